@@ -1,0 +1,39 @@
+# Nothing to install by hand: every target prepares .venv first. `constraints.txt` pins what is installed here; people
+# who install the package elsewhere keep their own torch.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup run test lint check format bench clean
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'sparsona needs Python 3.11 or newer')"
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+run: setup  ## compare five methods on the embedded digits; a table and a report
+	$(BIN)/sparsona compare
+
+test: setup  ## the whole suite
+	$(BIN)/python -m pytest -n 2
+
+lint: setup  ## format, lint, types, import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint test  ## everything; the suite runs the code in README and examples
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup  ## what the engine costs over a bare loop
+	$(BIN)/python benchmarks/overhead.py
+
+clean:
+	rm -rf .venv

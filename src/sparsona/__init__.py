@@ -1,0 +1,66 @@
+"""Sparse, personalized federated learning: many clients, a small model of its own for each.
+
+    import sparsona as sp
+    federation = sp.federate(x, y, clients=20, partition="dirichlet:0.3", seed=0)
+    run = sp.train("fedspa", federation, model=net, rounds=50, density=0.5)
+    run.accuracies(), run.personal_model(7), run.report("page.html")
+
+Names are fetched when they are first used, so that importing this imports no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from sparsona.core.version import VERSION
+
+__version__ = VERSION
+
+if TYPE_CHECKING:
+    from sparsona.api import Comparison, Run, compare, load, resume, train
+    from sparsona.core.errors import SparsonaError
+    from sparsona.data import SOURCES
+    from sparsona.data.federation import Federation, federate
+    from sparsona.methods import METHODS
+    from sparsona.models import MODELS
+
+_WHERE = {
+    "Comparison": "api",
+    "Run": "api",
+    "compare": "api",
+    "load": "api",
+    "resume": "api",
+    "train": "api",
+    "Federation": "data.federation",
+    "federate": "data.federation",
+    "METHODS": "methods",
+    "MODELS": "models",
+    "SOURCES": "data",
+    "SparsonaError": "core.errors",
+}
+
+__all__ = [
+    "METHODS",
+    "MODELS",
+    "SOURCES",
+    "Comparison",
+    "Federation",
+    "Run",
+    "SparsonaError",
+    "compare",
+    "federate",
+    "load",
+    "resume",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'sparsona' has no attribute '{name}'")
+    return getattr(import_module(f"sparsona.{_WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,358 @@
+"""Plotly figures of runs. Colours are Okabe and Ito's, and dashes tell lines apart where colours cannot.
+
+Backgrounds are transparent and text has no colour of its own, so that a page may put its light or dark under them.
+Names come from people: they are escaped, because plotly reads a subset of HTML in every text it draws.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from sparsona.analysis.table import human_bytes
+from sparsona.analysis.view import Group, RunView, group_views, pairs
+from sparsona.core.errors import SparsonaError
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+# Okabe and Ito's palette without its yellow (invisible on white) and its black (invisible on dark), plus a grey.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
+DASHES = ("solid", "dash", "dashdot", "dot", "8px,3px")
+BETTER, WORSE = COLOURS[0], COLOURS[1]
+HEAT = [[0.0, "#f2f5f8"], [0.3, "#7fb4d6"], [1.0, "#005a8d"]]
+
+
+def learning_curves(views: Sequence[RunView], against: Literal["rounds", "bytes"] = "rounds") -> Figure:
+    """Mean accuracy over clients against completed rounds or against all bytes sent so far.
+
+    One line per method, the mean over its seeds, in a band from the lowest to the highest seed. A method whose headline
+    is measured once, after the last round (fine-tuning), is a line of the model before that and a star.
+    A method that sends nothing is a level dotted line against bytes.
+    """
+    figure = _figure(height=400)
+    groups = group_views(views)
+    most = max((sent for view in views for _, sent in view.cumulative_bytes), default=0)
+    for index, group in enumerate(groups):
+        point = drawn_point(group)
+        curves = [dict(view.curves.get(point, [])) for view in group.views]
+        rounds = _common_rounds(curves)
+        if not rounds:
+            continue
+        level = against == "bytes" and most > 0 and _sent(group, rounds[-1:]) == [0]
+        if level:  # no traffic: all its rounds lie at 0 bytes, so its last accuracy is drawn across
+            curves, rounds = [{rounds[-1]: curve[rounds[-1]]} for curve in curves], [rounds[-1]] * 2
+        x: list[float] = [0, most] if level else _abscissa(group, rounds, against)
+        values = 100 * np.array([[curve[r] for r in rounds] for curve in curves])
+        sent = _sent(group, rounds)
+        notes = [f"{point}, round {r}, {human_bytes(b)} sent" for r, b in zip(rounds, sent, strict=True)]
+        _add_line(figure, group, index, x, values, notes, level)
+        if point != group.views[0].point:
+            _add_headline(figure, group, index, against)
+    figure.update_yaxes(title_text="accuracy, mean over clients", ticksuffix="%")
+    if against == "bytes":
+        figure.update_xaxes(
+            title_text="bytes sent, both directions", tickformat="~s", ticksuffix="B", rangemode="tozero"
+        )
+    else:
+        figure.update_xaxes(title_text="completed rounds", rangemode="tozero")
+    return figure
+
+
+def train_loss(views: Sequence[RunView]) -> Figure:
+    """Mean training loss against rounds, one line per method, with the band of its seeds."""
+    figure = _figure(height=340)
+    for index, group in enumerate(group_views(views)):
+        curves = [dict(view.train_loss) for view in group.views]
+        if rounds := _common_rounds(curves):
+            values = np.array([[curve[r] for r in rounds] for curve in curves])
+            _add_line(figure, group, index, rounds, values, [f"round {r}" for r in rounds], unit="")
+    figure.update_xaxes(title_text="round", rangemode="tozero")
+    figure.update_yaxes(title_text="training loss", rangemode="tozero")
+    return figure
+
+
+def client_accuracies(views: Sequence[RunView]) -> Figure:
+    """Every client's accuracy at the headline: a box per method and a dot per client and seed."""
+    groups = group_views(views)
+    figure = _figure(height=110 + 64 * len(groups), showlegend=False)
+    for index, group in enumerate(groups):
+        dots = [dot for view in group.views for dot in _client_dots(view)]
+        colour = _colour(index)
+        figure.add_box(
+            x=[accuracy for accuracy, _ in dots],
+            y=[html.escape(group.label)] * len(dots),
+            customdata=[note for _, note in dots],
+            name=html.escape(group.label),
+            orientation="h",
+            boxpoints="all",
+            pointpos=0,
+            jitter=0.7,
+            hoveron="points",
+            hovertemplate="%{customdata}<extra></extra>",
+            marker={"color": colour, "size": 6, "opacity": 0.75},
+            line={"color": colour, "width": 1.5},
+            fillcolor=_faint(colour),
+        )
+    figure.update_xaxes(title_text="client accuracy", ticksuffix="%")
+    figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
+    return figure
+
+
+def client_differences(views: Sequence[RunView], method: int) -> Figure | None:
+    """The `method`-th method against the first, client by client, from the biggest loss to the biggest gain.
+
+    None where the two share no seed on the same clients: there is nothing to pair then.
+    """
+    groups = group_views(views)
+    reference, group = groups[0], groups[method]
+    bars: list[tuple[float, str]] = []
+    for before, after in pairs(reference, group):
+        for client in np.flatnonzero(before.count > 0):
+            old, new = (100 * view.correct[client] / view.count[client] for view in (before, after))
+            note = f"<b>client {client}</b>, seed {after.seed}<br>{html.escape(group.label)}: {new:.1f}%"
+            note += f"<br>{html.escape(reference.label)}: {old:.1f}%<br>{int(before.count[client])} test examples"
+            bars.append((float(new - old), note))
+    if not bars:
+        return None
+    bars.sort(key=lambda bar: bar[0])
+    gains = [gain for gain, _ in bars]
+    figure = _figure(height=340, showlegend=False, bargap=0.15 if len(bars) <= 60 else 0)
+    figure.add_bar(
+        y=gains,
+        customdata=[note for _, note in bars],
+        hovertemplate="%{customdata}<br><b>%{y:+.1f} points</b><extra></extra>",
+        marker={"color": [BETTER if gain > 0 else WORSE for gain in gains], "line": {"width": 0}},
+    )
+    better, worse = sum(gain > 1e-9 for gain in gains), sum(gain < -1e-9 for gain in gains)
+    text = f"better for <b>{better}</b>, worse for <b>{worse}</b>, equal for <b>{len(gains) - better - worse}</b>"
+    figure.add_annotation(
+        text=text, x=0, y=1.0, xref="paper", yref="paper", xanchor="left", yanchor="bottom", showarrow=False
+    )
+    what = "clients" if len(group.views) == 1 else "clients of all seeds"
+    figure.update_xaxes(title_text=f"{what}, sorted", showticklabels=False, showgrid=False)
+    figure.update_yaxes(title_text=f"points over {html.escape(reference.label)}", zeroline=True)
+    return figure
+
+
+def partition(view: RunView) -> Figure:
+    """Who holds what: training examples per client and class, and each client's total beside it."""
+    counts = np.asarray(view.label_counts)
+    clients, classes = counts.shape
+    figure = _figure(height=140 + max(200, min(900, 18 * clients)), showlegend=False)
+    figure.update_layout(margin_t=52)  # room for the scale: were plotly to make it, it would misplace the axis titles
+    figure.add_heatmap(
+        z=counts.tolist(),
+        colorscale=HEAT,
+        xgap=_gap(classes),
+        ygap=_gap(clients),
+        hovertemplate="client %{y}, class %{x}<br><b>%{z} examples</b><extra></extra>",
+        colorbar={"orientation": "h", "thickness": 8, "len": 0.4, "outlinewidth": 0, "nticks": 5, "tickangle": 0}
+        | {"x": 0, "xanchor": "left", "y": 1, "yanchor": "top", "yref": "container"},
+    )
+    totals = counts.sum(axis=1)
+    figure.add_bar(
+        x=totals.tolist(),
+        y=list(range(clients)),
+        orientation="h",
+        xaxis="x2",
+        hovertemplate="client %{y}<br><b>%{x} examples</b><extra></extra>",
+        marker={"color": COLOURS[6], "line": {"width": 0}},
+    )
+    figure.update_layout(
+        xaxis={"domain": [0, 0.74], "title": {"text": "class"}, "showgrid": False} | _index_ticks(classes),
+        xaxis2={"domain": [0.78, 1], "anchor": "y", "nticks": 3, "tickangle": 0, "zeroline": False}
+        | {"title": {"text": "examples", "font": {"size": 13}, "standoff": 8}},
+        yaxis={"title": {"text": "client"}, "autorange": "reversed", "showgrid": False, "zeroline": False}
+        | _index_ticks(clients),
+        bargap=0.2,
+    )
+    return figure
+
+
+def confusion(views: Sequence[RunView], method: int) -> Figure | None:
+    """What the `method`-th method takes for what, summed over clients and seeds; None where it was not recorded."""
+    group = group_views(views)[method]
+    matrices = [np.asarray(view.confusion) for view in group.views if view.confusion is not None]
+    if not matrices or any(matrix.shape != matrices[0].shape for matrix in matrices):
+        return None
+    counts = np.sum(matrices, axis=0)
+    shares = 100 * counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    classes = len(counts)
+    figure = _figure(height=440, showlegend=False)
+    figure.add_heatmap(
+        z=shares.tolist(),
+        text=counts.tolist(),
+        zmin=0,
+        zmax=100,
+        colorscale=HEAT,
+        xgap=_gap(classes),
+        ygap=_gap(classes),
+        texttemplate="%{text}" if classes <= 12 else None,
+        hovertemplate="true %{y}, predicted %{x}<br><b>%{text}</b>, %{z:.1f}% of its class<extra></extra>",
+        colorbar={"ticksuffix": "%", "thickness": 10, "outlinewidth": 0},
+    )
+    figure.update_xaxes(title_text="predicted class", showgrid=False, **_index_ticks(classes))
+    figure.update_yaxes(title_text="true class", autorange="reversed", showgrid=False, **_index_ticks(classes))
+    return figure
+
+
+def drawn_point(group: Group) -> str:
+    """The evaluation point whose curve is drawn: the headline's own, unless another was measured more often."""
+    view = group.views[0]
+    lengths = {point: len(curve) for point, curve in view.curves.items()}
+    if lengths.get(view.point, 0) > 1 or not lengths:
+        return view.point
+    return max(lengths, key=lambda point: (lengths[point], point == view.point))
+
+
+def _add_line(
+    figure: Figure,
+    group: Group,
+    index: int,
+    x: Sequence[float],
+    values: np.ndarray,
+    notes: Sequence[str],
+    level: bool = False,
+    unit: str = "%",
+) -> None:
+    colour, name = _colour(index), html.escape(group.label)
+    if len(values) > 1:
+        low, high = values.min(axis=0), values.max(axis=0)
+        figure.add_scatter(
+            x=[*x, *reversed(x)],
+            y=[*high.tolist(), *low[::-1].tolist()],
+            fill="toself",
+            fillcolor=_faint(colour),
+            line={"width": 0},
+            mode="lines",
+            hoverinfo="skip",
+            legendgroup=str(index),
+            showlegend=False,
+        )
+    dash = "dot" if level else DASHES[index % len(DASHES)]
+    figure.add_scatter(
+        x=list(x),
+        y=values.mean(axis=0).tolist(),
+        name=name,
+        mode="lines" if len(x) > 1 else "markers",
+        line={"color": colour, "width": 2.5, "dash": dash},
+        marker={"color": colour, "size": 9},
+        customdata=["sends nothing"] * len(x) if level else list(notes),
+        hovertemplate=f"<b>{_literal(name)}</b>: %{{y:.4~g}}{unit}<br>%{{customdata}}<extra></extra>",
+        legendgroup=str(index),
+    )
+
+
+def _add_headline(figure: Figure, group: Group, index: int, against: str) -> None:
+    point = group.views[0].point
+    last = [view.curves[point][-1] for view in group.views if view.curves.get(point)]
+    if not last:
+        return
+    value = 100 * float(np.mean([accuracy for _, accuracy in last]))
+    figure.add_scatter(
+        x=_abscissa(group, [last[0][0]], against),
+        y=[value],
+        name=html.escape(group.label),
+        mode="markers",
+        marker={"color": _colour(index), "size": 13, "symbol": "star"},
+        hovertemplate=f"<b>{_literal(html.escape(group.label))}</b>, {point}: {value:.4g}%<extra></extra>",
+        legendgroup=str(index),
+        showlegend=False,
+        cliponaxis=False,
+    )
+
+
+def _abscissa(group: Group, rounds: Sequence[int], against: str) -> list[float]:
+    return _sent(group, rounds) if against == "bytes" else list(rounds)
+
+
+def _sent(group: Group, rounds: Sequence[int]) -> list[float]:
+    """Bytes sent up to each of these rounds, the mean over the group's seeds."""
+    totals = np.zeros(len(rounds))
+    for view in group.views:
+        known = sorted(view.cumulative_bytes)
+        so_far = np.array([0, *(sent for _, sent in known)], dtype=np.float64)
+        totals += so_far[np.searchsorted([r for r, _ in known], rounds, side="right")]
+    return [float(total) for total in totals / len(group.views)]
+
+
+def _common_rounds(curves: Sequence[dict[int, float]]) -> list[int]:
+    """Rounds that every seed has, because a mean over changing seeds would jump; without NaN."""
+    common = set.intersection(*(set(curve) for curve in curves))
+    return sorted(r for r in common if all(math.isfinite(curve[r]) for curve in curves))
+
+
+def _client_dots(view: RunView) -> list[tuple[float, str]]:
+    dots = []
+    for client in np.flatnonzero(view.count > 0):
+        accuracy = 100 * float(view.correct[client] / view.count[client])
+        labels = view.label_counts[client]
+        note = f"<b>client {client}: {accuracy:.1f}%</b>, seed {view.seed}<br>{int(view.count[client])} test, "
+        dots.append((accuracy, f"{note}{int(labels.sum())} training examples<br>{_label_mix(labels)}"))
+    return dots
+
+
+def _label_mix(labels: np.ndarray, shown: int = 4) -> str:
+    held = [int(c) for c in np.argsort(-labels, kind="stable") if labels[c] > 0]
+    mix = [f"class {c}: {100 * labels[c] / labels.sum():.0f}%" for c in held[:shown]]
+    return ", ".join(mix + ([f"{len(held) - shown} more"] if len(held) > shown else []))
+
+
+def _index_ticks(n: int) -> dict[str, object]:
+    """Ticks at whole numbers: all of them where they fit."""
+    step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, n) if n / step <= 25)
+    return {"tickmode": "linear", "tick0": 0, "dtick": step}
+
+
+def _gap(n: int) -> int:
+    return 1 if n <= 50 else 0  # between cells so small that a gap would hide them
+
+
+def _figure(height: int, **layout: object) -> Figure:
+    figure = _graph_objects().Figure()
+    figure.update_layout(
+        template=_graph_objects().layout.Template(),  # plotly's own would set colours for a white page
+        height=height,
+        margin={"l": 64, "r": 12, "t": 36, "b": 40},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 13},
+        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left"},
+        hoverlabel={"align": "left"},
+        **layout,
+    )
+    axis = {"zeroline": False, "automargin": True, "title": {"font": {"size": 13}, "standoff": 8}}
+    figure.update_layout(xaxis=axis, yaxis=axis)
+    return figure
+
+
+def _literal(name: str) -> str:
+    """A name inside a hover template, where %{ would start a placeholder."""
+    return name.replace("%{", "%&#123;")
+
+
+def _colour(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]
+
+
+def _faint(colour: str) -> str:
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},0.15)"
+
+
+def _graph_objects() -> Any:
+    try:
+        import plotly.graph_objects as graph_objects
+    except ImportError as error:
+        raise missing_extra("plotly") from error
+    return graph_objects
+
+
+def missing_extra(package: str) -> SparsonaError:
+    """The error for a report without its packages."""
+    return SparsonaError(f"{package} is not installed; reports need it", mend="pip install 'sparsona[report]'")

@@ -1,0 +1,224 @@
+"""One HTML file that shows a comparison: no network, no server, nothing beside it."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparsona.analysis import plots
+from sparsona.analysis.table import COLUMNS, differences, table
+from sparsona.analysis.view import Group, RunView, flatten, group_views, shared_and_differing
+from sparsona.core.errors import SparsonaError
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+TEMPLATE = Path(__file__).with_name("report.html.jinja")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A section of the page: figures of which one is shown at a time, by the buttons' labels."""
+
+    key: str
+    title: str
+    caption: str
+    figures: dict[str, Figure]
+
+
+def write_report(views: Sequence[RunView], path: str | os.PathLike[str], title: str | None = None) -> Path:
+    """Write the report of one or many runs to `path` and return it; the first run's method is the reference.
+
+    The file is complete or absent: it is written beside `path` and then renamed over it.
+    """
+    if not views:
+        raise SparsonaError("there is no run to report", expected="at least one run")
+    page = render_report(views, title)
+    path = Path(path)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            draft.write_text(page, encoding="utf-8")
+            os.replace(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+    except OSError as error:
+        raise SparsonaError(
+            f"the report could not be written to {path}: {error.strerror or error}",
+            expected="the path of a file in a folder that can be written",
+            mend="choose another path",
+        ) from error
+    return path
+
+
+def render_report(views: Sequence[RunView], title: str | None = None) -> str:
+    """The report's HTML."""
+    try:
+        import jinja2
+        import markupsafe
+    except ImportError as error:
+        raise plots.missing_extra("jinja2") from error
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise plots.missing_extra("plotly") from error
+
+    groups = group_views(views)
+    charts = _charts(views, groups)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    return page.render(
+        title=title or _title(groups),
+        facts=_facts(views, groups),
+        protocols=_protocols(groups),
+        columns=COLUMNS,
+        rows=table(views),
+        many_seeds=any(len(group.views) > 1 for group in groups),
+        reference=groups[0].label,
+        differences=differences(views),
+        charts=charts,
+        figures={chart.key: [_plain(figure) for figure in chart.figures.values()] for chart in charts},
+        settings=[
+            ("Configuration", *_settings(views, [flatten(view.config) for view in views])),
+            ("Environment", *_settings(views, [flatten(view.environment) for view in views])),
+        ],
+        plotly=markupsafe.Markup(_inline_script(get_plotlyjs())),
+    )
+
+
+def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
+    many = any(len(group.views) > 1 for group in groups)
+    band = " Lines are means over seeds; bands reach from the lowest to the highest seed." if many else ""
+    starred = [group for group in groups if plots.drawn_point(group) != group.views[0].point]
+    star = ""
+    if starred:
+        which = ", ".join(f"{group.label}: {group.views[0].point}" for group in starred)
+        star = f" Stars are headlines measured once, after the last round ({which}); their lines show the "
+        star += ", ".join(sorted({plots.drawn_point(group) for group in starred})) + " model."
+    curves = {"by rounds": plots.learning_curves(views)}
+    if any(sent for view in views for _, sent in view.cumulative_bytes):
+        curves["by bytes sent"] = plots.learning_curves(views, against="bytes")
+    charts = [
+        Chart("curves", "Learning curves", f"Mean accuracy over clients after each round.{band}{star}", curves),
+        Chart(
+            "clients",
+            "Client by client",
+            f"One dot per client{' and seed' if many else ''}; the box holds the middle half, its line is the median. "
+            "Hover over a dot for the client's data.",
+            {"": plots.client_accuracies(views)},
+        ),
+        Chart(
+            "differences",
+            f"Who gains over {groups[0].label}",
+            "The difference for each client, in points of accuracy, sorted. A mean can rise while some clients lose.",
+            _present({group.label: plots.client_differences(views, i) for i, group in enumerate(groups) if i}),
+        ),
+        Chart(
+            "partition",
+            "Who holds what",
+            "Number of training examples of each class at each client, and each client's total.",
+            _partitions(views),
+        ),
+        Chart(
+            "confusion",
+            "What is taken for what",
+            f"Test examples by true and predicted class, summed over clients{' and seeds' if many else ''}. "
+            "Colour is the share of the true class.",
+            _present({group.label: plots.confusion(views, i) for i, group in enumerate(groups)}),
+        ),
+        Chart("loss", "Training loss", f"Mean over the clients that trained.{band}", {"": plots.train_loss(views)}),
+    ]
+    return [chart for chart in charts if any(figure.data for figure in chart.figures.values())]
+
+
+def _partitions(views: Sequence[RunView]) -> dict[str, Figure]:
+    """The different partitions among the runs; one needs no name, several go by seed."""
+    different: dict[bytes, RunView] = {}
+    for view in views:
+        different.setdefault(repr(view.label_counts.shape).encode() + view.label_counts.tobytes(), view)
+    names = [f"seed {view.seed}" for view in different.values()]
+    if len(set(names)) < len(names):
+        names = [view.name for view in different.values()]
+    return {name: plots.partition(view) for name, view in zip(names, different.values(), strict=True)}
+
+
+def _present(figures: dict[str, Figure | None]) -> dict[str, Figure]:
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def _plain(figure: Figure) -> dict[str, Any]:
+    found: dict[str, Any] = figure.to_plotly_json()
+    found["layout"].pop("template", None)
+    return found
+
+
+def _title(groups: Sequence[Group]) -> str:
+    labels = [group.label for group in groups]
+    if len(labels) == 1:
+        return labels[0]
+    return f"{', '.join(labels[:-1])} and {labels[-1]}" if len(labels) <= 4 else f"{len(labels)} methods compared"
+
+
+def _facts(views: Sequence[RunView], groups: Sequence[Group]) -> list[str]:
+    """The size of the experiment, for the line under the title."""
+    return [
+        _plural([len(groups)], "method"),
+        _plural([len({view.seed for view in views})], "seed"),
+        _plural([len(view.count) for view in views], "client"),
+        _plural([int(view.summary["rounds"]) for view in views], "round"),
+    ]
+
+
+def _plural(counts: Sequence[int], noun: str) -> str:
+    low, high = min(counts), max(counts)
+    return f"{low if low == high else f'{low}–{high}'} {noun}{'' if low == high == 1 else 's'}"
+
+
+def _protocols(groups: Sequence[Group]) -> list[tuple[str, str]]:
+    """Each protocol once, with the methods it holds for."""
+    users: dict[str, list[str]] = {}
+    for group in groups:
+        for protocol in _merged([view.protocol for view in group.views]):
+            users.setdefault(protocol, []).append(group.label)
+    if len(users) == 1:
+        return [("", protocol) for protocol in users]
+    return [(", ".join(labels), protocol) for protocol, labels in users.items()]
+
+
+def _merged(sentences: Sequence[str]) -> list[str]:
+    """Sentences that differ only in numbers (sizes of a seed's test sets) become one, with the numbers' ranges."""
+    alike: dict[tuple[str, ...], list[list[str]]] = {}
+    for sentence in sentences:
+        pieces = re.split(r"(\d+(?:\.\d+)?)", sentence)  # words at even places, numbers at odd ones
+        alike.setdefault(tuple(pieces[::2]), []).append(pieces)
+    merged = []
+    for versions in alike.values():
+        ranges = [
+            sorted(set(numbers), key=float) for numbers in zip(*(pieces[1::2] for pieces in versions), strict=True)
+        ]
+        shown = ["–".join(dict.fromkeys((numbers[0], numbers[-1]))) for numbers in ranges]
+        words = versions[0][::2]
+        merged.append("".join(word + number for word, number in zip(words, [*shown, ""], strict=True)))
+    return merged
+
+
+def _settings(
+    views: Sequence[RunView], tables: Sequence[dict[str, str]]
+) -> tuple[dict[str, str], list[str], list[tuple[RunView, list[str]]]]:
+    """What all runs share, and what is each run's own: (shared, names of the others, their values per run)."""
+    shared, differing = shared_and_differing(tables)
+    own = [(view, [entries.get(name, "") for name in differing]) for view, entries in zip(views, tables, strict=True)]
+    return shared, differing, own
+
+
+def _inline_script(script: str) -> str:
+    # A literal end tag inside a string of the library would end the page's script element.
+    return script.replace("</script", "<\\/script")

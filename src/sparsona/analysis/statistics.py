@@ -1,0 +1,127 @@
+"""Figures over clients and over seeds, with numpy alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsona.core.errors import SparsonaError
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean of paired differences and its confidence interval; no interval from a single pair."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+def accuracy_summary(correct: np.ndarray, count: np.ndarray) -> dict[str, float]:
+    """Mean, weighted, bottom_decile, worst and std of the clients' accuracies.
+
+    `mean` gives every client the same say, `weighted` every test example; `bottom_decile` is the floor(C/10)-th worst
+    client (at least the worst one); `std` is over the clients, as a population. Clients without test data are left out.
+    """
+    correct, count = np.asarray(correct, dtype=np.float64), np.asarray(count, dtype=np.float64)
+    if correct.shape != count.shape or correct.ndim != 1:
+        raise SparsonaError(
+            f"correct has shape {correct.shape}, count has shape {count.shape}",
+            expected="one number per client in each",
+        )
+    tested = count > 0
+    if not tested.any():
+        raise SparsonaError("no client has test data", expected="at least one test example")
+    correct, count = correct[tested], count[tested]
+    accuracy = np.sort(correct / count)
+    return {
+        "mean": float(accuracy.mean()),
+        "weighted": float(correct.sum() / count.sum()),
+        "bottom_decile": float(accuracy[max(len(accuracy) // 10, 1) - 1]),
+        "worst": float(accuracy[0]),
+        "std": float(accuracy.std()),
+    }
+
+
+def mean_of_last(curve: Sequence[tuple[int, float]], n: int = 10) -> float | None:
+    """Mean accuracy after each of the last `n` rounds, or None where that is not known.
+
+    It is known when the `n` last evaluations lie one round apart. A run that evaluates every fifth round, or that is
+    shorter than `n` rounds, has no such mean: one over other rounds would not compare with it. Round 0 (nothing
+    trained yet) does not count as a round.
+    """
+    last = sorted(point for point in curve if point[0] > 0)[-n:]
+    if n < 1 or len(last) < n or last[-1][0] - last[0][0] != n - 1:
+        return None
+    return sum(value for _, value in last) / n
+
+
+def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and sample standard deviation (n - 1); the spread of a single value is None, not 0."""
+    if not values:
+        raise SparsonaError("no values to average", expected="at least one")
+    mean = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return mean, None
+    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def paired_difference(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> Difference:
+    """Mean of a - b, where a[i] and b[i] share a seed, with a Student t interval."""
+    if len(a) != len(b):
+        raise SparsonaError(f"{len(a)} values cannot be paired with {len(b)}", expected="one value per seed in each")
+    if not 0 < confidence < 1:
+        raise SparsonaError(f"confidence {confidence}", expected="a number between 0 and 1")
+    mean, spread = mean_and_spread([x - y for x, y in zip(a, b, strict=True)])
+    if spread is None:
+        return Difference(mean, None, None, len(a))
+    half = student_t_quantile((1 + confidence) / 2, len(a) - 1) * spread / math.sqrt(len(a))
+    return Difference(mean, mean - half, mean + half, len(a))
+
+
+def student_t_quantile(probability: float, freedom: float) -> float:
+    """The value that Student's t with `freedom` degrees of freedom stays below with this probability."""
+    if not 0 < probability < 1 or freedom <= 0:
+        raise SparsonaError(
+            f"no t quantile for probability {probability} and {freedom} degrees of freedom",
+            expected="a probability between 0 and 1 and more than 0 degrees of freedom",
+        )
+    if probability < 0.5:
+        return -student_t_quantile(1 - probability, freedom)
+    tails = 2 * (1 - probability)
+
+    def beyond(t: float) -> float:
+        return _incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5)  # P(|T| > t)
+
+    low, high = 0.0, 1.0
+    while beyond(high) > tails:
+        low, high = high, 2 * high
+    while low < (middle := (low + high) / 2) < high:  # until no float lies between
+        low, high = (middle, high) if beyond(middle) > tails else (low, middle)
+    return high if probability > 0.5 else 0.0
+
+
+def _incomplete_beta(x: float, a: float, b: float) -> float:
+    """Regularised incomplete beta function, by Lentz's continued fraction (DLMF 8.17.22)."""
+    if x <= 0 or x >= 1:
+        return 0.0 if x <= 0 else 1.0
+    if x > (a + 1) / (a + b + 2):  # the fraction converges fast on the other side only
+        return 1 - _incomplete_beta(1 - x, b, a)
+    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    tiny = 1e-300
+    c, d = 1.0, 1 / ((1 - (a + b) * x / (a + 1)) or tiny)
+    fraction = d
+    for m in range(1, 10_000):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        for term in (even, odd):
+            d = 1 / ((1 + term * d) or tiny)
+            c = (1 + term / c) or tiny
+            fraction *= c * d
+        if abs(c * d - 1) < 1e-15:
+            break
+    return math.exp(log_front) * fraction / a

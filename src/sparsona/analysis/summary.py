@@ -1,0 +1,149 @@
+"""What came of a run: the summary that is printed and stored, and the view that a report draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparsona.analysis.statistics import accuracy_summary, mean_of_last
+from sparsona.analysis.view import RunView
+from sparsona.core.errors import SparsonaError
+from sparsona.runs.store import RunFolder, unpack_confusion
+
+WHICH = {
+    "received": "the personal model each client would deploy: what the server holds for it after the round, "
+    "before any more local training",
+    "tuned": "each client's own copy of the last model after final tuning on its own training data",
+    "alone": "each client's own model, trained on its data alone",
+}
+
+
+def summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
+    """The summary of a run as its records stand."""
+    about = folder.about
+    point, completed, correct, count = headline(folder)
+    accuracy: dict[str, Any] = accuracy_summary(correct, count)
+    # A point that is evaluated once, after the end, has no last ten rounds.
+    accuracy["last10"] = mean_of_last(curve(folder, point)) if point == "received" else None
+    up, down, paper_up, paper_down, train, search = folder.select(
+        "SELECT SUM(bytes_up), SUM(bytes_down), SUM(paper_up), SUM(paper_down), SUM(train_flops), SUM(search_flops) "
+        "FROM rounds"
+    )[0]
+    summary: dict[str, Any] = {
+        "run": str(folder.path),
+        "method": about["method"],
+        "protocol": protocol(folder),
+        "accuracy": accuracy,
+        "bytes": {
+            "up": up,
+            "down": down,
+            "total": up + down,
+            "busiest_node": up + down,  # the server, through which everything passes
+            "paper_up": paper_up,
+            "paper_down": paper_down,
+            "paper_total": paper_up + paper_down,
+        },
+        "flops": {"train": train, "mask_search": search},
+        "rounds": completed,
+        "seconds": round(seconds, 3),
+    }
+    for other in ("global", "trained", "novel", "novel_tuned"):
+        rows = _evaluated(folder, completed, other)
+        if rows:
+            summary.setdefault("other_points", {})[other] = accuracy_summary(*_arrays(rows))["mean"]
+    return summary
+
+
+def headline(folder: RunFolder) -> tuple[str, int, np.ndarray, np.ndarray]:
+    """Point, completed rounds, and per client the number of right predictions and of test examples."""
+    point = folder.about["point"]
+    found = folder.select("SELECT MAX(completed) FROM evaluations")[0][0]
+    if found is None:
+        raise SparsonaError(
+            f"'{folder.path}' has no results yet", expected="at least one evaluated round", mend="resume the run first"
+        )
+    rows = _evaluated(folder, found, point)
+    if not rows:  # stopped before the final tuning: what there is, named as what it is
+        point = "received"
+        found = folder.select("SELECT MAX(completed) FROM evaluations WHERE point = 'received'")[0][0]
+        rows = _evaluated(folder, found, point)
+    return point, int(found), *_arrays(rows)
+
+
+def protocol(folder: RunFolder) -> str:
+    """In words: which model, on whose test data, weighted how, at which round."""
+    config, about = folder.config, folder.about
+    point, completed, _, count = headline(folder)
+    which = WHICH["alone" if about["alone"] and point == "received" else point]
+    text = (
+        f"{which[0].upper()}{which[1:]}; on that client's own test data ({int(count.min())} to {int(count.max())} "
+        f"examples, never used in any decision); mean over {len(count)} clients, each counting the same; "
+        f"after round {completed} of {config['rounds']}, the last and not the best."
+    )
+    if about["has_batch_statistics"]:
+        text += " BatchNorm statistics stay on the client."
+    if config["stateless"]:
+        text += " Clients are stateless: they keep nothing between rounds."
+    return text
+
+
+def curve(folder: RunFolder, point: str) -> list[tuple[int, float]]:
+    """Mean accuracy over clients against completed rounds."""
+    return folder.select(
+        "SELECT completed, AVG(CAST(correct AS REAL) / count) FROM evaluations WHERE point = ? "
+        "GROUP BY completed ORDER BY completed",
+        (point,),
+    )
+
+
+def view(folder: RunFolder) -> RunView:
+    """Everything a report needs of a run."""
+    about, config = folder.about, folder.config
+    point, completed, correct, count = headline(folder)
+    clients = [row[0] for row in _evaluated(folder, completed, point)]
+    points = [row[0] for row in folder.select("SELECT DISTINCT point FROM evaluations ORDER BY point")]
+    matrices = [
+        unpack_confusion(row[0])
+        for row in folder.select(
+            "SELECT confusion FROM evaluations WHERE completed = ? AND point = ? AND confusion IS NOT NULL",
+            (completed, point),
+        )
+    ]
+    rounds = folder.select("SELECT round + 1, loss, bytes_up + bytes_down FROM rounds ORDER BY round")
+    summary = folder.summary
+    if summary is None:
+        seconds = folder.select("SELECT SUM(seconds) FROM rounds")[0][0]
+        summary = summarize(folder, seconds or 0.0)
+    return RunView(
+        name=folder.path.name,
+        path=str(folder.path),
+        method=about["method"],
+        title=about["title"],
+        seed=config["seed"],
+        protocol=summary["protocol"],
+        point=point,
+        config=config,
+        environment=folder.environment,
+        summary=summary,
+        curves={name: curve(folder, name) for name in points},
+        train_loss=[(completed, loss) for completed, loss, _ in rounds if loss is not None],
+        correct=correct,
+        count=count,
+        confusion=np.sum([m for m in matrices if m is not None], axis=0) if matrices else None,
+        label_counts=np.array(about["label_counts"])[clients],
+        cumulative_bytes=list(
+            zip((row[0] for row in rounds), np.cumsum([row[2] for row in rounds]).tolist(), strict=True)
+        ),
+    )
+
+
+def _evaluated(folder: RunFolder, completed: int, point: str) -> list[tuple[Any, ...]]:
+    return folder.select(
+        "SELECT client, correct, count FROM evaluations WHERE completed = ? AND point = ? ORDER BY client",
+        (completed, point),
+    )
+
+
+def _arrays(rows: list[tuple[Any, ...]]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([row[1] for row in rows]), np.array([row[2] for row in rows])

@@ -1,0 +1,383 @@
+"""The command line. Nothing heavy is imported before it is needed: `--help` and the lists answer at once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sparsona.core.errors import SparsonaError
+from sparsona.core.version import VERSION
+
+DEFAULT_COMPARISON = ("local", "fedavg", "fedavg-ft", "fedspa", "fedspa-rsm")
+
+OPTIONS = [
+    click.option("--data", help="Data set, a row of `sparsona data`.  [digits]"),
+    click.option("--clients", type=int, help="Number of clients.  [20]"),
+    click.option("--partition", help="iid | dirichlet:A | dirichlet-equal:A | shards:C | file:PATH  [dirichlet:0.3]"),
+    click.option("--partition-seed", type=int, help="Fix the partition and the splits whatever --seed is."),
+    click.option("--model", help="Network, a row of `sparsona models`.  [the data set's default]"),
+    click.option("--rounds", type=int, help="Number of rounds.  [50]"),
+    click.option("--per-round", type=int, help="Clients sampled per round.  [half of them]"),
+    click.option("--epochs", type=int, help="Local epochs per round.  [5]"),
+    click.option("--batch-size", type=int, help="Examples in a training batch.  [16]"),
+    click.option("--lr", type=float, help="Learning rate in the first round.  [0.1]"),
+    click.option("--lr-decay", type=float, help="Factor on the learning rate after each round.  [0.998]"),
+    click.option("--weight-decay", type=float, help="L2 pull of the weights towards zero.  [0.0005]"),
+    click.option("--density", type=float, help="Share of the parameters a sparse method keeps, in (0, 1].  [0.5]"),
+    click.option("--seed", type=int, help="Varies everything: partition, weights, sampling, batches, masks.  [0]"),
+    click.option("--executor", help="auto | serial | workers; the same bits either way.  [auto]"),
+    click.option("--out", type=click.Path(path_type=Path), help="Folder to make.  [a new one in ./runs]"),
+    click.option("--config", type=click.Path(path_type=Path), help="TOML file of options; the command line wins."),
+    click.option(
+        "--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Any other option; see `sparsona methods`."
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout."),
+]
+
+
+def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start with `sparsona compare`: five methods on handwritten digits in a minute. Then `sparsona methods`.",
+)
+@click.version_option(VERSION)
+@click.option("--debug", is_flag=True, help="Show Python's traceback when something fails.")
+def cli(debug: bool) -> None:
+    """Sparse, personalized federated learning: many clients, a small model of its own for each."""
+
+
+@cli.command()
+@click.argument("method")
+@with_options
+def run(
+    method: str, out: Path | None, config: Path | None, pairs: tuple[str, ...], as_json: bool, **flags: Any
+) -> None:
+    """Train METHOD and show how well it serves every client.
+
+    METHOD is a row of `sparsona methods`, with options of its own after a colon if you like:
+
+    \b
+      sparsona run fedspa
+      sparsona run fedspa --density 0.2 --rounds 100 --seed 1
+      sparsona run fedspa:search=rsm --partition shards:2
+      sparsona run fedavg --set tune_epochs=5 --set drop_rate=0.1
+    """
+    from sparsona import api
+
+    with progress_bar() as bar:
+        result = api.train(method, out=out, listen=bar.of(method), **gather(config, pairs, flags))
+    show_run(result, as_json)
+
+
+@cli.command()
+@click.argument("methods", nargs=-1)
+@click.option("--seeds", type=int, default=1, show_default=True, help="Number of seeds, counted from --seed.")
+@with_options
+def compare(
+    methods: tuple[str, ...],
+    seeds: int,
+    out: Path | None,
+    config: Path | None,
+    pairs: tuple[str, ...],
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Train several METHODS under equal conditions: one table, one report.
+
+    All see the same partition, split, initial weights and sampled clients. Without METHODS: Local, FedAvg, FedAvg-FT
+    and both kinds of FedSpa.
+
+    \b
+      sparsona compare
+      sparsona compare local fedavg fedspa --seeds 3 --partition iid
+      sparsona compare fedspa fedspa:density=0.2 fedspa:density=0.8
+    """
+    from sparsona import api
+
+    with progress_bar() as bar:
+        result = api.compare(
+            methods or DEFAULT_COMPARISON,
+            seeds=seeds,
+            out=out,
+            listen=lambda title, seed, event: bar.of(f"{title}, seed {seed}" if seeds > 1 else title)(event),
+            **gather(config, pairs, flags),
+        )
+    show_comparison(result, as_json)
+
+
+@cli.command()
+@click.argument("path", metavar="RUN")
+@click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout.")
+def resume(path: str, as_json: bool) -> None:
+    """Go on with RUN (a folder, or its name in ./runs) where it was stopped. A comparison works too.
+
+    The result is the same, bit for bit, as if it had never been stopped.
+    """
+    from sparsona import api
+
+    folder = find(path)
+    with progress_bar() as bar:
+        if (folder / "comparison.json").exists():
+            comparison = api.resume_comparison(
+                folder, lambda title, seed, event: bar.of(f"{title}, seed {seed}")(event)
+            )
+        else:
+            result = api.resume(folder, listen=bar.of(folder.name))
+    if (folder / "comparison.json").exists():
+        show_comparison(comparison, as_json)
+    else:
+        show_run(result, as_json)
+
+
+@cli.command()
+@click.argument("paths", nargs=-1, required=True, metavar="RUN...")
+@click.option("--out", type=click.Path(path_type=Path), help="The page to write.  [report.html in the first folder]")
+def report(paths: tuple[str, ...], out: Path | None) -> None:
+    """Write one self-contained HTML page about RUN... (folders, names in ./runs, or comparisons)."""
+    from sparsona import api
+    from sparsona.analysis.report import write_report
+
+    folders = [find(path) for path in paths]
+    views = [view for folder in folders for view in api.views_in(folder)]
+    click.echo(str(write_report(views, out or folders[0] / "report.html")))
+
+
+@cli.command()
+@click.option("--in", "where", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def runs(where: Path, as_json: bool) -> None:
+    """List the runs in ./runs: what they are and how far they got."""
+    from sparsona.runs.listing import list_runs
+
+    found = list_runs(where)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    elif not found:
+        click.echo(f"no runs in '{where}' yet: start with `sparsona compare`")
+    else:
+        columns = ["run", "method", "seed", "rounds", "accuracy", "state"]
+        print_table([{key: str(row[key]) for key in columns} for row in found])
+
+
+@cli.command()
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def methods(name: str | None, as_json: bool) -> None:
+    """List the methods: paper, what a client keeps, what travels. With NAME, also every option it has."""
+    from sparsona.methods import METHODS, card, factory
+
+    if name is not None:
+        row = card(name)
+        click.echo(f"{row.title}\n  paper:   {row.paper}\n  kept:    {row.kept}\n  travels: {row.travels}\n")
+        preset = {**row.options, **row.engine}
+        for key, field in factory(name)[1].model_fields.items():
+            click.echo(f"  {key} = {preset.get(key, field.default)}\n      {field.description}")
+        return
+    rows = [
+        {"name": row.name, "method": row.title, "paper": row.paper, "kept": row.kept, "travels": row.travels}
+        for row in METHODS.values()
+    ]
+    show_rows(rows, as_json, "`sparsona methods NAME` lists a method's options; set them with --set KEY=VALUE.")
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def models(as_json: bool) -> None:
+    """List the networks: what they are, for which input, how many parameters."""
+    from sparsona.models import MODELS
+
+    rows = [
+        {"name": m.name, "model": m.title, "what": m.summary, "for": m.input, "parameters": m.num_parameters}
+        for m in MODELS.values()
+    ]
+    show_rows(rows, as_json, "From Python, any torch.nn.Module will do: sparsona.train(..., model=net).")
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def data(as_json: bool) -> None:
+    """List the data sets, and the ways to share them out among clients."""
+    from sparsona.data import PARTITIONS, SOURCES
+
+    sources = [
+        {"name": s.name, "what": s.summary, "examples": s.num_examples, "classes": s.num_classes, "from": s.origin}
+        for s in SOURCES.values()
+    ]
+    partitions = [{"partition": p.form, "what": p.summary} for p in PARTITIONS.values()]
+    if as_json:
+        click.echo(json.dumps({"data": sources, "partitions": partitions}, indent=2))
+        return
+    print_table(sources)
+    show_rows(partitions, False, "From Python, bring your own: sparsona.federate(x, y, clients=20).")
+
+
+def gather(config: Path | None, pairs: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:
+    """Options from the file, then from the flags given, then from --set."""
+    from sparsona.api import parse_pairs
+    from sparsona.runs.config import read_toml
+
+    given = {key: value for key, value in flags.items() if value is not None}
+    return {**(read_toml(config) if config else {}), **given, **parse_pairs(pairs)}
+
+
+def find(text: str) -> Path:
+    """A run by its path, or by its name in ./runs."""
+    for path in (Path(text), Path("runs") / text):
+        if path.exists():
+            return path
+    raise SparsonaError(f"there is no run '{text}'", mend="`sparsona runs` lists those in ./runs")
+
+
+def show_run(result: Any, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(result.summary))
+        return
+    from sparsona.analysis.table import rows
+    from sparsona.api import views_in
+
+    print_table(rows(views_in(result.path)))
+    click.echo(f"\nHow this was measured: {result.protocol}\n")
+    click.echo(f"run:    {result.path}")
+    click.echo(f"report: {write_page(lambda: result.report(result.path / 'report.html'))}")
+
+
+def show_comparison(result: Any, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"runs": [run.summary for run in result.runs], "differences": result.differences()}))
+        return
+    print_table(result.table())
+    if len(result.runs) > 1:
+        click.echo()
+        print_table(result.differences())
+    click.echo("\nHow this was measured:")
+    titles: dict[str, list[str]] = {}
+    for view in result.views():
+        if view.title not in titles.setdefault(view.protocol, []):
+            titles[view.protocol].append(view.title)
+    for protocol, names in titles.items():
+        click.echo(f"  {', '.join(names)}: {protocol}")
+    click.echo(f"\nruns:   {result.path}")
+    click.echo(f"report: {write_page(result.report)}")
+
+
+def write_page(write: Callable[[], Path]) -> str:
+    """The report's path, or why there is none: a missing extra must not spoil a finished run."""
+    try:
+        return str(write())
+    except SparsonaError as error:
+        return f"none ({error.what}; {error.mend})"
+
+
+def show_rows(rows: list[dict[str, Any]], as_json: bool, hint: str) -> None:
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    print_table([{key: str(value) for key, value in row.items()} for row in rows])
+    click.echo(f"\n{hint}")
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in rows[0]:
+        numeric = all(str(row[column])[:1] in "0123456789+-–—" for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(str(value) for value in row.values()))
+    # Into a pipe there is no width to fit into: cells must not be cut.
+    width = None if sys.stdout.isatty() else 240
+    Console(highlight=False, width=width).print(table)
+
+
+class Bar:
+    """Progress of one run after another, on stderr."""
+
+    def __init__(self, progress: Any) -> None:
+        self._progress = progress
+        self._tasks: dict[str, Any] = {}
+
+    def of(self, title: str) -> Callable[[Any], None]:
+        def listen(event: Any) -> None:
+            if title not in self._tasks:
+                self._tasks[title] = self._progress.add_task(title, total=event.total, accuracy="")
+            shown = "" if event.accuracy is None else f"accuracy {event.accuracy:.1%}"
+            self._progress.update(self._tasks[title], completed=event.completed, accuracy=shown)
+
+        return listen
+
+
+@contextmanager
+def progress_bar() -> Any:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds  {task.fields[accuracy]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    ) as progress:
+        yield Bar(progress)
+
+
+def main() -> None:
+    """Run the command line; a person sees one message, not a traceback."""
+    debug = "--debug" in sys.argv[1:]
+    # A polite kill is treated as Ctrl-C: what was reached is saved.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        cli.main(args=[arg for arg in sys.argv[1:] if arg != "--debug"], prog_name="sparsona", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        if debug:
+            raise
+        click.echo(
+            "stopped; what was reached is saved: `sparsona runs` lists it, `sparsona resume RUN` goes on", err=True
+        )
+        sys.exit(130)
+    except SparsonaError as error:
+        if debug:
+            raise
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    except BrokenPipeError:
+        sys.exit(141)  # whoever read our output has gone
+    except Exception as error:
+        if debug:
+            raise
+        click.echo(
+            f"error: {type(error).__name__}: {error}\n  this is a bug: run again with --debug and report it", err=True
+        )
+        sys.exit(70)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""The one error a person is meant to read."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SparsonaError(Exception):
+    """Something a person can mend: what was wrong, what was expected, how to mend it."""
+
+    def __init__(self, what: str, *, expected: str = "", mend: str = "") -> None:
+        self.what, self.expected, self.mend = what, expected, mend
+        lines = [what]
+        if expected:
+            lines.append(f"  expected: {expected}")
+        if mend:
+            lines.append(f"  to mend:  {mend}")
+        super().__init__("\n".join(lines))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Errors cross from worker processes to the parent; keyword arguments need a hand.
+        return (_rebuild, (type(self), self.what, self.expected, self.mend))
+
+
+def _rebuild(kind: type[SparsonaError], what: str, expected: str, mend: str) -> SparsonaError:
+    return kind(what, expected=expected, mend=mend)
+
+
+class MaskMismatchError(SparsonaError):
+    """The receiver does not hold the mask that a message assumes; the full bitmap must be sent."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> SparsonaError:
+    """An error for a misspelt name that suggests the nearest known one."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    mend = f"did you mean '{near[0]}'?" if near else ""
+    return SparsonaError(f"unknown {kind} '{name}'", expected="one of " + ", ".join(names), mend=mend)

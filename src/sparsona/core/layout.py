@@ -1,0 +1,79 @@
+"""Names, shapes and places of the tensors inside one flat buffer. Free of torch, so that costs need none."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One named tensor of a layout, and what a non-zero entry of it costs in a forward pass.
+
+    `flops_per_weight` is counted per example as the papers do: twice the output positions for the weight of a
+    convolution or linear layer, once for its bias, nothing for norms. `bias_counts_dense` marks convolution biases,
+    which the papers' counter charges in full whatever their mask says.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    flops_per_weight: int = 0
+    bias_counts_dense: bool = False
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The order of named tensors in a flat buffer. Two trees of equal layout can be added entry by entry."""
+
+    slots: tuple[Slot, ...]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return tuple(slot.name for slot in self.slots)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(slot.size for slot in self.slots)
+
+    @cached_property
+    def size(self) -> int:
+        return sum(self.sizes)
+
+    @cached_property
+    def place(self) -> dict[str, int]:
+        return {slot.name: position for position, slot in enumerate(self.slots)}
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Eight bytes that differ when names, order or shapes differ (costs do not count)."""
+        # Names are preceded by their length: no name can pass for a name and a shape.
+        text = ";".join(f"{len(slot.name)}:{slot.name}:{','.join(map(str, slot.shape))}" for slot in self.slots)
+        return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+    def select(self, names: Iterable[str]) -> Layout:
+        """The layout of some of the tensors, in this layout's order whatever order `names` has."""
+        wanted = set(names)
+        missing = wanted - set(self.names)
+        if missing:
+            raise KeyError(f"no tensor named {sorted(missing)} in this layout")
+        return Layout(tuple(slot for slot in self.slots if slot.name in wanted))
+
+    def forward_flops(self, nonzeros: Iterable[int] | None = None) -> int:
+        """FLOPs of one example's forward pass, given the number of non-zero entries per tensor (dense if None)."""
+        counts = self.sizes if nonzeros is None else tuple(nonzeros)
+        if len(counts) != len(self.slots):
+            raise ValueError(f"{len(counts)} counts for {len(self.slots)} tensors")
+        return sum(
+            slot.flops_per_weight * (slot.size if slot.bias_counts_dense else count)
+            for slot, count in zip(self.slots, counts, strict=True)
+        )
+
+
+EMPTY = Layout(())

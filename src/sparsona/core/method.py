@@ -1,0 +1,136 @@
+"""What a method is: pure functions for ONE client, and for the server if there is one.
+
+The loop belongs to the engine. A method never sees the other clients' data, the test data, the clock or the global
+generator, and never changes what it is handed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparsona.core.layout import Layout
+from sparsona.core.round import Batch, Client, Probe, Round, Tick
+from sparsona.core.seeds import Seeds
+from sparsona.core.tree import Tree
+from sparsona.core.update import Cost, Inbox, PartSize, Support, Update, dense, masked, message
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# A State, Server or Work is a frozen dataclass of tensors, trees, and tuples or dicts of those; every method has its
+# own. Its structure never changes during a run: what is stored is read back into the structure `init_*` makes.
+State = Any
+Server = Any
+Work = Any
+Grads = Mapping[str, Any]
+
+
+def always(_: Round) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Some training: which fields of Work get gradients, the loss, and how a gradient changes Work.
+
+    `loss(work, batch)` returns a scalar and the new value of `work.buffers` (BatchNorm statistics, or anything else a
+    forward pass leaves behind); `batch` is a tuple of batches when `batches_per_step` > 1. `update(work, grads, tick)`
+    returns the new Work; `grads` has one entry per name in `trains`, built like that field. Both are pure, without
+    `.item()`, Python branches on tensors, boolean indexing or in-place operations on what they are handed: the executor
+    may compile them, capture them, or run them for many clients at once.
+    """
+
+    name: str
+    trains: tuple[str, ...]
+    loss: Callable[[Work, Any], tuple[Tensor, Any]]
+    update: Callable[[Work, Grads, Tick], Work]
+    epochs: int = 1
+    max_steps: int | None = None  # stop early, in the middle of an epoch if need be
+    batches_per_step: int = 1  # Per-FedAvg looks at two batches in one step
+    repeats: int = 1  # pFedMe takes several steps on one batch ...
+    after_batch: Callable[[Work, Any, Tick], Work] | None = None  # ... and then does something else
+    when: Callable[[Round], bool] = always
+    enter: Callable[[Work, Probe, Round], Work] | None = None  # before the first step: FedEM's responsibilities
+    mixes_examples: bool = False  # the loss of an example depends on its batch (BatchNorm): nothing may be padded
+    traceable: bool = True  # False: the executor must run it eagerly
+    flops: Callable[[Work], int] | None = None  # per example and step; None: three dense forward passes
+
+
+@dataclass(frozen=True)
+class ServerHalf:
+    """What the server does: pure functions of a Server, which only it holds."""
+
+    init: Callable[[Tree, tuple[Client, ...], Seeds], Server]
+    aggregate: Callable[[Server, Inbox, Round], Server]
+    reply: Callable[[Server, Client, Round], Update]
+    global_model: Callable[[Server], Tree]
+
+
+@dataclass(frozen=True)
+class PeerHalf:
+    """What peers do beyond training: whom to ask for a model (None: as the graph says), and the one model of all."""
+
+    wants: Callable[[State, Round], tuple[int, ...]] | None = None
+    consensus: Callable[[Inbox], Tree] | None = None
+
+
+@dataclass(frozen=True)
+class Method:
+    """A federated method as a value. Made by a factory `name(task, config)`; see docs/add-a-method.md.
+
+    - `init_client(params, buffers, client, seeds)`: what stays on the client between rounds.
+    - `receive(state, inbox, probe, round)`: what arrived becomes the model at hand.
+    - `phases`: what is trained.
+    - `finish(state, work, inbox, probe, round)`: the new State, and the Update to send (None: nothing is sent). The new
+      State is provisional: the engine keeps the old one if the Update is lost.
+    - `predict(work, inputs)`: what the client would deploy; each prediction depends on its own input alone.
+    - `cost(layout, client, round)`: messages and FLOPs of one turn without training; equals the ledger exactly.
+    - `deploy(work)`: predict as plain (params, buffers) of the task's module, or None where no plain weights do it.
+    - `tune`: the phase of final fine-tuning and of onboarding novel clients.
+    - `server`, `peer`: the other half. A method with neither is a client alone.
+
+    `inbox` is in client order and may be walked once per call.
+    """
+
+    name: str
+    init_client: Callable[[Tree, Tree, Client, Seeds], State]
+    receive: Callable[[State, Inbox, Probe, Round], Work]
+    phases: tuple[Phase, ...]
+    finish: Callable[[State, Work, Inbox, Probe, Round], tuple[State, Update | None]]
+    predict: Callable[[Work, Tensor], Tensor]
+    cost: Callable[[Layout, Client, Round], Cost]
+    deploy: Callable[[Work], tuple[Tree, Tree]] | None = None
+    tune: Phase | None = None
+    server: ServerHalf | None = None
+    peer: PeerHalf | None = None
+
+
+# Everything a method file needs of the contract, from one place.
+__all__ = [
+    "Batch",
+    "Client",
+    "Cost",
+    "Grads",
+    "Inbox",
+    "Layout",
+    "Method",
+    "PartSize",
+    "PeerHalf",
+    "Phase",
+    "Probe",
+    "Round",
+    "Seeds",
+    "Server",
+    "ServerHalf",
+    "State",
+    "Support",
+    "Tick",
+    "Tree",
+    "Update",
+    "Work",
+    "dense",
+    "masked",
+    "message",
+]

@@ -1,0 +1,71 @@
+"""Who takes part, when, and what a client may look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from sparsona.core.seeds import Seeds
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Client:
+    """A participant: its index, how many training examples it has, and the density its device can hold."""
+
+    index: int
+    num_examples: int
+    capacity: float = 1.0
+
+
+@dataclass(frozen=True)
+class Round:
+    """Where a run stands. On a client, `client` is that client and `seeds` is bound to it; on the server it is None."""
+
+    index: int
+    total: int
+    lr_scale: float
+    batch_size: int
+    seeds: Seeds
+    client: Client | None = None
+
+    def on(self, client: Client) -> Round:
+        return replace(self, client=client, seeds=self.seeds.of(client.index))
+
+
+class Tick(NamedTuple):
+    """What an update may know of time: 0-dim tensors, so that a captured step sees them change."""
+
+    lr_scale: Tensor
+    step: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some examples. `weight` is 0 for padding; `index` says which of the client's examples these are; `noise` seeds
+    whatever is random in a forward pass (dropout)."""
+
+    inputs: Tensor
+    targets: Tensor
+    weight: Tensor
+    index: Tensor
+    noise: Tensor
+
+
+class Probe(Protocol):
+    """What a client may look at outside a training step. Never test data; every use is charged to FLOPs."""
+
+    def batch(self) -> Batch:
+        """The first batch of a freshly shuffled, augmented pass over the training data; charged as one gradient."""
+        ...
+
+    def train(self) -> Iterator[Batch]:
+        """One pass over the training data in order, not augmented; charged as one forward pass."""
+        ...
+
+    def validation(self) -> Iterator[Batch]:
+        """One pass over the validation data in order; charged as one forward pass."""
+        ...

@@ -1,0 +1,198 @@
+"""The learning problem as pure functions around a torch.nn.Module that stays inside."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from sparsona.core.errors import SparsonaError
+from sparsona.core.layout import Layout, Slot
+from sparsona.core.round import Batch
+from sparsona.core.tree import Tree
+
+Builder = Callable[[], nn.Module]
+NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm)
+
+
+def cross_entropy(outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """One loss per example, and how much each counts."""
+    return F.cross_entropy(outputs, batch.targets, reduction="none"), batch.weight
+
+
+def argmax_score(outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """How many predictions are right, and of how many."""
+    right = (outputs.argmax(dim=-1) == batch.targets).to(batch.weight.dtype)
+    return (right * batch.weight).sum(), batch.weight.sum()
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Names of the parameters that partial personalisation speaks of."""
+
+    input: tuple[str, ...] = ()
+    output: tuple[str, ...] = ()
+    norm: tuple[str, ...] = ()
+    adapter: tuple[str, ...] = ()
+
+
+class Task:
+    """A model and its loss as pure functions of trees.
+
+    `model` is a module, whose present weights are then the start of every run, or a function that builds one, called
+    under each run's seed. The module inside is private to this task and to one thread.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Builder,
+        input_shape: tuple[int, ...],
+        num_classes: int,
+        *,
+        losses: Callable[[Tensor, Batch], tuple[Tensor, Tensor]] = cross_entropy,
+        score: Callable[[Tensor, Batch], tuple[Tensor, Tensor]] = argmax_score,
+        roles: Roles | None = None,
+    ) -> None:
+        self.input_shape, self.num_classes = tuple(input_shape), num_classes
+        self.losses, self.score = losses, score
+        self._start = copy.deepcopy(model) if isinstance(model, nn.Module) else model
+        self._module = self._build(0)
+        self._buffer_kinds = {name: value.dtype for name, value in self._module.named_buffers()}
+        self.layout = _parameter_layout(self._module, self.input_shape, num_classes)
+        self.buffer_layout = Layout(
+            tuple(Slot(name, tuple(value.shape)) for name, value in self._module.named_buffers())
+        )
+        self.roles = roles or _guess_roles(self._module)
+        # What a forward pass in training mode leaves behind or draws, and whether examples of a batch see each other.
+        self.mixes_examples = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._module.modules())
+        self.draws_noise = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in self._module.modules())
+
+    def _build(self, seed: int) -> nn.Module:
+        if isinstance(self._start, nn.Module):
+            return copy.deepcopy(self._start)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self._start()
+
+    def init(self, seed: int) -> tuple[Tree, Tree]:
+        """Initial parameters and buffers."""
+        module = self._build(seed)
+        params = Tree.of({name: value.detach() for name, value in module.named_parameters()}, self.layout)
+        return params, self._buffer_tree(dict(module.named_buffers()))
+
+    def _buffer_tree(self, named: Mapping[str, Tensor]) -> Tree:
+        # Counters (num_batches_tracked) are integers; a tree has one dtype, and float32 counts batches well enough.
+        return Tree.of({name: value.float() for name, value in named.items()}, self.buffer_layout)
+
+    def forward(
+        self, params: Tree, buffers: Tree, inputs: Tensor, train: bool, noise: Tensor | None = None
+    ) -> tuple[Tensor, Tree]:
+        """Outputs, and the buffers after this pass (the same tree where the module has none, or in evaluation)."""
+        named: dict[str, Tensor] = {name: params[name] for name in params}
+        for name, kind in self._buffer_kinds.items():
+            named[name] = buffers[name].to(kind, copy=True)
+        if self._module.training is not train:
+            self._module.train(train)
+        if train and self.draws_noise:
+            if noise is None:
+                raise ValueError("this model draws noise in training: pass the batch's noise")
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(int(noise))
+                outputs = functional_call(self._module, named, (inputs,))
+        else:
+            outputs = functional_call(self._module, named, (inputs,))
+        if train and self._buffer_kinds:
+            return outputs, self._buffer_tree({name: named[name] for name in self._buffer_kinds})
+        return outputs, buffers
+
+    def mean_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The mean of the losses over the examples (or tokens) that count."""
+        losses, weight = self.losses(outputs, batch)
+        return (losses * weight).sum() / weight.sum()
+
+    def gradient(self, params: Tree, buffers: Tree, batch: Batch) -> Tree:
+        """The gradient of the mean loss at `params`, with the model in evaluation mode, over every entry."""
+        at = params.like(params.flat.detach().requires_grad_())
+        outputs, _ = self.forward(at, buffers, batch.inputs, train=False)
+        (flat,) = torch.autograd.grad(self.mean_loss(outputs, batch), [at.flat])
+        return params.like(flat)
+
+    def module(self, params: Tree, buffers: Tree) -> nn.Module:
+        """A fresh nn.Module that carries these weights, in evaluation mode."""
+        module = self._build(0)
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                parameter.copy_(params[name])
+            for name, buffer in module.named_buffers():
+                buffer.copy_(buffers[name])
+        return module.eval()
+
+
+def _parameter_layout(module: nn.Module, input_shape: tuple[int, ...], num_classes: int) -> Layout:
+    """Names, shapes and FLOPs per non-zero, counted by hooks on one forward pass (convolutions and linear layers)."""
+    costs: dict[str, tuple[int, bool]] = {}
+    hooks = []
+
+    def count(name: str, layer: Any) -> Callable[..., None]:
+        def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
+            is_conv = isinstance(layer, nn.modules.conv._ConvNd)
+            positions = output.numel() // output.shape[1 if is_conv else -1]
+            prefix = f"{name}." if name else ""
+            seen = costs.get(prefix + "weight", (0, False))[0]
+            costs[prefix + "weight"] = (seen + 2 * positions, False)
+            if layer.bias is not None:
+                costs[prefix + "bias"] = (costs.get(prefix + "bias", (0, False))[0] + positions, is_conv)
+
+        return hook
+
+    for name, layer in module.named_modules():
+        if isinstance(layer, (nn.modules.conv._ConvNd, nn.Linear)):
+            hooks.append(layer.register_forward_hook(count(name, layer)))
+    was_training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            outputs = module(torch.zeros((1, *input_shape)))
+    except Exception as error:
+        raise SparsonaError(
+            f"the model does not take one example of shape {tuple(input_shape)}: {error}",
+            expected="a model whose forward(inputs) takes a batch of the federation's examples",
+            mend="reshape the data, or wrap the model so that it takes this shape",
+        ) from error
+    finally:
+        for handle in hooks:
+            handle.remove()
+        module.train(was_training)
+    if not isinstance(outputs, Tensor) or outputs.shape[-1] < num_classes:
+        shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise SparsonaError(
+            f"the model's output is {shape}, but the data has {num_classes} classes",
+            expected=f"one logit per class: a last dimension of {num_classes}",
+            mend="give the last layer as many outputs as there are classes",
+        )
+    slots = []
+    for name, value in module.named_parameters():
+        rate, counts_dense = costs.get(name, (0, False))
+        slots.append(Slot(name, tuple(value.shape), rate, counts_dense))
+    if not slots:
+        raise SparsonaError("the model has no parameters", expected="a torch.nn.Module with something to train")
+    return Layout(tuple(slots))
+
+
+def _guess_roles(module: nn.Module) -> Roles:
+    """First and last layer with a weight matrix, and every norm: right for plain networks; others pass their own."""
+    matrices: list[tuple[str, ...]] = []
+    norms: list[str] = []
+    for name, layer in module.named_modules():
+        own = tuple(f"{name}.{key}" if name else key for key, _ in layer.named_parameters(recurse=False))
+        if isinstance(layer, NORMS):
+            norms.extend(own)
+        elif own and any(value.dim() > 1 for value in layer.parameters(recurse=False)):
+            matrices.append(own)
+    return Roles(input=matrices[0] if matrices else (), output=matrices[-1] if matrices else (), norm=tuple(norms))

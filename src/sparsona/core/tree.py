@@ -1,0 +1,189 @@
+"""Named tensors in one flat buffer, and arithmetic over them.
+
+A `Tree` maps names to tensors; all of them are views of `flat`, so that scaling, masking or adding a whole model is one
+operation. Trees are values: nothing here changes its arguments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sparsona.core.layout import EMPTY, Layout, Slot
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+T = TypeVar("T")
+
+
+class Tree(Mapping[str, "Tensor"]):
+    """An immutable mapping of names to tensors that share one flat buffer."""
+
+    __slots__ = ("_digest", "_views", "flat", "layout")
+
+    def __init__(self, layout: Layout, flat: Tensor) -> None:
+        if flat.shape[-1] != layout.size:
+            raise ValueError(f"a layout of {layout.size} entries cannot hold a buffer of shape {tuple(flat.shape)}")
+        self.layout = layout
+        self.flat = flat
+        self._views: tuple[Tensor, ...] | None = None
+        self._digest: bytes | None = None
+
+    @classmethod
+    def of(cls, named: Mapping[str, Tensor], layout: Layout | None = None) -> Tree:
+        """Copy named tensors of one dtype into a flat buffer, in the mapping's order or the layout's."""
+        import torch
+
+        if layout is None:
+            layout = Layout(tuple(Slot(name, tuple(value.shape)) for name, value in named.items()))
+        if not layout.slots:
+            return cls(layout, torch.zeros(0))
+        return cls(layout, torch.cat([named[slot.name].detach().reshape(-1) for slot in layout.slots]))
+
+    def __getitem__(self, name: str) -> Tensor:
+        if self._views is None:
+            # One split for all: its backward pass is one concatenation, whatever the number of tensors.
+            parts = self.flat.split(self.layout.sizes, dim=-1)  # type: ignore[no-untyped-call]
+            lead = tuple(self.flat.shape[:-1])
+            self._views = tuple(
+                part.view(lead + slot.shape) for part, slot in zip(parts, self.layout.slots, strict=True)
+            )
+        return self._views[self.layout.place[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layout.names)
+
+    def __len__(self) -> int:
+        return len(self.layout.slots)
+
+    # Identity, not entry by entry: a comparison of tensors is a tensor, which `==` on mappings cannot use.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Tree, (self.layout, self.flat))
+
+    def __repr__(self) -> str:
+        return f"Tree({len(self)} tensors, {self.layout.size} entries, {self.flat.dtype})"
+
+    def like(self, flat: Tensor) -> Tree:
+        """Another tree of the same layout."""
+        return Tree(self.layout, flat)
+
+    def select(self, names: Iterator[str] | tuple[str, ...] | list[str]) -> Tree:
+        """A tree of some of the tensors (a copy)."""
+        layout = self.layout.select(names)
+        return Tree.of({name: self[name] for name in layout.names}, layout)
+
+
+def empty_tree() -> Tree:
+    """The tree of a model without buffers."""
+    import torch
+
+    return Tree(EMPTY, torch.zeros(0))
+
+
+def merge(base: Tree, part: Tree) -> Tree:
+    """`base` with the tensors of `part` in place of its own."""
+    import torch
+
+    return Tree(base.layout, torch.cat([(part if name in part else base)[name].reshape(-1) for name in base]))
+
+
+def _same_layout(first: Tree, *others: Tree) -> None:
+    for other in others:
+        if other.layout is not first.layout and other.layout.digest != first.layout.digest:
+            raise ValueError(f"trees of different layouts: {first} and {other}")
+
+
+def add(a: Tree, b: Tree) -> Tree:
+    _same_layout(a, b)
+    return a.like(a.flat + b.flat)
+
+
+def subtract(a: Tree, b: Tree) -> Tree:
+    _same_layout(a, b)
+    return a.like(a.flat - b.flat)
+
+
+def multiply(a: Tree, b: Tree) -> Tree:
+    _same_layout(a, b)
+    return a.like(a.flat * b.flat)
+
+
+def scale(a: Tree, factor: float | Tensor) -> Tree:
+    return a.like(a.flat * factor)
+
+
+def step(params: Tree, direction: Tree, size: Tensor) -> Tree:
+    """params - size * direction, in one pass over memory; `size` is a 0-dim tensor."""
+    _same_layout(params, direction)
+    return params.like(params.flat.addcmul(direction.flat, size, value=-1.0))
+
+
+def zeros_like(a: Tree) -> Tree:
+    return a.like(a.flat.new_zeros(a.flat.shape))
+
+
+def norm(a: Tree) -> Tensor:
+    """The Euclidean norm over all entries."""
+    length: Tensor = a.flat.norm(dim=-1)
+    return length
+
+
+def is_finite(a: Tree) -> bool:
+    # The sum of a buffer is finite unless an entry is not, or it overflows; only then look at every entry.
+    return bool(a.flat.sum().isfinite()) or bool(a.flat.isfinite().all())
+
+
+def counts(mask: Tree) -> tuple[int, ...]:
+    """Number of non-zero entries of each tensor."""
+    return tuple(int(mask[name].count_nonzero()) for name in mask)
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors inside a State, Server or Work, each with a path that names its place."""
+    if value is None:
+        return
+    if isinstance(value, Tree):
+        yield path, value.flat
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from leaves(getattr(value, field.name), f"{path}.{field.name}" if path else field.name)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from leaves(item, f"{path}[{key}]")
+    elif isinstance(value, tuple):
+        for position, item in enumerate(value):
+            yield from leaves(item, f"{path}[{position}]")
+    elif hasattr(value, "dtype"):
+        yield path, value
+    else:
+        raise TypeError(
+            f"'{path}' is a {type(value).__name__}; a State, Server or Work holds tensors and trees, in tuples, "
+            "dicts and dataclasses of them (a plain number would be baked into a compiled step: make it a 0-dim tensor)"
+        )
+
+
+def map_leaves(fn: Callable[[str, Tensor], Tensor], value: T, path: str = "") -> T:
+    """The same structure with every tensor replaced by fn(path, tensor)."""
+    result: Any
+    if value is None:
+        result = None
+    elif isinstance(value, Tree):
+        result = value.like(fn(path, value.flat))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changed = {
+            field.name: map_leaves(fn, getattr(value, field.name), f"{path}.{field.name}" if path else field.name)
+            for field in dataclasses.fields(value)
+        }
+        result = dataclasses.replace(value, **changed)
+    elif isinstance(value, Mapping):
+        result = {key: map_leaves(fn, item, f"{path}[{key}]") for key, item in value.items()}
+    elif isinstance(value, tuple):
+        result = tuple(map_leaves(fn, item, f"{path}[{position}]") for position, item in enumerate(value))
+    else:
+        result = fn(path, value)  # type: ignore[arg-type]
+    return result  # type: ignore[no-any-return]

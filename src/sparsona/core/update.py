@@ -1,0 +1,154 @@
+"""The only thing that travels: named trees, each with the support on which its values live."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sparsona.core.errors import MaskMismatchError, SparsonaError
+from sparsona.core.layout import Layout
+from sparsona.core.round import Round
+from sparsona.core.tree import Tree
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SERVER = -1
+
+
+class Support(enum.IntEnum):
+    """How the receiver learns which entries the values belong to."""
+
+    DENSE = 0  # all of them
+    BITS = 1  # a bitmap travels along
+    SEED = 2  # a 16-byte seed travels along, from which the receiver draws the mask
+    KNOWN = 3  # the receiver has the mask; only its digest travels
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tree of an update, reduced to the values inside its support.
+
+    `values` is one-dimensional, in the layout's order: float32, or bool (one bit each on the wire). `mask` is there at
+    the sender, and at the receiver if it travelled.
+    """
+
+    layout: Layout
+    values: Tensor
+    support: Support = Support.DENSE
+    mask: Tree | None = None
+    digest: bytes = b""
+    seed: bytes = b""
+
+    def tree(self, mask: Tree | None = None) -> Tree:
+        """The whole tree, zero outside the support. KNOWN and SEED need the receiver's `mask`."""
+        if self.support is Support.DENSE:
+            return Tree(self.layout, self.values)
+        if self.support is Support.BITS:
+            mask = self.mask
+        elif mask is None:
+            raise MaskMismatchError(f"a part with support {self.support.name} needs the receiver's mask to be read")
+        elif mask_digest(mask) != self.digest:
+            raise MaskMismatchError("this message assumes a mask that the receiver does not hold")
+        assert mask is not None
+        places = _places(mask)
+        if len(places) != len(self.values):
+            raise SparsonaError(f"{len(self.values)} values for a mask of {len(places)} entries", expected="one each")
+        return Tree(self.layout, self.values.new_zeros(self.layout.size).scatter_(0, places, self.values))
+
+    def with_bitmap(self) -> Part:
+        """The same part with its mask sent along, for a receiver that lost it."""
+        if self.support in (Support.DENSE, Support.BITS):
+            return self
+        return replace(self, support=Support.BITS)
+
+
+def dense(tree: Tree) -> Part:
+    """A part that covers every entry; a bool tree is a mask that travels as bits."""
+    return Part(tree.layout, tree.flat)
+
+
+def masked(tree: Tree, mask: Tree, support: Support = Support.KNOWN, seed: bytes = b"") -> Part:
+    """The entries of `tree` where the bool tree `mask` is true."""
+    return Part(tree.layout, tree.flat.index_select(0, _places(mask)), support, mask, mask_digest(mask), seed)
+
+
+def _places(mask: Tree) -> Tensor:
+    """Indices of the entries inside a mask. On a CPU numpy finds them eight times faster than torch."""
+    import numpy as np
+    import torch
+
+    if mask.flat.device.type != "cpu":
+        return mask.flat.nonzero().squeeze(1)
+    return torch.from_numpy(np.flatnonzero(mask.flat.numpy()))
+
+
+def mask_digest(mask: Tree) -> bytes:
+    """Eight bytes that tell masks apart; remembered, since a mask is a value."""
+    if mask._digest is None:
+        mask._digest = hashlib.blake2b(
+            mask.layout.digest + pack_bits(mask.flat).numpy().tobytes(), digest_size=8
+        ).digest()
+    return mask._digest
+
+
+def pack_bits(flags: Tensor) -> Tensor:
+    """A bool tensor as bytes, lowest index in the lowest bit."""
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.packbits(flags.detach().cpu().numpy(), bitorder="little"))
+
+
+def unpack_bits(packed: Tensor, size: int) -> Tensor:
+    """The inverse of pack_bits."""
+    import numpy as np
+    import torch
+
+    bits = np.unpackbits(packed.detach().cpu().numpy(), count=size, bitorder="little")
+    return torch.from_numpy(bits.view(np.bool_))
+
+
+@dataclass(frozen=True)
+class Update:
+    """A message between a client and the server, or between peers."""
+
+    sender: int
+    round: int
+    weight: float
+    parts: Mapping[str, Part]
+
+    def with_bitmaps(self) -> Update:
+        return replace(self, parts={name: part.with_bitmap() for name, part in self.parts.items()})
+
+
+def message(round_: Round, parts: Mapping[str, Part], weight: float = 1.0) -> Update:
+    """An update from whoever this round is bound to: a client, or the server."""
+    return Update(SERVER if round_.client is None else round_.client.index, round_.index, weight, parts)
+
+
+@dataclass(frozen=True)
+class PartSize:
+    """What one part of a message will hold, known before training: enough to count its bytes exactly."""
+
+    name: str
+    layout: Layout
+    num_values: int
+    support: Support = Support.DENSE
+    is_mask: bool = False
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one client costs in one round. Bytes follow from the messages; None means that nothing is sent."""
+
+    down: tuple[PartSize, ...] | None
+    up: tuple[PartSize, ...] | None
+    train_flops: int
+    search_flops: int = 0
+
+
+Inbox = Iterable[Update]

@@ -1,0 +1,1 @@
+"""Who does what when: turns, executors, rounds with a server, evaluation. Methods are handed in, never imported."""

@@ -1,0 +1,106 @@
+"""Work that can be handed to a process: messages and state in, messages and state out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, Protocol
+
+from sparsona.core.method import Client, Method, Round, State, Tree, Work
+from sparsona.core.task import Task
+from sparsona.data.federation import Federation
+from sparsona.engine.evaluate import Evaluation, evaluate
+from sparsona.engine.plan import Plan
+from sparsona.engine.turn import ClientProbe, Tally, client_turn, tuning_turn
+from sparsona.wire.codec import decode, encode
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything a turn needs besides its job; the same in the parent and in every worker process."""
+
+    task: Task
+    make_method: Callable[[Task], Method]
+    federation: Federation
+    plan: Plan
+    capacities: tuple[float, ...] = (1.0,)
+    method: Method = field(init=False)
+    clients: tuple[Client, ...] = field(init=False)
+    params: Tree = field(init=False)
+    buffers: Tree = field(init=False)
+
+    def __post_init__(self) -> None:
+        params, buffers = self.task.init(self.plan.seeds.shared("model"))
+        for name, value in (
+            ("method", self.make_method(self.task)),
+            ("clients", self.federation.clients(self.capacities)),
+            ("params", params),
+            ("buffers", buffers),
+        ):
+            object.__setattr__(self, name, value)
+
+    def fresh_state(self, client: int) -> State:
+        """A client's State before its first turn."""
+        return self.method.init_client(self.params, self.buffers, self.clients[client], self.plan.seeds.of(client))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's part: train, be evaluated, or tune. `state` None: the client's initial State."""
+
+    do: Literal["train", "evaluate", "tune"]
+    client: int
+    round: Round
+    messages: tuple[bytes, ...]
+    state: State | None
+    points: tuple[str, ...] = ()
+    global_model: Tree | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a job."""
+
+    client: int
+    state: State | None = None
+    message: bytes | None = None
+    work: Work | None = None
+    tally: Tally = field(default_factory=Tally)
+    evaluations: tuple[Evaluation, ...] = ()
+
+
+class Executor(Protocol):
+    """Runs jobs, one way or another, and gives their outcomes in the order of the jobs."""
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]: ...
+
+    def close(self) -> None: ...
+
+
+def perform(setting: Setting, job: Job) -> Outcome:
+    """Do a job. Pure: the same setting and job give the same outcome in any process."""
+    method, task, data = setting.method, setting.task, setting.federation
+    round_ = job.round.on(setting.clients[job.client])
+    inbox = tuple(decode(message) for message in job.messages)
+    state = setting.fresh_state(job.client) if job.state is None else job.state
+    own = (data.examples(job.client, "train"), data.examples(job.client, "validation"))
+
+    def result(point: str, work: Work) -> Evaluation:
+        return evaluate(job.client, point, partial(method.predict, work), task, data.examples(job.client, "test"))
+
+    if job.do == "train":
+        new_state, update, work, tally = client_turn(method, task, state, inbox, *own, round_)
+        seen = tuple(result(point, work) for point in job.points)
+        return Outcome(job.client, new_state, None if update is None else encode(update), None, tally, seen)
+    if job.do == "tune":
+        work, tally = tuning_turn(method, task, state, inbox, *own, round_, setting.plan.tune_epochs)
+        return Outcome(job.client, None, None, work, tally, tuple(result(point, work) for point in job.points))
+    # Evaluation is ours, not the client's: what it looks at here is on nobody's bill.
+    received = method.receive(state, inbox, ClientProbe(task, *own, round_, Tally()), round_)
+    found = [result(point, received) for point in job.points if point != "global"]
+    if job.global_model is not None:
+        model, buffers = job.global_model, getattr(state, "buffers", setting.buffers)
+        test = data.examples(job.client, "test")
+        found.append(evaluate(job.client, "global", lambda x: task.forward(model, buffers, x, False)[0], task, test))
+    return Outcome(job.client, evaluations=tuple(found))

@@ -1,0 +1,87 @@
+"""What the engine does for every method alike: how long, who takes part, when models are looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sparsona.core.round import Client, Round
+from sparsona.core.seeds import Seeds, generator
+
+POINTS = {
+    "received": "the model each client would use on what the server holds now, before any more local training",
+    "trained": "the model right after local training, of the clients that trained in this round",
+    "tuned": "the model after final tuning on the client's own training data",
+    "global": "the server's one model, the same for every client",
+    "novel": "the model a client gets that took no part in training",
+    "novel_tuned": "that model after tuning on the novel client's own training data",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Engine options of a run. Plain data."""
+
+    rounds: int
+    per_round: int
+    batch_size: int
+    seed: int
+    lr_decay: float = 1.0  # the learning rate is multiplied by this every round
+    eval_every: int = 1
+    points: tuple[str, ...] = ("received",)
+    tune_epochs: int = 0  # final tuning of every client; 0: none
+    tune_lr_scale: float = 1.0  # the learning rate of tuning, as a share of the first round's
+    drop_rate: float = 0.0  # probability that a trained client's update is lost
+    everyone_trains: bool = False  # all train every round; only `per_round` of them are aggregated
+    stateless: bool = False  # clients forget between rounds
+    num_novel: int = 0  # clients that take no part until the end
+
+    @property
+    def seeds(self) -> Seeds:
+        return Seeds(self.seed)
+
+    def round_at(self, index: int) -> Round:
+        """The round of this index as the server sees it."""
+        return Round(index, self.rounds, self.lr_decay**index, self.batch_size, self.seeds.at(index))
+
+    @property
+    def tuning_round(self) -> Round:
+        """The turn after the last round: it has draws and a learning rate of its own."""
+        return Round(self.rounds, self.rounds, self.tune_lr_scale, self.batch_size, self.seeds.at(self.rounds))
+
+    def evaluates_after(self, completed: int) -> bool:
+        """Every so many rounds, and each of the last ten, over which a mean is reported."""
+        return completed % self.eval_every == 0 or completed > self.rounds - 10
+
+
+@dataclass(frozen=True)
+class Participation:
+    """Three sets that differ: who trains, whose update is aggregated, whose update is lost."""
+
+    trains: tuple[int, ...]
+    aggregated: frozenset[int]
+    dropped: frozenset[int]
+
+
+def novel_clients(plan: Plan, clients: tuple[Client, ...]) -> frozenset[int]:
+    """Clients held out of training, drawn once."""
+    if not plan.num_novel:
+        return frozenset()
+    order = torch.randperm(len(clients), generator=generator(plan.seeds.shared("novel")))
+    return frozenset(int(place) for place in order[: plan.num_novel])
+
+
+def participation(plan: Plan, clients: tuple[Client, ...], index: int) -> Participation:
+    """Who does what in this round. Depends on the seed and the round alone, so every method meets the same clients."""
+    held_out = novel_clients(plan, clients)
+    pool = [client.index for client in clients if client.index not in held_out]
+    seeds = plan.seeds.at(index)
+    order = torch.randperm(len(pool), generator=generator(seeds.shared("sample")))
+    sampled = frozenset(pool[int(place)] for place in order[: plan.per_round])
+    trains = tuple(pool) if plan.everyone_trains else tuple(sorted(sampled))
+    dropped: frozenset[int] = frozenset()
+    if plan.drop_rate:
+        lost = torch.rand(len(trains), generator=generator(seeds.shared("drop"))) < plan.drop_rate
+        dropped = frozenset(client for client, gone in zip(trains, lost.tolist(), strict=True) if gone)
+    return Participation(trains, sampled - dropped, dropped)

@@ -1,0 +1,30 @@
+"""One client after another in this process, on one thread. The reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from sparsona.engine.jobs import Job, Outcome, Setting, perform
+
+
+class Serial:
+    """The executor every other one must agree with."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
+        for job in jobs:
+            # Sums are split among threads, so their number changes the last bits; and it is the caller's setting.
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1)
+            try:
+                outcome = perform(self._setting, job)
+            finally:
+                torch.set_num_threads(threads)
+            yield outcome
+
+    def close(self) -> None:
+        pass

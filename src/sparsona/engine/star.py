@@ -1,0 +1,184 @@
+"""Rounds with a server in the middle (or with nobody there, for clients that train alone)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from sparsona.core.method import Inbox, Round, Server, State, Update, Work
+from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.jobs import Executor, Job, Outcome, Setting
+from sparsona.engine.plan import novel_clients, participation
+from sparsona.engine.turn import ClientProbe, Tally, check_finite
+from sparsona.wire.codec import decode, encode
+from sparsona.wire.ledger import Traffic, paper_bytes
+
+
+@dataclass(frozen=True)
+class Population:
+    """The whole federation between two rounds: the server, and each client that has changed since its start."""
+
+    server: Server | None
+    states: dict[int, State]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one client did in one round."""
+
+    client: int
+    tally: Tally
+    traffic: Traffic
+    aggregated: bool
+    dropped: bool
+
+
+@dataclass
+class RoundRecord:
+    """What happened in one round."""
+
+    index: int
+    lr_scale: float
+    turns: list[Turn] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+
+class Star:
+    """Plays rounds. A Population is a value: if a round is interrupted, the one before it is still whole."""
+
+    def __init__(self, setting: Setting, executor: Executor) -> None:
+        self.setting, self.plan, self.method = setting, setting.plan, setting.method
+        self._executor = executor
+        self.novel = novel_clients(self.plan, setting.clients)
+
+    def start(self) -> Population:
+        half = self.method.server
+        server = half.init(self.setting.params, self.setting.clients, self.plan.seeds) if half else None
+        return Population(server, {})
+
+    def play(self, population: Population, index: int) -> tuple[Population, RoundRecord]:
+        """One round: reply, train, aggregate. Updates stream: memory does not grow with the number of clients."""
+        round_ = self.plan.round_at(index)
+        who = participation(self.plan, self.setting.clients, index)
+        record = RoundRecord(index, round_.lr_scale)
+        states = dict(population.states)
+        sent: dict[int, Traffic] = {}
+
+        def jobs() -> Iterator[Job]:
+            for client in who.trains:
+                messages, sent[client] = self._replies(population.server, client, round_)
+                points = ("trained",) if self._looks_at_trained(index) else ()
+                yield Job("train", client, round_, messages, self._state(population, client), points)
+
+        def arriving() -> Inbox:
+            for outcome in self._executor.run(jobs()):
+                client = outcome.client
+                update, traffic = self._open(outcome, sent.pop(client))
+                dropped = client in who.dropped
+                if not dropped and not self.plan.stateless:
+                    states[client] = outcome.state
+                aggregated = update is not None and client in who.aggregated
+                record.turns.append(Turn(client, outcome.tally, traffic, aggregated, dropped))
+                record.evaluations.extend(outcome.evaluations)
+                if update is not None and aggregated:
+                    yield update
+
+        inbox = arriving()
+        server = population.server
+        if self.method.server is not None and who.aggregated:
+            server = self.method.server.aggregate(server, inbox, round_)
+        for _ in inbox:  # whatever the method left unread, and every turn where there is no server
+            pass
+        return Population(server, states), record
+
+    def _looks_at_trained(self, index: int) -> bool:
+        return "trained" in self.plan.points and self.plan.evaluates_after(index + 1)
+
+    def _state(self, population: Population, client: int) -> State | None:
+        return None if self.plan.stateless else population.states.get(client)
+
+    def _replies(self, server: Server | None, client: int, round_: Round) -> tuple[tuple[bytes, ...], Traffic]:
+        """The messages the server sends to a client, and their size."""
+        if self.method.server is None:
+            return (), Traffic()
+        update = self.method.server.reply(server, self.setting.clients[client], round_)
+        if self.plan.stateless:
+            update = update.with_bitmaps()  # a client that forgets has no mask to apply
+        message = encode(update)
+        return (message,), Traffic(down=len(message), paper_down=paper_bytes(update))
+
+    def _open(self, outcome: Outcome, sent: Traffic) -> tuple[Update | None, Traffic]:
+        """A client's update as it arrives, checked and counted. What is lost on the way was sent all the same."""
+        if outcome.message is None:
+            return None, sent
+        update = decode(outcome.message)
+        check_finite(update)
+        return update, sent + Traffic(up=len(outcome.message), paper_up=paper_bytes(update))
+
+    def evaluate(self, population: Population, completed: int) -> list[Evaluation]:
+        """Every participating client's model on its own test data, at the plan's points that need no training."""
+        points = tuple(point for point in self.plan.points if point in ("received", "global"))
+        if not points:
+            return []
+        return self._look(population, completed, points, self._participants())
+
+    def _participants(self) -> list[int]:
+        return [client.index for client in self.setting.clients if client.index not in self.novel]
+
+    def _look(
+        self, population: Population, completed: int, points: tuple[str, ...], clients: list[int]
+    ) -> list[Evaluation]:
+        round_ = self.plan.round_at(completed)
+        model = None
+        if "global" in points and self.method.server is not None:
+            model = self.method.server.global_model(population.server)
+        jobs = (
+            Job(
+                "evaluate",
+                client,
+                round_,
+                self._replies(population.server, client, round_)[0],
+                self._state(population, client),
+                points,
+                model,
+            )
+            for client in clients
+        )
+        return [evaluation for outcome in self._executor.run(jobs) for evaluation in outcome.evaluations]
+
+    def closing(self, population: Population) -> tuple[RoundRecord, dict[int, Work]]:
+        """After the last round: final tuning of every client, and the novel clients' first meeting with the model."""
+        round_ = self.plan.tuning_round
+        record = RoundRecord(self.plan.rounds, round_.lr_scale)
+        if self.novel:
+            novel = sorted(self.novel)
+            record.evaluations.extend(self._look(population, self.plan.rounds, ("novel",), novel))
+        tuned: dict[int, Work] = {}
+        if not self.plan.tune_epochs:
+            return record, tuned
+        sent: dict[int, Traffic] = {}
+
+        def jobs() -> Iterator[Job]:
+            for client in self.setting.clients:
+                point = "novel_tuned" if client.index in self.novel else "tuned"
+                messages, sent[client.index] = self._replies(population.server, client.index, round_)
+                yield Job("tune", client.index, round_, messages, self._state(population, client.index), (point,))
+
+        for outcome in self._executor.run(jobs()):
+            tuned[outcome.client] = outcome.work
+            record.turns.append(Turn(outcome.client, outcome.tally, sent.pop(outcome.client), False, False))
+            record.evaluations.extend(outcome.evaluations)
+        return record, tuned
+
+
+def received_work(setting: Setting, population: Population, client: int) -> Work:
+    """The model a client would use now: what `predict` and `deploy` take."""
+    round_ = setting.plan.round_at(setting.plan.rounds).on(setting.clients[client])
+    state = population.states.get(client)
+    if state is None:
+        state = setting.fresh_state(client)
+    inbox: tuple[Update, ...] = ()
+    if setting.method.server is not None:
+        inbox = (setting.method.server.reply(population.server, setting.clients[client], round_),)
+    own = (setting.federation.examples(client, "train"), setting.federation.examples(client, "validation"))
+    return setting.method.receive(state, inbox, ClientProbe(setting.task, *own, round_, Tally()), round_)

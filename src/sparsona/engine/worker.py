@@ -1,0 +1,83 @@
+"""A worker process: reads jobs from its standard input, writes outcomes to what was its standard output.
+
+Started as `python -m sparsona.engine.worker`, so the user's script is never imported again. It ignores Ctrl-C, which is
+the parent's to handle, and leaves when the pipe closes.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import struct
+import sys
+import traceback
+from typing import Any, BinaryIO
+
+FRAME = struct.Struct("<Q")
+
+
+def read_frame(stream: BinaryIO) -> Any:
+    """The next object, or EOFError when the other side is gone."""
+    head = stream.read(FRAME.size)
+    if len(head) < FRAME.size:
+        raise EOFError
+    (size,) = FRAME.unpack(head)
+    body = stream.read(size)
+    if len(body) < size:
+        raise EOFError
+    # Only the parent that started this process can write to this pipe.
+    return pickle.loads(body)
+
+
+def write_frame(stream: BinaryIO, value: Any) -> None:
+    body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    stream.write(FRAME.pack(len(body)))
+    stream.write(body)
+    stream.flush()
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    inbox = sys.stdin.buffer
+    # Whatever a user's model prints must not end up among the outcomes.
+    outbox = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    try:
+        sys.path[:] = read_frame(inbox)
+        # Before torch is imported, so that the parent can write to all workers while they start together.
+        _serve(read_frame(inbox), inbox, outbox)
+    except (EOFError, BrokenPipeError):
+        os._exit(0)  # the parent is gone: nothing is left to be flushed
+
+
+def _serve(request: tuple[str, Any], inbox: BinaryIO, outbox: BinaryIO) -> None:
+    import torch
+
+    from sparsona.core.errors import SparsonaError
+    from sparsona.data.federation import Federation
+    from sparsona.engine.jobs import Setting, perform
+
+    torch.set_num_threads(1)
+    setting: Setting | None = None
+    while True:
+        kind, value = request
+        answer: Any
+        try:
+            if kind == "open":
+                task, make_method, folder, plan, capacities = pickle.loads(value)
+                setting = Setting(task, make_method, Federation.open(folder), plan, capacities)
+                answer = None
+            else:
+                assert setting is not None
+                answer = perform(setting, value)
+            write_frame(outbox, ("done", answer))
+        except SparsonaError as error:
+            write_frame(outbox, ("error", error))
+        except Exception:
+            write_frame(outbox, ("crash", traceback.format_exc()))
+        request = read_frame(inbox)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Several worker processes, one thread each. Same bits as `serial`, on all cores."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import cloudpickle
+
+from sparsona.core.errors import SparsonaError
+from sparsona.engine.jobs import Job, Outcome, Setting
+from sparsona.engine.worker import read_frame, write_frame
+
+TRIES = 3  # a job that kills its worker this often is given up
+
+
+def num_cores() -> int:
+    """Cores this process may use, which can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Worker:
+    """One process and its two pipes."""
+
+    def __init__(self, recipe: bytes) -> None:
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "sparsona.engine.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **threads},
+        )
+        self.stdin, self.stdout = cast(BinaryIO, self.process.stdin), cast(BinaryIO, self.process.stdout)
+        self.job: tuple[int, Job] | None = None
+        self.opening = True
+        write_frame(self.stdin, sys.path)
+        write_frame(self.stdin, ("open", recipe))
+
+    def send(self, number: int, job: Job) -> None:
+        self.job = (number, job)
+        write_frame(self.stdin, ("job", job))
+
+    def receive(self) -> Any:
+        kind, value = read_frame(self.stdout)
+        if kind == "error":
+            raise value
+        if kind == "crash":
+            raise RuntimeError(f"a worker process failed:\n{value}")
+        return value
+
+    def end(self) -> None:
+        for pipe in (self.stdin, self.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
+        self.process.terminate()
+        self.process.wait()
+
+
+class Workers:
+    """The executor for a CPU with several cores."""
+
+    def __init__(self, setting: Setting, num_workers: int | None = None) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="sparsona-data-"))
+        self._workers: list[_Worker] = []
+        try:
+            setting.federation.save(self._folder)
+            self._recipe = cloudpickle.dumps(
+                (setting.task, setting.make_method, str(self._folder), setting.plan, setting.capacities)
+            )
+            for _ in range(num_workers or num_cores()):
+                self._workers.append(_Worker(self._recipe))
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
+        waiting = enumerate(jobs)
+        again: deque[tuple[int, Job]] = deque()  # jobs whose worker died
+        tries: dict[int, int] = {}
+        ready: dict[int, Outcome] = {}
+        next_number = 0
+        exhausted = False
+        while True:
+            # Only idle workers are written to, so neither side can wait for the other to read.
+            for place, worker in enumerate(self._workers):
+                while worker.job is None and not exhausted:
+                    item = again.popleft() if again else next(waiting, None)
+                    if item is None:
+                        exhausted = True
+                        break
+                    try:
+                        worker.send(*item)
+                    except (BrokenPipeError, OSError):
+                        again.append(item)
+                        worker = self._replace(place, tries)
+            if not any(worker.job for worker in self._workers):
+                if exhausted and not again:
+                    return
+                exhausted = False
+                continue
+            for place in self._readable():
+                worker = self._workers[place]
+                assert worker.job is not None or worker.opening
+                try:
+                    answer = worker.receive()
+                except EOFError:
+                    if worker.job is not None:
+                        again.append(worker.job)
+                    exhausted = False
+                    self._replace(place, tries)
+                    continue
+                if worker.opening:
+                    worker.opening = False
+                    continue
+                assert worker.job is not None
+                ready[worker.job[0]] = answer
+                worker.job = None
+            while next_number in ready:
+                yield ready.pop(next_number)
+                next_number += 1
+
+    def _readable(self) -> list[int]:
+        with selectors.DefaultSelector() as selector:
+            for place, worker in enumerate(self._workers):
+                if worker.job is not None or worker.opening:
+                    selector.register(worker.stdout, selectors.EVENT_READ, place)
+            return [key.data for key, _ in selector.select()]
+
+    def _replace(self, place: int, tries: dict[int, int]) -> _Worker:
+        """A new process for one that died; its job, if any, is done again."""
+        dead = self._workers[place]
+        dead.end()
+        number, client = (dead.job[0], f"client {dead.job[1].client}'s turn") if dead.job else (-1, "starting up")
+        tries[number] = tries.get(number, 0) + 1
+        if tries[number] >= TRIES:
+            raise SparsonaError(
+                f"a worker process died {TRIES} times during {client} (exit code {dead.process.returncode})",
+                expected="workers that live; -9 usually means that memory ran out",
+                mend="use --executor serial, a smaller model or a smaller batch",
+            )
+        self._workers[place] = _Worker(self._recipe)
+        return self._workers[place]
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.end()
+        self._workers.clear()
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,97 @@
+"""Methods by name. Rows are plain data: listing them imports neither torch nor a method.
+
+A row is a method file with some of its options set, and engine options that belong to the method as published: several
+rows may share a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from sparsona.core.errors import unknown_name
+
+
+@dataclass(frozen=True)
+class MethodCard:
+    """A row of `sparsona methods`."""
+
+    name: str
+    title: str
+    paper: str
+    kept: str  # what stays on the client between rounds
+    travels: str  # what is sent, and which way
+    module: str  # the file in this folder, which is also the name of its factory
+    config: str  # the class of its options
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the method
+    engine: Mapping[str, Any] = field(default_factory=dict)  # of the engine: see sparsona.runs.config
+
+
+METHODS = {
+    card.name: card
+    for card in (
+        MethodCard(
+            "local",
+            "Local",
+            "the baseline of every paper: each client alone",
+            "its own model",
+            "nothing",
+            "local",
+            "LocalConfig",
+        ),
+        MethodCard(
+            "fedavg",
+            "FedAvg",
+            "McMahan et al., AISTATS 2017",
+            "nothing (BatchNorm statistics, if any)",
+            "the dense model, both ways",
+            "fedavg",
+            "FedAvgConfig",
+        ),
+        MethodCard(
+            "fedavg-ft",
+            "FedAvg-FT",
+            "FedAvg, then every client tunes the last model on its own data",
+            "nothing until the end, then its tuned model",
+            "the dense model, both ways; once more down for tuning",
+            "fedavg",
+            "FedAvgConfig",
+            engine={"tune_epochs": 5},
+        ),
+        MethodCard(
+            "fedspa",
+            "FedSpa (DST)",
+            "Huang et al., Achieving Personalized Federated Learning with Sparse Local Models, 2022",
+            "its mask",
+            "down: the model inside the mask; up: the change inside the mask, and the new mask as bits",
+            "fedspa",
+            "FedSpaConfig",
+        ),
+        MethodCard(
+            "fedspa-rsm",
+            "FedSpa (RSM)",
+            "the same paper with one random static mask for all",
+            "its mask, which never changes",
+            "down: the model inside the mask; up: the change inside the mask",
+            "fedspa",
+            "FedSpaConfig",
+            options={"search": "rsm"},
+        ),
+    )
+}
+
+
+def card(name: str) -> MethodCard:
+    """The row of this name."""
+    if name not in METHODS:
+        raise unknown_name("method", name, METHODS)
+    return METHODS[name]
+
+
+def factory(name: str) -> tuple[Callable[..., Any], Any]:
+    """The function that makes this method for a task, and the class of its options."""
+    row = card(name)
+    module = import_module(f"sparsona.methods.{row.module}")
+    return getattr(module, row.module), getattr(module, row.config)

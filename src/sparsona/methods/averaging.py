@@ -1,0 +1,21 @@
+"""Means over an inbox that is walked once. Sums are in double precision: memory does not grow with the cohort, and the
+mean of one model is that model to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sparsona.core.tree import Tree
+
+
+def weighted_mean(items: Iterable[tuple[Tree, float]], otherwise: Tree) -> Tree:
+    """The mean of trees by weight, in the order given; `otherwise` if there are none."""
+    total = None
+    weights = 0.0
+    for tree, weight in items:
+        share = tree.flat.double() * weight
+        total = share if total is None else total.add_(share)
+        weights += weight
+    if total is None:
+        return otherwise
+    return otherwise.like((total / weights).to(otherwise.flat.dtype))

@@ -1,0 +1,69 @@
+"""FedAvg: one model for all, the mean of the clients' models weighted by their number of examples.
+
+Paper: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
+Kept: nothing but BatchNorm statistics. Travels: the dense model, both ways. Costs: dense training.
+FedAvg-FT is this method followed by the engine's final tuning of every client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparsona.core.method import Cost, Method, PartSize, ServerHalf, Tree, dense, message
+from sparsona.methods.averaging import weighted_mean
+from sparsona.methods.training import Model, Training, plain_weights, predictor, sgd_phase, training_flops
+
+if TYPE_CHECKING:
+    from sparsona.core.task import Task
+
+
+class FedAvgConfig(Training):
+    """FedAvg has no options beyond those of training."""
+
+
+@dataclass(frozen=True)
+class FedAvgState:
+    """What a client keeps between rounds."""
+
+    buffers: Tree
+
+
+@dataclass(frozen=True)
+class FedAvgServer:
+    """The model of all."""
+
+    params: Tree
+
+
+def fedavg(task: Task, config: FedAvgConfig) -> Method:
+    """One model for all."""
+
+    def init_client(params, buffers, client, seeds):
+        return FedAvgState(buffers)
+
+    def receive(state: FedAvgState, inbox, probe, round_):
+        (update,) = inbox
+        return Model(update.parts["model"].tree(), state.buffers)
+
+    def finish(state: FedAvgState, work: Model, inbox, probe, round_):
+        update = message(round_, {"model": dense(work.params)}, weight=round_.client.num_examples)
+        return FedAvgState(work.buffers), update
+
+    def cost(layout, client, round_):
+        model = (PartSize("model", layout, layout.size),)
+        return Cost(model, model, training_flops(layout, client, config))
+
+    def init_server(params, clients, seeds):
+        return FedAvgServer(params)
+
+    def aggregate(server: FedAvgServer, inbox, round_):
+        models = ((update.parts["model"].tree(), update.weight) for update in inbox)
+        return FedAvgServer(weighted_mean(models, otherwise=server.params))
+
+    def reply(server: FedAvgServer, client, round_):
+        return message(round_, {"model": dense(server.params)})
+
+    phase, predict = sgd_phase(task, config), predictor(task)
+    server = ServerHalf(init_server, aggregate, reply, lambda server: server.params)
+    return Method("fedavg", init_client, receive, (phase,), finish, predict, cost, plain_weights, phase, server)

@@ -1,0 +1,89 @@
+"""Local training as the papers share it: plain SGD with weight decay and clipping, one loss, one prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from sparsona.core import tree
+from sparsona.core.layout import Layout
+from sparsona.core.method import Grads, Phase, Work
+from sparsona.core.round import Batch, Client, Tick
+from sparsona.core.tree import Tree
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sparsona.core.task import Task
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Training(BaseModel):
+    """Options of local training. A method's Config adds its own to these."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    lr: Positive = Field(0.1, description="learning rate in the first round")
+    epochs: int = Field(5, ge=1, description="passes over the client's data in one round")
+    weight_decay: float = Field(5e-4, ge=0, allow_inf_nan=False, description="L2 pull of the weights towards zero")
+    clip_norm: Positive | None = Field(10.0, description="largest gradient norm, over all entries; 'none' for no limit")
+
+
+@dataclass(frozen=True)
+class Model:
+    """Work of a method that trains one model and nothing else."""
+
+    params: Tree
+    buffers: Tree
+
+
+def sgd(params: Tree, grads: Tree, tick: Tick, config: Training) -> Tree:
+    """One step. Clips the gradient of the loss alone, then adds the decay, as torch's clip and SGD do in that order."""
+    lr = config.lr * tick.lr_scale
+    size = lr
+    if config.clip_norm is not None:
+        size = lr * (config.clip_norm / (tree.norm(grads) + 1e-6)).clamp(max=1.0)
+    if config.weight_decay:
+        params = tree.scale(params, 1.0 - lr * config.weight_decay)
+    return tree.step(params, grads, size)
+
+
+def sgd_phase(
+    task: Task,
+    config: Training,
+    keep: Callable[[Work, Tree], Tree] = lambda work, params: params,
+    flops: Callable[[Work], int] | None = None,
+) -> Phase:
+    """Train `work.params` for some epochs; `keep(work, params)` is applied after every step (a mask, say)."""
+
+    def loss(work: Work, batch: Batch) -> tuple[Tensor, Any]:
+        outputs, buffers = task.forward(work.params, work.buffers, batch.inputs, True, batch.noise)
+        return task.mean_loss(outputs, batch), buffers
+
+    def update(work: Work, grads: Grads, tick: Tick) -> Work:
+        return replace(work, params=keep(work, sgd(work.params, grads["params"], tick, config)))
+
+    return Phase("train", ("params",), loss, update, config.epochs, mixes_examples=task.mixes_examples, flops=flops)
+
+
+def predictor(task: Task) -> Callable[[Work, Tensor], Tensor]:
+    """Logits of `work.params` in evaluation mode."""
+
+    def predict(work: Work, inputs: Tensor) -> Tensor:
+        return task.forward(work.params, work.buffers, inputs, train=False)[0]
+
+    return predict
+
+
+def plain_weights(work: Work) -> tuple[Tree, Tree]:
+    """What to deploy where the model at hand is the model to deploy."""
+    return work.params, work.buffers
+
+
+def training_flops(layout: Layout, client: Client, config: Training, nonzeros: tuple[int, ...] | None = None) -> int:
+    """FLOPs of one client's local epochs: three forward passes an example."""
+    return config.epochs * client.num_examples * 3 * layout.forward_flops(nonzeros)

@@ -1,0 +1,226 @@
+"""Where a run stands, on disk. The manifest is the truth: what it does not name does not exist.
+
+One file per owner (the server, the server's memory of a client, a client, a tuned model), written only if that owner
+changed since the last checkpoint, so that the cost follows change and not the number of clients.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from sparsona.core.errors import SparsonaError
+from sparsona.core.tree import leaves, map_leaves
+from sparsona.core.update import pack_bits, unpack_bits
+from sparsona.engine.jobs import Setting
+from sparsona.engine.star import Population, received_work
+from sparsona.runs.store import read_json, write_atomically
+
+FORMAT = 1
+BITS = "#bits"  # a bool tensor is stored as bits; the suffix keeps the two apart
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A checkpoint in memory."""
+
+    completed: int
+    seconds: float
+    population: Population
+    tuned: dict[int, Any]
+    finished: bool = False
+
+
+class Checkpoints:
+    """The checkpoint of one run folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "checkpoint"
+        self._files: dict[str, str] = {}
+        self._saved: dict[str, tuple[Tensor, ...]] = {}  # what is on disk, to be compared by identity
+        self._number = 0
+
+    def save(self, progress: Progress, initial: Population) -> None:
+        """Write what changed, then the manifest, then remove what nothing names any more."""
+        self._folder.mkdir(exist_ok=True)
+        self._number += 1
+        start = {owner: _tensors(value) for owner, value in _owners(initial, {}).items()}
+        names = dict(self._files)
+        saved = dict(self._saved)
+        for owner, value in _owners(progress.population, progress.tuned).items():
+            tensors = _tensors(value)
+            if _same(tensors, saved.get(owner)) or (owner not in saved and _same(tensors, start.get(owner))):
+                continue
+            name = f"{owner.replace('/', '-')}.{self._number}.safetensors"
+            data = save(_as_file(value))
+            write_atomically(self._folder / name, data)
+            names[owner] = f"{name} {zlib.crc32(data):08x}"
+            saved[owner] = tensors
+        manifest = {
+            "format": FORMAT,
+            "completed": progress.completed,
+            "finished": progress.finished,
+            "seconds": progress.seconds,
+            "number": self._number,
+            "files": names,
+        }
+        write_atomically(self._folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
+        self._files, self._saved = names, saved
+        keep = {entry.split()[0] for entry in names.values()} | {"manifest.json"}
+        for path in self._folder.iterdir():
+            if path.name not in keep:
+                path.unlink(missing_ok=True)
+
+    def load(self, setting: Setting, initial: Population) -> Progress | None:
+        """What the manifest names, or None if the run has none yet."""
+        path = self._folder / "manifest.json"
+        if not path.exists():
+            return None
+        manifest = read_json(path)
+        try:
+            if manifest["format"] != FORMAT:
+                raise SparsonaError(
+                    f"'{path}' is a checkpoint of format {manifest['format']}",
+                    expected=f"format {FORMAT}",
+                    mend="use the version of sparsona named in the run's environment.json",
+                )
+            self._number, self._files = int(manifest["number"]), dict(manifest["files"])
+            completed, seconds = int(manifest["completed"]), float(manifest["seconds"])
+            finished = bool(manifest["finished"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise SparsonaError(f"'{path}' is damaged: {error}", mend="restore it from a copy") from None
+        stored = {owner: self._read(entry) for owner, entry in self._files.items()}
+        server = _filled_server(initial.server, stored) if initial.server is not None else None
+        states = {
+            client: _filled(setting.fresh_state(client), tensors, f"client {client}")
+            for client, tensors in _of_kind(stored, "client")
+        }
+        population = Population(server, states)
+        tuned = {
+            client: _filled(received_work(setting, population, client), tensors, f"client {client}'s tuned model")
+            for client, tensors in _of_kind(stored, "tuned")
+        }
+        self._saved = {
+            owner: _tensors(value) for owner, value in _owners(population, tuned).items() if owner in self._files
+        }
+        return Progress(completed, seconds, population, tuned, finished)
+
+    def _read(self, entry: str) -> dict[str, Tensor]:
+        name, _, checksum = entry.partition(" ")
+        path = self._folder / name
+        try:
+            data = path.read_bytes()
+            if f"{zlib.crc32(data):08x}" != checksum:
+                raise ValueError("its checksum does not match")
+            return _from_file(load(data))
+        except (OSError, ValueError, SafetensorError) as error:
+            raise SparsonaError(
+                f"checkpoint file '{path}' is missing or damaged: {error}",
+                expected="the file as it was written",
+                mend="restore it from a copy, or start the run again in another folder",
+            ) from None
+
+
+def _of_kind(stored: Mapping[str, dict[str, Tensor]], kind: str) -> list[tuple[int, dict[str, Tensor]]]:
+    return [(int(owner.partition("/")[2]), found) for owner, found in stored.items() if owner.startswith(f"{kind}/")]
+
+
+def _owners(population: Population, tuned: Mapping[int, Any]) -> dict[str, Any]:
+    """Everything to be stored, by who owns it. A server's dict by client is one owner per client."""
+    owners: dict[str, Any] = {}
+    server = population.server
+    if server is not None:
+        memory = _memories(server)
+        owners["server"] = replace(server, **{name: {} for name in memory})
+        for client in sorted({client for values in memory.values() for client in values}):
+            owners[f"server/{client}"] = {name: values[client] for name, values in memory.items() if client in values}
+    owners |= {f"client/{client}": state for client, state in sorted(population.states.items())}
+    owners |= {f"tuned/{client}": work for client, work in sorted(tuned.items())}
+    return owners
+
+
+def _memories(server: Any) -> dict[str, dict[int, Any]]:
+    """Fields of a server that remember something about each client."""
+    assert is_dataclass(server)
+    return {
+        field.name: value
+        for field in fields(server)
+        if isinstance(value := getattr(server, field.name), dict) and all(isinstance(key, int) for key in value)
+    }
+
+
+def _filled_server(server: Any, stored: Mapping[str, dict[str, Tensor]]) -> Any:
+    """The server as stored: its own fields from one file, its memory of each changed client from another."""
+    memory = _memories(server)
+    bare = replace(server, **{name: {} for name in memory})
+    if "server" in stored:
+        bare = _filled(bare, stored["server"], "the server")
+    changed = {name: dict(values) for name, values in memory.items()}
+    for client, tensors in _of_kind(stored, "server"):
+        own = {name: values[client] for name, values in memory.items() if client in values}
+        for name, value in _filled(own, tensors, f"the server's memory of client {client}").items():
+            changed[name][client] = value
+    return replace(bare, **changed)
+
+
+def _filled(template: Any, stored: dict[str, Tensor], what: str) -> Any:
+    """The template's structure with the stored tensors in it."""
+    expected = dict(leaves(template))
+    if expected.keys() != stored.keys() or any(
+        stored[path].shape != value.shape or stored[path].dtype != value.dtype for path, value in expected.items()
+    ):
+        raise SparsonaError(
+            f"the checkpoint of {what} holds {_shapes(stored)}",
+            expected=_shapes(expected),
+            mend="use the version of sparsona, the model and the data this run was started with",
+        )
+    return map_leaves(lambda path, _value: stored[path], template)
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> str:
+    return (
+        ", ".join(f"{path} {list(value.shape)} {value.dtype}" for path, value in sorted(tensors.items())) or "nothing"
+    )
+
+
+def _tensors(value: Any) -> tuple[Tensor, ...]:
+    return tuple(tensor for _, tensor in leaves(value))
+
+
+def _same(now: tuple[Tensor, ...], before: tuple[Tensor, ...] | None) -> bool:
+    """Whether nothing changed: values are never edited in place, so the same tensor is the same value."""
+    return before is not None and len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
+
+
+def _as_file(value: Any) -> dict[str, Tensor]:
+    found = {}
+    for path, tensor in leaves(value):
+        if tensor.dtype is torch.bool:
+            found[f"{path}{BITS}{','.join(map(str, tensor.shape))}"] = pack_bits(tensor.reshape(-1))
+        else:
+            found[path] = tensor.detach().contiguous().clone()  # shared storage is refused by the format
+    return found
+
+
+def _from_file(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    found = {}
+    for key, tensor in stored.items():
+        path, mark, shape = key.partition(BITS)
+        if mark:
+            sizes = [int(size) for size in shape.split(",") if size]
+            count = 1
+            for size in sizes:
+                count *= size
+            tensor = unpack_bits(tensor, count).view(sizes)
+        # A copy, in memory aligned as torch does it: where a buffer starts may decide how a product is summed.
+        found[path] = tensor.clone()
+    return found

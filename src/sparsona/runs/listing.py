@@ -1,0 +1,37 @@
+"""What runs there are, read from their folders. Free of torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sparsona.core.errors import SparsonaError
+from sparsona.runs.store import read_json
+
+
+def list_runs(where: Path) -> list[dict[str, Any]]:
+    """One row per run below a folder, those of comparisons included; newest first."""
+    if not where.is_dir():
+        return []
+    configs = [*where.glob("*/config.json"), *where.glob("*/*/config.json")]
+    return [_row(path.parent, where) for path in sorted(configs, key=lambda path: path.stat().st_mtime, reverse=True)]
+
+
+def _row(folder: Path, where: Path) -> dict[str, Any]:
+    row: dict[str, Any] = {"run": str(folder.relative_to(where)), "path": str(folder)}
+    try:
+        config = read_json(folder / "config.json")
+        manifest = folder / "checkpoint" / "manifest.json"
+        reached = read_json(manifest) if manifest.exists() else {"completed": 0, "finished": False}
+        summary = read_json(folder / "summary.json") if (folder / "summary.json").exists() else None
+        accuracy = f"{summary['accuracy']['mean']:.1%}" if summary else "–"
+        return row | {
+            "method": config["method"],
+            "seed": config["seed"],
+            "rounds": f"{reached['completed']}/{config['rounds']}",
+            "accuracy": accuracy,
+            "state": "finished" if reached["finished"] else "unfinished: resume it",
+        }
+    except (SparsonaError, KeyError, TypeError) as error:
+        blank = dict.fromkeys(("method", "seed", "rounds", "accuracy"), "–")
+        return row | blank | {"state": f"damaged: {str(error).splitlines()[0]}"}

@@ -1,0 +1,175 @@
+"""Plays a run from where it stands to its end: rounds, evaluations, records, checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.executors import open_executor
+from sparsona.engine.jobs import Setting
+from sparsona.engine.star import Population, RoundRecord, Star
+from sparsona.runs.checkpoint import Checkpoints, Progress
+from sparsona.runs.store import RunFolder, pack_confusion
+from sparsona.wire.ledger import Traffic
+
+# Checkpoints may take this share of the time, and are not worth taking more often than this.
+CHECKPOINT_SHARE = 0.05
+CHECKPOINT_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a progress bar shows after a round."""
+
+    completed: int
+    total: int
+    accuracy: float | None
+    seconds: float
+
+
+Listener = Callable[[Event], None]
+
+
+def play(
+    folder: RunFolder,
+    setting: Setting,
+    executor_name: str,
+    max_seconds: float | None,
+    listen: Listener = lambda event: None,
+) -> Progress:
+    """Go on from the last checkpoint, or from the start. The folder must be locked by the caller.
+
+    Whatever ends it (the last round, the time limit, Ctrl-C, an error), what was reached is on disk.
+    """
+    executor = open_executor(executor_name, setting)
+    try:
+        return _Session(folder, setting, Star(setting, executor), listen).run(max_seconds)
+    finally:
+        executor.close()
+
+
+class _Session:
+    def __init__(self, folder: RunFolder, setting: Setting, star: Star, listen: Listener) -> None:
+        self.folder, self.setting, self.star, self.listen = folder, setting, star, listen
+        self.checkpoints = Checkpoints(folder.path)
+        self.initial: Population = star.start()
+        self.progress = self.checkpoints.load(setting, self.initial) or Progress(0, 0.0, self.initial, {})
+        self.began = time.monotonic() - self.progress.seconds
+        self.checkpoint_at = time.monotonic()
+        self.checkpoint_cost = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def run(self, max_seconds: float | None) -> Progress:
+        if self.progress.finished:
+            return self.progress
+        self.folder.forget_from(self.progress.completed)
+        deadline = None if max_seconds is None else time.monotonic() + max_seconds
+        unsaved = False
+        self.listen(Event(self.progress.completed, self.setting.plan.rounds, None, self.seconds))
+        try:
+            while self.progress.completed < self.setting.plan.rounds:
+                self._round()
+                unsaved = True
+                if deadline is not None and time.monotonic() >= deadline:
+                    break
+                if self._checkpoint_is_due():
+                    self._save()
+                    unsaved = False
+            if self.progress.completed == self.setting.plan.rounds:
+                self._close()
+        except BaseException:
+            if unsaved and not self.progress.finished:
+                self._save()
+            raise
+        self._save()
+        return self.progress
+
+    def _round(self) -> None:
+        began = time.monotonic()
+        index = self.progress.completed
+        population, record = self.star.play(self.progress.population, index)
+        if self.setting.plan.evaluates_after(index + 1):
+            record.evaluations.extend(self.star.evaluate(population, index + 1))
+        self._write(record, index + 1, time.monotonic() - began)
+        self.progress = replace(self.progress, completed=index + 1, seconds=self.seconds, population=population)
+        self.listen(Event(index + 1, self.setting.plan.rounds, _mean(record.evaluations, "received"), self.seconds))
+
+    def _close(self) -> None:
+        """Final tuning and novel clients."""
+        began = time.monotonic()
+        record, tuned = self.star.closing(self.progress.population)
+        if record.turns or record.evaluations:
+            self._write(record, self.setting.plan.rounds, time.monotonic() - began)
+        self.progress = replace(self.progress, tuned=tuned, seconds=self.seconds, finished=True)
+        accuracy = _mean(record.evaluations, "tuned")
+        if accuracy is not None:
+            self.listen(Event(self.setting.plan.rounds, self.setting.plan.rounds, accuracy, self.seconds))
+
+    def _checkpoint_is_due(self) -> bool:
+        since = time.monotonic() - self.checkpoint_at
+        return since >= max(CHECKPOINT_SECONDS, self.checkpoint_cost / CHECKPOINT_SHARE)
+
+    def _save(self) -> None:
+        began = time.monotonic()
+        self.checkpoints.save(self.progress, self.initial)
+        self.checkpoint_at = time.monotonic()
+        self.checkpoint_cost = self.checkpoint_at - began
+
+    def _write(self, record: RoundRecord, completed: int, seconds: float) -> None:
+        turns = record.turns
+        total = sum((turn.traffic for turn in turns), Traffic())
+        examples = sum(turn.tally.examples for turn in turns)
+        loss = sum(turn.tally.loss * turn.tally.examples for turn in turns) / examples if examples else None
+        summary = (
+            record.index,
+            record.lr_scale,
+            len(turns),
+            sum(turn.aggregated for turn in turns),
+            sum(turn.dropped for turn in turns),
+            loss,
+            *_counts(total),
+            sum(turn.tally.train_flops for turn in turns),
+            sum(turn.tally.search_flops for turn in turns),
+            seconds,
+        )
+        with self.folder.writing():
+            self.folder.insert("rounds", [summary])
+            self.folder.insert(
+                "turns",
+                (
+                    (
+                        record.index,
+                        turn.client,
+                        turn.tally.loss,
+                        turn.tally.examples,
+                        turn.tally.steps,
+                        turn.aggregated,
+                        turn.dropped,
+                        *_counts(turn.traffic),
+                        turn.tally.train_flops,
+                        turn.tally.search_flops,
+                    )
+                    for turn in turns
+                ),
+            )
+            self.folder.insert("evaluations", (_row(completed, evaluation) for evaluation in record.evaluations))
+
+
+def _counts(traffic: Traffic) -> tuple[int, int, int, int]:
+    return traffic.up, traffic.down, traffic.paper_up, traffic.paper_down
+
+
+def _row(completed: int, found: Evaluation) -> tuple[Any, ...]:
+    confusion = pack_confusion(found.confusion)
+    return completed, found.client, found.point, found.correct, found.count, found.loss, confusion
+
+
+def _mean(evaluations: list[Evaluation], point: str) -> float | None:
+    found = [evaluation.correct / evaluation.count for evaluation in evaluations if evaluation.point == point]
+    return sum(found) / len(found) if found else None

@@ -1,0 +1,48 @@
+"""Bool trees that say which entries of a model exist."""
+
+from __future__ import annotations
+
+from sparsona.core.errors import SparsonaError
+from sparsona.core.layout import Layout
+from sparsona.core.seeds import generator
+from sparsona.core.tree import Tree
+
+
+def random_mask(layout: Layout, kept: tuple[int, ...], seed: int) -> Tree:
+    """A mask with exactly `kept[l]` entries of tensor l, every choice of positions equally likely.
+
+    A function of its arguments alone, so that two sides that know the seed need not send the mask. Of two masks from
+    one seed, the one with more entries in every tensor contains the other.
+    """
+    import torch
+
+    if len(kept) != len(layout.slots):
+        raise SparsonaError(
+            f"{len(kept)} counts for {len(layout.slots)} tensors",
+            expected="one count for each tensor of the layout",
+            mend="compute them from the same layout with kept_counts",
+        )
+    random = generator(seed)
+    flat = torch.zeros(layout.size, dtype=torch.bool)
+    start = 0
+    for slot, count in zip(layout.slots, kept, strict=True):
+        if not 0 <= count <= slot.size:
+            raise SparsonaError(
+                f"cannot keep {count} entries of tensor '{slot.name}'", expected=f"a count from 0 to {slot.size}"
+            )
+        # Drawn for dense and empty tensors too: the draws of later tensors must not depend on the density.
+        flat[start + torch.randperm(slot.size, generator=random)[:count]] = True
+        start += slot.size
+    return Tree(layout, flat)
+
+
+def full_mask(layout: Layout) -> Tree:
+    """The mask of a dense model."""
+    import torch
+
+    return Tree(layout, torch.ones(layout.size, dtype=torch.bool))
+
+
+def density(mask: Tree) -> float:
+    """The share of all entries that the mask keeps; 1 for a mask without entries."""
+    return int(mask.flat.count_nonzero()) / mask.layout.size if mask.layout.size else 1.0

@@ -1,0 +1,1 @@
+"""Bytes: packed, checked, counted."""

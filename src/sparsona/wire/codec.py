@@ -1,0 +1,135 @@
+"""Updates to bytes and back, bit for bit."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsona.core.errors import SparsonaError
+from sparsona.core.tree import Tree
+from sparsona.core.update import Part, PartSize, Support, Update, mask_digest, pack_bits, unpack_bits
+from sparsona.wire.format import (
+    ALIGN,
+    CHECKSUM,
+    Head,
+    PartHead,
+    malformed,
+    padded,
+    payload_size,
+    read_head,
+    short,
+    sizes_of,
+    write_head,
+)
+
+
+def encode(update: Update) -> bytes:
+    """The message that carries an update. What `decode` would refuse is refused here."""
+    heads = tuple(_part_head(part, size) for part, size in zip(update.parts.values(), sizes_of(update), strict=True))
+    blocks: list[bytes | memoryview] = [write_head(Head(update.sender, update.round, update.weight, heads))]
+    for head, part in zip(heads, update.parts.values(), strict=True):
+        if part.support is Support.BITS:
+            blocks += _block(pack_bits(_sendable_mask(head, part).flat))
+        blocks += _block(pack_bits(part.values) if part.values.dtype is torch.bool else part.values)
+    checksum = 0
+    for block in blocks:
+        checksum = zlib.crc32(block, checksum)
+    # The join is the only copy of the values.
+    return b"".join([*blocks, CHECKSUM.pack(checksum)])
+
+
+def decode(data: bytes | bytearray | memoryview) -> Update:
+    """The update inside a message; its tensors are copies, so `data` may be reused.
+
+    Anything but a sound message of this version raises SparsonaError. Memory grows with the length of `data`, never
+    with what it claims: a KNOWN or SEED part may describe a vast layout, for which nothing is allocated. Layouts arrive
+    without the costs of their slots.
+    """
+    try:
+        message = memoryview(data).cast("B")
+    except TypeError as error:
+        raise SparsonaError(f"not a message: {error}", expected="contiguous bytes") from None
+    head, at = read_head(message)
+    raw = np.frombuffer(message, np.uint8)
+    parts = {}
+    for part in head.parts:
+        size = part.size
+        bitmap_bytes, value_bytes = payload_size(size)
+        mask = None
+        if size.support is Support.BITS:
+            mask = Tree(size.layout, _read_bits(raw, at, size.layout.size))
+            at += padded(bitmap_bytes)
+            _check_mask(part, mask)
+        values = _read_bits(raw, at, size.num_values) if size.is_mask else _read_floats(raw, at, size.num_values)
+        at += padded(value_bytes)
+        parts[size.name] = Part(size.layout, values, size.support, mask, part.digest, part.seed)
+    return Update(head.sender, head.round, head.weight, parts)
+
+
+def _part_head(part: Part, size: PartSize) -> PartHead:
+    if part.values.dim() != 1 or part.values.dtype not in (torch.float32, torch.bool):
+        raise SparsonaError(
+            f"part {short(size.name)} holds {part.values.dtype} values of shape {tuple(part.values.shape)}",
+            expected="float32 or bool in one dimension",
+            mend="send one client's flat buffer, as float32 or as a bool mask",
+        )
+    # Only what the support calls for travels: a SEED part that fell back to BITS still holds its seed.
+    return PartHead(
+        size,
+        digest=b"" if part.support is Support.DENSE else part.digest,
+        seed=part.seed if part.support is Support.SEED else b"",
+    )
+
+
+def _sendable_mask(head: PartHead, part: Part) -> Tree:
+    mask, name = part.mask, short(head.size.name)
+    if mask is None or mask.flat.dtype is not torch.bool or mask.flat.dim() != 1:
+        raise SparsonaError(
+            f"part {name} is to send a bitmap but holds no bool mask",
+            mend="make the part with `masked`; one that arrived as KNOWN or SEED has no mask to pass on",
+        )
+    if mask.layout.digest != part.layout.digest:
+        raise SparsonaError(f"part {name} and its mask have different layouts", expected="one layout")
+    _check_mask(head, mask)
+    return mask
+
+
+def _check_mask(head: PartHead, mask: Tree) -> None:
+    name, num_values = short(head.size.name), head.size.num_values
+    ones = int(np.count_nonzero(mask.flat.detach().cpu().numpy()))
+    if ones != num_values:
+        raise malformed(f"part {name} has {num_values} values for a mask of {ones} entries", "as many of both")
+    if mask_digest(mask) != head.digest:
+        raise malformed(f"the mask of part {name} does not match its digest", "the digest of that mask")
+
+
+def _block(values: Tensor) -> list[bytes | memoryview]:
+    """A tensor's memory, little endian, and the padding behind it."""
+    array = values.detach().cpu().contiguous().numpy()
+    array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return [array.view(np.uint8).data, bytes(-array.nbytes % ALIGN)]
+
+
+def _read_block(raw: np.ndarray, start: int, num_bytes: int) -> np.ndarray:
+    end = start + num_bytes
+    if raw[end : start + padded(num_bytes)].any():
+        raise malformed("padding is not zero", "zero bytes")
+    return raw[start:end]
+
+
+def _read_floats(raw: np.ndarray, start: int, count: int) -> Tensor:
+    # Into memory that torch aligned: where a buffer starts may decide how a product is summed, to the last bit.
+    values = torch.empty(count)
+    values.numpy()[:] = _read_block(raw, start, 4 * count).view("<f4")
+    return values
+
+
+def _read_bits(raw: np.ndarray, start: int, count: int) -> Tensor:
+    packed = _read_block(raw, start, -(-count // 8))
+    # One mask, one message: anything could hide in the spare bits of the last byte.
+    if count % 8 and packed[-1] >> (count % 8):
+        raise malformed("spare bits are not zero", "zero bits")
+    return unpack_bits(torch.from_numpy(packed.copy()), count)

@@ -1,0 +1,304 @@
+"""The bytes of one message: where everything lies, and how many there will be. Free of torch, so that costs need none.
+
+A message is a head (who, when, and what each part holds), then every part's payload, then a checksum. All lengths
+follow from the head, so a reader knows the exact size of a message before it allocates anything. docs/wire-format.md
+has the byte table.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from sparsona.core.errors import SparsonaError
+from sparsona.core.layout import Layout, Slot
+from sparsona.core.update import SERVER, PartSize, Support
+
+if TYPE_CHECKING:
+    from sparsona.core.update import Update
+
+MAGIC = b"SPNA"
+VERSION = 1
+DIGEST_BYTES = 8
+SEED_BYTES = 16
+# Blocks start at multiples of four, so that a reader may look at floats where they lie.
+ALIGN = 4
+
+# Names and shapes become Python objects some fifty times their size, and each part takes its time; an update has a few.
+MAX_HEAD_BYTES = 2**20
+MAX_PARTS = 255
+MAX_NAME_BYTES = 2**16 - 1
+MAX_DIMS = 32
+MAX_DIM = 2**32 - 1
+# No model comes near, and products of this size still fit the 64-bit strides of a tensor.
+MAX_ENTRIES = 2**40
+
+HEAD = struct.Struct("<4sBBHiId")  # magic, version, zero, number of parts, sender, round, weight
+PART = struct.Struct("<HBBIQ")  # bytes of the name, dtype, support, number of tensors, number of values
+SLOT = struct.Struct("<HB")  # bytes of the name, number of dimensions
+CHECKSUM = struct.Struct("<I")
+
+E = TypeVar("E", bound=enum.IntEnum)
+
+_RESEND = "ask the sender for the message again"
+_SENDER = "mend the sender, or leave its messages out: parts are made with `dense` and `masked`"
+
+
+class Dtype(enum.IntEnum):
+    """How values are written: four bytes each, or one bit each."""
+
+    FLOAT32 = 0
+    BOOL = 1
+
+
+@dataclass(frozen=True)
+class PartHead:
+    """What a message says about one part before its payload."""
+
+    size: PartSize
+    digest: bytes = b""
+    seed: bytes = b""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a message says before its payloads."""
+
+    sender: int
+    round: int
+    weight: float
+    parts: tuple[PartHead, ...]
+
+
+def padded(num_bytes: int) -> int:
+    """Rounded up to the alignment of blocks."""
+    return -(-num_bytes // ALIGN) * ALIGN
+
+
+def payload_size(part: PartSize) -> tuple[int, int]:
+    """Bytes of a part's bitmap and of its values, each before padding."""
+    bitmap = -(-part.layout.size // 8) if part.support is Support.BITS else 0
+    values = -(-part.num_values // 8) if part.is_mask else 4 * part.num_values
+    return bitmap, values
+
+
+def message_size(parts: tuple[PartSize, ...]) -> int:
+    """The exact length of a message with these parts, without encoding it."""
+    _check_parts(parts)
+    return _message_size(parts)
+
+
+def paper_size(parts: tuple[PartSize, ...]) -> int:
+    """Bytes as the papers count them: four for each float value; masks, seeds and heads are free."""
+    return sum(4 * part.num_values for part in parts if not part.is_mask)
+
+
+def sizes_of(update: Update) -> tuple[PartSize, ...]:
+    """What `message_size` and `paper_size` need to know of an update."""
+    return tuple(
+        PartSize(name, part.layout, part.values.numel(), part.support, not part.values.is_floating_point())
+        for name, part in update.parts.items()
+    )
+
+
+def write_head(head: Head) -> bytes:
+    """The head of a message, padded. Refuses what `read_head` would refuse."""
+    _check_envelope(head.sender, head.round, head.weight)
+    _check_parts([part.size for part in head.parts])
+    out = [HEAD.pack(MAGIC, VERSION, 0, len(head.parts), head.sender, head.round, head.weight)]
+    for part in head.parts:
+        size, name = part.size, _utf8(part.size.name)
+        dtype = Dtype.BOOL if size.is_mask else Dtype.FLOAT32
+        digest_bytes, seed_bytes = _proof_size(size.support)
+        if len(part.digest) != digest_bytes or len(part.seed) != seed_bytes:
+            raise SparsonaError(
+                f"part {short(size.name)} has a digest of {len(part.digest)} and a seed of {len(part.seed)} bytes",
+                expected=f"{digest_bytes} and {seed_bytes} for support {size.support.name}",
+                mend="make parts with `dense` or `masked`",
+            )
+        out += [PART.pack(len(name), dtype, size.support, len(size.layout.slots), size.num_values), name]
+        out += [part.digest, part.seed]
+        for slot in size.layout.slots:
+            name = _utf8(slot.name)
+            out += [SLOT.pack(len(name), len(slot.shape)), name, struct.pack(f"<{len(slot.shape)}I", *slot.shape)]
+    packed = b"".join(out)
+    return packed.ljust(padded(len(packed)), b"\0")
+
+
+def read_head(message: memoryview) -> tuple[Head, int]:
+    """The head of a whole message and the offset of its first payload.
+
+    Checks everything that can be known without looking at payloads: checksum, limits, and that the message has exactly
+    the length that its head calls for.
+    """
+    if len(message) < HEAD.size + CHECKSUM.size:
+        raise SparsonaError(
+            f"a message of {len(message)} bytes is too short",
+            expected=f"at least {HEAD.size + CHECKSUM.size} bytes",
+            mend=_RESEND,
+        )
+    magic, version, zero, num_parts, sender, round_, weight = HEAD.unpack_from(message)
+    if magic != MAGIC:
+        raise SparsonaError(f"not a Sparsona message: it begins with {magic!r}", expected=f"{MAGIC!r}")
+    # Before the checksum: another version may well have another one.
+    if version != VERSION:
+        raise SparsonaError(
+            f"a message of format version {version}",
+            expected=f"version {VERSION}",
+            mend="run the same version of Sparsona on both sides",
+        )
+    end = len(message) - CHECKSUM.size
+    if zlib.crc32(message[:end]) != CHECKSUM.unpack_from(message, end)[0]:
+        raise SparsonaError("the checksum of a message does not match: it was damaged or cut short", mend=_RESEND)
+    if zero:
+        raise malformed(f"the reserved byte is {zero}", "0")
+    _check_envelope(sender, round_, weight)
+    _check_count(num_parts)
+    reader = _Reader(message, HEAD.size, min(end, MAX_HEAD_BYTES))
+    parts = tuple(_read_part(reader) for _ in range(num_parts))
+    sizes = [part.size for part in parts]
+    _check_parts(sizes)
+    if len(message) != (size := _message_size(sizes)):
+        raise malformed(f"a message of {len(message)} bytes whose head calls for {size}", "equal lengths")
+    start = padded(reader.at)
+    if any(message[reader.at : start]):
+        raise malformed("the padding after the head is not zero", "zero bytes")
+    return Head(sender, round_, weight, parts), start
+
+
+def _read_part(reader: _Reader) -> PartHead:
+    name_bytes, dtype, how, num_tensors, num_values = reader.unpack(PART)
+    is_mask, support = _member(Dtype, dtype) is Dtype.BOOL, _member(Support, how)
+    name = reader.text(name_bytes)
+    digest_bytes, seed_bytes = _proof_size(support)
+    digest, seed = reader.take(digest_bytes), reader.take(seed_bytes)
+    # Each tensor takes bytes, so an absurd count ends at the end of the message.
+    layout = Layout(tuple(_read_slot(reader) for _ in range(num_tensors)))
+    return PartHead(PartSize(name, layout, num_values, support, is_mask), digest, seed)
+
+
+def _member(kind: type[E], number: int) -> E:
+    try:
+        return kind(number)
+    except ValueError:
+        known = ", ".join(f"{member.value} ({member.name})" for member in kind)
+        raise malformed(f"a part of unknown {kind.__name__.lower()} {number}", known) from None
+
+
+def _read_slot(reader: _Reader) -> Slot:
+    name_bytes, num_dims = reader.unpack(SLOT)
+    name = reader.text(name_bytes)
+    return Slot(name, struct.unpack(f"<{num_dims}I", reader.take(4 * num_dims)))
+
+
+class _Reader:
+    """Reads forward through a head and never past its end."""
+
+    def __init__(self, message: memoryview, start: int, end: int) -> None:
+        self.message, self.at, self.end = message, start, end
+
+    def take(self, num_bytes: int) -> bytes:
+        start, self.at = self.at, self.at + num_bytes
+        if self.at > self.end:
+            expected = f"a head inside the message, of at most {MAX_HEAD_BYTES} bytes"
+            raise malformed(f"the head must end at byte {self.end} but goes on to {self.at}", expected)
+        return bytes(self.message[start : self.at])
+
+    def unpack(self, fields: struct.Struct) -> tuple[int, ...]:
+        return fields.unpack(self.take(fields.size))
+
+    def text(self, num_bytes: int) -> str:
+        try:
+            return self.take(num_bytes).decode()
+        except UnicodeDecodeError:
+            raise malformed("a name that is not text", "UTF-8") from None
+
+
+def _proof_size(support: Support) -> tuple[int, int]:
+    """Bytes of the digest and of the seed that travel with a support."""
+    return 0 if support is Support.DENSE else DIGEST_BYTES, SEED_BYTES if support is Support.SEED else 0
+
+
+def _head_size(parts: Sequence[PartSize]) -> int:
+    size = HEAD.size
+    for part in parts:
+        size += PART.size + len(part.name.encode()) + sum(_proof_size(part.support))
+        size += sum(SLOT.size + len(slot.name.encode()) + 4 * len(slot.shape) for slot in part.layout.slots)
+    return size
+
+
+def _message_size(parts: Sequence[PartSize]) -> int:
+    payloads = sum(padded(size) for part in parts for size in payload_size(part))
+    return padded(_head_size(parts)) + payloads + CHECKSUM.size
+
+
+# What is refused is the same for a sender and a receiver: whatever can be encoded can be decoded.
+
+
+def _check_envelope(sender: int, round_: int, weight: float) -> None:
+    if not SERVER <= sender < 2**31:
+        raise malformed(f"sender {sender}", f"{SERVER} for the server or a client's index below 2**31")
+    if not 0 <= round_ < 2**32:
+        raise malformed(f"round {round_}", "0 to 2**32 - 1")
+    if not (math.isfinite(weight) and weight >= 0):
+        raise malformed(f"weight {weight}", "a finite number, not negative")
+
+
+def _check_count(num_parts: int) -> None:
+    if num_parts > MAX_PARTS:
+        raise malformed(f"{num_parts} parts", f"at most {MAX_PARTS}")
+
+
+def _check_parts(parts: Sequence[PartSize]) -> None:
+    _check_count(len(parts))
+    _check_names([part.name for part in parts], "parts")
+    for part in parts:
+        _check_names(part.layout.names, f"tensors in part {short(part.name)}")
+        # A dimension of zero must not hide absurd ones beside it: strides are products of the others.
+        entries = 0
+        for slot in part.layout.slots:
+            if len(slot.shape) > MAX_DIMS:
+                raise malformed(f"tensor {short(slot.name)} of {len(slot.shape)} dimensions", f"at most {MAX_DIMS}")
+            if not all(0 <= dim <= MAX_DIM for dim in slot.shape):
+                raise malformed(f"tensor {short(slot.name)} of shape {slot.shape}", f"dimensions of 0 to {MAX_DIM}")
+            entries += math.prod(dim or 1 for dim in slot.shape)
+        if entries > MAX_ENTRIES:
+            raise malformed(f"part {short(part.name)} of {entries} entries", f"at most {MAX_ENTRIES}")
+        size, dense = part.layout.size, part.support is Support.DENSE
+        if not (size if dense else 0) <= part.num_values <= size:
+            raise malformed(
+                f"part {short(part.name)} has {part.num_values} values with support {part.support.name}",
+                f"{'exactly' if dense else 'at most'} {size}, the entries of its layout",
+            )
+    if (head := _head_size(parts)) > MAX_HEAD_BYTES:
+        raise malformed(f"names and shapes of {head} bytes", f"at most {MAX_HEAD_BYTES}")
+
+
+def _check_names(names: Sequence[str], what: str) -> None:
+    if len(set(names)) != len(names):
+        raise malformed(f"two {what} have the same name", "names that differ")
+    for name in names:
+        if len(_utf8(name)) > MAX_NAME_BYTES:
+            raise malformed(f"the name {short(name)} is too long", f"at most {MAX_NAME_BYTES} bytes")
+
+
+def _utf8(name: str) -> bytes:
+    try:
+        return name.encode()
+    except UnicodeEncodeError:
+        raise malformed(f"the name {short(name)} is not text", "something that UTF-8 can write") from None
+
+
+def short(name: str) -> str:
+    """A name for an error message, however long the sender made it."""
+    return repr(name if len(name) <= 40 else name[:40] + "…")
+
+
+def malformed(what: str, expected: str) -> SparsonaError:
+    """The error for a message that arrived as it was sent but makes no sense."""
+    return SparsonaError(f"malformed message: {what}", expected=expected, mend=_SENDER)

@@ -1,0 +1,232 @@
+"""The report as a file: whole, self-contained, escaped. What a browser makes of it is tested in tests/browser."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparsona.analysis import plots
+from sparsona.analysis.report import render_report, write_report
+from sparsona.analysis.view import RunView
+from sparsona.core.errors import SparsonaError
+
+MakeView = Callable[..., RunView]
+MakeComparison = Callable[..., list[RunView]]
+
+
+class Page(HTMLParser):
+    """The tags and the words of a page; scripts and styles are not words."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside not in ("script", "style"):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def figures_of(text: str) -> dict[str, list[dict[str, object]]]:
+    return json.loads(re.search(r"^const figures = (.*);$", text, re.MULTILINE)[1])
+
+
+def test_many_methods_and_seeds(make_comparison: MakeComparison, tmp_path: Path) -> None:
+    path = write_report(make_comparison(seeds=3), tmp_path / "deep" / "page.html", title="Digits")
+    assert path == tmp_path / "deep" / "page.html"
+    assert [p.name for p in path.parent.iterdir()] == ["page.html"]  # no draft stays behind
+    text = path.read_text(encoding="utf-8")
+    page = Page(text)
+    assert "<title>Digits</title>" in text
+    assert "5 methods" in page.text
+    assert "3 seeds" in page.text
+    assert page.text.count("The tuned model of every client") == 1
+    assert "Local, FedSpa (DST), FedSpa (RSM): The trained model" in page.text
+    assert "Difference to Local" in page.text
+    assert " to +" in page.text
+    figures = figures_of(text)
+    assert {key: len(found) for key, found in figures.items()} == {
+        "curves": 2,
+        "clients": 1,
+        "differences": 4,
+        "partition": 3,
+        "confusion": 5,
+        "loss": 1,
+    }
+
+
+def test_one_run(make_view: MakeView, tmp_path: Path) -> None:
+    text = write_report([make_view()], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<title>FedSpa (RSM)</title>" in text
+    assert "Difference to" not in text
+    assert "differences" not in figures_of(text)
+
+
+def test_one_seed_says_that_there_is_no_interval(make_comparison: MakeComparison) -> None:
+    assert "one seed: no interval" in render_report(make_comparison(seeds=1))
+
+
+def test_a_run_without_confusion_traffic_or_loss(make_view: MakeView) -> None:
+    bare = dataclasses.replace(make_view("Local"), confusion=None, cumulative_bytes=[], train_loss=[])
+    assert set(figures_of(render_report([bare]))) == {"curves", "clients", "partition"}
+
+
+def test_an_unfinished_run(make_view: MakeView) -> None:
+    view = make_view("FedAvg-FT")
+    view = dataclasses.replace(view, curves={"received": view.curves["received"][:1]}, correct=view.correct * 0)
+    assert figures_of(render_report([view]))["curves"][0]["data"]
+
+
+def test_nothing_is_loaded_from_anywhere(make_comparison: MakeComparison) -> None:
+    text = render_report(make_comparison(seeds=1))
+    page = Page(text)
+    for tag, attributes in page.tags:
+        assert tag not in ("link", "iframe", "img", "object", "embed", "base", "form")
+        assert "src" not in attributes
+        assert (attributes.get("href") or "#").startswith("#")
+    (policy,) = [a["content"] for t, a in page.tags if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    assert "http" not in policy
+    own = text.replace(_plotlyjs(), "")
+    assert len(own) < len(text)  # the library is there, once
+    assert "http://" not in own
+    assert "https://" not in own
+    assert "@import" not in own
+    assert "url(" not in own
+    assert "showSendToCloud: false" in own
+
+
+def _plotlyjs() -> str:
+    from plotly.offline import get_plotlyjs
+
+    return get_plotlyjs()
+
+
+def test_names_are_text_and_never_markup(make_view: MakeView) -> None:
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+    views = [
+        dataclasses.replace(
+            make_view(seed=seed), title=title, path=evil, name=evil, protocol=evil, config={evil: evil, "seed": seed}
+        )
+        for title in (evil, "<a href='http://example.org'>b</a>%{x}")
+        for seed in (1, 2)
+    ]
+    text = render_report(views, title=evil)
+    page = Page(text)
+    assert sum(tag == "script" for tag, _ in page.tags) == 2
+    assert not any(tag == "img" for tag, _ in page.tags)
+    assert not any("onerror" in attributes for _, attributes in page.tags)
+    names = [trace["name"] for trace in figures_of(text)["curves"][0]["data"] if "name" in trace]
+    assert names
+    assert not any("<" in name for name in names)
+
+
+def test_curves_are_means_over_seeds_in_a_band(make_view: MakeView) -> None:
+    def flat(seed: int, value: float) -> RunView:
+        return dataclasses.replace(make_view(seed=seed), curves={"trained": [(1, value), (2, value)]})
+
+    band, line = plots.learning_curves([flat(1, 0.5), flat(2, 0.7)]).data
+    assert list(line.y) == pytest.approx([60, 60])
+    assert list(band.y) == pytest.approx([70, 70, 50, 50])
+    assert list(line.x) == [1, 2]
+
+
+def test_curves_against_bytes(make_comparison: MakeComparison) -> None:
+    lines = {trace.name: trace for trace in plots.learning_curves(make_comparison(seeds=1), against="bytes").data}
+    assert list(lines["FedSpa (RSM)"].x[:2]) == [1_290_000, 2_580_000]
+    assert list(lines["Local"].x) == [0, 50 * 2_480_000]  # sends nothing: level across the whole width
+    assert lines["Local"].y[0] == lines["Local"].y[1]
+
+
+def test_a_tuned_headline_is_a_star(make_view: MakeView) -> None:
+    view = make_view("FedAvg-FT")
+    line, star = plots.learning_curves([view]).data
+    assert len(line.x) == 50
+    assert star.marker.symbol == "star"
+    assert list(star.y) == pytest.approx([100 * view.summary["accuracy"]["mean"]])
+
+
+def test_client_dots_say_who_they_are(make_view: MakeView) -> None:
+    view = make_view()
+    (box,) = plots.client_accuracies([view]).data
+    assert len(box.x) == 20
+    note = box.customdata[3]
+    assert note.startswith(f"<b>client 3: {100 * view.correct[3] / view.count[3]:.1f}%</b>")
+    assert f"{view.count[3]} test, {view.label_counts[3].sum()} training examples" in note
+    assert f"class {view.label_counts[3].argmax()}: " in note
+
+
+def test_client_differences_are_sorted_gains(make_view: MakeView) -> None:
+    local, spa = make_view("Local"), make_view("FedSpa (RSM)")
+    (bars,) = plots.client_differences([local, spa], 1).data
+    assert list(bars.y) == sorted(bars.y)
+    assert sum(bars.y) == pytest.approx(float((100 * (spa.correct - local.correct) / local.count).sum()))
+    assert plots.client_differences([local, make_view("FedSpa (RSM)", seed=2)], 1) is None
+
+
+def test_confusion_is_summed_over_seeds(make_view: MakeView) -> None:
+    views = [make_view(seed=1), make_view(seed=2)]
+    (heat,) = plots.confusion(views, 0).data
+    total = views[0].confusion + views[1].confusion
+    assert np.array_equal(np.array(heat.text), total)
+    assert np.array(heat.z)[2] == pytest.approx(100 * total[2] / total[2].sum())
+
+
+def test_no_runs_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SparsonaError, match="no run to report"):
+        write_report([], tmp_path / "page.html")
+
+
+def test_a_failed_write_leaves_the_old_report(make_view: MakeView, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(SparsonaError, match="could not be written"):
+        write_report([make_view()], tmp_path / "folder")
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(SparsonaError, match="could not be written"):
+        write_report([make_view()], tmp_path / "file" / "page.html")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize("package", ["plotly", "jinja2"])
+def test_a_missing_package_names_the_extra(
+    package: str, make_view: MakeView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(SparsonaError, match=re.escape("pip install 'sparsona[report]'")):
+        write_report([make_view()], tmp_path / "page.html")
+    assert not any(tmp_path.iterdir())
+
+
+def test_the_room_is_light() -> None:
+    code = (
+        "import sys, sparsona.analysis.report, sparsona.analysis.table\n"
+        "print([m for m in ('torch', 'plotly', 'jinja2') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

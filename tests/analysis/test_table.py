@@ -1,0 +1,129 @@
+"""Units, columns, groups and differences."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from sparsona.analysis.table import COLUMNS, differences, human_bytes, human_flops, human_seconds, rows, table
+from sparsona.analysis.view import RunView, group_views, pairs
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (999.6, "1.00 kB"),
+        (1000, "1.00 kB"),
+        (9_994, "9.99 kB"),
+        (9_996, "10.0 kB"),
+        (99_960, "100 kB"),
+        (999_600, "1.00 MB"),
+        (61_300_000, "61.3 MB"),
+        (4.2e18, "4200 PB"),
+    ],
+)
+def test_bytes(value: float, text: str) -> None:
+    assert human_bytes(value) == text
+
+
+def test_flops() -> None:
+    assert [human_flops(v) for v in (0, 4.2e8, 9.61e12)] == ["0 FLOP", "420 MFLOP", "9.61 TFLOP"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.25, "0.25 s"),
+        (12.34, "12.3 s"),
+        (59.94, "59.9 s"),
+        (59.96, "1 min 00 s"),
+        (125, "2 min 05 s"),
+        (3599.7, "1 h 00 min"),
+        (3720, "1 h 02 min"),
+    ],
+)
+def test_seconds(value: float, text: str) -> None:
+    assert human_seconds(value) == text
+
+
+def with_accuracy(view: RunView, **accuracy: float | None) -> RunView:
+    summary = view.summary | {"accuracy": view.summary["accuracy"] | accuracy}
+    return dataclasses.replace(view, summary=summary)
+
+
+def test_rows_have_a_text_for_every_column(make_comparison: Callable[..., list[RunView]]) -> None:
+    found = rows(make_comparison(seeds=2))
+    assert [row["method"] for row in found] == ["Local", "FedAvg", "FedAvg-FT", "FedSpa (DST)", "FedSpa (RSM)"]
+    assert all(list(row) == ["method", *(column.heading for column in COLUMNS)] for row in found)
+    assert found[2]["last 10"] == "–"  # tuned once, at the end
+    assert found[3]["bytes up"] == "32.2 MB"
+
+
+def test_accuracy_is_mean_and_spread_in_percent(make_view: Callable[..., RunView]) -> None:
+    views = [with_accuracy(make_view(seed=seed), mean=mean) for seed, mean in ((1, 0.90), (2, 0.92))]
+    assert rows(views)[0]["accuracy"] == "91.00 ± 1.41%"
+    assert rows(views[:1])[0]["accuracy"] == "90.00%"
+
+
+def test_the_best_is_marked_and_ties_share_it(make_view: Callable[..., RunView]) -> None:
+    def best(*means: float) -> list[bool]:
+        titles = ["Local", "FedAvg", "FedSpa (RSM)"]
+        views = [with_accuracy(make_view(title), mean=mean) for title, mean in zip(titles, means, strict=False)]
+        return [row.cells[0].best for row in table(views)]
+
+    assert best(0.9, 0.8, 0.7) == [True, False, False]
+    assert best(0.9, 0.90000001, 0.7) == [True, True, False]
+    assert best(0.9, 0.9, 0.9) == [False, False, False]
+    assert best(0.9) == [False]
+
+
+def test_fewer_bytes_are_better(make_comparison: Callable[..., list[RunView]]) -> None:
+    up = [column.heading for column in COLUMNS].index("bytes up")
+    assert [row.cells[up].best for row in table(make_comparison(seeds=1)[1:])] == [False, False, True, True]
+
+
+def test_differences_are_paired_by_seed(make_view: Callable[..., RunView]) -> None:
+    local = [with_accuracy(make_view("Local", seed), mean=mean) for seed, mean in ((1, 0.80), (2, 0.70), (3, 0.60))]
+    # Given in another order, and with a seed that Local lacks: 0.82 - 0.80, 0.72 - 0.70.
+    spa = [with_accuracy(make_view("FedSpa (RSM)", seed), mean=mean) for seed, mean in ((2, 0.72), (4, 0.1), (1, 0.82))]
+    (found,) = differences(local + spa)
+    assert found == {"method": "FedSpa (RSM)", "difference": "+2.00", "interval": "+2.00 to +2.00", "seeds": "2"}
+
+
+def test_one_seed_has_no_interval(make_view: Callable[..., RunView]) -> None:
+    (found,) = differences([make_view("Local"), make_view("FedAvg")])
+    assert found["interval"] == "one seed: no interval"
+
+
+def test_runs_on_other_clients_are_not_paired(make_view: Callable[..., RunView]) -> None:
+    other = dataclasses.replace(make_view("FedAvg"), label_counts=make_view(seed=9).label_counts)
+    (found,) = differences([make_view("Local"), other])
+    assert found["difference"] == "–"
+    assert "same clients" in found["interval"]
+
+
+def test_a_sweep_is_not_taken_for_seeds(make_view: Callable[..., RunView]) -> None:
+    views = [make_view(seed=s, options={"density": d}) for s, d in ((1, 0.5), (2, 0.5), (1, 0.2), (3, 0.2))]
+    groups = group_views(views)
+    assert [group.label for group in groups] == ["FedSpa (RSM), density=0.5", "FedSpa (RSM), density=0.2"]
+    assert [[view.seed for view in group.views] for group in groups] == [[1, 2], [1, 3]]
+    assert [a.seed for a, _ in pairs(*groups)] == [1]
+
+
+def test_where_and_how_a_run_was_made_is_no_setting(make_view: Callable[..., RunView]) -> None:
+    views = [make_view(seed=1, executor="serial", partition_seed=1), make_view(seed=2, executor="workers")]
+    assert [group.label for group in group_views(views)] == ["FedSpa (RSM)"]
+
+
+def test_the_same_seed_twice_is_two_rows(make_view: Callable[..., RunView]) -> None:
+    again = dataclasses.replace(make_view(), name="again", path="elsewhere/again")
+    assert [group.label for group in group_views([make_view(), again])] == [
+        "FedSpa (RSM), fedspa-rsm-seed1",
+        "FedSpa (RSM), again",
+    ]
+    namesake = dataclasses.replace(make_view(), path="elsewhere/fedspa-rsm-seed1")
+    assert len({group.label for group in group_views([make_view(), namesake])}) == 2

@@ -1,0 +1,107 @@
+"""The report in a real browser, without network."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from sparsona.analysis.report import write_report
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+BROWSER = next((found for name in NAMES if (found := shutil.which(name))), None)
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on the PATH"),
+]
+
+
+def fake_runs() -> ModuleType:
+    path = Path(__file__).parents[1] / "analysis" / "conftest.py"
+    spec = importlib.util.spec_from_file_location("fake_runs", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def open_page(page: Path, profile: Path, *options: str) -> tuple[str, list[str]]:
+    """The page's DOM after its scripts have run, and what they wrote to the console."""
+    assert BROWSER is not None
+    command = [
+        BROWSER,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--no-first-run",
+        f"--user-data-dir={profile}",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        "--virtual-time-budget=10000",
+        "--enable-logging=stderr",
+        *options,
+        "--dump-dom",
+        page.as_uri(),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def drawn(dom: str, chart: str) -> str:
+    """The part of the DOM that holds one chart."""
+    return dom.split(f'<section id="{chart}">')[1].split("</section>")[0]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (500, "dark")])
+def test_every_chart_is_drawn_without_network(width: int, scheme: str, tmp_path: Path) -> None:
+    page = write_report(fake_runs().make_comparison(seeds=2), tmp_path / "page.html")
+    options = [f"--window-size={width},1000"] + (["--force-dark-mode"] if scheme == "dark" else [])
+    dom, console = open_page(page, tmp_path / "profile", *options)
+    assert console == []
+    for chart in ("curves", "clients", "differences", "partition", "confusion", "loss"):
+        assert 'class="main-svg"' in drawn(dom, chart), chart
+    assert drawn(dom, "curves").count('class="trace scatter') == 11  # five lines, five bands, one star
+    assert drawn(dom, "clients").count('class="trace boxes"') == 5
+    assert len(re.findall(r'<g class="points">', drawn(dom, "differences"))) == 1
+    # Axis titles have the page's own text colour, which is light on dark.
+    text = "rgb(28, 36, 48)" if scheme == "light" else "rgb(230, 235, 240)"
+    assert f"fill: {text}" in drawn(dom, "curves")
+
+
+def test_buttons_change_the_chart(tmp_path: Path) -> None:
+    page = write_report(fake_runs().make_comparison(seeds=1), tmp_path / "page.html")
+    click = "<script>for (const b of document.querySelectorAll('.choices button:last-child')) b.click()</script></body>"
+    text = page.read_text(encoding="utf-8")
+    page.write_text(text.replace("</body>", click), encoding="utf-8")
+    dom, console = open_page(page, tmp_path / "profile")
+    assert console == []
+    assert "bytes sent, both directions" in drawn(dom, "curves")
+    assert re.search(r'data-index="1" aria-pressed="true"', drawn(dom, "curves"))
+
+
+def test_a_fault_would_be_seen(tmp_path: Path) -> None:
+    """The control: this way of opening a page does notice errors and refused requests."""
+    page = tmp_path / "page.html"
+    page.write_text("<body><script>missing()</script><script src='https://example.org/a.js'></script>")
+    _, console = open_page(page, tmp_path / "profile")
+    assert any("missing is not defined" in line for line in console)
+
+
+def test_hostile_names_run_nothing(tmp_path: Path) -> None:
+    evil = "</script><script>document.body.dataset.owned=1</script><img src=x onerror='document.body.dataset.owned=1'>"
+    views = [dataclasses.replace(view, title=evil + view.title) for view in fake_runs().make_comparison(seeds=1)]
+    page = write_report(views, tmp_path / "page.html", title=evil)
+    dom, console = open_page(page, tmp_path / "profile")
+    assert console == []
+    assert "data-owned" not in dom
+    assert 'class="main-svg"' in drawn(dom, "curves")

@@ -1,0 +1,311 @@
+"""What every method must do, whatever it is. A new row in METHODS is taken in by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from sparsona import api, methods
+from sparsona.core.tree import leaves, map_leaves
+from sparsona.data.batches import in_order
+from sparsona.engine.jobs import Setting
+from sparsona.engine.plan import participation
+from sparsona.engine.serial import Serial
+from sparsona.engine.star import Star, received_work
+from sparsona.engine.turn import client_turn
+from sparsona.runs.checkpoint import Checkpoints, Progress
+from sparsona.wire.codec import decode, encode
+from sparsona.wire.format import message_size, paper_size
+
+# One line per method: options under which it meets its hardest code on a problem of seconds, and the accuracy it must
+# reach where guessing gets a tenth.
+SETTINGS = {
+    "local": ({}, 0.35),
+    "fedavg": ({}, 0.35),
+    "fedavg-ft": ({"tune_epochs": 2}, 0.5),
+    "fedspa": ({"density": 0.6}, 0.35),
+    "fedspa-rsm": ({"density": 0.6}, 0.35),
+}
+COMMON = {"clients": 6, "per_round": 3, "rounds": 4, "epochs": 2, "batch_size": 8, "lr": 0.1, "executor": "serial"}
+
+
+def test_every_row_has_a_line_here():
+    assert set(SETTINGS) == set(methods.METHODS)
+
+
+@pytest.fixture(params=sorted(SETTINGS))
+def name(request):
+    return request.param
+
+
+def options(name: str, **more) -> dict:
+    return {**COMMON, **SETTINGS[name][0], **more}
+
+
+def setting_of(name: str, model=None, **more) -> Setting:
+    return api._setting(api.make_config(name, options(name, **more), model=model), None, model)
+
+
+def star_of(setting: Setting) -> Star:
+    return Star(setting, Serial(setting))
+
+
+def played(setting: Setting, rounds: int):
+    star = star_of(setting)
+    population = star.start()
+    for index in range(rounds):
+        population, record = star.play(population, index)
+    return star, population, record
+
+
+def fingerprint(value) -> str:
+    state = hashlib.sha256()
+    for path, tensor in sorted(leaves(value), key=lambda item: item[0]):
+        state.update(path.encode() + tensor.contiguous().numpy().tobytes())
+    return state.hexdigest()
+
+
+def population_print(population) -> str:
+    return fingerprint((population.server, population.states))
+
+
+def test_same_seed_same_bits(name):
+    first = population_print(played(setting_of(name), 3)[1])
+    assert first == population_print(played(setting_of(name), 3)[1])
+    assert first != population_print(played(setting_of(name, seed=1), 3)[1])
+
+
+def test_global_generators_untouched(name, untouched_generators):
+    setting = setting_of(name)
+    star, population, _ = played(setting, 2)
+    star.evaluate(population, 2)
+    star.closing(population)
+
+
+def test_inputs_are_not_changed(name):
+    """No function of a method edits what it is handed."""
+    setting = setting_of(name)
+    star, population, _ = played(setting, 2)
+    before = population_print(population), fingerprint((setting.params, setting.buffers))
+    star.play(population, 2)
+    star.evaluate(population, 2)
+    star.closing(population)
+    assert (population_print(population), fingerprint((setting.params, setting.buffers))) == before
+
+
+def test_state_keeps_its_structure(name):
+    setting = setting_of(name)
+    _, population, _ = played(setting, 2)
+
+    def shape(value):
+        return [(path, tensor.shape, tensor.dtype) for path, tensor in leaves(value)]
+
+    for client, state in population.states.items():
+        assert shape(state) == shape(setting.fresh_state(client))
+    assert shape(population.server) == shape(star_of(setting).start().server)
+
+
+def test_state_survives_the_store_bit_for_bit(name, tmp_path):
+    setting = setting_of(name)
+    star, population, _ = played(setting, 3)
+    _, tuned = star.closing(population)
+    initial = star_of(setting).start()
+    Checkpoints(tmp_path).save(Progress(3, 1.5, population, tuned, True), initial)
+    fresh = setting_of(name)
+    found = Checkpoints(tmp_path).load(fresh, star_of(fresh).start())
+    assert population_print(found.population) == population_print(population)
+    assert fingerprint(tuple(found.tuned.values())) == fingerprint(tuple(tuned.values()))
+    assert (found.completed, found.seconds, found.finished) == (3, 1.5, True)
+
+
+def test_every_message_survives_the_wire_and_cost_equals_the_ledger(name):
+    setting = setting_of(name)
+    star = star_of(setting)
+    population = star.start()
+    for index in range(3):
+        round_ = setting.plan.round_at(index)
+        before = population
+        population, record = star.play(population, index)
+        assert record.turns
+        for turn in record.turns:
+            client = setting.clients[turn.client]
+            cost = setting.method.cost(setting.task.layout, client, round_)
+            down, up = cost.down or (), cost.up or ()
+            assert turn.traffic.down == (message_size(down) if down else 0)
+            assert turn.traffic.up == (message_size(up) if up else 0)
+            assert (turn.traffic.paper_down, turn.traffic.paper_up) == (paper_size(down), paper_size(up))
+            assert (turn.tally.train_flops, turn.tally.search_flops) == (cost.train_flops, cost.search_flops)
+            if setting.method.server is not None:
+                update = setting.method.server.reply(before.server, client, round_)
+                again = decode(encode(update))
+                for part, value in update.parts.items():
+                    assert value.values.numpy().tobytes() == again.parts[part].values.numpy().tobytes()
+
+
+def test_density_bound_holds_each_round(name):
+    """No client ever sends or is sent more values than its density allows."""
+    setting = setting_of(name)
+    density = getattr(setting.method.cost, "density", None) or api.make_config(name, options(name)).options.get(
+        "density", 1.0
+    )
+    star = star_of(setting)
+    population = star.start()
+    seen = set()
+    for index in range(4):
+        population, record = star.play(population, index)
+        for turn in record.turns:
+            bound = 4 * density * setting.task.layout.size
+            assert turn.traffic.paper_up <= bound
+            assert turn.traffic.paper_down <= bound
+            seen.add((turn.traffic.paper_up, turn.traffic.paper_down))
+    assert len(seen) == 1  # and the same in every round, exactly
+
+
+def test_rebatching_changes_no_prediction(name):
+    setting = setting_of(name)
+    _, population, _ = played(setting, 2)
+    work = received_work(setting, population, 0)
+    inputs = setting.federation.examples(0, "test").inputs
+    whole = setting.method.predict(work, inputs)
+    single = torch.cat([setting.method.predict(work, row[None]) for row in inputs])
+    order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(single, whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(setting.method.predict(work, inputs[order]), whole[order], rtol=1e-4, atol=1e-5)
+
+
+def test_deployed_module_predicts_the_same(name):
+    setting = setting_of(name)
+    _, population, _ = played(setting, 2)
+    work = received_work(setting, population, 1)
+    inputs = setting.federation.examples(1, "test").inputs
+    if setting.method.deploy is not None:
+        module = setting.task.module(*setting.method.deploy(work))
+        with torch.no_grad():
+            torch.testing.assert_close(module(inputs), setting.method.predict(work, inputs))
+
+
+def test_learning_rate_takes_effect_each_round(name):
+    """A turn at another learning-rate scale gives another model, and at scale 0 the one that was received."""
+    setting = setting_of(name, weight_decay=0.0)
+    _, population, _ = played(setting, 1)
+    round_ = setting.plan.round_at(1).on(setting.clients[0])
+    own = (setting.federation.examples(0, "train"), setting.federation.examples(0, "validation"))
+    inbox = ()
+    if setting.method.server is not None:
+        inbox = (setting.method.server.reply(population.server, setting.clients[0], round_),)
+    state = population.states.get(0) or setting.fresh_state(0)
+
+    def trained(scale: float) -> str:
+        here = dataclasses.replace(round_, lr_scale=scale)
+        _, _, work, _ = client_turn(setting.method, setting.task, state, inbox, *own, here)
+        return fingerprint(work)
+
+    assert len({trained(scale) for scale in (1.0, 0.1, 0.0)}) == 3
+    assert trained(0.0) == fingerprint(received_work(setting, population, 0))
+
+
+def test_beats_chance_on_the_toy(name):
+    setting = setting_of(name, rounds=12, epochs=5, per_round=6)
+    star, population, _ = played(setting, 12)
+    record, _ = star.closing(population)
+    found = record.evaluations or star.evaluate(population, 12)
+    accuracy = sum(e.correct / e.count for e in found) / len(found)
+    assert accuracy > SETTINGS[name][1], accuracy
+
+
+def test_stateless_clients(name):
+    setting = setting_of(name, stateless=True)
+    _, population, record = played(setting, 3)
+    assert population.states == {}
+    assert record.turns
+
+
+def test_a_lost_update_changes_nobody(name):
+    """A dropped client keeps its old State, and the server never hears of it: their masks cannot drift apart."""
+    setting = setting_of(name, drop_rate=0.6, rounds=6)
+    star = star_of(setting)
+    population = star.start()
+    lost = 0
+    for index in range(6):
+        who = participation(setting.plan, setting.clients, index)
+        after, record = star.play(population, index)
+        assert {turn.client for turn in record.turns if turn.dropped} == who.dropped
+        assert not {turn.client for turn in record.turns if turn.aggregated} & who.dropped
+        for client in who.dropped:
+            assert after.states.get(client) is population.states.get(client)
+            lost += 1
+        if not who.aggregated:
+            assert after.server is population.server
+        population = after
+    assert lost
+
+
+def test_novel_clients(name):
+    setting = setting_of(name, novel=2, rounds=3)
+    star, population, _ = played(setting, 3)
+    assert len(star.novel) == 2
+    assert not star.novel & set(population.states)
+    record, _ = star.closing(population)
+    assert {e.client for e in record.evaluations if e.point == "novel"} == star.novel
+    assert not {e.client for e in star.evaluate(population, 3)} & star.novel
+
+
+def test_everyone_trains_but_only_the_sampled_are_aggregated(name):
+    setting = setting_of(name, everyone_trains=True)
+    _, _, record = played(setting, 1)
+    assert len(record.turns) == 6
+    if setting.method.server is not None:
+        assert sum(turn.aggregated for turn in record.turns) == 3
+
+
+def test_batch_norm_and_dropout(name):
+    """A model with buffers and noise trains, stays exact, and keeps its statistics off the wire."""
+
+    def net():
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 10)
+        )
+
+    first, second = (played(setting_of(name, model=net), 2)[1] for _ in range(2))
+    assert population_print(first) == population_print(second)
+    setting = setting_of(name, model=net)
+    star, population, _ = played(setting, 2)
+    assert setting.task.mixes_examples
+    assert setting.task.draws_noise
+    moved = [
+        tensor
+        for state in population.states.values()
+        for path, tensor in leaves(state)
+        if path == "buffers" and not torch.equal(tensor, setting.buffers.flat)
+    ]
+    assert moved
+    assert all(e.count for e in star.evaluate(population, 2))
+    if setting.method.server is not None:
+        update = setting.method.server.reply(population.server, setting.clients[0], setting.plan.round_at(2))
+        assert sum(part.layout.size for part in update.parts.values()) <= 2 * setting.task.layout.size
+
+
+def test_method_file_is_short(name):
+    make, _ = methods.factory(name)
+    path = Path(inspect.getsourcefile(make))
+    assert len(path.read_text().splitlines()) <= 150
+
+
+def test_loss_and_update_are_pure(name):
+    """Running loss and update on read-only copies gives the same, and leaves no trace in Work."""
+    setting = setting_of(name)
+    _, population, _ = played(setting, 1)
+    work = received_work(setting, population, 0)
+    (batch, *_) = in_order(setting.federation.examples(0, "train"), 8)
+    before = fingerprint(work)
+    for phase in setting.method.phases:
+        loss, _ = phase.loss(work, batch)
+        again, _ = phase.loss(map_leaves(lambda _path, value: value.clone(), work), batch)
+        assert torch.equal(loss, again)
+    assert fingerprint(work) == before
