@@ -51,17 +51,20 @@ def telling_disk_errors(path: Path) -> Iterator[None]:
                 expected="free space",
                 mend="free some space, then `sparsona resume` this run: what was written before is intact",
             ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise SparsonaError(
-                f"'{path}' cannot be written: {error.strerror}", mend="choose another folder with --out"
-            ) from error
-        raise
+        raise SparsonaError(
+            f"'{path}' cannot be written: {error.strerror or error}",
+            expected="a place where files can be made",
+            mend="choose another folder with --out, or mend the permissions of this one",
+        ) from error
     except sqlite3.Error as error:
         text = str(error)
         full = "full" in text or "disk I/O" in text
         raise SparsonaError(
             f"the records in '{path}' could not be {'written: the disk is full' if full else 'used'} ({text})",
-            mend="free some space, then `sparsona resume` this run" if full else "restore the folder from a copy",
+            expected="free space" if full else "the file as sparsona wrote it",
+            mend="free some space, then `sparsona resume` this run: what was written before is intact"
+            if full
+            else "restore the file from a copy, or start the run again in another folder",
         ) from error
 
 
@@ -85,16 +88,20 @@ def write_atomically(path: Path, data: bytes) -> None:
             raise
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, kind: type = dict) -> Any:
     """A file of ours, or an error that says what is wrong with it."""
+    mend = "restore it from a copy, or start the run again in another folder"
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise SparsonaError(f"'{path}' is missing", expected="a run folder made by sparsona") from None
+        raise SparsonaError(f"'{path}' is missing", expected="a run folder made by sparsona", mend=mend) from None
     except (OSError, ValueError) as error:
         raise SparsonaError(
-            f"'{path}' cannot be read: {error}", mend="restore it from a copy, or start the run again"
+            f"'{path}' cannot be read: {error}", expected="the file as sparsona wrote it", mend=mend
         ) from None
+    if not isinstance(value, kind):
+        raise SparsonaError(f"'{path}' holds no {kind.__name__}", expected="the file as sparsona wrote it", mend=mend)
+    return value
 
 
 def environment() -> dict[str, Any]:
@@ -133,28 +140,34 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: str, protocol: dict[str, Any]) -> RunFolder:
-        """A new folder with its config. Refuses one that holds anything already."""
+        """A new folder with its config, locked. Refuses one that holds anything already."""
         with telling_disk_errors(path):
             try:
-                path.mkdir(parents=True, exist_ok=False)
+                path.mkdir(parents=True, exist_ok=True)
             except FileExistsError:
-                if not path.is_dir() or any(path.iterdir()):
-                    raise SparsonaError(
-                        f"'{path}' is already used",
-                        expected="a folder that does not exist yet, or an empty one",
-                        mend="choose another --out, or `sparsona resume` the run that is there",
-                    ) from None
-            except NotADirectoryError:
-                raise SparsonaError(f"'{path}' lies inside a file, not a folder", mend="choose another --out") from None
+                raise _used(path) from None
+            _check_unused(path)
         folder = cls(path)
-        write_atomically(path / "environment.json", _json(environment()))
-        write_atomically(path / "about.json", _json({"format": FORMAT, **protocol}))
-        write_atomically(path / "config.json", config.encode())  # last: a folder with a config is a run
+        folder._acquire()
+        try:
+            _check_unused(path)  # again, now that nobody else can be at it
+            write_atomically(path / "environment.json", _json(environment()))
+            write_atomically(path / "about.json", _json({"format": FORMAT, **protocol}))
+            write_atomically(path / "config.json", config.encode())  # last: a folder with a config is a run
+        except BaseException:
+            folder.__exit__()
+            raise
         return folder
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """An existing run."""
+        if (path / "comparison.json").is_file():
+            raise SparsonaError(
+                f"'{path}' is a comparison",
+                expected="a run",
+                mend="`sparsona resume` and `sparsona report` take it as it is; its runs are the folders in it",
+            )
         if not (path / "config.json").is_file():
             raise SparsonaError(
                 f"'{path}' is not a run",
@@ -171,6 +184,11 @@ class RunFolder:
         return folder
 
     def __enter__(self) -> RunFolder:
+        if not self._lock.is_locked:  # a folder just made is locked already
+            self._acquire()
+        return self
+
+    def _acquire(self) -> None:
         try:
             self._lock.acquire(timeout=0)
         except filelock.Timeout:
@@ -180,8 +198,11 @@ class RunFolder:
                 mend="wait for it, or stop the other process",
             ) from None
         except OSError as error:
-            raise SparsonaError(f"'{self.path}' cannot be locked: {error}", mend="choose a writable folder") from error
-        return self
+            raise SparsonaError(
+                f"'{self.path}' cannot be locked: {error.strerror or error}",
+                expected="a folder that can be written",
+                mend="mend its permissions, or copy it to where you may write",
+            ) from error
 
     def __exit__(self, *_: object) -> None:
         if self._db is not None:
@@ -211,18 +232,34 @@ class RunFolder:
         write_atomically(self.path / "summary.json", _json(summary))
 
     @property
+    def has_records(self) -> bool:
+        return (self.path / "records.sqlite").exists()
+
+    @property
     def db(self) -> sqlite3.Connection:
+        """The records, to be written. Only for the holder of the lock."""
         if self._db is None:
             path = self.path / "records.sqlite"
             with telling_disk_errors(path):
-                self._db = sqlite3.connect(path, isolation_level=None)
-                self._db.execute("PRAGMA journal_mode = WAL")
-                self._db.execute("PRAGMA synchronous = NORMAL")
-                self._db.executescript(SCHEMA)
+                db = sqlite3.connect(path, isolation_level=None)
+                try:
+                    db.execute("PRAGMA journal_mode = WAL")
+                    db.execute("PRAGMA synchronous = NORMAL")
+                    db.executescript(SCHEMA)
+                except BaseException:
+                    db.close()
+                    raise
+                self._db = db
         return self._db
 
-    def forget_from(self, completed: int) -> None:
-        """Drop rows that the checkpoint does not know of: they will be made again, the same."""
+    def flush(self) -> None:
+        """Bring the records to the disk itself, before a manifest says that they are there."""
+        with telling_disk_errors(self.path / "records.sqlite"):
+            self.db.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def rewind(self, completed: int) -> None:
+        """Drop what the checkpoint does not know of: it will be made again, the same."""
+        (self.path / "summary.json").unlink(missing_ok=True)
         with self.writing():
             self.db.execute("DELETE FROM rounds WHERE round >= ?", (completed,))
             self.db.execute("DELETE FROM turns WHERE round >= ?", (completed,))
@@ -230,6 +267,20 @@ class RunFolder:
             self.db.execute(
                 "DELETE FROM evaluations WHERE completed = ? AND point NOT IN ('received', 'global', 'trained')",
                 (completed,),
+            )
+
+    def check_records(self, completed: int) -> None:
+        """Refuse records that lack rounds the checkpoint has: what is summed over them would be too little."""
+        path = self.path / "records.sqlite"
+        with telling_disk_errors(path):
+            (state,) = self.db.execute("PRAGMA quick_check(1)").fetchone()
+            (found,) = self.db.execute("SELECT COUNT(*) FROM rounds WHERE round < ?", (completed,)).fetchone()
+        if state != "ok" or found != completed:
+            what = f"has {found} of the {completed} rounds its checkpoint has" if state == "ok" else f"is damaged: {state}"
+            raise SparsonaError(
+                f"'{path}' {what}",
+                expected="the file as sparsona wrote it",
+                mend="restore it from a copy, or start the run again in another folder",
             )
 
     @contextlib.contextmanager
@@ -252,8 +303,37 @@ class RunFolder:
             self.db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", rows)
 
     def select(self, query: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        with telling_disk_errors(self.path / "records.sqlite"):
-            return self.db.execute(query, values).fetchall()
+        """Rows of the records; none if the run has not begun. Writes nothing, so anybody may ask at any time."""
+        path = self.path / "records.sqlite"
+        if not path.exists():
+            return []
+        # Read-only media cannot take the files that go with a journal; nobody can be writing there either.
+        how = "mode=ro" if os.access(self.path, os.W_OK) else "immutable=1"
+        with telling_disk_errors(path):
+            try:
+                with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True)) as db:
+                    return db.execute(query, values).fetchall()
+            except sqlite3.OperationalError as error:
+                if str(error).startswith("no such table"):  # killed while the file was made
+                    return []
+                raise
+
+
+# What making a run writes before its config: what a kill may leave of a run that never was.
+_UNBORN = {"lock", "environment.json", "about.json", *(f".{name}.json.part" for name in ("environment", "about", "config"))}
+
+
+def _check_unused(path: Path) -> None:
+    if not path.is_dir() or not {entry.name for entry in path.iterdir()} <= _UNBORN:
+        raise _used(path)
+
+
+def _used(path: Path) -> SparsonaError:
+    return SparsonaError(
+        f"'{path}' is already used",
+        expected="a folder that does not exist yet, or an empty one",
+        mend="choose another --out, or `sparsona resume` what is there",
+    )
 
 
 def pack_confusion(confusion: Any) -> bytes | None:

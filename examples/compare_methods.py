@@ -1,0 +1,9 @@
+"""Two methods under equal conditions, over two seeds: means, spread and paired differences."""
+
+import sparsona as sp
+
+comparison = sp.compare(["local", "fedspa"], seeds=2, rounds=8, clients=10, epochs=2)
+for row in comparison.table():
+    print(row["method"], row["accuracy"], row["bytes up"])
+print(comparison.differences())
+print(comparison.report())

@@ -1,0 +1,219 @@
+"""Worker processes: the same bits as serial, whatever happens to them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from sparsona import api
+from sparsona.core.errors import SparsonaError
+from sparsona.core.tree import leaves
+from sparsona.engine.serial import Serial
+from sparsona.engine.star import Star
+from sparsona.engine.workers import Workers
+
+SMALL = {"clients": 5, "per_round": 4, "rounds": 3, "epochs": 1, "batch_size": 16}
+
+
+def setting_of(method: str = "fedspa", model=None, **more):
+    return api._setting(api.make_config(method, {**SMALL, **more}, model=model), None, model)
+
+
+def played(setting, executor, rounds: int = 3) -> str:
+    star = Star(setting, executor)
+    population = star.start()
+    for index in range(rounds):
+        population, _ = star.play(population, index)
+    evaluations = star.evaluate(population, rounds)
+    state = hashlib.sha256(repr([(e.client, e.correct, e.count, e.loss) for e in evaluations]).encode())
+    for path, tensor in sorted(leaves((population.server, population.states)), key=lambda item: item[0]):
+        state.update(path.encode() + tensor.numpy().tobytes())
+    return state.hexdigest()
+
+
+@pytest.fixture
+def workers():
+    made = []
+
+    def make(setting, count: int = 2) -> Workers:
+        made.append(Workers(setting, count))
+        return made[-1]
+
+    yield make
+    for executor in made:
+        executor.close()
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg-ft", "fedspa"])
+def test_same_bits_as_serial(method, workers):
+    setting = setting_of(method)
+    assert played(setting, workers(setting)) == played(setting, Serial(setting))
+
+
+class Printing(nn.Module):
+    """A user's model that prints, which must not end up among the outcomes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, inputs):
+        print("a line on stdout")
+        return self.layer(inputs.flatten(1))
+
+
+def test_a_model_that_prints(workers, capfd):
+    setting = setting_of("fedavg", model=Printing)
+    assert played(setting, workers(setting)) == played(setting, Serial(setting))
+    capfd.readouterr()
+
+
+def test_killed_workers_are_replaced_and_nothing_is_lost(workers):
+    setting = setting_of()
+    executor = workers(setting)
+    star = Star(setting, executor)
+    population = star.start()
+    population, _ = star.play(population, 0)
+    for worker in executor._workers:
+        os.kill(worker.process.pid, signal.SIGKILL)
+    assert played(setting, executor) == played(setting, Serial(setting))
+
+
+def test_a_worker_killed_in_the_middle_of_a_job(workers):
+    setting = setting_of()
+    executor = workers(setting)
+    jobs = list(_evaluation_jobs(setting))
+    outcomes = executor.run(iter(jobs))
+    found = [next(outcomes)]
+    victim = next(worker for worker in executor._workers if worker.job is not None)
+    os.kill(victim.process.pid, signal.SIGKILL)
+    found += list(outcomes)
+    assert [outcome.client for outcome in found] == [job.client for job in jobs]
+
+
+def _evaluation_jobs(setting):
+    from sparsona.engine.jobs import Job
+
+    star = Star(setting, Serial(setting))
+    population, round_ = star.start(), setting.plan.round_at(0)
+    for client in [*range(5)] * 4:
+        yield Job("evaluate", client, round_, star._replies(population.server, client, round_)[0], None, ("received",))
+
+
+class Deadly(nn.Module):
+    """A model that kills a worker process when it trains there."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, inputs):
+        if self.training and os.getpid() != int(os.environ["SPARSONA_TEST_PARENT"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.layer(inputs.flatten(1))
+
+
+def test_a_job_that_always_kills_its_worker_is_given_up(workers, monkeypatch):
+    monkeypatch.setenv("SPARSONA_TEST_PARENT", str(os.getpid()))
+    setting = setting_of("fedavg", model=Deadly)
+    with pytest.raises(SparsonaError, match="died 3 times"):
+        played(setting, workers(setting, 1))
+
+
+def test_errors_in_a_worker_reach_the_person(workers):
+    setting = setting_of("fedavg", lr=1e30, clip_norm=None)
+    with pytest.raises(SparsonaError, match=r"diverged: client \d+'s loss in round 0 is"):
+        played(setting, workers(setting))
+
+
+def test_serial_gives_back_the_number_of_threads():
+    setting = setting_of()
+    torch.set_num_threads(2)
+    try:
+        played(setting, Serial(setting), 1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_an_unguarded_script_and_ctrl_c(tmp_path):
+    """A script without `if __name__` trains its own class on workers; Ctrl-C ends it and every worker it started."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import sys, torch, sparsona as sp
+            print("started", flush=True)
+            class Net(torch.nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.layer = torch.nn.Linear(64, 10)
+                def forward(self, x):
+                    return self.layer(x.flatten(1))
+            sp.train("fedavg", model=Net, clients=5, rounds=int(sys.argv[1]), epochs=1, executor="workers",
+                     out=sys.argv[2])
+            print("finished", flush=True)
+            """
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, script, "2", tmp_path / "short"], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.split() == ["started", "finished"]  # once: no worker ran the script again
+
+    long = subprocess.Popen(
+        [sys.executable, script, "100000", tmp_path / "long"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    records = tmp_path / "long" / "records.sqlite"
+    deadline = time.monotonic() + 60
+    while not _rounds(records) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    workers = _children(long.pid)
+    assert workers
+    os.killpg(long.pid, signal.SIGINT)  # as a terminal does: to everybody
+    _, errors = long.communicate(timeout=60)
+    assert long.returncode != 0
+    assert b"KeyboardInterrupt" in errors
+    assert (tmp_path / "long" / "checkpoint" / "manifest.json").exists()
+    deadline = time.monotonic() + 10
+    while any(_alive(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(_alive(pid) for pid in workers)
+
+
+def _rounds(records: Path) -> int:
+    if not records.exists():
+        return 0
+    with closing(sqlite3.connect(f"file:{records}?mode=ro", uri=True)) as db:
+        try:
+            return db.execute("SELECT COUNT(*) FROM rounds").fetchone()[0]
+        except sqlite3.OperationalError:  # the table is not there yet
+            return 0
+
+
+def _children(pid: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [int(word) for word in found.stdout.split()]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

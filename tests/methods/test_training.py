@@ -1,0 +1,39 @@
+"""Local training and means, against torch's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparsona.core.round import Tick
+from sparsona.core.tree import Tree
+from sparsona.methods.averaging import weighted_mean
+from sparsona.methods.training import Training, sgd
+
+
+@pytest.mark.parametrize("scale", [0.01, 100.0])
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_sgd_equals_torch(scale, clip):
+    draws = torch.Generator().manual_seed(0)
+    params = Tree.of({"a": torch.randn(3, 4, generator=draws), "b": torch.randn(5, generator=draws)})
+    grads = params.like(torch.randn(17, generator=draws) * scale)
+    config = Training(lr=0.2, weight_decay=0.01, clip_norm=clip)
+    found = sgd(params, grads, Tick(torch.tensor(0.5), torch.tensor(0)), config)
+    own = [torch.nn.Parameter(params[name].clone()) for name in params]
+    for parameter, name in zip(own, params, strict=True):
+        parameter.grad = grads[name].clone()
+    if clip is not None:
+        torch.nn.utils.clip_grad_norm_(own, clip)
+    torch.optim.SGD(own, lr=0.1, weight_decay=0.01).step()
+    for parameter, name in zip(own, params, strict=True):
+        torch.testing.assert_close(found[name], parameter.detach())
+
+
+def test_weighted_mean():
+    trees = [Tree.of({"a": torch.tensor([value, 1.0])}) for value in (1.0, 4.0)]
+    zero = Tree.of({"a": torch.zeros(2)})
+    assert weighted_mean(zip(trees, (2.0, 1.0), strict=True), zero).flat.tolist() == [2.0, 1.0]
+    assert weighted_mean(iter(()), zero) is zero
+    # The mean of one model is that model to the bit, whatever its weight.
+    odd = Tree.of({"a": torch.rand(1000, generator=torch.Generator().manual_seed(3))})
+    assert torch.equal(weighted_mean([(odd, 7.3)], odd).flat, odd.flat)

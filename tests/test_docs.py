@@ -1,0 +1,105 @@
+"""What the documents say works: the code in README, the examples, and docs/add-a-method.md to the letter."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+
+
+def run(command: list[str], folder: Path, **environment: str) -> str:
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_example(example, tmp_path):
+    assert run([sys.executable, str(example)], tmp_path).strip()
+
+
+def test_readme_python(tmp_path):
+    """The Python in README runs as it stands, one block after another."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert blocks
+    (tmp_path / "readme.py").write_text("\n".join(blocks))
+    run([sys.executable, "readme.py"], tmp_path)
+
+
+def test_readme_shell_commands_exist():
+    """Every `sparsona ...` and `make ...` in README is a command with these options."""
+    text = (ROOT / "README.md").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"\bmake (\w+)", text))
+    assert {"run", "test"} <= targets
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    from sparsona.cli import cli
+
+    for line in re.findall(r"^(?:\.venv/bin/)?sparsona (.+)$", text, re.MULTILINE):
+        words = line.split("#")[0].split()
+        command = cli.commands[words[0]]
+        known = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_add_a_method_to_the_letter(tmp_path):
+    """Do what the page says to a copy of the project, then run the battery for the new method there."""
+    for name in ("src", "tests", "pyproject.toml"):
+        source, target = ROOT / name, tmp_path / name
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, target)
+    page = (ROOT / "docs" / "add-a-method.md").read_text()
+    done = []
+    for head, code in re.findall(r"```python ([^\n]+)\n(.*?)```", page, re.DOTALL):
+        if head.startswith("file="):
+            (tmp_path / head.removeprefix("file=")).write_text(code)
+        else:
+            place, before = re.fullmatch(r"insert=(\S+) before=(.+)", head).groups()
+            path = tmp_path / place
+            lines = path.read_text().splitlines(keepends=True)
+            at = next(i for i, line in enumerate(lines) if line.strip().startswith(before) or _opens(lines, i, before))
+            path.write_text("".join(lines[:at]) + code + "".join(lines[at:]))
+        done.append(head)
+    assert len(done) == 3
+    assert len((tmp_path / "src/sparsona/methods/fedprox.py").read_text().splitlines()) <= 150
+    found = run(
+        [sys.executable, "-m", "pytest", "tests/conformance", "-k", "fedprox or line_here", "-p", "no:xdist"],
+        tmp_path,
+        PYTHONPATH=str(tmp_path / "src"),
+    )
+    assert re.search(r"(\d\d) passed|\.{15}", found), found
+    told = run(
+        [sys.executable, "-m", "sparsona.cli", "methods", "fedprox"], tmp_path, PYTHONPATH=str(tmp_path / "src")
+    )
+    assert "mu = 0.01" in told
+
+
+def _opens(lines: list[str], at: int, before: str) -> bool:
+    """Whether a call that is written over several lines starts here: `MethodCard(` and its first argument below."""
+    return "".join(line.strip() for line in lines[at : at + 2]).startswith(before)
