@@ -19,7 +19,7 @@ from torch import nn
 import sparsona as sp
 from sparsona import api
 from sparsona.data.batches import shuffled
-from sparsona.engine.jobs import Job, perform
+from sparsona.engine.jobs import perform
 from sparsona.engine.serial import Serial
 from sparsona.engine.star import Star
 from sparsona.runs.store import environment
@@ -45,7 +45,7 @@ def bare_loop(module: nn.Module, mask: dict[str, torch.Tensor], setting, round_,
     """Forward, backward, clip, decay, step, mask, all in place: nothing is counted, sent, checked or kept."""
     examples = setting.federation.examples(0, "train")
     params = list(module.named_parameters())
-    began = time.perf_counter()
+    began = time.thread_time()
     module.train()
     for epoch in range(epochs):
         for batch in shuffled(examples, round_.batch_size, round_.seeds.own(f"train/{epoch}")):
@@ -56,7 +56,7 @@ def bare_loop(module: nn.Module, mask: dict[str, torch.Tensor], setting, round_,
                 scale = 0.1 * round_.lr_scale * min(1.0, 10.0 / (float(norm) + 1e-6))
                 for (name, value), grad in zip(params, grads, strict=True):
                     value.mul_(1 - 0.1 * round_.lr_scale * 5e-4).sub_(grad, alpha=scale).mul_(mask[name])
-    return time.perf_counter() - began
+    return time.thread_time() - began
 
 
 def measure(shape, model: str, examples: int, batch: int, epochs: int, repeats: int) -> dict[str, float]:
@@ -66,25 +66,24 @@ def measure(shape, model: str, examples: int, batch: int, epochs: int, repeats: 
     star = Star(setting, Serial(setting))
     population = star.start()
     round_ = setting.plan.round_at(0)
-    message, _ = star._replies(population.server, 0, round_)
     reply = setting.method.server.reply(population.server, setting.clients[0], round_)
     mask = {name: value.float() for name, value in population.server.masks[0].items()}
     module = setting.task.module(reply.parts["model"].tree(population.server.masks[0]), setting.buffers)
-    job = Job("train", 0, round_, message, None)
+    job = star._job("train", 0, population, round_, (), {})
     bound = round_.on(setting.clients[0])
     times: dict[str, list[float]] = {"bare": [], "turn": [], "turn and wire": []}
     perform(setting, job)
     bare_loop(module, mask, setting, bound, 1)
     for _ in range(repeats):
         times["bare"].append(bare_loop(module, mask, setting, bound, epochs))
-        began = time.perf_counter()
+        began = time.thread_time()
         outcome = perform(setting, job)
-        turn = time.perf_counter() - began
-        began = time.perf_counter()
+        turn = time.thread_time() - began
+        began = time.thread_time()
         encode(reply)
         decode(outcome.message)
         times["turn"].append(turn)
-        times["turn and wire"].append(turn + time.perf_counter() - began)
+        times["turn and wire"].append(turn + time.thread_time() - began)
     best = {name: min(values) for name, values in times.items()}
     pairs = [b / a for a, b in zip(times["bare"], times["turn"], strict=True)]
     return {

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
+from processes import ForkServer
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -16,8 +22,59 @@ def _one_thread():
 def untouched_generators():
     """Fails if the test moved a global generator."""
     torch.manual_seed(11)
-    np.random.seed(11)  # noqa: NPY002
-    before = torch.get_rng_state().clone(), np.random.get_state()[1].copy()  # noqa: NPY002
+    np.random.seed(11)
+    before = torch.get_rng_state().clone(), np.random.get_state()[1].copy()
     yield
     assert torch.equal(torch.get_rng_state(), before[0])
-    assert np.array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
+    assert np.array_equal(np.random.get_state()[1], before[1])
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command answered."""
+
+    code: int
+    out: str
+    err: str
+
+    def refused(self, *words: str, code: int = 1) -> None:
+        """One clear message with these words, on stderr alone, and no traceback."""
+        assert self.code == code, self
+        assert self.out == ""
+        assert "Traceback" not in self.err
+        for word in words:
+            assert word in self.err, (word, self.err)
+        if code == 1:  # ours, and not about the shape of the command line
+            assert self.err.count("error: ") == 1
+            assert "\n  expected: " in self.err or "mistakes" in self.err, self.err
+
+
+@pytest.fixture
+def say(capsys, monkeypatch, tmp_path) -> Callable[..., Said]:
+    """`sparsona ARGS` in this process, in a folder of its own."""
+    from sparsona import cli
+
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["sparsona", *map(str, args)])
+        before = signal.getsignal(signal.SIGTERM)
+        capsys.readouterr()
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as done:
+            code = int(done.code or 0)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        return Said(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def forks():
+    """Starts commands as processes: see processes.py."""
+    server = ForkServer()
+    yield server
+    server.close()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparsona import data, methods, models
 from sparsona.analysis import summary as summaries
@@ -19,97 +20,20 @@ from sparsona.data.sources import load as load_source
 from sparsona.engine.executors import choose
 from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import Plan
-from sparsona.engine.serial import Serial
-from sparsona.engine.star import Star, received_work
+from sparsona.results import Comparison, Run, planned_runs, views_in
 from sparsona.runs import config as configs
-from sparsona.runs.checkpoint import Checkpoints
 from sparsona.runs.config import RunConfig
 from sparsona.runs.session import Event, Listener, play
-from sparsona.runs.store import RunFolder, environment, read_json, warn, write_atomically
+from sparsona.runs.store import RunFolder, environment, make_empty_folder, warn, write_atomically
 
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import nn
+__all__ = ["Comparison", "Run", "compare", "load", "resume", "resume_comparison", "train", "views_in"]
 
 RUNS = Path("runs")
 GIVEN = "given"  # in a config: the data, partition or model came from Python and has no name
-Model = "str | nn.Module | Callable[[], nn.Module] | None"
-
-
-class Run:
-    """A run's result, read from its folder."""
-
-    def __init__(self, folder: RunFolder, setting: Callable[[], Setting]) -> None:
-        self._folder, self._make_setting = folder, setting
-        self.path = folder.path
-        self.config: dict[str, Any] = folder.config
-        self.summary: dict[str, Any] = folder.summary or summaries.view(folder).summary
-
-    def __repr__(self) -> str:
-        accuracy = self.summary["accuracy"]["mean"]
-        return f"Run({self.summary['method']}, {self.summary['rounds']} rounds, accuracy {accuracy:.1%}, '{self.path}')"
-
-    @property
-    def protocol(self) -> str:
-        """How the accuracies were obtained, in words."""
-        return self.summary["protocol"]
-
-    def accuracies(self) -> np.ndarray:
-        """Each client's accuracy on its own test data at the headline point, from 0 to 1."""
-        _, _, correct, count = summaries.headline(self._folder)
-        return correct / count
-
-    def curve(self, point: str = "received") -> list[tuple[int, float]]:
-        """Mean accuracy against completed rounds."""
-        return summaries.curve(self._folder, point)
-
-    def personal_model(self, client: int) -> nn.Module:
-        """A client's own model as a plain nn.Module in evaluation mode, its mask applied."""
-        setting = self._make_setting()
-        if not 0 <= client < len(setting.clients):
-            raise SparsonaError(f"there is no client {client}", expected=f"0 to {len(setting.clients) - 1}")
-        initial = Star(setting, Serial(setting)).start()
-        progress = Checkpoints(self.path).load(setting, initial)
-        if progress is None:
-            raise SparsonaError(f"'{self.path}' has no checkpoint yet", mend="resume the run first")
-        work = progress.tuned.get(client) or received_work(setting, progress.population, client)
-        if setting.method.deploy is None:
-            raise SparsonaError(f"{setting.method.name} deploys no plain model: its prediction takes more than weights")
-        return setting.task.module(*setting.method.deploy(work))
-
-    def report(self, path: str | Path) -> Path:
-        """Write a self-contained HTML page."""
-        from sparsona.analysis.report import write_report
-
-        return write_report([summaries.view(self._folder)], path)
-
-
-class Comparison:
-    """Several runs of the same experiment, method by method and seed by seed."""
-
-    def __init__(self, path: Path, runs: list[Run]) -> None:
-        self.path, self.runs = path, runs
-
-    def report(self, path: str | Path | None = None) -> Path:
-        """Write one self-contained HTML page about all of them."""
-        from sparsona.analysis.report import write_report
-
-        return write_report(self.views(), path or self.path / "report.html")
-
-    def views(self) -> list[Any]:
-        return [summaries.view(run._folder) for run in self.runs]
-
-    def table(self) -> list[dict[str, str]]:
-        """One row per method: mean ± spread over seeds, ready to print."""
-        from sparsona.analysis.table import rows
-
-        return rows(self.views())
-
-    def differences(self) -> list[dict[str, str]]:
-        """Differences to the first method, paired by seed, with an interval."""
-        from sparsona.analysis.table import differences
-
-        return differences(self.views())
+# What shares the data out; a federation made in Python has been shared out already.
+PARTITIONING = ("data", "clients", "partition", "partition_seed", "validation_rate", "test_rate", "min_size")
+# What all methods of a comparison must have in common, for their results to be comparable.
+CONDITIONS = frozenset({*PARTITIONING, "model", "seed", "per_round", "novel", "drop_rate"})
 
 
 def train(
@@ -152,7 +76,11 @@ def _train(config: RunConfig, federation: Federation | None, model: Any, path: P
 
 
 def _play(folder: RunFolder, setting: Setting, config: RunConfig, listen: Listener) -> Run:
-    progress = play(folder, setting, config.executor, config.max_seconds, listen)
+    try:
+        progress = play(folder, setting, config.executor, config.max_seconds, listen)
+    except KeyboardInterrupt:
+        warn(f"stopped; `sparsona resume {folder.path}` goes on where it was")
+        raise
     folder.write_summary(summaries.summarize(folder, progress.seconds))
     if not progress.finished:
         warn(f"stopped by max_seconds after round {progress.completed} of {config.rounds}; resume goes on")
@@ -188,21 +116,13 @@ def load(path: str | Path, federation: Federation | None = None, model: Any = No
     return Run(folder, lambda: _setting_again(folder, config, federation, model))
 
 
-def views_in(path: str | Path) -> list[Any]:
-    """What a report needs of the run in this folder, or of every run of a comparison that has results."""
-    path = Path(path)
-    if not (path / "comparison.json").exists():
-        return [summaries.view(RunFolder.open(path))]
-    folders = [path / entry["folder"] for entry in read_json(path / "comparison.json")]
-    return [summaries.view(RunFolder.open(folder)) for folder in folders if (folder / "records.sqlite").exists()]
-
-
 def _setting_again(folder: RunFolder, config: RunConfig, federation: Federation | None, model: Any) -> Setting:
     """A run's setting rebuilt, and checked to be the same."""
     for what, value, given in (("data", config.data, federation), ("model", config.model, model)):
         if value == GIVEN and given is None:
             raise SparsonaError(
                 f"'{folder.path}' was started from Python on its own {what}",
+                expected=f"that {what} again",
                 mend=f"call sparsona.resume or sparsona.load with the same {'federation' if what == 'data' else what}",
             )
     setting = _setting(config, federation, model)
@@ -222,18 +142,25 @@ def make_config(
     row = methods.card(name)
     _, kind = methods.factory(name)
     keys = set(kind.model_fields)
-    run_options, method_options = configs.split_options({**options, **own}, keys, name)
+    run_options, method_options, mistakes = configs.split_options({**options, **own}, keys, name)
     if federation is not None:
-        for key in ("data", "clients", "partition"):
+        for key in PARTITIONING:
             if key in run_options:
-                raise SparsonaError(f"'{key}' together with a federation", mend="leave one of the two out")
+                raise SparsonaError(
+                    f"'{key}' together with a federation",
+                    expected="one of the two: the federation has its clients and splits already",
+                    mend=f"leave '{key}' out, or give it to sparsona.federate",
+                )
         run_options |= {"data": GIVEN, "clients": federation.num_clients, "partition": GIVEN}
     if model is not None:
         run_options["model"] = model if isinstance(model, str) else GIVEN
-    checked = configs.validated(kind, {**row.options, **method_options}, name)
-    values = {**row.engine, **run_options, "method": name, "options": checked.model_dump(mode="json")}
-    config = configs.validated(RunConfig, values, "a run")
-    config.check_together()
+    method_values, run_values = {**row.options, **method_options}, {**row.engine, **run_options, "method": name}
+    mistakes += [*configs.mistakes(kind, method_values, name), *configs.mistakes(RunConfig, run_values, "a run")]
+    if not mistakes:
+        config = RunConfig(**run_values, options=kind(**method_values).model_dump(mode="json"))
+        mistakes = config.conflicts()
+    if mistakes:
+        raise configs.all_of(mistakes)
     return config
 
 
@@ -281,7 +208,7 @@ def _setting(config: RunConfig, federation: Federation | None, model: Any) -> Se
         model = models.builder(name, federation.input_shape, federation.num_classes)
     task = Task(model, federation.input_shape, federation.num_classes)
     make, kind = methods.factory(config.method)
-    make_method = partial(make, config=kind(**config.options))
+    make_method = partial(make, config=configs.validated(kind, config.options, config.method))
     plan = Plan(
         rounds=config.rounds,
         per_round=config.sampled,
@@ -327,16 +254,29 @@ def compare(
         raise SparsonaError("no method to compare", expected="one or more rows of `sparsona methods`")
     if len(set(names)) < len(names):
         raise SparsonaError(
-            f"a method twice in {list(names)}", mend="give one of them other options: fedspa:density=0.2"
+            f"a method twice in {', '.join(names)}",
+            expected="methods that differ",
+            mend="give one of them other options: fedspa:density=0.2",
         )
-    first = int(options.pop("seed", 0))
+    first = options.pop("seed", 0)
+    if not isinstance(first, int):
+        raise SparsonaError(f"seed = {first!r}", expected="a whole number, 0 or more", mend="for example --seed 1")
     numbers = list(range(first, first + seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
-    if not numbers:
-        raise SparsonaError("no seeds", expected="at least one")
-    planned = []
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise SparsonaError(
+            f"seeds {numbers}" if numbers else "no seeds", expected="at least one, all different", mend="--seeds 3"
+        )
+    planned: list[tuple[str, RunConfig]] = []
     used: set[str] = set()
     for name in names:
-        _, kind = methods.factory(parse_method(name)[0])
+        row, own = parse_method(name)
+        _, kind = methods.factory(row)
+        if common := sorted(CONDITIONS & set(own)):
+            raise SparsonaError(
+                f"'{name}' sets {', '.join(common)} for one method alone",
+                expected="the same data, clients, model and seeds for all, or their results would not compare",
+                mend=f"set it for all: --{common[0].replace('_', '-')} or --set {common[0]}=...",
+            )
         mine = {
             key: value for key, value in options.items() if key in RunConfig.model_fields or key in kind.model_fields
         }
@@ -346,12 +286,20 @@ def compare(
     if unused := set(options) - used:
         known = set(RunConfig.model_fields).union(*(methods.factory(parse_method(n)[0])[1].model_fields for n in names))
         raise unknown_name(f"option of {', '.join(names)}", sorted(unused)[0], known - {"options", "method"})
+    alike = [name for name, config in planned if sum(config == other for _, other in planned) > 1]
+    if alike:
+        raise SparsonaError(
+            f"{' and '.join(dict.fromkeys(alike))} are the same method with the same options",
+            expected="methods that differ",
+            mend="leave one of them out, or give it other options: fedspa:density=0.2",
+        )
+    # What is wrong with the data, the model or the executor is told before a folder is made.
+    choose(planned[0][1].executor, _setting(planned[0][1], federation, model))
     path = Path(out) if out else RUNS / f"compare-{_stamp()}"
-    _check_free(path)
-    path.mkdir(parents=True, exist_ok=True)
+    make_empty_folder(path)
     entries = [
         {
-            "folder": f"{name.replace(':', '_').replace('=', '-').replace(',', '_')}-seed{config.seed}",
+            "folder": f"{re.sub('[^a-z0-9.+-]+', '_', name.lower().replace('=', '-'))}-seed{config.seed}",
             "config": config.model_dump(mode="json"),
         }
         for name, config in planned
@@ -360,30 +308,26 @@ def compare(
     return _compare(path, federation, model, listen)
 
 
-def resume_comparison(path: str | Path, listen: Callable[[str, int, Event], None]) -> Comparison:
+def resume_comparison(
+    path: str | Path,
+    federation: Federation | None = None,
+    model: Any = None,
+    *,
+    listen: Callable[[str, int, Event], None] = lambda title, seed, event: None,
+) -> Comparison:
     """Go on with a comparison: finished runs are kept, the others go on or start."""
-    return _compare(Path(path), None, None, listen)
+    return _compare(Path(path), federation, model, listen)
 
 
 def _compare(
     path: Path, federation: Federation | None, model: Any, listen: Callable[[str, int, Event], None]
 ) -> Comparison:
     runs = []
-    for entry in read_json(path / "comparison.json"):
-        config = configs.validated(RunConfig, entry["config"], "a run")
-        folder = path / entry["folder"]
+    for folder, values in planned_runs(path):
+        config = configs.validated(RunConfig, values, f"'{path / 'comparison.json'}'")
         hear = partial(listen, methods.card(config.method).title, config.seed)
         if (folder / "config.json").exists():
             runs.append(resume(folder, federation, model, listen=hear))
         else:
             runs.append(_train(config, federation, model, folder, hear))
     return Comparison(path, runs)
-
-
-def _check_free(path: Path) -> None:
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise SparsonaError(
-            f"'{path}' is already used",
-            expected="a folder that does not exist yet, or an empty one",
-            mend="choose another --out, or `sparsona resume` what is there",
-        )

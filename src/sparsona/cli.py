@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -16,6 +17,11 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.version import VERSION
 
 DEFAULT_COMPARISON = ("local", "fedavg", "fedavg-ft", "fedspa", "fedspa-rsm")
+
+# Words of the commands themselves, which a config file or --set must not overrule.
+OWN_WORDS = frozenset(
+    {"method", "methods", "names", "out", "seeds", "federation", "listen", "config", "json", "options"}
+)
 
 OPTIONS = [
     click.option("--data", help="Data set, a row of `sparsona data`.  [digits]"),
@@ -131,7 +137,7 @@ def resume(path: str, as_json: bool) -> None:
     with progress_bar() as bar:
         if (folder / "comparison.json").exists():
             comparison = api.resume_comparison(
-                folder, lambda title, seed, event: bar.of(f"{title}, seed {seed}")(event)
+                folder, listen=lambda title, seed, event: bar.of(f"{title}, seed {seed}")(event)
             )
         else:
             result = api.resume(folder, listen=bar.of(folder.name))
@@ -229,7 +235,14 @@ def gather(config: Path | None, pairs: tuple[str, ...], flags: dict[str, Any]) -
     from sparsona.runs.config import read_toml
 
     given = {key: value for key, value in flags.items() if value is not None}
-    return {**(read_toml(config) if config else {}), **given, **parse_pairs(pairs)}
+    found = {**(read_toml(config) if config else {}), **given, **parse_pairs(pairs)}
+    if misplaced := sorted(OWN_WORDS & set(found)):
+        raise SparsonaError(
+            f"'{misplaced[0]}' is no option of a run",
+            expected="options, in a config file and in --set",
+            mend="methods, --out and --seeds are said on the command line itself",
+        )
+    return found
 
 
 def find(text: str) -> Path:
@@ -237,7 +250,9 @@ def find(text: str) -> Path:
     for path in (Path(text), Path("runs") / text):
         if path.exists():
             return path
-    raise SparsonaError(f"there is no run '{text}'", mend="`sparsona runs` lists those in ./runs")
+    raise SparsonaError(
+        f"there is no run '{text}'", expected="a folder, or a name in ./runs", mend="`sparsona runs` lists those names"
+    )
 
 
 def show_run(result: Any, as_json: bool) -> None:
@@ -247,7 +262,7 @@ def show_run(result: Any, as_json: bool) -> None:
     from sparsona.analysis.table import rows
     from sparsona.api import views_in
 
-    print_table(rows(views_in(result.path)))
+    print_results(rows(views_in(result.path)))
     click.echo(f"\nHow this was measured: {result.protocol}\n")
     click.echo(f"run:    {result.path}")
     click.echo(f"report: {write_page(lambda: result.report(result.path / 'report.html'))}")
@@ -257,13 +272,15 @@ def show_comparison(result: Any, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"runs": [run.summary for run in result.runs], "differences": result.differences()}))
         return
-    print_table(result.table())
-    if len(result.runs) > 1:
+    print_results(result.table())
+    if differences := result.differences():
         click.echo()
-        print_table(result.differences())
-    click.echo("\nHow this was measured:")
+        print_table(differences)
+    views = result.views()
+    first = [view for view in views if view.seed == views[0].seed]
+    click.echo("\nHow this was measured" + (f" (sizes are those of seed {views[0].seed}):" if first != views else ":"))
     titles: dict[str, list[str]] = {}
-    for view in result.views():
+    for view in first:
         if view.title not in titles.setdefault(view.protocol, []):
             titles[view.protocol].append(view.title)
     for protocol, names in titles.items():
@@ -286,6 +303,17 @@ def show_rows(rows: list[dict[str, Any]], as_json: bool, hint: str) -> None:
         return
     print_table([{key: str(value) for key, value in row.items()} for row in rows])
     click.echo(f"\n{hint}")
+
+
+def print_results(rows: list[dict[str, Any]]) -> None:
+    """The columns that answer first; the others only where there is room for them (the report has them all)."""
+    first = ("method", "accuracy", "bottom decile", "bytes up", "bytes down", "train FLOPs", "seconds")
+    widths = [
+        max(len(str(row[column])) for row in [dict(zip(rows[0], rows[0], strict=True)), *rows]) for column in rows[0]
+    ]
+    if not sys.stdout.isatty() or sum(widths) + 3 * len(widths) <= shutil.get_terminal_size().columns:
+        first = tuple(rows[0])
+    print_table([{column: row[column] for column in first} for row in rows])
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
@@ -359,9 +387,7 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         if debug:
             raise
-        click.echo(
-            "stopped; what was reached is saved: `sparsona runs` lists it, `sparsona resume RUN` goes on", err=True
-        )
+        click.echo("stopped; what was reached is saved", err=True)
         sys.exit(130)
     except SparsonaError as error:
         if debug:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+
+import cloudpickle
 import pytest
 import torch
 from torch import nn
@@ -111,3 +114,37 @@ def test_wrong_models_are_refused():
         Task(lambda: nn.Linear(3, 2), (3,), 5)
     with pytest.raises(SparsonaError, match="no parameters"):
         Task(lambda: nn.ReLU(), (3,), 3)
+
+
+class Tied(nn.Module):
+    """One matrix used twice, as language models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.encode = nn.Linear(4, 4, bias=False)
+        self.decode = nn.Linear(4, 4, bias=False)
+        self.decode.weight = self.encode.weight
+
+    def forward(self, inputs):
+        return self.decode(self.encode(inputs).relu())
+
+
+def test_tied_weights_count_once_and_get_both_gradients():
+    task = Task(Tied, (4,), 4)
+    assert task.layout.names == ("encode.weight",)
+    params, buffers = task.init(0)
+    batch = batch_of(torch.eye(4), torch.arange(4))
+    module = task.module(params, buffers)
+    nn.functional.cross_entropy(module(batch.inputs), batch.targets).backward()
+    torch.testing.assert_close(task.gradient(params, buffers, batch)["encode.weight"], module.encode.weight.grad)
+
+
+def test_a_copied_task_uses_its_own_module():
+    task = Task(lambda: nn.Linear(3, 2), (3,), 2)
+    other = pickle.loads(cloudpickle.dumps(task))
+    params, buffers = task.init(4)
+    assert torch.equal(
+        other.forward(params, buffers, torch.eye(3), True)[0], task.forward(params, buffers, torch.eye(3), True)[0]
+    )
+    assert isinstance(other._module.weight, nn.Parameter)
+    assert isinstance(task._module.weight, nn.Parameter)

@@ -42,7 +42,6 @@ def test_arithmetic_leaves_its_arguments_alone(some):
     assert tree.subtract(some, some).flat.abs().sum() == 0
     assert tree.scale(some, 3.0).flat.tolist() == (3 * before).tolist()
     assert tree.multiply(some, some).flat.tolist() == (before**2).tolist()
-    assert tree.step(some, some, torch.tensor(0.5)).flat.tolist() == (0.5 * before).tolist()
     assert float(tree.norm(some)) == pytest.approx(float(before.norm()))
     assert torch.equal(some.flat, before)
 
@@ -53,25 +52,20 @@ def test_trees_of_different_layouts_do_not_mix(some):
         tree.add(some, other)
 
 
-def test_select_and_merge(some):
-    part = some.select(("c", "a"))
+def test_select_and_join(some):
+    part, rest = some.select(("c", "a")), some.select(("b",))
     assert list(part) == ["a", "c"]
-    again = tree.merge(tree.zeros_like(some), part)
-    assert torch.equal(again["a"], some["a"])
-    assert float(again["b"]) == 0
+    live = part.like(part.flat.requires_grad_())
+    again = tree.join(some.layout, rest, live)
+    assert torch.equal(again.flat, some.flat)
+    again["a"].sum().backward()
+    assert live.flat.grad.tolist() == [1.0] * 6 + [0.0] * 2
 
 
 def test_pickle(some):
     again = pickle.loads(pickle.dumps(some))
     assert again.layout == some.layout
     assert torch.equal(again.flat, some.flat)
-
-
-def test_is_finite_is_not_fooled_by_overflow():
-    big = Tree.of({"a": torch.full((4,), 3e38)})
-    assert tree.is_finite(big)
-    assert not tree.is_finite(Tree.of({"a": torch.tensor([1.0, float("nan")])}))
-    assert not tree.is_finite(Tree.of({"a": torch.tensor([float("inf"), float("-inf")])}))
 
 
 @dataclass(frozen=True)

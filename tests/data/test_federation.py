@@ -147,7 +147,8 @@ def test_what_a_federation_says_of_itself():
     assert counts.dtype == torch.int64
     assert [client.num_examples for client in f.clients()] == counts.sum(dim=1).tolist()
     assert sum(f.label_counts(part) for part in PARTS).sum(dim=0).tolist() == y.bincount().tolist()
-    assert f.client(2) == Client(2, int(counts[2].sum()), 1.0)
+    held = int(f.label_counts("validation")[2].sum())
+    assert f.client(2) == Client(2, int(counts[2].sum()), 1.0, held, 6)
     assert [client.capacity for client in f.clients([0.2, 0.5])] == [0.2, 0.5] * 3
     for part in PARTS:
         inputs, targets = f.examples(4, part)

@@ -104,12 +104,10 @@ def test_a_worker_killed_in_the_middle_of_a_job(workers):
 
 
 def _evaluation_jobs(setting):
-    from sparsona.engine.jobs import Job
-
     star = Star(setting, Serial(setting))
     population, round_ = star.start(), setting.plan.round_at(0)
     for client in [*range(5)] * 4:
-        yield Job("evaluate", client, round_, star._replies(population.server, client, round_)[0], None, ("received",))
+        yield star._job("evaluate", client, population, round_, ("received",), {})
 
 
 class Deadly(nn.Module):

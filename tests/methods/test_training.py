@@ -29,6 +29,16 @@ def test_sgd_equals_torch(scale, clip):
         torch.testing.assert_close(found[name], parameter.detach())
 
 
+def test_sgd_stays_inside_the_mask_and_leaves_its_arguments_alone():
+    params, grads = (Tree.of({"a": torch.arange(1.0, 4.0) * sign}) for sign in (1, -1))
+    mask = params.like(torch.tensor([1.0, 0.0, 1.0]))
+    found = sgd(params, grads, Tick(torch.tensor(1.0), torch.tensor(0)), Training(lr=0.5, weight_decay=0.0), mask)
+    assert found.flat.tolist() == [1.5, 0.0, 4.5]
+    assert params.flat.tolist() == [1.0, 2.0, 3.0]
+    assert grads.flat.tolist() == [-1.0, -2.0, -3.0]
+    assert mask.flat.tolist() == [1.0, 0.0, 1.0]
+
+
 def test_weighted_mean():
     trees = [Tree.of({"a": torch.tensor([value, 1.0])}) for value in (1.0, 4.0)]
     zero = Tree.of({"a": torch.zeros(2)})

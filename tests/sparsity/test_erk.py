@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.layout import EMPTY, Layout, Slot
+from sparsona.core.layout import Layout, Slot
 from sparsona.sparsity.erk import erk_densities, kept_counts, uniform_densities
 
 
@@ -91,7 +91,7 @@ def test_a_scalar_is_a_bias_of_one_entry() -> None:
 
 
 def test_degenerate_layouts_have_densities() -> None:
-    assert erk_densities(EMPTY, 0.5) == uniform_densities(EMPTY, 0.5) == kept_counts(EMPTY, ()) == ()
+    assert erk_densities(Layout(()), 0.5) == uniform_densities(Layout(()), 0.5) == kept_counts(Layout(()), ()) == ()
     assert kept_counts(layout_of((0, 5), (4, 4)), erk_densities(layout_of((0, 5), (4, 4)), 0.5)) == (0, 8)
     # A power so steep that all but the first tensor's share underflows.
     assert erk_densities(layout_of((2, 2), (100, 100)), 0.0001, power=1e6) == pytest.approx((10004 * 0.0001 / 4, 0.0))

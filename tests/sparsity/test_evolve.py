@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.layout import EMPTY, Layout, Slot
+from sparsona.core.layout import Layout, Slot
 from sparsona.core.tree import Tree, counts
 from sparsona.sparsity.evolve import cosine_rate, evolve
 
@@ -121,8 +121,8 @@ def test_dense_empty_and_scalar_tensors_stay() -> None:
     params = Tree(layout, torch.arange(12.0))
     for scores in (params, None):
         assert torch.equal(evolve(params, mask, 1.0, scores, seed=0).flat, mask.flat)
-    nothing = Tree(EMPTY, torch.zeros(0))
-    assert len(evolve(nothing, Tree(EMPTY, torch.zeros(0, dtype=torch.bool)), 0.5, None, seed=0)) == 0
+    nothing = Tree(Layout(()), torch.zeros(0))
+    assert len(evolve(nothing, Tree(Layout(()), torch.zeros(0, dtype=torch.bool)), 0.5, None, seed=0)) == 0
 
 
 def test_scores_make_the_seed_irrelevant_and_their_absence_does_not() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.layout import EMPTY, Layout, Slot
+from sparsona.core.layout import Layout, Slot
 from sparsona.core.tree import counts
 from sparsona.sparsity.masks import density, full_mask, random_mask
 
@@ -55,7 +55,7 @@ def test_a_full_mask_keeps_all() -> None:
 
 
 def test_an_empty_layout_has_masks() -> None:
-    assert density(full_mask(EMPTY)) == density(random_mask(EMPTY, (), 0)) == 1.0
+    assert density(full_mask(Layout(()))) == density(random_mask(Layout(()), (), 0)) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.layout import EMPTY, Layout, Slot
-from sparsona.core.tree import Tree, empty_tree
+from sparsona.core.layout import Layout, Slot
+from sparsona.core.tree import Tree
 from sparsona.core.update import SERVER, Part, Support, Update, dense, mask_digest, masked
 from sparsona.wire.codec import decode, encode
 from sparsona.wire.format import HEAD, PART, SLOT, message_size, sizes_of
@@ -182,8 +182,8 @@ class TestDecoded:
 
     def test_empty_update_and_empty_tree(self) -> None:
         assert decode(encode(Update(0, 0, 0.0, {}))).parts == {}
-        got = decode(encode(Update(0, 0, 0.0, {"buffers": dense(empty_tree())})))
-        assert got.parts["buffers"].layout == EMPTY
+        got = decode(encode(Update(0, 0, 0.0, {"buffers": dense(Tree(Layout(()), torch.zeros(0)))})))
+        assert got.parts["buffers"].layout == Layout(())
 
     def test_costs_of_slots_stay_at_home(self) -> None:
         layout = Layout((Slot("w", (2,), flops_per_weight=9, bias_counts_dense=True),))

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.layout import EMPTY, Layout, Slot
+from sparsona.core.layout import Layout, Slot
 from sparsona.core.update import PartSize, Support
 from sparsona.wire.format import (
     MAX_ENTRIES,
@@ -50,7 +50,7 @@ def test_smallest_message_is_a_head_and_a_checksum() -> None:
         # and a seed 93, padded 96
         (PartSize("p", LAYOUT, 7, Support.SEED), 100 + 28),
         # two bytes for one letter: 24 + 16 + 2, padded 44
-        (PartSize("ö", EMPTY, 0), 48),
+        (PartSize("ö", Layout(()), 0), 48),
     ],
 )
 def test_message_size_by_hand(part: PartSize, size: int) -> None:
@@ -108,9 +108,9 @@ def test_refuses_weights_that_would_poison_a_mean(weight: float) -> None:
         (PartSize("p", Layout((Slot("w", (1,) * 33),)), 1), "33 dimensions"),
         (PartSize("p", Layout((Slot("w", (MAX_ENTRIES >> 16, 0, 2**17)),)), 0), "entries"),
         (PartSize("p", Layout((Slot("w", ()), Slot("w", ()))), 2), "same name"),
-        (PartSize("p" * 2**16, EMPTY, 0), "too long"),
+        (PartSize("p" * 2**16, Layout(()), 0), "too long"),
         (PartSize("p", Layout((Slot("w" * 2**16, ()),)), 1), "too long"),
-        (PartSize("\ud800", EMPTY, 0), "not text"),
+        (PartSize("\ud800", Layout(()), 0), "not text"),
     ],
 )
 def test_sender_and_cost_refuse_alike(part: PartSize, message: str) -> None:
@@ -122,12 +122,12 @@ def test_sender_and_cost_refuse_alike(part: PartSize, message: str) -> None:
 
 
 def test_refuses_two_parts_of_one_name() -> None:
-    part = PartSize("p", EMPTY, 0)
+    part = PartSize("p", Layout(()), 0)
     assert "same name" in refused((part, part))
 
 
 def test_refuses_more_parts_than_an_update_can_need() -> None:
-    assert "256 parts" in refused(tuple(PartSize(str(n), EMPTY, 0) for n in range(256)))
+    assert "256 parts" in refused(tuple(PartSize(str(n), Layout(()), 0) for n in range(256)))
 
 
 def test_refuses_heads_that_would_fill_memory() -> None:

@@ -55,14 +55,19 @@ def summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
     return summary
 
 
+def has_results(folder: RunFolder) -> bool:
+    """Whether any round was evaluated yet."""
+    return bool(folder.select("SELECT 1 FROM evaluations LIMIT 1"))
+
+
 def headline(folder: RunFolder) -> tuple[str, int, np.ndarray, np.ndarray]:
     """Point, completed rounds, and per client the number of right predictions and of test examples."""
     point = folder.about["point"]
-    found = folder.select("SELECT MAX(completed) FROM evaluations")[0][0]
-    if found is None:
+    if not has_results(folder):
         raise SparsonaError(
             f"'{folder.path}' has no results yet", expected="at least one evaluated round", mend="resume the run first"
         )
+    found = folder.select("SELECT MAX(completed) FROM evaluations")[0][0]
     rows = _evaluated(folder, found, point)
     if not rows:  # stopped before the final tuning: what there is, named as what it is
         point = "received"

@@ -74,6 +74,3 @@ class Layout:
             slot.flops_per_weight * (slot.size if slot.bias_counts_dense else count)
             for slot, count in zip(self.slots, counts, strict=True)
         )
-
-
-EMPTY = Layout(())

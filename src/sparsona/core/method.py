@@ -39,7 +39,8 @@ class Phase:
     forward pass leaves behind); `batch` is a tuple of batches when `batches_per_step` > 1. `update(work, grads, tick)`
     returns the new Work; `grads` has one entry per name in `trains`, built like that field. Both are pure, without
     `.item()`, Python branches on tensors, boolean indexing or in-place operations on what they are handed: the executor
-    may compile them, capture them, or run them for many clients at once.
+    may compile them, capture them, or run them for many clients at once. Inside a loss, differentiate with
+    torch.func.grad, and keep constants in Work, so that they follow the device.
     """
 
     name: str
@@ -47,14 +48,14 @@ class Phase:
     loss: Callable[[Work, Any], tuple[Tensor, Any]]
     update: Callable[[Work, Grads, Tick], Work]
     epochs: int = 1
-    max_steps: int | None = None  # stop early, in the middle of an epoch if need be
+    max_steps: int | None = None  # stop early, in the middle of an epoch if need be; repeats do not count
     batches_per_step: int = 1  # Per-FedAvg looks at two batches in one step
     repeats: int = 1  # pFedMe takes several steps on one batch ...
     after_batch: Callable[[Work, Any, Tick], Work] | None = None  # ... and then does something else
     when: Callable[[Round], bool] = always
     enter: Callable[[Work, Probe, Round], Work] | None = None  # before the first step: FedEM's responsibilities
     mixes_examples: bool = False  # the loss of an example depends on its batch (BatchNorm): nothing may be padded
-    traceable: bool = True  # False: the executor must run it eagerly
+    traceable: bool = True  # False: it must not be compiled, captured or run for several clients at once
     flops: Callable[[Work], int] | None = None  # per example and step; None: three dense forward passes
 
 
@@ -65,12 +66,15 @@ class ServerHalf:
     init: Callable[[Tree, tuple[Client, ...], Seeds], Server]
     aggregate: Callable[[Server, Inbox, Round], Server]
     reply: Callable[[Server, Client, Round], Update]
-    global_model: Callable[[Server], Tree]
+    global_model: Callable[[Server], Tree] | None = None  # State.buffers are then those of the task's module
 
 
 @dataclass(frozen=True)
 class PeerHalf:
-    """What peers do beyond training: whom to ask for a model (None: as the graph says), and the one model of all."""
+    """What peers do beyond training: whom to ask for a model (None: as the graph says), and the one model of all.
+
+    `wants` is handed a Round bound to the client.
+    """
 
     wants: Callable[[State, Round], tuple[int, ...]] | None = None
     consensus: Callable[[Inbox], Tree] | None = None

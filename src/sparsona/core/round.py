@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Client:
-    """A participant: its index, how many training examples it has, and the density its device can hold."""
+    """A participant: its index among how many, how much data it has, and the density its device can hold."""
 
     index: int
-    num_examples: int
+    num_examples: int  # for training
     capacity: float = 1.0
+    num_validation: int = 0
+    num_clients: int = 1
 
 
 @dataclass(frozen=True)

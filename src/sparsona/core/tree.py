@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparsona.core.layout import EMPTY, Layout, Slot
+from sparsona.core.layout import Layout, Slot
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,7 @@ class Tree(Mapping[str, "Tensor"]):
 
     @classmethod
     def of(cls, named: Mapping[str, Tensor], layout: Layout | None = None) -> Tree:
-        """Copy named tensors of one dtype into a flat buffer, in the mapping's order or the layout's."""
+        """Copy named tensors of one dtype, detached, into a flat buffer, in the mapping's order or the layout's."""
         import torch
 
         if layout is None:
@@ -73,54 +73,43 @@ class Tree(Mapping[str, "Tensor"]):
         return Tree(self.layout, flat)
 
     def select(self, names: Iterator[str] | tuple[str, ...] | list[str]) -> Tree:
-        """A tree of some of the tensors (a copy)."""
+        """A tree of some of the tensors: a detached copy."""
         layout = self.layout.select(names)
         return Tree.of({name: self[name] for name in layout.names}, layout)
 
 
-def empty_tree() -> Tree:
-    """The tree of a model without buffers."""
+def join(layout: Layout, *parts: Tree) -> Tree:
+    """One tree of the tensors of several, in the layout's order; gradients flow through, unlike through Tree.of."""
     import torch
 
-    return Tree(EMPTY, torch.zeros(0))
+    owner = {name: part for part in parts for name in part}
+    return Tree(layout, torch.cat([owner[name][name].reshape(-1) for name in layout.names]))
 
 
-def merge(base: Tree, part: Tree) -> Tree:
-    """`base` with the tensors of `part` in place of its own."""
-    import torch
-
-    return Tree(base.layout, torch.cat([(part if name in part else base)[name].reshape(-1) for name in base]))
-
-
-def _same_layout(first: Tree, *others: Tree) -> None:
+def check_layouts(first: Tree, *others: Tree) -> None:
+    """Refuse trees whose entries do not stand for the same parameters."""
     for other in others:
         if other.layout is not first.layout and other.layout.digest != first.layout.digest:
             raise ValueError(f"trees of different layouts: {first} and {other}")
 
 
 def add(a: Tree, b: Tree) -> Tree:
-    _same_layout(a, b)
+    check_layouts(a, b)
     return a.like(a.flat + b.flat)
 
 
 def subtract(a: Tree, b: Tree) -> Tree:
-    _same_layout(a, b)
+    check_layouts(a, b)
     return a.like(a.flat - b.flat)
 
 
 def multiply(a: Tree, b: Tree) -> Tree:
-    _same_layout(a, b)
+    check_layouts(a, b)
     return a.like(a.flat * b.flat)
 
 
 def scale(a: Tree, factor: float | Tensor) -> Tree:
     return a.like(a.flat * factor)
-
-
-def step(params: Tree, direction: Tree, size: Tensor) -> Tree:
-    """params - size * direction, in one pass over memory; `size` is a 0-dim tensor."""
-    _same_layout(params, direction)
-    return params.like(params.flat.addcmul(direction.flat, size, value=-1.0))
 
 
 def zeros_like(a: Tree) -> Tree:
@@ -131,11 +120,6 @@ def norm(a: Tree) -> Tensor:
     """The Euclidean norm over all entries."""
     length: Tensor = a.flat.norm(dim=-1)
     return length
-
-
-def is_finite(a: Tree) -> bool:
-    # The sum of a buffer is finite unless an entry is not, or it overflows; only then look at every entry.
-    return bool(a.flat.sum().isfinite()) or bool(a.flat.isfinite().all())
 
 
 def counts(mask: Tree) -> tuple[int, ...]:

@@ -143,12 +143,17 @@ class PartSize:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one client costs in one round. Bytes follow from the messages; None means that nothing is sent."""
+    """What one client costs in one round. Bytes follow from the messages; None means that nothing is sent.
+
+    `exact` False: training decides the sizes, and these are upper bounds. For peers `down` is None: what a peer is sent
+    is what its neighbours send.
+    """
 
     down: tuple[PartSize, ...] | None
     up: tuple[PartSize, ...] | None
     train_flops: int
     search_flops: int = 0
+    exact: bool = True
 
 
 Inbox = Iterable[Update]

@@ -31,8 +31,9 @@ class Examples(NamedTuple):
 def shuffled(examples: Examples, batch_size: int, seed: int, no_single: bool = False) -> Iterator[Batch]:
     """One pass in an order drawn from `seed`; the last batch may be smaller, none is dropped.
 
-    With `no_single`, a last example that would be alone joins the batch before it: statistics of one example (BatchNorm)
-    do not exist. `index` holds positions in `examples`; `noise` differs from batch to batch. The same seed gives the same batches.
+    With `no_single`, a last example that would be alone joins the batch before it: statistics of one example
+    (BatchNorm) do not exist. `index` holds positions in `examples`; `noise` differs from batch to batch. The same seed
+    gives the same batches.
     """
     _check_batch_size(batch_size)
     count, device = examples.num_examples, examples.inputs.device

@@ -64,7 +64,8 @@ class Federation:
 
     def client(self, index: int, capacity: float = 1.0) -> Client:
         """The client as methods see it."""
-        return Client(index, len(self._indices(index, "train")), capacity)
+        num_train, num_validation = (len(self._indices(index, part)) for part in ("train", "validation"))
+        return Client(index, num_train, capacity, num_validation, self.num_clients)
 
     def clients(self, capacities: Sequence[float] | None = None) -> tuple[Client, ...]:
         """All clients; client k has the k-th capacity, over and over if there are fewer capacities than clients."""

@@ -12,8 +12,8 @@ EXECUTORS = {
     "serial": "one client after another in this process, on one thread",
     "workers": "one process per core, one thread each; the same bits as serial",
 }
-# Starting workers costs about as long as this many FLOPs of training.
-WORTH_WORKERS = 4e11
+# What a training step costs whatever its size, and what a core does in a second; starting workers costs about three.
+STEP_SECONDS, FLOPS_PER_SECOND, WORTH_WORKERS = 1e-3, 1e10, 10.0
 
 
 def choose(name: str, setting: Setting) -> str:
@@ -22,11 +22,18 @@ def choose(name: str, setting: Setting) -> str:
         raise unknown_name("executor", name, EXECUTORS)
     if name != "auto":
         return name
-    plan = setting.plan
-    round_ = plan.round_at(0)
-    costs = [setting.method.cost(setting.task.layout, client, round_).train_flops for client in setting.clients]
-    flops = plan.rounds * (plan.per_round + plan.tune_epochs) * sum(costs) / len(costs)
-    return "workers" if num_cores() > 1 and flops > WORTH_WORKERS else "serial"
+    return "workers" if num_cores() > 1 and _expected_seconds(setting) > WORTH_WORKERS else "serial"
+
+
+def _expected_seconds(setting: Setting) -> float:
+    """A rough guess of what one core would need: only good enough to choose by."""
+    plan, clients = setting.plan, setting.clients
+    epochs = sum(phase.epochs for phase in setting.method.phases)
+    seconds = 0.0
+    for client in clients:
+        flops = setting.method.cost(setting.task.layout, client, plan.round_at(0)).train_flops
+        seconds += epochs * -(-client.num_examples // plan.batch_size) * STEP_SECONDS + flops / FLOPS_PER_SECOND
+    return plan.rounds * plan.per_round * seconds / len(clients)
 
 
 def open_executor(name: str, setting: Setting) -> Executor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, Protocol
 
+from sparsona.core.errors import MaskMismatchError, SparsonaError
 from sparsona.core.method import Client, Method, Round, State, Tree, Work
 from sparsona.core.task import Task
 from sparsona.data.federation import Federation
@@ -56,13 +57,16 @@ class Job:
     state: State | None
     points: tuple[str, ...] = ()
     global_model: Tree | None = None
+    # Stays in the parent: the same job with the masks sent along, for a client that does not hold them.
+    resend: Callable[[], Job] | None = None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job."""
+    """What came of a job. `lacks_mask`: the message assumed a mask the client does not hold; nothing was done."""
 
     client: int
+    lacks_mask: bool = False
     state: State | None = None
     message: bytes | None = None
     work: Work | None = None
@@ -80,6 +84,25 @@ class Executor(Protocol):
 
 def perform(setting: Setting, job: Job) -> Outcome:
     """Do a job. Pure: the same setting and job give the same outcome in any process."""
+    try:
+        return _perform(setting, job)
+    except MaskMismatchError:
+        return Outcome(job.client, lacks_mask=True)
+
+
+def settle(job: Job, outcome: Outcome) -> Job | None:
+    """The job to do instead where the client lacked a mask, or None if the outcome stands."""
+    if not outcome.lacks_mask:
+        return None
+    if job.resend is None:
+        raise SparsonaError(
+            f"client {job.client} cannot read its message of round {job.round.index}, masks and all",
+            expected="a method whose receive() takes a mask that is sent along",
+        )
+    return job.resend()
+
+
+def _perform(setting: Setting, job: Job) -> Outcome:
     method, task, data = setting.method, setting.task, setting.federation
     round_ = job.round.on(setting.clients[job.client])
     inbox = tuple(decode(message) for message in job.messages)
@@ -92,10 +115,12 @@ def perform(setting: Setting, job: Job) -> Outcome:
     if job.do == "train":
         new_state, update, work, tally = client_turn(method, task, state, inbox, *own, round_)
         seen = tuple(result(point, work) for point in job.points)
-        return Outcome(job.client, new_state, None if update is None else encode(update), None, tally, seen)
+        sent = None if update is None else encode(update)
+        return Outcome(job.client, state=new_state, message=sent, tally=tally, evaluations=seen)
     if job.do == "tune":
         work, tally = tuning_turn(method, task, state, inbox, *own, round_, setting.plan.tune_epochs)
-        return Outcome(job.client, None, None, work, tally, tuple(result(point, work) for point in job.points))
+        seen = tuple(result(point, work) for point in job.points)
+        return Outcome(job.client, work=work, tally=tally, evaluations=seen)
     # Evaluation is ours, not the client's: what it looks at here is on nobody's bill.
     received = method.receive(state, inbox, ClientProbe(task, *own, round_, Tally()), round_)
     found = [result(point, received) for point in job.points if point != "global"]

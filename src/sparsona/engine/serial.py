@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from sparsona.engine.jobs import Job, Outcome, Setting, perform
+from sparsona.engine.jobs import Job, Outcome, Setting, perform, settle
 
 
 class Serial:
@@ -22,6 +22,9 @@ class Serial:
             torch.set_num_threads(1)
             try:
                 outcome = perform(self._setting, job)
+                if (again := settle(job, outcome)) is not None:
+                    outcome = perform(self._setting, again)
+                    settle(again, outcome)
             finally:
                 torch.set_num_threads(threads)
             yield outcome

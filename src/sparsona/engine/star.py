@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from sparsona.core.method import Inbox, Round, Server, State, Update, Work
+from sparsona.core.errors import MaskMismatchError, SparsonaError
+from sparsona.core.method import Inbox, Round, Server, State, Tree, Update, Work
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.jobs import Executor, Job, Outcome, Setting
 from sparsona.engine.plan import novel_clients, participation
@@ -49,6 +51,15 @@ class Star:
     def __init__(self, setting: Setting, executor: Executor) -> None:
         self.setting, self.plan, self.method = setting, setting.plan, setting.method
         self._executor = executor
+        half = self.method.server
+        if half is None and self.method.peer is not None:
+            raise SparsonaError(f"{self.method.name} is for peers without a server", expected="a method with a server")
+        if "global" in self.plan.points and (half is None or half.global_model is None):
+            raise SparsonaError(
+                f"{self.method.name} has no global model to evaluate",
+                expected="points other than 'global'",
+                mend="leave 'global' out of points",
+            )
         self.novel = novel_clients(self.plan, setting.clients)
 
     def start(self) -> Population:
@@ -65,10 +76,9 @@ class Star:
         sent: dict[int, Traffic] = {}
 
         def jobs() -> Iterator[Job]:
+            points = ("trained",) if self._looks_at_trained(index) else ()
             for client in who.trains:
-                messages, sent[client] = self._replies(population.server, client, round_)
-                points = ("trained",) if self._looks_at_trained(index) else ()
-                yield Job("train", client, round_, messages, self._state(population, client), points)
+                yield self._job("train", client, population, round_, points, sent)
 
         def arriving() -> Inbox:
             for outcome in self._executor.run(jobs()):
@@ -97,15 +107,33 @@ class Star:
     def _state(self, population: Population, client: int) -> State | None:
         return None if self.plan.stateless else population.states.get(client)
 
-    def _replies(self, server: Server | None, client: int, round_: Round) -> tuple[tuple[bytes, ...], Traffic]:
-        """The messages the server sends to a client, and their size."""
-        if self.method.server is None:
-            return (), Traffic()
-        update = self.method.server.reply(server, self.setting.clients[client], round_)
+    def _job(
+        self,
+        do: Literal["train", "evaluate", "tune"],
+        client: int,
+        population: Population,
+        round_: Round,
+        points: tuple[str, ...],
+        sent: dict[int, Traffic],
+        model: Tree | None = None,
+    ) -> Job:
+        """A client's job, with what the server sends it; every byte of that is counted in `sent`."""
+        half = self.method.server
+        if half is None:
+            sent[client] = Traffic()
+            return Job(do, client, round_, (), self._state(population, client), points, model)
+        update = half.reply(population.server, self.setting.clients[client], round_)
+        sent[client] = Traffic()
+
+        def message(update: Update) -> tuple[bytes]:
+            data = encode(update)
+            sent[client] += Traffic(down=len(data), paper_down=paper_bytes(update))
+            return (data,)
+
         if self.plan.stateless:
             update = update.with_bitmaps()  # a client that forgets has no mask to apply
-        message = encode(update)
-        return (message,), Traffic(down=len(message), paper_down=paper_bytes(update))
+        job = Job(do, client, round_, message(update), self._state(population, client), points, model)
+        return replace(job, resend=lambda: replace(job, messages=message(update.with_bitmaps())))
 
     def _open(self, outcome: Outcome, sent: Traffic) -> tuple[Update | None, Traffic]:
         """A client's update as it arrives, checked and counted. What is lost on the way was sent all the same."""
@@ -129,21 +157,10 @@ class Star:
         self, population: Population, completed: int, points: tuple[str, ...], clients: list[int]
     ) -> list[Evaluation]:
         round_ = self.plan.round_at(completed)
-        model = None
-        if "global" in points and self.method.server is not None:
-            model = self.method.server.global_model(population.server)
-        jobs = (
-            Job(
-                "evaluate",
-                client,
-                round_,
-                self._replies(population.server, client, round_)[0],
-                self._state(population, client),
-                points,
-                model,
-            )
-            for client in clients
-        )
+        half, model = self.method.server, None
+        if "global" in points and half is not None and half.global_model is not None:
+            model = half.global_model(population.server)
+        jobs = (self._job("evaluate", client, population, round_, points, {}, model) for client in clients)
         return [evaluation for outcome in self._executor.run(jobs) for evaluation in outcome.evaluations]
 
     def closing(self, population: Population) -> tuple[RoundRecord, dict[int, Work]]:
@@ -161,8 +178,7 @@ class Star:
         def jobs() -> Iterator[Job]:
             for client in self.setting.clients:
                 point = "novel_tuned" if client.index in self.novel else "tuned"
-                messages, sent[client.index] = self._replies(population.server, client.index, round_)
-                yield Job("tune", client.index, round_, messages, self._state(population, client.index), (point,))
+                yield self._job("tune", client.index, population, round_, (point,), sent)
 
         for outcome in self._executor.run(jobs()):
             tuned[outcome.client] = outcome.work
@@ -173,12 +189,17 @@ class Star:
 
 def received_work(setting: Setting, population: Population, client: int) -> Work:
     """The model a client would use now: what `predict` and `deploy` take."""
-    round_ = setting.plan.round_at(setting.plan.rounds).on(setting.clients[client])
+    round_ = setting.plan.round_at(setting.plan.rounds)
     state = population.states.get(client)
     if state is None:
         state = setting.fresh_state(client)
     inbox: tuple[Update, ...] = ()
     if setting.method.server is not None:
         inbox = (setting.method.server.reply(population.server, setting.clients[client], round_),)
+    round_ = round_.on(setting.clients[client])
     own = (setting.federation.examples(client, "train"), setting.federation.examples(client, "validation"))
-    return setting.method.receive(state, inbox, ClientProbe(setting.task, *own, round_, Tally()), round_)
+    probe = ClientProbe(setting.task, *own, round_, Tally())
+    try:
+        return setting.method.receive(state, inbox, probe, round_)
+    except MaskMismatchError:
+        return setting.method.receive(state, [update.with_bitmaps() for update in inbox], probe, round_)

@@ -123,10 +123,12 @@ def run_phase(phase: Phase, work: Work, task: Task, train: Examples, probe: Prob
 def _groups(phase: Phase, train: Examples, round_: Round) -> Iterator[tuple[int, Any]]:
     """The batches of all epochs, in groups if the phase looks at several at once; with the number of examples."""
 
+    # A phase that looks at two batches at once needs two, also of a client whose data would fit into one.
+    size = max(1, min(round_.batch_size, train.num_examples // phase.batches_per_step))
+
     def batches() -> Iterator[Batch]:
         for epoch in range(phase.epochs):
-            seed = round_.seeds.own(f"{phase.name}/{epoch}")
-            yield from shuffled(train, round_.batch_size, seed, no_single=phase.mixes_examples)
+            yield from shuffled(train, size, round_.seeds.own(f"{phase.name}/{epoch}"), phase.mixes_examples)
 
     stream = islice(batches(), None if phase.max_steps is None else phase.max_steps * phase.batches_per_step)
     if phase.batches_per_step == 1:
@@ -134,7 +136,7 @@ def _groups(phase: Phase, train: Examples, round_: Round) -> Iterator[tuple[int,
             yield len(batch.targets), batch
         return
     while group := tuple(islice(stream, phase.batches_per_step)):
-        if len(group) == phase.batches_per_step:  # a phase that needs two batches cannot use one
+        if len(group) == phase.batches_per_step:  # what is left at the very end may be fewer
             yield sum(len(batch.targets) for batch in group), group
 
 

@@ -11,13 +11,14 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import cloudpickle
 
 from sparsona.core.errors import SparsonaError
-from sparsona.engine.jobs import Job, Outcome, Setting
+from sparsona.engine.jobs import Job, Outcome, Setting, settle
 from sparsona.engine.worker import read_frame, write_frame
 
 TRIES = 3  # a job that kills its worker this often is given up
@@ -47,7 +48,7 @@ class _Worker:
 
     def send(self, number: int, job: Job) -> None:
         self.job = (number, job)
-        write_frame(self.stdin, ("job", job))
+        write_frame(self.stdin, ("job", replace(job, resend=None)))
 
     def receive(self) -> Any:
         kind, value = read_frame(self.stdout)
@@ -122,8 +123,13 @@ class Workers:
                     worker.opening = False
                     continue
                 assert worker.job is not None
-                ready[worker.job[0]] = answer
+                number, job = worker.job
                 worker.job = None
+                if (instead := settle(job, answer)) is not None:
+                    again.append((number, instead))
+                    exhausted = False
+                else:
+                    ready[number] = answer
             while next_number in ready:
                 yield ready.pop(next_number)
                 next_number += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sparsona.core.tree import Tree
+from sparsona.core.tree import Tree, check_layouts
 
 
 def weighted_mean(items: Iterable[tuple[Tree, float]], otherwise: Tree) -> Tree:
@@ -13,6 +13,7 @@ def weighted_mean(items: Iterable[tuple[Tree, float]], otherwise: Tree) -> Tree:
     total = None
     weights = 0.0
     for tree, weight in items:
+        check_layouts(otherwise, tree)
         share = tree.flat.double() * weight
         total = share if total is None else total.add_(share)
         weights += weight

@@ -137,7 +137,7 @@ def fedspa(task: Task, config: FedSpaConfig) -> Method:
     phase = sgd_phase(  # Algorithm 1 lines 13 to 16
         task,
         config,
-        keep=lambda work, params: tree.multiply(params, work.mask),
+        mask=lambda work: work.mask,
         flops=lambda work: 3 * task.layout.forward_flops(tree.counts(work.mask)),
     )
     server = ServerHalf(init_server, aggregate, reply, lambda server: server.params)

@@ -41,31 +41,34 @@ class Model:
     buffers: Tree
 
 
-def sgd(params: Tree, grads: Tree, tick: Tick, config: Training) -> Tree:
-    """One step. Clips the gradient of the loss alone, then adds the decay, as torch's clip and SGD do in that order."""
+def sgd(params: Tree, grads: Tree, tick: Tick, config: Training, mask: Tree | None = None) -> Tree:
+    """One step, inside the mask if there is one.
+
+    Clips the gradient of the loss alone, then adds the decay, as torch's clip and SGD do in that order. One new buffer,
+    then in place on it: memory, not arithmetic, is what a step of a small network waits for.
+    """
     lr = config.lr * tick.lr_scale
     size = lr
     if config.clip_norm is not None:
         size = lr * (config.clip_norm / (tree.norm(grads) + 1e-6)).clamp(max=1.0)
-    if config.weight_decay:
-        params = tree.scale(params, 1.0 - lr * config.weight_decay)
-    return tree.step(params, grads, size)
+    flat = (params.flat * (1.0 - lr * config.weight_decay)).addcmul_(grads.flat, size, value=-1.0)
+    return params.like(flat if mask is None else flat.mul_(mask.flat))
 
 
 def sgd_phase(
     task: Task,
     config: Training,
-    keep: Callable[[Work, Tree], Tree] = lambda work, params: params,
+    mask: Callable[[Work], Tree | None] = lambda work: None,
     flops: Callable[[Work], int] | None = None,
 ) -> Phase:
-    """Train `work.params` for some epochs; `keep(work, params)` is applied after every step (a mask, say)."""
+    """Train `work.params` for some epochs, inside `mask(work)` if there is one."""
 
     def loss(work: Work, batch: Batch) -> tuple[Tensor, Any]:
         outputs, buffers = task.forward(work.params, work.buffers, batch.inputs, True, batch.noise)
         return task.mean_loss(outputs, batch), buffers
 
     def update(work: Work, grads: Grads, tick: Tick) -> Work:
-        return replace(work, params=keep(work, sgd(work.params, grads["params"], tick, config)))
+        return replace(work, params=sgd(work.params, grads["params"], tick, config, mask(work)))
 
     return Phase("train", ("params",), loss, update, config.epochs, mixes_examples=task.mixes_examples, flops=flops)
 

@@ -23,7 +23,7 @@ from sparsona.core.tree import leaves, map_leaves
 from sparsona.core.update import pack_bits, unpack_bits
 from sparsona.engine.jobs import Setting
 from sparsona.engine.star import Population, received_work
-from sparsona.runs.store import read_json, write_atomically
+from sparsona.runs.store import read_json, telling_disk_errors, write_atomically
 
 FORMAT = 1
 BITS = "#bits"  # a bool tensor is stored as bits; the suffix keeps the two apart
@@ -51,7 +51,8 @@ class Checkpoints:
 
     def save(self, progress: Progress, initial: Population) -> None:
         """Write what changed, then the manifest, then remove what nothing names any more."""
-        self._folder.mkdir(exist_ok=True)
+        with telling_disk_errors(self._folder):
+            self._folder.mkdir(exist_ok=True)
         self._number += 1
         start = {owner: _tensors(value) for owner, value in _owners(initial, {}).items()}
         names = dict(self._files)
@@ -73,12 +74,14 @@ class Checkpoints:
             "number": self._number,
             "files": names,
         }
+        manifest["checksum"] = _checksum(manifest)
         write_atomically(self._folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
         self._files, self._saved = names, saved
         keep = {entry.split()[0] for entry in names.values()} | {"manifest.json"}
-        for path in self._folder.iterdir():
-            if path.name not in keep:
-                path.unlink(missing_ok=True)
+        with telling_disk_errors(self._folder):
+            for path in self._folder.iterdir():
+                if path.name not in keep:
+                    path.unlink(missing_ok=True)
 
     def load(self, setting: Setting, initial: Population) -> Progress | None:
         """What the manifest names, or None if the run has none yet."""
@@ -86,18 +89,19 @@ class Checkpoints:
         if not path.exists():
             return None
         manifest = read_json(path)
-        try:
-            if manifest["format"] != FORMAT:
-                raise SparsonaError(
-                    f"'{path}' is a checkpoint of format {manifest['format']}",
-                    expected=f"format {FORMAT}",
-                    mend="use the version of sparsona named in the run's environment.json",
-                )
-            self._number, self._files = int(manifest["number"]), dict(manifest["files"])
-            completed, seconds = int(manifest["completed"]), float(manifest["seconds"])
-            finished = bool(manifest["finished"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise SparsonaError(f"'{path}' is damaged: {error}", mend="restore it from a copy") from None
+        if manifest.get("format") != FORMAT:
+            raise SparsonaError(
+                f"'{path}' is a checkpoint of format {manifest.get('format')}",
+                expected=f"format {FORMAT}",
+                mend="use the version of sparsona named in the run's environment.json",
+            )
+        if manifest.pop("checksum", None) != _checksum(manifest):
+            raise SparsonaError(
+                f"'{path}' is damaged: its checksum does not match",
+                expected="the file as it was written",
+                mend="restore it from a copy, or start the run again in another folder",
+            )
+        self._number, self._files = manifest["number"], manifest["files"]
         stored = {owner: self._read(entry) for owner, entry in self._files.items()}
         server = _filled_server(initial.server, stored) if initial.server is not None else None
         states = {
@@ -112,7 +116,7 @@ class Checkpoints:
         self._saved = {
             owner: _tensors(value) for owner, value in _owners(population, tuned).items() if owner in self._files
         }
-        return Progress(completed, seconds, population, tuned, finished)
+        return Progress(manifest["completed"], manifest["seconds"], population, tuned, manifest["finished"])
 
     def _read(self, entry: str) -> dict[str, Tensor]:
         name, _, checksum = entry.partition(" ")
@@ -128,6 +132,10 @@ class Checkpoints:
                 expected="the file as it was written",
                 mend="restore it from a copy, or start the run again in another folder",
             ) from None
+
+
+def _checksum(manifest: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(manifest, sort_keys=True).encode()):08x}"
 
 
 def _of_kind(stored: Mapping[str, dict[str, Tensor]], kind: str) -> list[tuple[int, dict[str, Tensor]]]:

@@ -31,14 +31,16 @@ class RunConfig(BaseModel):
     model: str | None = Field(None, description="a row of `sparsona models`; none: the data set's default")
     rounds: int = Field(50, ge=1, description="number of rounds")
     per_round: int | None = Field(None, ge=1, description="clients sampled per round; none: half of them")
-    batch_size: int = Field(32, ge=1, description="examples in a training batch")
+    batch_size: int = Field(16, ge=1, description="examples in a training batch")
     lr_decay: float = Field(0.998, gt=0, le=1, description="factor on the learning rate after each round")
     seed: int = Field(0, ge=0, description="varies everything: partition, weights, sampling, batches, masks")
     executor: str = Field("auto", description="serial, workers or auto")
     eval_every: int = Field(1, ge=1, description="rounds between evaluations (the last ten are always evaluated)")
     points: tuple[POINT, ...] = Field((), description="which models to evaluate besides the headline's")
     tune_epochs: int = Field(0, ge=0, description="epochs of final tuning for every client; 0: none")
-    tune_lr_scale: float = Field(1.0, gt=0, description="learning rate of tuning, as a share of the first round's")
+    tune_lr_scale: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="learning rate of tuning, as a share of the first round's"
+    )
     drop_rate: float = Field(0.0, ge=0, lt=1, description="probability that an update is lost on its way")
     everyone_trains: bool = Field(False, description="all clients train each round; only the sampled are aggregated")
     stateless: bool = Field(False, description="clients forget everything between rounds")
@@ -62,52 +64,89 @@ class RunConfig(BaseModel):
         """Every point to evaluate; `received` always, since learning curves need it."""
         return ("received", *(point for point in dict.fromkeys(self.points) if point not in ("received", "tuned")))
 
-    def check_together(self) -> None:
+    def conflicts(self) -> list[SparsonaError]:
         """What single fields cannot see."""
+        found = []
         taking_part = self.clients - self.novel
         if taking_part < 1:
-            raise SparsonaError(
-                f"{self.novel} novel clients of {self.clients}", expected="at least one client that takes part"
+            found.append(
+                SparsonaError(
+                    f"{self.novel} novel clients of {self.clients}",
+                    expected="at least one client that takes part",
+                    mend="lower novel or raise --clients",
+                )
             )
-        if self.sampled > taking_part:
-            raise SparsonaError(
-                f"cannot sample {self.sampled} clients per round: only {taking_part} take part",
-                expected=f"per_round from 1 to {taking_part}",
-                mend="lower --per-round or raise --clients",
+        elif self.sampled > taking_part:
+            found.append(
+                SparsonaError(
+                    f"cannot sample {self.sampled} clients per round: only {taking_part} take part",
+                    expected=f"per_round from 1 to {taking_part}",
+                    mend="lower --per-round or raise --clients",
+                )
             )
         if "tuned" in self.points and not self.tune_epochs:
-            raise SparsonaError("point 'tuned' without tuning", mend="set --set tune_epochs=5, or use fedavg-ft")
-        if not all(0 < capacity <= 1 for capacity in self.capacities):
-            raise SparsonaError(f"capacities {self.capacities}", expected="densities above 0 and at most 1")
+            found.append(
+                SparsonaError(
+                    "point 'tuned' without tuning",
+                    expected="tune_epochs of 1 or more",
+                    mend="--set tune_epochs=5, or use fedavg-ft",
+                )
+            )
+        if not self.capacities or not all(0 < capacity <= 1 for capacity in self.capacities):
+            found.append(
+                SparsonaError(
+                    f"capacities {list(self.capacities)}",
+                    expected="one or more densities above 0 and at most 1",
+                    mend="for example --set 'capacities=[0.2, 1.0]'",
+                )
+            )
+        return found
+
+
+def mistakes(kind: type[BaseModel], values: Mapping[str, Any], where: str) -> list[SparsonaError]:
+    """Everything that is wrong with these values for `kind`."""
+    try:
+        kind(**values)
+    except ValidationError as error:
+        return [_mistake(kind, item, where) for item in error.errors()]
+    return []
+
+
+def _mistake(kind: type[BaseModel], item: Any, where: str) -> SparsonaError:
+    key = ".".join(str(place) for place in item["loc"]) or "?"
+    if item["type"] == "extra_forbidden":
+        return unknown_name(f"option of {where}", key, kind.model_fields)
+    if item["type"] == "missing":
+        return SparsonaError(f"{key} is missing from {where}", expected="a config as sparsona writes it")
+    field = kind.model_fields.get(str(item["loc"][0])) if item["loc"] else None
+    about = f" ({field.description})" if field is not None and field.description else ""
+    expected = item["msg"].removeprefix("Input should be ").lower()
+    return SparsonaError(f"{key} = {item['input']!r}{about}", expected=expected, mend=f"give {key} another value")
+
+
+def all_of(mistakes: list[SparsonaError]) -> SparsonaError:
+    """One error that tells all of them, so that a person mends a config once and not once per mistake."""
+    if len(mistakes) == 1:
+        return mistakes[0]
+    lines = [
+        f"{number}. {str(mistake).replace(chr(10), chr(10) + '   ')}" for number, mistake in enumerate(mistakes, 1)
+    ]
+    return SparsonaError(f"{len(mistakes)} mistakes\n  " + "\n".join(lines).replace("\n", "\n  "))
 
 
 def validated(kind: type[BaseModel], values: Mapping[str, Any], where: str) -> Any:
-    """`kind` from plain values; unknown and bad keys become one error that lists them all."""
-    try:
-        return kind(**values)
-    except ValidationError as error:
-        known = list(kind.model_fields)
-        lines = []
-        for item in error.errors():
-            key = ".".join(str(place) for place in item["loc"]) or "?"
-            if item["type"] == "extra_forbidden":
-                hint = unknown_name("option", key, known).mend
-                lines.append(f"unknown option '{key}' of {where}" + (f": {hint}" if hint else ""))
-            else:
-                field = kind.model_fields.get(str(item["loc"][0])) if item["loc"] else None
-                about = f" ({field.description})" if field is not None and field.description else ""
-                lines.append(f"{key} = {item['input']!r}{about}: {item['msg'].lower()}")
-        raise SparsonaError(
-            "; ".join(lines), expected=f"options of {where}: " + ", ".join(known), mend="correct the named option"
-        ) from None
+    """`kind` from plain values, or one error that lists all that is wrong."""
+    if found := mistakes(kind, values, where):
+        raise all_of(found)
+    return kind(**values)
 
 
 def split_options(
     values: Mapping[str, Any], method_keys: set[str], where: str
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Sort flat key=value pairs into those of the run and those of the method."""
+) -> tuple[dict[str, Any], dict[str, Any], list[SparsonaError]]:
+    """Sort flat key=value pairs into those of the run, those of the method, and mistakes."""
     run_keys = set(RunConfig.model_fields) - {"options", "method"}
-    of_run, of_method = {}, {}
+    of_run, of_method, unknown = {}, {}, []
     for key, value in values.items():
         name = key.replace("-", "_")
         if name in run_keys:
@@ -115,8 +154,8 @@ def split_options(
         elif name in method_keys:
             of_method[name] = value
         else:
-            raise unknown_name(f"option of {where}", name, run_keys | method_keys)
-    return of_run, of_method
+            unknown.append(unknown_name(f"option of {where}", name, run_keys | method_keys))
+    return of_run, of_method, unknown
 
 
 def parse_value(text: str) -> Any:
@@ -139,13 +178,19 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise SparsonaError(f"there is no config file '{path}'", mend="check the path given to --config") from None
+        raise SparsonaError(
+            f"there is no config file '{path}'", expected="a TOML file", mend="check the path given to --config"
+        ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SparsonaError(f"config file '{path}' cannot be read: {error}", expected="a TOML file") from None
+        raise SparsonaError(
+            f"config file '{path}' cannot be read: {error}",
+            expected="a TOML file: lines like rounds = 50",
+            mend="correct it at the place named",
+        ) from None
     options = values.pop("options", {})
     if not isinstance(options, dict):
         raise SparsonaError(f"'options' in '{path}' is not a table", expected="[options] and key = value lines")
-    return {**values, **options}
+    return {key.replace("-", "_"): value for key, value in {**values, **options}.items()}
 
 
 def dump(config: RunConfig) -> str:

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sparsona.core.errors import SparsonaError
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.executors import open_executor
 from sparsona.engine.jobs import Setting
+from sparsona.engine.serial import Serial
 from sparsona.engine.star import Population, RoundRecord, Star
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.runs.store import RunFolder, pack_confusion
@@ -44,31 +46,45 @@ def play(
 
     Whatever ends it (the last round, the time limit, Ctrl-C, an error), what was reached is on disk.
     """
+    session = _Session(folder, setting, listen)
+    if session.progress.finished:
+        return session.progress  # and no worker is started
     executor = open_executor(executor_name, setting)
     try:
-        return _Session(folder, setting, Star(setting, executor), listen).run(max_seconds)
+        session.star = Star(setting, executor)
+        return session.run(max_seconds)
     finally:
         executor.close()
 
 
 class _Session:
-    def __init__(self, folder: RunFolder, setting: Setting, star: Star, listen: Listener) -> None:
-        self.folder, self.setting, self.star, self.listen = folder, setting, star, listen
+    def __init__(self, folder: RunFolder, setting: Setting, listen: Listener) -> None:
+        self.folder, self.setting, self.listen = folder, setting, listen
+        self.star = Star(setting, Serial(setting))
         self.checkpoints = Checkpoints(folder.path)
-        self.initial: Population = star.start()
-        self.progress = self.checkpoints.load(setting, self.initial) or Progress(0, 0.0, self.initial, {})
+        self.initial: Population = self.star.start()
+        found = self.checkpoints.load(setting, self.initial)
+        self.progress = found or Progress(0, 0.0, self.initial, {})
         self.began = time.monotonic() - self.progress.seconds
         self.checkpoint_at = time.monotonic()
         self.checkpoint_cost = 0.0
+        if found is None:
+            # A manifest precedes the first record: records without one have lost it, and are not begun anew.
+            if folder.has_records:
+                raise SparsonaError(
+                    f"'{folder.path / 'checkpoint' / 'manifest.json'}' is missing",
+                    expected="the manifest that goes with the records of this run",
+                    mend="restore it from a copy, or start the run again in another folder",
+                )
+            self.checkpoints.save(self.progress, self.initial)
+        folder.check_records(self.progress.completed)
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.began
 
     def run(self, max_seconds: float | None) -> Progress:
-        if self.progress.finished:
-            return self.progress
-        self.folder.forget_from(self.progress.completed)
+        self.folder.rewind(self.progress.completed)
         deadline = None if max_seconds is None else time.monotonic() + max_seconds
         unsaved = False
         self.listen(Event(self.progress.completed, self.setting.plan.rounds, None, self.seconds))
@@ -83,11 +99,11 @@ class _Session:
                     unsaved = False
             if self.progress.completed == self.setting.plan.rounds:
                 self._close()
+            self._save()
         except BaseException:
-            if unsaved and not self.progress.finished:
+            if unsaved:
                 self._save()
             raise
-        self._save()
         return self.progress
 
     def _round(self) -> None:
@@ -117,6 +133,7 @@ class _Session:
 
     def _save(self) -> None:
         began = time.monotonic()
+        self.folder.flush()
         self.checkpoints.save(self.progress, self.initial)
         self.checkpoint_at = time.monotonic()
         self.checkpoint_cost = self.checkpoint_at - began

@@ -141,12 +141,7 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path, config: str, protocol: dict[str, Any]) -> RunFolder:
         """A new folder with its config, locked. Refuses one that holds anything already."""
-        with telling_disk_errors(path):
-            try:
-                path.mkdir(parents=True, exist_ok=True)
-            except FileExistsError:
-                raise _used(path) from None
-            _check_unused(path)
+        make_empty_folder(path)
         folder = cls(path)
         folder._acquire()
         try:
@@ -206,6 +201,9 @@ class RunFolder:
 
     def __exit__(self, *_: object) -> None:
         if self._db is not None:
+            # Without a journal beside it the file can be copied alone, and read from where nothing can be written.
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("PRAGMA journal_mode = DELETE")
             self._db.close()
             self._db = None
         self._lock.release()
@@ -259,7 +257,6 @@ class RunFolder:
 
     def rewind(self, completed: int) -> None:
         """Drop what the checkpoint does not know of: it will be made again, the same."""
-        (self.path / "summary.json").unlink(missing_ok=True)
         with self.writing():
             self.db.execute("DELETE FROM rounds WHERE round >= ?", (completed,))
             self.db.execute("DELETE FROM turns WHERE round >= ?", (completed,))
@@ -268,6 +265,8 @@ class RunFolder:
                 "DELETE FROM evaluations WHERE completed = ? AND point NOT IN ('received', 'global', 'trained')",
                 (completed,),
             )
+        with telling_disk_errors(self.path):
+            (self.path / "summary.json").unlink(missing_ok=True)  # of an earlier stop; it can be worked out again
 
     def check_records(self, completed: int) -> None:
         """Refuse records that lack rounds the checkpoint has: what is summed over them would be too little."""
@@ -276,7 +275,9 @@ class RunFolder:
             (state,) = self.db.execute("PRAGMA quick_check(1)").fetchone()
             (found,) = self.db.execute("SELECT COUNT(*) FROM rounds WHERE round < ?", (completed,)).fetchone()
         if state != "ok" or found != completed:
-            what = f"has {found} of the {completed} rounds its checkpoint has" if state == "ok" else f"is damaged: {state}"
+            what = (
+                f"has {found} of the {completed} rounds its checkpoint has" if state == "ok" else f"is damaged: {state}"
+            )
             raise SparsonaError(
                 f"'{path}' {what}",
                 expected="the file as sparsona wrote it",
@@ -290,11 +291,11 @@ class RunFolder:
             self.db.execute("BEGIN IMMEDIATE")
             try:
                 yield
+                self.db.execute("COMMIT")
             except BaseException:
                 with contextlib.suppress(sqlite3.Error):
                     self.db.execute("ROLLBACK")
                 raise
-            self.db.execute("COMMIT")
 
     def insert(self, table: str, rows: Iterable[tuple[Any, ...]]) -> None:
         rows = list(rows)
@@ -307,11 +308,9 @@ class RunFolder:
         path = self.path / "records.sqlite"
         if not path.exists():
             return []
-        # Read-only media cannot take the files that go with a journal; nobody can be writing there either.
-        how = "mode=ro" if os.access(self.path, os.W_OK) else "immutable=1"
         with telling_disk_errors(path):
             try:
-                with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?{how}", uri=True)) as db:
+                with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
                     return db.execute(query, values).fetchall()
             except sqlite3.OperationalError as error:
                 if str(error).startswith("no such table"):  # killed while the file was made
@@ -319,21 +318,30 @@ class RunFolder:
                 raise
 
 
+def make_empty_folder(path: Path) -> None:
+    """Make it, or refuse one that holds anything."""
+    with telling_disk_errors(path):
+        with contextlib.suppress(FileExistsError):  # a file of that name is told below
+            path.mkdir(parents=True, exist_ok=True)
+        _check_unused(path)
+
+
 # What making a run writes before its config: what a kill may leave of a run that never was.
-_UNBORN = {"lock", "environment.json", "about.json", *(f".{name}.json.part" for name in ("environment", "about", "config"))}
+_UNBORN = {
+    "lock",
+    "environment.json",
+    "about.json",
+    *(f".{name}.json.part" for name in ("environment", "about", "config")),
+}
 
 
 def _check_unused(path: Path) -> None:
     if not path.is_dir() or not {entry.name for entry in path.iterdir()} <= _UNBORN:
-        raise _used(path)
-
-
-def _used(path: Path) -> SparsonaError:
-    return SparsonaError(
-        f"'{path}' is already used",
-        expected="a folder that does not exist yet, or an empty one",
-        mend="choose another --out, or `sparsona resume` what is there",
-    )
+        raise SparsonaError(
+            f"'{path}' is already used",
+            expected="a folder that does not exist yet, or an empty one",
+            mend="choose another --out, or `sparsona resume` what is there",
+        )
 
 
 def pack_confusion(confusion: Any) -> bytes | None:

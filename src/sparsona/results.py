@@ -1,0 +1,123 @@
+"""What a finished (or stopped) run gives: accuracies, personal models, tables and the report, read from its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparsona.analysis import summary as summaries
+from sparsona.core.errors import SparsonaError
+from sparsona.engine.jobs import Setting
+from sparsona.engine.serial import Serial
+from sparsona.engine.star import Star, received_work
+from sparsona.runs.checkpoint import Checkpoints
+from sparsona.runs.store import RunFolder, read_json
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+
+class Run:
+    """A run's result, read from its folder."""
+
+    def __init__(self, folder: RunFolder, setting: Callable[[], Setting]) -> None:
+        self._folder, self._make_setting = folder, setting
+        self.path = folder.path
+        self.config: dict[str, Any] = folder.config
+        self.summary: dict[str, Any] = folder.summary or summaries.view(folder).summary
+
+    def __repr__(self) -> str:
+        accuracy = self.summary["accuracy"]["mean"]
+        return f"Run({self.summary['method']}, {self.summary['rounds']} rounds, accuracy {accuracy:.1%}, '{self.path}')"
+
+    @property
+    def protocol(self) -> str:
+        """How the accuracies were obtained, in words."""
+        return self.summary["protocol"]
+
+    def accuracies(self) -> np.ndarray:
+        """Each client's accuracy on its own test data at the headline point, from 0 to 1."""
+        _, _, correct, count = summaries.headline(self._folder)
+        return correct / count
+
+    def curve(self, point: str = "received") -> list[tuple[int, float]]:
+        """Mean accuracy against completed rounds."""
+        return summaries.curve(self._folder, point)
+
+    def personal_model(self, client: int) -> nn.Module:
+        """A client's own model as a plain nn.Module in evaluation mode, its mask applied."""
+        setting = self._make_setting()
+        if not 0 <= client < len(setting.clients):
+            raise SparsonaError(f"there is no client {client}", expected=f"0 to {len(setting.clients) - 1}")
+        initial = Star(setting, Serial(setting)).start()
+        progress = Checkpoints(self.path).load(setting, initial)
+        if progress is None:
+            raise SparsonaError(f"'{self.path}' has no checkpoint yet", mend="resume the run first")
+        work = progress.tuned.get(client) or received_work(setting, progress.population, client)
+        if setting.method.deploy is None:
+            raise SparsonaError(f"{setting.method.name} deploys no plain model: its prediction takes more than weights")
+        return setting.task.module(*setting.method.deploy(work))
+
+    def report(self, path: str | Path) -> Path:
+        """Write a self-contained HTML page."""
+        from sparsona.analysis.report import write_report
+
+        return write_report([summaries.view(self._folder)], path)
+
+
+class Comparison:
+    """Several runs of the same experiment, method by method and seed by seed."""
+
+    def __init__(self, path: Path, runs: list[Run]) -> None:
+        self.path, self.runs = path, runs
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write one self-contained HTML page about all of them."""
+        from sparsona.analysis.report import write_report
+
+        return write_report(self.views(), path or self.path / "report.html")
+
+    def views(self) -> list[Any]:
+        return [summaries.view(run._folder) for run in self.runs]
+
+    def table(self) -> list[dict[str, str]]:
+        """One row per method: mean ± spread over seeds, ready to print."""
+        from sparsona.analysis.table import rows
+
+        return rows(self.views())
+
+    def differences(self) -> list[dict[str, str]]:
+        """Differences to the first method, paired by seed, with an interval."""
+        from sparsona.analysis.table import differences
+
+        return differences(self.views())
+
+
+def views_in(path: str | Path) -> list[Any]:
+    """What a report needs of the run in this folder, or of every run of a comparison that has results."""
+    path = Path(path)
+    if not (path / "comparison.json").exists():
+        return [summaries.view(RunFolder.open(path))]
+    begun = [RunFolder.open(folder) for folder, _ in planned_runs(path) if (folder / "config.json").exists()]
+    found = [summaries.view(folder) for folder in begun if summaries.has_results(folder)]
+    if not found:
+        raise SparsonaError(
+            f"no run of the comparison '{path}' has results yet",
+            expected="at least one evaluated round",
+            mend=f"`sparsona resume {path}` goes on with it",
+        )
+    return found
+
+
+def planned_runs(path: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """The runs a comparison consists of, begun or not: folder and config."""
+    try:
+        return [(path / entry["folder"], entry["config"]) for entry in read_json(path / "comparison.json", list)]
+    except (KeyError, TypeError):
+        raise SparsonaError(
+            f"'{path / 'comparison.json'}' is damaged",
+            expected="the file as sparsona wrote it",
+            mend="restore it from a copy, or start the comparison again in another folder",
+        ) from None

@@ -1,0 +1,184 @@
+"""Real processes for tests, cheaply: a server that has imported everything forks one per command.
+
+Importing torch takes seconds; a fork takes milliseconds, and dies of a signal as any other process does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+
+class ForkServer:
+    """Starts `sparsona ARGS` as processes of their own."""
+
+    def __init__(self) -> None:
+        # One thread each: a process with threads must not be forked.
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        self._server = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **threads},
+        )
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        print(json.dumps(request), file=self._server.stdin, flush=True)
+        return json.loads(self._server.stdout.readline())
+
+    def close(self) -> None:
+        self._server.stdin.close()
+        self._server.wait(timeout=10)
+        self._server.stdout.close()
+
+
+@dataclass
+class Process:
+    """A command under way."""
+
+    server: ForkServer
+    pid: int
+    folder: Path
+
+    def kill(self, sign: int = signal.SIGKILL) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, sign)
+
+    def wait(self) -> tuple[int, str, str]:
+        """Exit code (minus the signal's number if one killed it), stdout, stderr."""
+        code = self.server.ask(wait=self.pid)["code"]
+        return code, (self.folder / "stdout").read_text(), (self.folder / "stderr").read_text()
+
+
+def start(server: ForkServer, folder: Path, *args: object, setup: str = "") -> Process:
+    """Run `sparsona ARGS` in `folder`, where its output goes, too; `setup` is Python to be executed before."""
+    pid = server.ask(start=[str(arg) for arg in args], folder=str(folder), setup=setup)["pid"]
+    return Process(server, pid, folder)
+
+
+# Python for `setup`: a checkpoint after every round, however short.
+EAGER = "import sparsona.runs.session as session; session.CHECKPOINT_SECONDS = 0; session.CHECKPOINT_SHARE = 1e9\n"
+
+
+def small(folder: Path, **options: object) -> list[str]:
+    """Options of a run that takes moments: five clients with 40 digits each."""
+    import numpy as np
+
+    path = folder / "clients.npy"
+    if not path.exists():
+        holder = np.full(1797, -1)
+        holder[:200] = np.arange(200) % 5
+        np.save(path, holder)
+    chosen = {"partition": f"file:{path}", "clients": 5, "per-round": 2, "epochs": 1, "batch-size": 10, "rounds": 3}
+    chosen |= {"executor": "serial"} | {key.replace("_", "-"): value for key, value in options.items()}
+    return [str(word) for key, value in chosen.items() for word in (f"--{key}", value)]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came to pass"
+        time.sleep(0.002)
+
+
+def rounds_recorded(run: Path) -> int:
+    """How many rounds a run under way has written."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{run / 'records.sqlite'}?mode=ro", uri=True)) as db:
+            return db.execute("SELECT COUNT(*) FROM rounds").fetchone()[0]
+    except sqlite3.Error:
+        return 0
+
+
+def completed(run: Path) -> int:
+    """How many rounds the checkpoint holds."""
+    return json.loads((run / "checkpoint" / "manifest.json").read_text())["completed"]
+
+
+def traces(run: Path) -> dict[str, Any]:
+    """All that a run leaves behind, apart from when and where it was made: two runs are the same if these are."""
+    from safetensors import safe_open
+
+    manifest = json.loads((run / "checkpoint" / "manifest.json").read_text())
+    tensors = {}
+    for owner, entry in manifest["files"].items():
+        state = hashlib.sha256()
+        with safe_open(run / "checkpoint" / entry.split()[0], framework="np") as file:
+            for key in sorted(file.keys()):
+                value = file.get_tensor(key)
+                state.update(f"{key} {value.dtype} {value.shape}".encode() + value.tobytes())
+        tensors[owner] = state.hexdigest()
+    with contextlib.closing(sqlite3.connect(run / "records.sqlite")) as db:
+        rows = {}
+        for table in ("rounds", "turns", "evaluations"):
+            columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})") if row[1] != "seconds"]
+            rows[table] = db.execute(f"SELECT {', '.join(columns)} FROM {table} ORDER BY 1, 2, 3").fetchall()
+    summary = json.loads((run / "summary.json").read_text())
+    for where_and_when in ("run", "seconds"):
+        del summary[where_and_when]
+    reached = {key: manifest[key] for key in ("completed", "finished")}
+    return {"tensors": tensors, "rows": rows, "summary": summary, "reached": reached}
+
+
+def serve() -> None:
+    # All that a command would import, so that its process starts at once.
+    for name in ("rich.progress", "rich.table", "safetensors.torch", "sparsona.api", "sparsona.cli"):
+        import_module(name)
+    for name in ("fedavg", "fedspa"):
+        import_module(f"sparsona.methods.{name}")
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "wait" in request:
+            answer = {"code": os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])}
+        else:
+            pid = os.fork()
+            if not pid:
+                run_command(request)
+            answer = {"pid": pid}
+        print(json.dumps(answer), flush=True)
+
+
+def run_command(request: dict[str, Any]) -> None:
+    """Be the command; never returns."""
+    code = 1
+    try:
+        os.chdir(request["folder"])
+        tempfile.tempdir = request["folder"]  # what a killed process leaves behind goes with the test's folder
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv = ["sparsona", *request["start"]]
+        exec(request["setup"], {})
+        from sparsona.cli import main
+
+        try:
+            main()
+            code = 0
+        except SystemExit as done:
+            code = int(done.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    serve()

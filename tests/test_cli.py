@@ -1,0 +1,433 @@
+"""The command line: what it prints, what stays the same, what a comparison compares, and how fast it answers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from processes import EAGER, completed, small, start, traces
+
+from sparsona import api, cli
+from sparsona.core.version import VERSION
+from sparsona.data import PARTITIONS, SOURCES
+from sparsona.methods import METHODS
+from sparsona.methods.fedspa import FedSpaConfig
+from sparsona.models import MODELS
+from sparsona.runs.config import RunConfig
+
+ACCURACY = {"mean", "weighted", "bottom_decile", "worst", "std", "last10"}
+BYTES = {"up", "down", "total", "busiest_node"}
+PAPER_BYTES = {"paper_up", "paper_down", "paper_total"}  # the papers' own count, beside ours
+
+
+def bare(summary: dict) -> dict:
+    """A summary without when and where."""
+    return {key: value for key, value in summary.items() if key not in ("run", "seconds")}
+
+
+def test_json_alone_on_stdout_with_the_promised_keys(say, tmp_path):
+    said = say("run", "fedspa", *small(tmp_path, out="run"), "--json")
+    assert said.code == 0
+    assert said.out.count("\n") == 1
+    summary = json.loads(said.out)
+    assert set(summary) == {"run", "method", "protocol", "accuracy", "bytes", "flops", "rounds", "seconds"}
+    assert set(summary["accuracy"]) == ACCURACY
+    assert set(summary["bytes"]) == BYTES | PAPER_BYTES
+    assert set(summary["flops"]) == {"train", "mask_search"}
+    assert summary["run"] == "run"
+    assert summary["method"] == "fedspa"
+    assert summary["rounds"] == 3
+    assert summary["accuracy"]["last10"] is None  # there were no ten
+    assert summary["bytes"]["total"] == summary["bytes"]["up"] + summary["bytes"]["down"] > 0
+    assert summary["bytes"]["busiest_node"] == summary["bytes"]["total"]
+    assert 0 < summary["seconds"] < 60
+    assert "rounds" in said.err  # the progress bar
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == summary
+
+
+def test_the_protocol_in_words(say, tmp_path):
+    texts = {}
+    for method in ("fedspa", "fedavg-ft", "local"):
+        said = say("run", method, *small(tmp_path, out=method))
+        assert said.code == 0
+        assert re.search(r"\naccuracy|method +accuracy", said.out)
+        assert f"run:    {method}\n" in said.out
+        assert f"report: {method}/report.html\n" in said.out
+        assert (tmp_path / method / "report.html").stat().st_size > 1000
+        texts[method] = said.out.partition("How this was measured: ")[2].partition("\n")[0]
+        assert "on that client's own test data (10 to 10 examples" in texts[method]
+        assert "mean over 5 clients, each counting the same" in texts[method]
+        assert "after round 3 of 3, the last and not the best" in texts[method]
+    assert texts["fedspa"].startswith("The personal model each client would deploy")
+    assert "after final tuning on its own training data" in texts["fedavg-ft"]
+    assert "trained on its data alone" in texts["local"]
+
+
+def test_the_headline_is_the_last_round_and_never_the_best(say, tmp_path):
+    said = say("run", "fedavg", *small(tmp_path, out="run", rounds=12), "--json")
+    summary = json.loads(said.out)
+    curve = api.load(tmp_path / "run").curve()
+    assert [completed for completed, _ in curve] == list(range(1, 13))
+    assert summary["accuracy"]["mean"] == pytest.approx(curve[-1][1], abs=1e-12)
+    assert summary["accuracy"]["last10"] == pytest.approx(np.mean([value for _, value in curve[-10:]]), abs=1e-12)
+    with contextlib.closing(sqlite3.connect(tmp_path / "run" / "records.sqlite")) as db:
+        db.execute("UPDATE evaluations SET correct = count WHERE completed = 5")
+        db.commit()
+    (tmp_path / "run" / "summary.json").unlink()
+    again = json.loads(say("resume", "run", "--json").out)
+    assert again["accuracy"]["mean"] == summary["accuracy"]["mean"] < 1
+    assert again["accuracy"]["last10"] > summary["accuracy"]["last10"]
+
+
+def test_the_summary_is_what_the_records_say(say, tmp_path):
+    said = say("run", "fedspa", *small(tmp_path, out="run"), "--json")
+    summary = json.loads(said.out)
+    with contextlib.closing(sqlite3.connect(tmp_path / "run" / "records.sqlite")) as db:
+        up, down, train, search = db.execute(
+            "SELECT SUM(bytes_up), SUM(bytes_down), SUM(train_flops), SUM(search_flops) FROM turns"
+        ).fetchone()
+        rows = db.execute("SELECT correct, count FROM evaluations WHERE completed = 3").fetchall()
+    assert (summary["bytes"]["up"], summary["bytes"]["down"]) == (up, down)
+    assert (summary["flops"]["train"], summary["flops"]["mask_search"]) == (train, search)
+    accuracies = [correct / count for correct, count in rows]
+    assert summary["accuracy"]["mean"] == pytest.approx(np.mean(accuracies), abs=1e-12)
+    assert summary["accuracy"]["worst"] == min(accuracies)
+    assert summary["accuracy"]["weighted"] == pytest.approx(sum(c for c, _ in rows) / sum(n for _, n in rows))
+
+
+def test_twice_the_same(say, forks, tmp_path):
+    """In this process and in another one."""
+    args = ["run", "fedspa", *small(tmp_path, rounds=4, seed=1), "--json"]
+    first, second = json.loads(say(*args, "--out", "a").out), json.loads(say(*args, "--out", "b").out)
+    code, out, err = start(forks, tmp_path, *args, "--out", "c").wait()
+    assert code == 0, err
+    assert bare(first) == bare(second) == bare(json.loads(out))
+    assert traces(tmp_path / "a") == traces(tmp_path / "b") == traces(tmp_path / "c")
+
+
+def federation_of(folder) -> str:
+    return json.loads((folder / "about.json").read_text())["federation"]
+
+
+def test_a_seed_varies_everything_unless_the_partition_is_fixed(say, tmp_path):
+    common = ["run", "fedavg", "--clients", 4, "--epochs", 1, "--rounds", 2, "--executor", "serial", "--json"]
+    found = {}
+    for name, more in {
+        "0": ["--seed", 0],
+        "1": ["--seed", 1],
+        "0 fixed": ["--seed", 0, "--partition-seed", 7],
+        "1 fixed": ["--seed", 1, "--partition-seed", 7],
+    }.items():
+        assert say(*common, *more, "--out", name).code == 0
+        found[name] = traces(tmp_path / name)
+    assert federation_of(tmp_path / "0") != federation_of(tmp_path / "1")
+    assert federation_of(tmp_path / "0 fixed") == federation_of(tmp_path / "1 fixed") != federation_of(tmp_path / "0")
+    assert found["0 fixed"]["tensors"] != found["1 fixed"]["tensors"]
+    sampled = [[row[:2] for row in found[name]["rows"]["turns"]] for name in ("0 fixed", "1 fixed")]
+    assert sampled[0] != sampled[1]
+    settings = [api._setting(api.make_config("fedavg", {"seed": seed}), None, None) for seed in (0, 1)]
+    assert not torch.equal(settings[0].params.flat, settings[1].params.flat)
+
+
+def test_options_from_a_file_and_from_the_command_line(say, tmp_path):
+    (tmp_path / "c.toml").write_text('rounds = 5\nbatch-size = 7\nlr = 0.5\n[options]\ndensity = 0.3\nsearch = "rsm"\n')
+    assert (
+        say("run", "fedspa", "--config", "c.toml", *small(tmp_path, out="run"), "--set", "density=0.4", "--json").code
+        == 0
+    )
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["rounds"] == 3  # the command line wins over the file
+    assert config["options"]["density"] == 0.4  # and --set over both
+    assert config["options"]["lr"] == 0.5
+    assert config["options"]["search"] == "rsm"
+    assert config["batch_size"] == 10
+
+
+def test_help_names_the_true_defaults():
+    fields = {**FedSpaConfig.model_fields, **RunConfig.model_fields}
+    checked = 0
+    for option in cli.run.params:
+        shown = re.search(r"\[([^\]]+)\]$", getattr(option, "help", None) or "")
+        field = fields.get(option.name)
+        if shown and field is not None and field.default is not None:
+            assert shown[1] == str(field.default), option.name
+            checked += 1
+    assert checked >= 11
+
+
+def test_runs_go_to_new_folders_of_their_own(say, tmp_path):
+    args = small(tmp_path, rounds=1)
+    for _ in range(2):
+        assert say("run", "fedavg", *args, "--json").code == 0
+    names = [path.name for path in (tmp_path / "runs").iterdir()]
+    assert len(names) == 2
+    assert all(re.fullmatch(r"fedavg-digits-seed0-\d{8}-\d{6}-[0-9a-f]{4}", name) for name in names)
+    listed = json.loads(say("runs", "--json").out)
+    assert {row["run"] for row in listed} == set(names)
+    said = say("resume", names[0], "--json")  # by its name in ./runs
+    assert said.code == 0
+    assert json.loads(said.out)["run"] == f"runs/{names[0]}"
+
+
+METHOD_LIST = ["local", "fedavg-ft", "fedspa", "fedspa:density=0.2"]
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    """Four methods, two seeds, with an option that only some have."""
+    folder = tmp_path_factory.mktemp("comparison")
+    partition = small(folder)[1]
+    return api.compare(
+        METHOD_LIST,
+        seeds=2,
+        out=folder / "both",
+        partition=partition,
+        clients=5,
+        per_round=2,
+        epochs=1,
+        batch_size=10,
+        rounds=2,
+        executor="serial",
+        search="rsm",
+        tune_epochs=0,
+    )
+
+
+def test_all_methods_meet_the_same_conditions(comparison):
+    seen: dict[int, set] = {}
+    for run in comparison.runs:
+        with contextlib.closing(sqlite3.connect(run.path / "records.sqlite")) as db:
+            sampled = db.execute("SELECT round, client FROM turns WHERE round < 2 ORDER BY 1, 2").fetchall()
+        config = RunConfig(**run.config)
+        start_weights = api._setting(config, None, None).params.flat.numpy().tobytes()
+        seen.setdefault(config.seed, set()).add((federation_of(run.path), tuple(sampled), start_weights))
+    assert set(seen) == {0, 1}
+    assert all(len(conditions) == 1 for conditions in seen.values())
+    assert seen[0] != seen[1]
+
+
+def test_options_go_to_the_methods_that_have_them(comparison):
+    configs = {run.path.name: run.config for run in comparison.runs}
+    assert set(configs) == {
+        f"{name}-seed{seed}" for name in ("local", "fedavg-ft", "fedspa", "fedspa_density-0.2") for seed in (0, 1)
+    }
+    assert configs["fedspa-seed0"]["options"]["search"] == "rsm"
+    assert configs["fedspa-seed0"]["options"]["density"] == 0.5
+    assert configs["fedspa_density-0.2-seed1"]["options"]["density"] == 0.2
+    assert "search" not in configs["fedavg-ft-seed0"]["options"]
+    assert configs["fedavg-ft-seed0"]["tune_epochs"] == 0  # an option of all overrules the row's
+
+
+def test_differences_are_paired_by_seed(comparison):
+    mean = {run.path.name: run.summary["accuracy"]["mean"] for run in comparison.runs}
+    rows = comparison.differences()
+    assert rows[0]["method"] == "FedAvg-FT"
+    assert len(rows) == 3
+    for name, row in zip(("fedavg-ft", "fedspa", "fedspa_density-0.2"), rows, strict=True):
+        pairs = [100 * (mean[f"{name}-seed{seed}"] - mean[f"local-seed{seed}"]) for seed in (0, 1)]
+        assert float(row["difference"].replace("−", "-")) == pytest.approx(np.mean(pairs), abs=0.006)
+        assert row["seeds"] == "2"
+        low, high = (float(end.replace("−", "-")) for end in row["interval"].split(" to "))
+        half = 12.7062 * abs(pairs[0] - pairs[1]) / 2  # Student's t, one degree of freedom
+        assert (low, high) == pytest.approx((np.mean(pairs) - half, np.mean(pairs) + half), abs=0.02)
+
+
+def test_the_table_has_a_spread_over_seeds(comparison):
+    rows = comparison.table()
+    assert [row["method"] for row in rows][:2] == ["Local", "FedAvg-FT"]
+    assert all(" ± " in row["accuracy"] for row in rows)
+    assert rows[0]["bytes up"] == "0 B"
+
+
+def test_compare_prints_one_table_and_one_report(say, tmp_path):
+    said = say("compare", "fedavg", "fedspa", *small(tmp_path, out="both", rounds=1), "--seeds", 2)
+    assert said.code == 0
+    assert said.out.count("How this was measured (sizes are those of seed 0):") == 1
+    assert re.search(r"FedSpa \(DST\) +[+−0-9.]+ +[+−0-9.]+ to [+−0-9.]+ +2", said.out)
+    assert "runs:   both\n" in said.out
+    assert "report: both/report.html\n" in said.out
+    page = (tmp_path / "both" / "report.html").read_text()
+    assert "FedAvg" in page
+    assert "FedSpa" in page
+
+
+def test_compare_one_method_under_several_seeds(say, tmp_path):
+    """There is nothing to compare it with, and still a table."""
+    said = say("compare", "fedavg", *small(tmp_path, out="one", rounds=1), "--seeds", 2)
+    assert said.code == 0
+    assert " ± " in said.out
+
+
+def test_compare_as_json(say, tmp_path):
+    said = say("compare", "fedavg", "local", *small(tmp_path, out="both", rounds=1), "--json")
+    found = json.loads(said.out)
+    assert [run["method"] for run in found["runs"]] == ["fedavg", "local"]
+    assert found["differences"][0]["method"] == "Local"
+    assert found["differences"][0]["interval"] == "one seed: no interval"
+
+
+def test_the_default_comparison(say, monkeypatch):
+    asked = {}
+
+    def compare(names, **options):
+        asked.update(names=names, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "compare", compare)
+    assert say("compare", "--rounds", 2).code == 130
+    assert list(asked["names"]) == ["local", "fedavg", "fedavg-ft", "fedspa", "fedspa-rsm"]
+    assert asked["rounds"] == 2
+
+
+# Kills a comparison when the second run makes its first, and its second, checkpoint or file.
+KILL_IN_SECOND = """
+import os, signal, sys
+
+def hook(event, args):
+    if event == "os.rename" and "/fedspa-seed0/" in str(args[1]) and str(args[1]).endswith("{name}"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(hook)
+"""
+
+
+FOUR = [f"{method}-seed{seed}" for method in ("fedavg", "fedspa") for seed in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def never_killed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("never-killed")
+    words = small(folder, rounds=2)
+    options = {key[2:].replace("-", "_"): value for key, value in zip(words[::2], words[1::2], strict=True)}
+    found = api.compare(["fedavg", "fedspa"], seeds=2, out=folder / "both", **options)
+    return {run.path.name: traces(run.path) for run in found.runs}
+
+
+@pytest.mark.parametrize("name", ["config.json", "checkpoint/manifest.json", "summary.json"])
+def test_a_killed_comparison_goes_on(forks, tmp_path, never_killed, name):
+    args = ["compare", "fedavg", "fedspa", *small(tmp_path, rounds=2), "--seeds", 2]
+    setup, both = EAGER + KILL_IN_SECOND.format(name=name), tmp_path / "both"
+    assert start(forks, tmp_path, *args, "--out", "both", setup=setup).wait()[0] == -signal.SIGKILL
+    assert completed(both / "fedavg-seed1") == 2
+    assert not (both / "fedspa-seed1").exists()
+    untouched = (both / "fedavg-seed0" / "checkpoint" / "manifest.json").read_bytes()
+    if name == "checkpoint/manifest.json":  # the second run has begun and has no results
+        code, out, err = start(forks, tmp_path, "report", "both").wait()  # what there is can be looked at
+        assert (code, out) == (0, "both/report.html\n"), err
+    code, out, err = start(forks, tmp_path, "resume", "both", "--json").wait()
+    assert code == 0, err
+    assert [run["run"] for run in json.loads(out)["runs"]] == [f"both/{run}" for run in FOUR]
+    assert (both / "fedavg-seed0" / "checkpoint" / "manifest.json").read_bytes() == untouched
+    assert {run: traces(both / run) for run in FOUR} == never_killed
+
+
+def test_report_of_several_runs(say, tmp_path):
+    for method in ("fedavg", "local"):
+        say("run", method, *small(tmp_path, out=method, rounds=1), "--json")
+    said = say("report", "fedavg", "local", "--out", "page/both.html")
+    assert (said.code, said.out) == (0, "page/both.html\n")
+    page = (tmp_path / "page" / "both.html").read_text()
+    assert "FedAvg" in page
+    assert "Local" in page
+    assert not re.search(r"<(script|link)[^>]+(src|href)=[\"']?https?:", page)
+    said = say("report", "local")
+    assert said.out == "local/report.html\n"
+
+
+def test_the_list_of_runs(say, tmp_path):
+    assert say("runs").out == "no runs in 'runs' yet: start with `sparsona compare`\n"
+    assert json.loads(say("runs", "--json").out) == []
+    say("run", "fedavg", *small(tmp_path, out="runs/done", rounds=2), "--json")
+    say("run", "fedspa", *small(tmp_path, out="runs/begun", rounds=2, seed=3), "--set", "max_seconds=1e-9", "--json")
+    say("compare", "local", *small(tmp_path, out="runs/both", rounds=1), "--json")
+    rows = {row["run"]: row for row in json.loads(say("runs", "--json").out)}
+    assert set(rows) == {"done", "begun", "both/local-seed0"}
+    assert (rows["done"]["state"], rows["done"]["rounds"], rows["done"]["method"]) == ("finished", "2/2", "fedavg")
+    assert re.fullmatch(r"\d+\.\d%", rows["done"]["accuracy"])
+    assert (rows["begun"]["state"], rows["begun"]["rounds"]) == ("unfinished: resume it", "1/2")
+    assert rows["begun"]["seed"] == 3
+    text = say("runs").out
+    assert "unfinished: resume it" in text
+    assert "both/local-seed0" in text
+
+
+def test_the_lists_explain_themselves(say):
+    text = say("methods").out
+    for row in METHODS.values():
+        assert row.name in text
+    for heading in ("paper", "kept", "travels"):
+        assert heading in text
+    assert "McMahan et al., AISTATS 2017" in text
+    rows = json.loads(say("methods", "--json").out)
+    assert [row["name"] for row in rows] == list(METHODS)
+    assert all(row["paper"] and row["kept"] and row["travels"] for row in rows)
+    rows = json.loads(say("models", "--json").out)
+    assert {row["name"]: row["parameters"] for row in rows} == {m.name: m.num_parameters for m in MODELS.values()}
+    found = json.loads(say("data", "--json").out)
+    assert [row["name"] for row in found["data"]] == list(SOURCES)
+    assert [row["partition"] for row in found["partitions"]] == [card.form for card in PARTITIONS.values()]
+    assert "digits-cnn" in say("models").out
+    assert "dirichlet:A" in say("data").out
+
+
+def test_the_options_of_a_method(say):
+    text = say("methods", "fedspa-rsm").out
+    assert "FedSpa (RSM)" in text
+    assert "search = rsm" in text  # as this row has it
+    for key, field in FedSpaConfig.model_fields.items():
+        assert f"  {key} = " in text
+        assert field.description in text
+
+
+def test_the_version(say):
+    assert VERSION in say("--version").out
+
+
+LIGHT = [
+    ["--help"],
+    ["run", "--help"],
+    ["--version"],
+    ["methods"],
+    ["methods", "fedspa"],
+    ["models"],
+    ["data"],
+    ["runs"],
+]
+
+
+@pytest.mark.parametrize("args", LIGHT, ids=" ".join)
+def test_lists_and_help_answer_at_once(say, tmp_path, args):
+    """Without torch; the first of them in 0.3 s (of processor time, since other tests may run beside this one)."""
+    if args == ["runs"]:
+        say("run", "fedavg", *small(tmp_path, out="runs/done", rounds=1), "--json")
+    code = (
+        "import sys; from sparsona.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as done: assert not done.code\n"
+        "assert 'sparsona.api' not in sys.modules and 'torch' not in sys.modules"
+    )
+
+    def seconds() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-c", code, *args], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    limit = 0.3 if args in (["--help"], ["methods"]) else 2.0
+    assert any(seconds() < limit for _ in range(5))
+
+
+def test_importing_the_package_imports_no_torch():
+    code = "import sparsona as sp, sys; dir(sp); sp.METHODS, sp.MODELS, sp.SOURCES, sp.SparsonaError"
+    subprocess.run([sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], check=True)
