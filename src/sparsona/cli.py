@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import click
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.version import VERSION
+from sparsona.terminal import print_results, print_table, progress_bar, show_rows
 
 DEFAULT_COMPARISON = ("local", "fedavg", "fedavg-ft", "fedspa", "fedspa-rsm")
 
@@ -295,83 +294,6 @@ def write_page(write: Callable[[], Path]) -> str:
         return str(write())
     except SparsonaError as error:
         return f"none ({error.what}; {error.mend})"
-
-
-def show_rows(rows: list[dict[str, Any]], as_json: bool, hint: str) -> None:
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-        return
-    print_table([{key: str(value) for key, value in row.items()} for row in rows])
-    click.echo(f"\n{hint}")
-
-
-def print_results(rows: list[dict[str, Any]]) -> None:
-    """The columns that answer first; the others only where there is room for them (the report has them all)."""
-    first = ("method", "accuracy", "bottom decile", "bytes up", "bytes down", "train FLOPs", "seconds")
-    widths = [
-        max(len(str(row[column])) for row in [dict(zip(rows[0], rows[0], strict=True)), *rows]) for column in rows[0]
-    ]
-    if not sys.stdout.isatty() or sum(widths) + 3 * len(widths) <= shutil.get_terminal_size().columns:
-        first = tuple(rows[0])
-    print_table([{column: row[column] for column in first} for row in rows])
-
-
-def print_table(rows: list[dict[str, Any]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in rows[0]:
-        numeric = all(str(row[column])[:1] in "0123456789+-–—" for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    # Into a pipe there is no width to fit into: cells must not be cut.
-    width = None if sys.stdout.isatty() else 240
-    Console(highlight=False, width=width).print(table)
-
-
-class Bar:
-    """Progress of one run after another, on stderr."""
-
-    def __init__(self, progress: Any) -> None:
-        self._progress = progress
-        self._tasks: dict[str, Any] = {}
-
-    def of(self, title: str) -> Callable[[Any], None]:
-        def listen(event: Any) -> None:
-            if title not in self._tasks:
-                self._tasks[title] = self._progress.add_task(title, total=event.total, accuracy="")
-            shown = "" if event.accuracy is None else f"accuracy {event.accuracy:.1%}"
-            self._progress.update(self._tasks[title], completed=event.completed, accuracy=shown)
-
-        return listen
-
-
-@contextmanager
-def progress_bar() -> Any:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rounds  {task.fields[accuracy]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    ) as progress:
-        yield Bar(progress)
 
 
 def main() -> None:
