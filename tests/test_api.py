@@ -310,7 +310,7 @@ def test_a_run_on_own_data_says_so(fedspa):
 
 def test_novel_clients_have_models_too(federation, tmp_path):
     run = sp.train("fedspa", federation, net, novel=2, out=tmp_path / "run", **OPTIONS)
-    assert len(run.accuracies()) == CLIENTS - 2
+    assert np.isnan(run.accuracies()).sum() == 2
     assert set(run.summary["other_points"]) == {"novel"}
     for client in range(CLIENTS):
         assert run.personal_model(client)(torch.zeros(2, 6)).shape == (2, CLASSES)

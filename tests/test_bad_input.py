@@ -183,7 +183,7 @@ def test_nan_in_data(bad):
 
 def test_training_that_diverges(say, tmp_path):
     said = say("run", "fedspa", *small(tmp_path, out="run"), "--lr", "1e30", "--set", "clip_norm=none")
-    said.refused("training diverged: client", "loss in round 0 is", "a finite loss", "lower the learning rate (--lr)")
+    said.refused("training diverged: client", "in round 0", "finite numbers", "lower the learning rate (--lr)")
     (row,) = json.loads(say("runs", "--in", ".", "--json").out)
     assert row["state"] == "unfinished: resume it"
     say("resume", "run").refused("training diverged")
@@ -245,7 +245,7 @@ class Spiteful(nn.Module):
 @pytest.mark.parametrize("method", ["fedavg", "fedspa"])
 def test_nan_in_an_update(tmp_path, method):
     federation = poisoned_federation()
-    with pytest.raises(sp.SparsonaError, match=r"update in round 0 .* not finite|not a number \(NaN\)") as caught:
+    with pytest.raises(sp.SparsonaError, match="client 1's weights are not finite in round 0") as caught:
         sp.train(
             method, federation, Spiteful, out=tmp_path, rounds=2, epochs=1, batch_size=64, seed=1, executor="serial"
         )

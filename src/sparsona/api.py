@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import secrets
@@ -20,6 +21,8 @@ from sparsona.data.sources import load as load_source
 from sparsona.engine.executors import choose
 from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import Plan
+from sparsona.engine.serial import Serial
+from sparsona.engine.star import Star
 from sparsona.results import Comparison, Run, planned_runs, views_in
 from sparsona.runs import config as configs
 from sparsona.runs.config import RunConfig
@@ -33,7 +36,10 @@ GIVEN = "given"  # in a config: the data, partition or model came from Python an
 # What shares the data out; a federation made in Python has been shared out already.
 PARTITIONING = ("data", "clients", "partition", "partition_seed", "validation_rate", "test_rate", "min_size")
 # What all methods of a comparison must have in common, for their results to be comparable.
-CONDITIONS = frozenset({*PARTITIONING, "model", "seed", "per_round", "novel", "drop_rate"})
+CONDITIONS = frozenset(
+    {*PARTITIONING, "model", "seed", "rounds", "per_round", "everyone_trains", "stateless", "novel", "drop_rate"}
+    | {"capacities", "max_seconds"}
+)
 
 
 def train(
@@ -58,6 +64,7 @@ def train(
 
 def _train(config: RunConfig, federation: Federation | None, model: Any, path: Path, listen: Listener) -> Run:
     setting = _setting(config, federation, model)
+    Star(setting, Serial(setting))  # what method and plan cannot do together is told before a folder is made
     config = config.model_copy(update={"executor": choose(config.executor, setting)})
     row = methods.card(config.method)
     about = {
@@ -68,6 +75,8 @@ def _train(config: RunConfig, federation: Federation | None, model: Any, path: P
         "has_batch_statistics": setting.task.mixes_examples,
         "federation": setting.federation.digest(),
         "layout": setting.task.layout.digest.hex(),
+        "start": _start_digest(setting),
+        "ignores_capacity": _ignores_capacity(setting),
         "num_parameters": setting.task.layout.size,
         "label_counts": setting.federation.label_counts("train").tolist(),
     }
@@ -131,6 +140,12 @@ def _setting_again(folder: RunFolder, config: RunConfig, federation: Federation 
         raise SparsonaError(f"the data is not that of '{folder.path}'", expected="the same examples, labels and splits")
     if setting.task.layout.digest.hex() != about["layout"]:
         raise SparsonaError(f"the model is not that of '{folder.path}'", expected="the same parameters")
+    if _start_digest(setting) != about["start"]:
+        raise SparsonaError(
+            f"the model does not start with the weights that '{folder.path}' started with",
+            expected="the same initial weights",
+            mend="pass a function that builds the model (it is called under the seed), or the module as it was then",
+        )
     return setting
 
 
@@ -167,7 +182,7 @@ def make_config(
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     """'fedspa:density=0.2,search=rsm' is a row and options for it alone."""
     name, _, rest = text.partition(":")
-    return name, parse_pairs(rest.split(",") if rest else [])
+    return name, parse_pairs(re.split(r",(?![^\[]*\])", rest) if rest else [])  # not at commas inside [...]
 
 
 def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
@@ -224,7 +239,34 @@ def _setting(config: RunConfig, federation: Federation | None, model: Any) -> Se
         stateless=config.stateless,
         num_novel=config.novel,
     )
-    return Setting(task, make_method, federation, plan, config.capacities)
+    setting = Setting(task, make_method, federation, plan, config.capacities)
+    smallest = min(client.num_examples for client in setting.clients)
+    if task.mixes_examples and min(smallest, config.batch_size) < 2:
+        raise SparsonaError(
+            f"a BatchNorm model with batches of {config.batch_size} and a client of {smallest} training examples",
+            expected="two or more of both: one example has no statistics",
+            mend="raise --batch-size or --set min_size=..., or use GroupNorm",
+        )
+    return setting
+
+
+def _start_digest(setting: Setting) -> str:
+    """Tells apart initial weights, which a module from Python brings along."""
+    state = hashlib.blake2b(digest_size=16)
+    for tree in (setting.params, setting.buffers):
+        state.update(tree.flat.numpy().tobytes())
+    return state.hexdigest()
+
+
+def _ignores_capacity(setting: Setting) -> bool:
+    """Whether any client is handed, or keeps, more than its device is said to hold."""
+    size, round_ = setting.task.layout.size, setting.plan.round_at(0)
+    for client in setting.clients:
+        down = setting.method.cost(setting.task.layout, client, round_).down
+        held = size if down is None else max(part.num_values for part in down if not part.is_mask)
+        if held > client.capacity * size:
+            return True
+    return False
 
 
 def _new_path(config: RunConfig) -> Path:
@@ -294,7 +336,11 @@ def compare(
             mend="leave one of them out, or give it other options: fedspa:density=0.2",
         )
     # What is wrong with the data, the model or the executor is told before a folder is made.
-    choose(planned[0][1].executor, _setting(planned[0][1], federation, model))
+    for name in names:
+        config = next(config for planned_name, config in planned if planned_name == name)
+        setting = _setting(config, federation, model)
+        choose(config.executor, setting)
+        Star(setting, Serial(setting))
     path = Path(out) if out else RUNS / f"compare-{_stamp()}"
     make_empty_folder(path)
     entries = [
@@ -330,4 +376,7 @@ def _compare(
             runs.append(resume(folder, federation, model, listen=hear))
         else:
             runs.append(_train(config, federation, model, folder, hear))
+    reached = {run.summary["rounds"] for run in runs}
+    if len(reached) > 1:
+        warn(f"these runs stopped at different rounds ({sorted(reached)}): their results do not compare")
     return Comparison(path, runs)

@@ -41,7 +41,7 @@ OPTIONS = [
     click.option("--out", type=click.Path(path_type=Path), help="Folder to make.  [a new one in ./runs]"),
     click.option("--config", type=click.Path(path_type=Path), help="TOML file of options; the command line wins."),
     click.option(
-        "--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Any other option; see `sparsona methods`."
+        "--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Any other option; see `sparsona methods METHOD`."
     ),
     click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout."),
 ]
@@ -182,13 +182,18 @@ def runs(where: Path, as_json: bool) -> None:
 def methods(name: str | None, as_json: bool) -> None:
     """List the methods: paper, what a client keeps, what travels. With NAME, also every option it has."""
     from sparsona.methods import METHODS, card, factory
+    from sparsona.runs.config import RunConfig
 
     if name is not None:
         row = card(name)
         click.echo(f"{row.title}\n  paper:   {row.paper}\n  kept:    {row.kept}\n  travels: {row.travels}\n")
         preset = {**row.options, **row.engine}
-        for key, field in factory(name)[1].model_fields.items():
-            click.echo(f"  {key} = {preset.get(key, field.default)}\n      {field.description}")
+        own = factory(name)[1].model_fields
+        every = {key: RunConfig.model_fields[key] for key in RunConfig.model_fields if key not in ("method", "options")}
+        for title, fields in ((f"Options of {row.title}", own), ("Options of every run", every)):
+            click.echo(f"{title}, set with --set KEY=VALUE:")
+            for key, field in fields.items():
+                click.echo(f"  {key} = {preset.get(key, field.default)}\n      {field.description}")
         return
     rows = [
         {"name": row.name, "method": row.title, "paper": row.paper, "kept": row.kept, "travels": row.travels}

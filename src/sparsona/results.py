@@ -38,9 +38,11 @@ class Run:
         return self.summary["protocol"]
 
     def accuracies(self) -> np.ndarray:
-        """Each client's accuracy on its own test data at the headline point, from 0 to 1."""
+        """Each client's accuracy on its own test data at the headline point, from 0 to 1; NaN for novel clients."""
+        import numpy as np
+
         _, _, correct, count = summaries.headline(self._folder)
-        return correct / count
+        return np.where(count > 0, correct / np.maximum(count, 1), np.nan)
 
     def curve(self, point: str = "received") -> list[tuple[int, float]]:
         """Mean accuracy against completed rounds."""

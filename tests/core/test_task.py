@@ -148,3 +148,30 @@ def test_a_copied_task_uses_its_own_module():
     )
     assert isinstance(other._module.weight, nn.Parameter)
     assert isinstance(task._module.weight, nn.Parameter)
+
+
+class HiddenDropout(nn.Module):
+    """Noise that no layer's class gives away."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+
+    def forward(self, inputs):
+        return self.layer(nn.functional.dropout(inputs, 0.5, self.training))
+
+
+def test_noise_is_found_wherever_it_hides(untouched_generators):
+    task = Task(HiddenDropout, (6,), 2)
+    assert task.draws_noise
+    params, buffers = task.init(0)
+    first, second = (task.forward(params, buffers, torch.ones(3, 6), True, torch.tensor(5))[0] for _ in range(2))
+    assert torch.equal(first, second)
+    assert not Task(lambda: nn.Linear(6, 2), (6,), 2).draws_noise
+
+
+def test_frozen_parameters_are_refused():
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
+    net[0].requires_grad_(False)
+    with pytest.raises(SparsonaError, match=r"frozen parameters: 0\.weight, 0\.bias"):
+        Task(net, (3,), 2)

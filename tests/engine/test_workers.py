@@ -132,7 +132,7 @@ def test_a_job_that_always_kills_its_worker_is_given_up(workers, monkeypatch):
 
 def test_errors_in_a_worker_reach_the_person(workers):
     setting = setting_of("fedavg", lr=1e30, clip_norm=None)
-    with pytest.raises(SparsonaError, match=r"diverged: client \d+'s loss in round 0 is"):
+    with pytest.raises(SparsonaError, match=r"diverged: client \d+'s .* in round 0"):
         played(setting, workers(setting))
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout, Slot
 from sparsona.core.tree import counts
-from sparsona.sparsity.masks import density, full_mask, random_mask
+from sparsona.sparsity.masks import density, random_mask
 
 LAYOUT = Layout((Slot("weight", (3, 4)), Slot("scale", ()), Slot("bias", (5,))))
 
@@ -49,13 +49,8 @@ def test_the_global_generator_is_untouched() -> None:
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_a_full_mask_keeps_all() -> None:
-    assert counts(full_mask(LAYOUT)) == LAYOUT.sizes
-    assert density(full_mask(LAYOUT)) == 1.0
-
-
 def test_an_empty_layout_has_masks() -> None:
-    assert density(full_mask(Layout(()))) == density(random_mask(Layout(()), (), 0)) == 1.0
+    assert density(random_mask(Layout(()), (), 0)) == 1.0
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,11 @@ def headline(folder: RunFolder) -> tuple[str, int, np.ndarray, np.ndarray]:
         point = "received"
         found = folder.select("SELECT MAX(completed) FROM evaluations WHERE point = 'received'")[0][0]
         rows = _evaluated(folder, found, point)
-    return point, int(found), *_arrays(rows)
+    # One entry per client, in order: those not evaluated here (novel ones) have no test examples.
+    correct, count = np.zeros((2, len(folder.about["label_counts"])), dtype=int)
+    clients = [row[0] for row in rows]
+    correct[clients], count[clients] = _arrays(rows)
+    return point, int(found), correct, count
 
 
 def protocol(folder: RunFolder) -> str:
@@ -81,12 +85,17 @@ def protocol(folder: RunFolder) -> str:
     config, about = folder.config, folder.about
     point, completed, _, count = headline(folder)
     which = WHICH["alone" if about["alone"] and point == "received" else point]
+    tested = count[count > 0]
     text = (
-        f"{which[0].upper()}{which[1:]}; on that client's own test data ({int(count.min())} to {int(count.max())} "
-        f"examples, never used in any decision); mean over {len(count)} clients, each counting the same; "
+        f"{which[0].upper()}{which[1:]}; on that client's own test data ({tested.min()} to {tested.max()} "
+        f"examples, never used in any decision); mean over {len(tested)} clients, each counting the same; "
         f"after round {completed} of {config['rounds']}, the last and not the best."
     )
-    if about["has_batch_statistics"]:
+    if len(tested) < len(count):
+        text += f" {len(count) - len(tested)} novel clients took no part and are not among them."
+    if about["ignores_capacity"]:
+        text += " Capacities are not kept: this method's models are larger than some clients can hold."
+    if about["has_batch_statistics"] and not config["stateless"]:
         text += " BatchNorm statistics stay on the client."
     if config["stateless"]:
         text += " Clients are stateless: they keep nothing between rounds."
@@ -106,7 +115,6 @@ def view(folder: RunFolder) -> RunView:
     """Everything a report needs of a run."""
     about, config = folder.about, folder.config
     point, completed, correct, count = headline(folder)
-    clients = [row[0] for row in _evaluated(folder, completed, point)]
     points = [row[0] for row in folder.select("SELECT DISTINCT point FROM evaluations ORDER BY point")]
     matrices = [
         unpack_confusion(row[0])
@@ -136,7 +144,7 @@ def view(folder: RunFolder) -> RunView:
         correct=correct,
         count=count,
         confusion=np.sum([m for m in matrices if m is not None], axis=0) if matrices else None,
-        label_counts=np.array(about["label_counts"])[clients],
+        label_counts=np.array(about["label_counts"]),
         cumulative_bytes=list(
             zip((row[0] for row in rounds), np.cumsum([row[2] for row in rounds]).tolist(), strict=True)
         ),

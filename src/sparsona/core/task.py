@@ -71,7 +71,7 @@ class Task:
         self.roles = roles or _guess_roles(self._module)
         # What a forward pass in training mode leaves behind or draws, and whether examples of a batch see each other.
         self.mixes_examples = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._module.modules())
-        self.draws_noise = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in self._module.modules())
+        self.draws_noise = _draws_noise(self._module, self.input_shape)
 
     def _build(self, seed: int) -> nn.Module:
         if isinstance(self._start, nn.Module):
@@ -154,6 +154,15 @@ class Task:
         return module.eval()
 
 
+def _draws_noise(module: nn.Module, input_shape: tuple[int, ...]) -> bool:
+    """Whether a forward pass in training mode moves the generator: tried, since dropout hides in many layers."""
+    trial = copy.deepcopy(module).train()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        before = torch.get_rng_state()
+        trial(torch.zeros((2, *input_shape)))
+        return not torch.equal(before, torch.get_rng_state())
+
+
 def _places(module: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
     """Where a module holds each tensor: the dict, the key in it, and the tensor's name (tied ones share one)."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
@@ -202,12 +211,19 @@ def _parameter_layout(module: nn.Module, input_shape: tuple[int, ...], num_class
         for handle in hooks:
             handle.remove()
         module.train(was_training)
-    if not isinstance(outputs, Tensor) or outputs.shape[-1] < num_classes:
+    if not isinstance(outputs, Tensor) or outputs.shape[-1] != num_classes:
         shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise SparsonaError(
             f"the model's output is {shape}, but the data has {num_classes} classes",
             expected=f"one logit per class: a last dimension of {num_classes}",
             mend="give the last layer as many outputs as there are classes",
+        )
+    frozen = [name for name, value in module.named_parameters() if not value.requires_grad]
+    if frozen:
+        raise SparsonaError(
+            f"the model has frozen parameters: {', '.join(frozen)}",
+            expected="parameters that are all trained",
+            mend="make them buffers (register_buffer), which are kept as they are, or set requires_grad_(True)",
         )
     slots = []
     for name, value in module.named_parameters():

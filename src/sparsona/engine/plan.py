@@ -9,15 +9,6 @@ import torch
 from sparsona.core.round import Client, Round
 from sparsona.core.seeds import Seeds, generator
 
-POINTS = {
-    "received": "the model each client would use on what the server holds now, before any more local training",
-    "trained": "the model right after local training, of the clients that trained in this round",
-    "tuned": "the model after final tuning on the client's own training data",
-    "global": "the server's one model, the same for every client",
-    "novel": "the model a client gets that took no part in training",
-    "novel_tuned": "that model after tuning on the novel client's own training data",
-}
-
 
 @dataclass(frozen=True)
 class Plan:

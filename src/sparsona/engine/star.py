@@ -52,6 +52,12 @@ class Star:
         self.setting, self.plan, self.method = setting, setting.plan, setting.method
         self._executor = executor
         half = self.method.server
+        if half is None and self.plan.stateless:
+            raise SparsonaError(
+                f"{self.method.name} has no server, and stateless clients forget what they learn",
+                expected="a method with a server, or clients with a memory",
+                mend="leave 'stateless' out",
+            )
         if half is None and self.method.peer is not None:
             raise SparsonaError(f"{self.method.name} is for peers without a server", expected="a method with a server")
         if "global" in self.plan.points and (half is None or half.global_model is None):
@@ -83,8 +89,8 @@ class Star:
         def arriving() -> Inbox:
             for outcome in self._executor.run(jobs()):
                 client = outcome.client
-                update, traffic = self._open(outcome, sent.pop(client))
-                dropped = client in who.dropped
+                update, traffic = self._open(outcome, sent.pop(client), index)
+                dropped = update is not None and client in who.dropped  # who sends nothing can lose nothing
                 if not dropped and not self.plan.stateless:
                     states[client] = outcome.state
                 aggregated = update is not None and client in who.aggregated
@@ -135,11 +141,17 @@ class Star:
         job = Job(do, client, round_, message(update), self._state(population, client), points, model)
         return replace(job, resend=lambda: replace(job, messages=message(update.with_bitmaps())))
 
-    def _open(self, outcome: Outcome, sent: Traffic) -> tuple[Update | None, Traffic]:
+    def _open(self, outcome: Outcome, sent: Traffic, index: int) -> tuple[Update | None, Traffic]:
         """A client's update as it arrives, checked and counted. What is lost on the way was sent all the same."""
         if outcome.message is None:
             return None, sent
         update = decode(outcome.message)
+        if (update.sender, update.round) != (outcome.client, index):
+            raise SparsonaError(
+                f"client {outcome.client}'s message of round {index} claims client {update.sender}, round {update.round}",
+                expected="its sender and its round",
+                mend="make updates with core.update.message(round, ...)",
+            )
         check_finite(update)
         return update, sent + Traffic(up=len(outcome.message), paper_up=paper_bytes(update))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -14,7 +15,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Inbox, Method, Phase, Probe, Round, State, Tick, Update, Work
 from sparsona.core.round import Batch
 from sparsona.core.task import Task
-from sparsona.core.tree import map_leaves
+from sparsona.core.tree import leaves, map_leaves
 from sparsona.data.batches import in_order, shuffled
 from sparsona.data.federation import Examples
 
@@ -110,11 +111,13 @@ def run_phase(phase: Phase, work: Work, task: Task, train: Examples, probe: Prob
     tally.steps += steps
     tally.train_flops += examples * flops
     tally.loss = float(loss_sum) / max(examples, 1)
-    if tally.loss != tally.loss or tally.loss in (float("inf"), float("-inf")):
+    trained = [tensor for name in phase.trains for _, tensor in leaves(getattr(work, name))]
+    if not math.isfinite(tally.loss) or not all(bool(tensor.isfinite().all()) for tensor in trained):
         assert round_.client is not None
+        what = "weights are not finite" if math.isfinite(tally.loss) else f"loss is {tally.loss}"
         raise SparsonaError(
-            f"training diverged: client {round_.client.index}'s loss in round {round_.index} is {tally.loss}",
-            expected="a finite loss",
+            f"training diverged: client {round_.client.index}'s {what} in round {round_.index}",
+            expected="finite numbers",
             mend="lower the learning rate (--lr), or clip gradients (--set clip_norm=1)",
         )
     return work

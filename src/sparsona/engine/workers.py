@@ -39,6 +39,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **threads},
+            process_group=0,  # a terminal sends Ctrl-C to a whole group: it is ours to handle, not theirs
         )
         self.stdin, self.stdout = cast(BinaryIO, self.process.stdin), cast(BinaryIO, self.process.stdout)
         self.job: tuple[int, Job] | None = None
@@ -79,6 +80,13 @@ class Workers:
             )
             for _ in range(num_workers or num_cores()):
                 self._workers.append(_Worker(self._recipe))
+        except OSError as error:
+            self.close()
+            raise SparsonaError(
+                f"worker processes could not be started: {error}",
+                expected=f"room for the data in '{self._folder.parent}', and processes to spare",
+                mend="free some space or set TMPDIR, or use --executor serial",
+            ) from error
         except BaseException:
             self.close()
             raise

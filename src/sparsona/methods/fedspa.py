@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from sparsona.core import tree
+from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Cost, Method, PartSize, ServerHalf, Support, Tree, dense, masked, message
 from sparsona.methods.averaging import weighted_mean
 from sparsona.methods.training import Training, plain_weights, predictor, sgd_phase, training_flops
@@ -77,7 +78,10 @@ def fedspa(task: Task, config: FedSpaConfig) -> Method:
     draw = lru_cache(maxsize=4)(random_mask)  # clients that start with one mask share one drawing of it
 
     def kept(layout, client):
-        return kept_counts(layout, allocate(layout, min(config.density, client.capacity)))
+        counts = kept_counts(layout, allocate(layout, min(config.density, client.capacity)))
+        if not any(counts):
+            raise SparsonaError("this density keeps no parameter at all", expected="more", mend="raise --density")
+        return counts
 
     def initial_mask(layout, client, seeds) -> Tree:  # Algorithm 2, MaskInit
         seed = seeds.shared("mask") if config.initial_masks == "same" else seeds.of(client.index).own("mask")

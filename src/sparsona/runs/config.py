@@ -6,13 +6,18 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from sparsona.core.errors import SparsonaError, unknown_name
 
 POINT = Literal["received", "trained", "tuned", "global"]
+
+
+def _listed(value: Any) -> Any:
+    """One value where a list is meant."""
+    return (value,) if isinstance(value, str | float | int) else value
 
 
 class RunConfig(BaseModel):
@@ -36,16 +41,20 @@ class RunConfig(BaseModel):
     seed: int = Field(0, ge=0, description="varies everything: partition, weights, sampling, batches, masks")
     executor: str = Field("auto", description="serial, workers or auto")
     eval_every: int = Field(1, ge=1, description="rounds between evaluations (the last ten are always evaluated)")
-    points: tuple[POINT, ...] = Field((), description="which models to evaluate besides the headline's")
+    points: Annotated[tuple[POINT, ...], BeforeValidator(_listed)] = Field(
+        (), description="which models to evaluate besides the headline's"
+    )
     tune_epochs: int = Field(0, ge=0, description="epochs of final tuning for every client; 0: none")
     tune_lr_scale: float = Field(
         1.0, gt=0, allow_inf_nan=False, description="learning rate of tuning, as a share of the first round's"
     )
     drop_rate: float = Field(0.0, ge=0, lt=1, description="probability that an update is lost on its way")
-    everyone_trains: bool = Field(False, description="all clients train each round; only the sampled are aggregated")
+    everyone_trains: bool = Field(False, description="all train each round, only the sampled are aggregated")
     stateless: bool = Field(False, description="clients forget everything between rounds")
     novel: int = Field(0, ge=0, description="clients held out of training and met only at the end")
-    capacities: tuple[float, ...] = Field((1.0,), description="density each client can hold, repeated over clients")
+    capacities: Annotated[tuple[float, ...], BeforeValidator(_listed)] = Field(
+        (1.0,), description="density each client can hold, repeated over clients"
+    )
     max_seconds: float | None = Field(None, gt=0, description="stop after the round in which this time is reached")
     options: dict[str, Any] = Field(default_factory=dict, description="options of the method")
 

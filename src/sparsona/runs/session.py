@@ -93,6 +93,7 @@ class _Session:
                 self._round()
                 unsaved = True
                 if deadline is not None and time.monotonic() >= deadline:
+                    self._evaluate_where_it_stops()
                     break
                 if self._checkpoint_is_due():
                     self._save()
@@ -115,6 +116,14 @@ class _Session:
         self._write(record, index + 1, time.monotonic() - began)
         self.progress = replace(self.progress, completed=index + 1, seconds=self.seconds, population=population)
         self.listen(Event(index + 1, self.setting.plan.rounds, _mean(record.evaluations, "received"), self.seconds))
+
+    def _evaluate_where_it_stops(self) -> None:
+        """The result must be that of the round which was reached, also between two evaluations."""
+        completed = self.progress.completed
+        if not self.setting.plan.evaluates_after(completed):
+            found = self.star.evaluate(self.progress.population, completed)
+            with self.folder.writing():
+                self.folder.insert("evaluations", (_row(completed, evaluation) for evaluation in found))
 
     def _close(self) -> None:
         """Final tuning and novel clients."""

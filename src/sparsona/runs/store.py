@@ -224,7 +224,7 @@ class RunFolder:
     def summary(self) -> dict[str, Any] | None:
         """The result, or None while the run is unfinished."""
         path = self.path / "summary.json"
-        return read_json(path) if path.is_file() else None
+        return read_json(path) | {"run": str(self.path)} if path.is_file() else None  # folders are moved
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_atomically(self.path / "summary.json", _json(summary))

@@ -36,13 +36,6 @@ def random_mask(layout: Layout, kept: tuple[int, ...], seed: int) -> Tree:
     return Tree(layout, flat)
 
 
-def full_mask(layout: Layout) -> Tree:
-    """The mask of a dense model."""
-    import torch
-
-    return Tree(layout, torch.ones(layout.size, dtype=torch.bool))
-
-
 def density(mask: Tree) -> float:
     """The share of all entries that the mask keeps; 1 for a mask without entries."""
     return int(mask.flat.count_nonzero()) / mask.layout.size if mask.layout.size else 1.0
