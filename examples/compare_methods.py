@@ -1,4 +1,7 @@
-"""Two methods under equal conditions, over two seeds: means, spread and paired differences."""
+"""Two methods under equal conditions, over two seeds: means, spread and paired differences.
+
+A few rounds only, to be quick: too few to judge a method by. docs/results has the real thing.
+"""
 
 import sparsona as sp
 

@@ -7,7 +7,8 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,10 +57,22 @@ def train(
     `federation` and `model` are a person's own data and network; left out, `data=` and `model=` name built-in ones.
     `model` may be an nn.Module (its present weights are the start) or a function that builds one (called under the
     seed). `options` are those of the run and of the method, as `sparsona run --help` and `sparsona methods` list them.
-    `out` is the run's folder, made anew.
+    `out` is the run's folder, made anew. `listen` is called after every round: `listen=print` shows that it is alive.
     """
     config = make_config(method, options, federation, model)
-    return _train(config, federation, model, Path(out) if out else _new_path(config), listen)
+    path = Path(out) if out else _new_path(config)
+    with _saying_how_to_go_on(path):
+        return _train(config, federation, model, path, listen)
+
+
+@contextmanager
+def _saying_how_to_go_on(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        if path.exists():
+            warn(f"stopped; `sparsona resume {path}` goes on where it was")
+        raise
 
 
 def _train(config: RunConfig, federation: Federation | None, model: Any, path: Path, listen: Listener) -> Run:
@@ -85,11 +98,7 @@ def _train(config: RunConfig, federation: Federation | None, model: Any, path: P
 
 
 def _play(folder: RunFolder, setting: Setting, config: RunConfig, listen: Listener) -> Run:
-    try:
-        progress = play(folder, setting, config.executor, config.max_seconds, listen)
-    except KeyboardInterrupt:
-        warn(f"stopped; `sparsona resume {folder.path}` goes on where it was")
-        raise
+    progress = play(folder, setting, config.executor, config.max_seconds, listen)
     folder.write_summary(summaries.summarize(folder, progress.seconds))
     if not progress.finished:
         warn(f"stopped by max_seconds after round {progress.completed} of {config.rounds}; resume goes on")
@@ -107,7 +116,12 @@ def resume(
 
     A run on a person's own data or model needs them again.
     """
-    folder = RunFolder.open(Path(path))
+    with _saying_how_to_go_on(Path(path)):
+        return _resume(Path(path), federation, model, listen)
+
+
+def _resume(path: Path, federation: Federation | None, model: Any, listen: Listener) -> Run:
+    folder = RunFolder.open(path)
     config = configs.validated(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
     with folder:
         setting = _setting_again(folder, config, federation, model)
@@ -153,12 +167,18 @@ def make_config(
     method: str, options: Mapping[str, Any], federation: Federation | None = None, model: Any = None
 ) -> RunConfig:
     """The checked config of one run. `method` is a row's name, with options of its own after a colon if need be."""
-    name, own = parse_method(method)
+    name, own = configs.parse_method(method)
     row = methods.card(name)
     _, kind = methods.factory(name)
     keys = set(kind.model_fields)
     run_options, method_options, mistakes = configs.split_options({**options, **own}, keys, name)
     if federation is not None:
+        if not isinstance(federation, Federation):
+            raise SparsonaError(
+                f"a {type(federation).__name__} where a federation is expected",
+                expected="what sparsona.federate(x, y, clients=20) or Federation.from_clients([...]) returns",
+                mend="make one of your data first",
+            )
         for key in PARTITIONING:
             if key in run_options:
                 raise SparsonaError(
@@ -177,23 +197,6 @@ def make_config(
     if mistakes:
         raise configs.all_of(mistakes)
     return config
-
-
-def parse_method(text: str) -> tuple[str, dict[str, Any]]:
-    """'fedspa:density=0.2,search=rsm' is a row and options for it alone."""
-    name, _, rest = text.partition(":")
-    return name, parse_pairs(re.split(r",(?![^\[]*\])", rest) if rest else [])  # not at commas inside [...]
-
-
-def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
-    """key=value texts."""
-    found = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise SparsonaError(f"'{pair}' is not an option", expected="key=value", mend="for example density=0.5")
-        found[key.strip().replace("-", "_")] = configs.parse_value(value.strip())
-    return found
 
 
 def _setting(config: RunConfig, federation: Federation | None, model: Any) -> Setting:
@@ -311,7 +314,7 @@ def compare(
     planned: list[tuple[str, RunConfig]] = []
     used: set[str] = set()
     for name in names:
-        row, own = parse_method(name)
+        row, own = configs.parse_method(name)
         _, kind = methods.factory(row)
         if common := sorted(CONDITIONS & set(own)):
             raise SparsonaError(
@@ -326,7 +329,9 @@ def compare(
         for seed in numbers:
             planned.append((name, make_config(name, {**mine, "seed": seed}, federation, model)))
     if unused := set(options) - used:
-        known = set(RunConfig.model_fields).union(*(methods.factory(parse_method(n)[0])[1].model_fields for n in names))
+        known = set(RunConfig.model_fields).union(
+            *(methods.factory(configs.parse_method(n)[0])[1].model_fields for n in names)
+        )
         raise unknown_name(f"option of {', '.join(names)}", sorted(unused)[0], known - {"options", "method"})
     alike = [name for name, config in planned if sum(config == other for _, other in planned) > 1]
     if alike:
@@ -351,7 +356,8 @@ def compare(
         for name, config in planned
     ]
     write_atomically(path / "comparison.json", (json.dumps(entries, indent=1) + "\n").encode())
-    return _compare(path, federation, model, listen)
+    with _saying_how_to_go_on(path):
+        return _compare(path, federation, model, listen)
 
 
 def resume_comparison(
@@ -362,7 +368,8 @@ def resume_comparison(
     listen: Callable[[str, int, Event], None] = lambda title, seed, event: None,
 ) -> Comparison:
     """Go on with a comparison: finished runs are kept, the others go on or start."""
-    return _compare(Path(path), federation, model, listen)
+    with _saying_how_to_go_on(Path(path)):
+        return _compare(Path(path), federation, model, listen)
 
 
 def _compare(
@@ -373,7 +380,7 @@ def _compare(
         config = configs.validated(RunConfig, values, f"'{path / 'comparison.json'}'")
         hear = partial(listen, methods.card(config.method).title, config.seed)
         if (folder / "config.json").exists():
-            runs.append(resume(folder, federation, model, listen=hear))
+            runs.append(_resume(folder, federation, model, hear))
         else:
             runs.append(_train(config, federation, model, folder, hear))
     reached = {run.summary["rounds"] for run in runs}

@@ -148,7 +148,7 @@ class Star:
         update = decode(outcome.message)
         if (update.sender, update.round) != (outcome.client, index):
             raise SparsonaError(
-                f"client {outcome.client}'s message of round {index} claims client {update.sender}, round {update.round}",
+                f"client {outcome.client}'s message of round {index} says {update.sender}, round {update.round}",
                 expected="its sender and its round",
                 mend="make updates with core.update.message(round, ...)",
             )

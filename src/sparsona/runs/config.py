@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,7 +35,7 @@ class RunConfig(BaseModel):
     test_rate: float = Field(0.25, gt=0, lt=1, description="share of a client's data held for the final word")
     min_size: int = Field(10, ge=2, description="fewest examples a client may be dealt")
     model: str | None = Field(None, description="a row of `sparsona models`; none: the data set's default")
-    rounds: int = Field(50, ge=1, description="number of rounds")
+    rounds: int = Field(30, ge=1, description="number of rounds")
     per_round: int | None = Field(None, ge=1, description="clients sampled per round; none: half of them")
     batch_size: int = Field(16, ge=1, description="examples in a training batch")
     lr_decay: float = Field(0.998, gt=0, le=1, description="factor on the learning rate after each round")
@@ -180,6 +181,23 @@ def parse_value(text: str) -> Any:
             except ValueError:
                 return text
     return text
+
+
+def parse_method(text: str) -> tuple[str, dict[str, Any]]:
+    """'fedspa:density=0.2,search=rsm' is a row and options for it alone."""
+    name, _, rest = text.partition(":")
+    return name, parse_pairs(re.split(r",(?![^\[]*\])", rest) if rest else [])  # not at commas inside [...]
+
+
+def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
+    """key=value texts."""
+    found = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise SparsonaError(f"'{pair}' is not an option", expected="key=value", mend="for example density=0.5")
+        found[key.strip().replace("-", "_")] = parse_value(value.strip())
+    return found
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

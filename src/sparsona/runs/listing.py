@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from sparsona.core.errors import SparsonaError
 from sparsona.runs.store import read_json
 
@@ -15,6 +17,17 @@ def list_runs(where: Path) -> list[dict[str, Any]]:
         return []
     configs = [*where.glob("*/config.json"), *where.glob("*/*/config.json")]
     return [_row(path.parent, where) for path in sorted(configs, key=lambda path: path.stat().st_mtime, reverse=True)]
+
+
+def _is_used(folder: Path) -> bool:
+    """Whether a process holds the run's lock."""
+    try:
+        with filelock.FileLock(str(folder / "lock"), timeout=0):
+            return False
+    except filelock.Timeout:
+        return True
+    except OSError:  # not ours to write to, so nobody here is working on it
+        return False
 
 
 def _row(folder: Path, where: Path) -> dict[str, Any]:
@@ -30,7 +43,7 @@ def _row(folder: Path, where: Path) -> dict[str, Any]:
             "seed": config["seed"],
             "rounds": f"{reached['completed']}/{config['rounds']}",
             "accuracy": accuracy,
-            "state": "finished" if reached["finished"] else "unfinished: resume it",
+            "state": "finished" if reached["finished"] else "running" if _is_used(folder) else "unfinished: resume it",
         }
     except (SparsonaError, KeyError, TypeError) as error:
         blank = dict.fromkeys(("method", "seed", "rounds", "accuracy"), "–")
