@@ -6,10 +6,20 @@ import json
 
 import pytest
 
-from sparsona.api import make_config, parse_method, parse_pairs
+from sparsona.api import make_config
 from sparsona.core.errors import SparsonaError
 from sparsona.methods import METHODS
-from sparsona.runs.config import RunConfig, all_of, dump, mistakes, parse_value, read_toml, validated
+from sparsona.runs.config import (
+    RunConfig,
+    all_of,
+    dump,
+    mistakes,
+    parse_method,
+    parse_pairs,
+    parse_value,
+    read_toml,
+    validated,
+)
 
 
 @pytest.mark.parametrize(
