@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,6 +12,10 @@ import numpy as np
 import pytest
 import torch
 from processes import ForkServer
+
+# Started in the background of a script, this process ignores Ctrl-C, and so would every process the tests send it to.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
