@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch.nn import functional as F
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout, Slot
+from sparsona.core.outline import Roles
 from sparsona.core.round import Batch
 from sparsona.core.tree import Tree
 
@@ -29,16 +29,6 @@ def argmax_score(outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """How many predictions are right, and of how many."""
     right = (outputs.argmax(dim=-1) == batch.targets).to(batch.weight.dtype)
     return (right * batch.weight).sum(), batch.weight.sum()
-
-
-@dataclass(frozen=True)
-class Roles:
-    """Names of the parameters that partial personalisation speaks of."""
-
-    input: tuple[str, ...] = ()
-    output: tuple[str, ...] = ()
-    norm: tuple[str, ...] = ()
-    adapter: tuple[str, ...] = ()
 
 
 class Task:
@@ -68,7 +58,8 @@ class Task:
         self.buffer_layout = Layout(
             tuple(Slot(name, tuple(value.shape)) for name, value in self._module.named_buffers())
         )
-        self.roles = roles or _guess_roles(self._module)
+        # A network that knows its parts says so in an attribute `roles`.
+        self.roles = roles or getattr(self._module, "roles", None) or _guess_roles(self._module)
         # What a forward pass in training mode leaves behind or draws, and whether examples of a batch see each other.
         self.mixes_examples = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._module.modules())
         self.draws_noise = _draws_noise(self._module, self.input_shape)

@@ -1,0 +1,30 @@
+"""A task without its network: enough for a method to say what it costs. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sparsona.core.layout import Layout
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Names of the parameters that partial personalisation speaks of."""
+
+    input: tuple[str, ...] = ()
+    output: tuple[str, ...] = ()
+    norm: tuple[str, ...] = ()
+    adapter: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What is known of a model before it is built. A factory takes it in place of a Task if only `cost` is wanted."""
+
+    layout: Layout
+    input_shape: tuple[int, ...]
+    num_classes: int
+    roles: Roles = field(default_factory=Roles)
+    buffer_layout: Layout = field(default_factory=lambda: Layout(()))
+    mixes_examples: bool = False
+    draws_noise: bool = False

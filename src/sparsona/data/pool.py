@@ -1,0 +1,65 @@
+"""A data set as it was read, before anybody owns a share of it. Needs numpy alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+# The first numbers of every vocabulary. Padding is neither trained nor scored; the others are trained but not scored.
+PAD, BEGIN, END, UNKNOWN = range(4)
+NUM_SPECIAL = 4
+
+
+@dataclass(frozen=True)
+class View:
+    """How stored examples become a model's inputs. `View()` leaves them as they are.
+
+    Stored bytes are divided by 255; `mean` and `std` are per channel, of values from 0 to 1. In training an image gets
+    `pad` black pixels on each side, and a square of side `crop` (None: of its own size) is cut out at random and, with
+    `flip`, mirrored at random; otherwise the square is cut from the middle.
+    """
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    pad: int = 0
+    crop: int | None = None
+    flip: bool = False
+
+    @property
+    def augments(self) -> bool:
+        """Whether training sees an example differently each time."""
+        return bool(self.pad or self.flip or self.crop is not None)
+
+    def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a model's input, given that of a stored example."""
+        return stored if self.crop is None else (*stored[:-2], self.crop, self.crop)
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """All examples, which of them were published for testing, and whose they are.
+
+    `x` holds images as uint8 (N, channels, height, width), tokens as int32 (N, length), or anything as float32. `y`
+    holds one class per example, int64 (N,); or, where the next token is asked for at each position, int32 (N, length)
+    with PAD where nothing is asked. Both may be mapped files. `num_train`: the first so many examples are the
+    published training set and the others the published test set; None: there is no published split. `owners`: the
+    number of the person (writer, user, speaker) each example comes from, int64 (N,), counted from 0; -1: unknown.
+    """
+
+    name: str
+    x: Array
+    y: Array
+    num_classes: int
+    num_train: int | None = None
+    owners: Array | None = None
+    view: View = field(default_factory=View)
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether inputs are tokens, which a model looks up and nothing may scale."""
+        return self.x.dtype == np.int32
