@@ -8,27 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout, Slot
+from sparsona.core.losses import argmax_score, cross_entropy
 from sparsona.core.outline import Roles
 from sparsona.core.round import Batch
 from sparsona.core.tree import Tree
 
 Builder = Callable[[], nn.Module]
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm)
-
-
-def cross_entropy(outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """One loss per example, and how much each counts."""
-    return F.cross_entropy(outputs, batch.targets, reduction="none"), batch.weight
-
-
-def argmax_score(outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """How many predictions are right, and of how many."""
-    right = (outputs.argmax(dim=-1) == batch.targets).to(batch.weight.dtype)
-    return (right * batch.weight).sum(), batch.weight.sum()
 
 
 class Task:
@@ -47,6 +36,7 @@ class Task:
         losses: Callable[[Tensor, Batch], tuple[Tensor, Tensor]] = cross_entropy,
         score: Callable[[Tensor, Batch], tuple[Tensor, Tensor]] = argmax_score,
         roles: Roles | None = None,
+        tokens: bool = False,  # the inputs are int64, not float32
     ) -> None:
         self.input_shape, self.num_classes = tuple(input_shape), num_classes
         self.losses, self.score = losses, score
@@ -54,7 +44,8 @@ class Task:
         self._module = self._build(0)
         self._places = _places(self._module)
         self._buffer_kinds = {name: value.dtype for name, value in self._module.named_buffers()}
-        self.layout = _parameter_layout(self._module, self.input_shape, num_classes)
+        trial = torch.zeros((2, *self.input_shape), dtype=torch.int64 if tokens else torch.float32)
+        self.layout = _parameter_layout(self._module, trial[:1], num_classes)
         self.buffer_layout = Layout(
             tuple(Slot(name, tuple(value.shape)) for name, value in self._module.named_buffers())
         )
@@ -62,7 +53,7 @@ class Task:
         self.roles = roles or getattr(self._module, "roles", None) or _guess_roles(self._module)
         # What a forward pass in training mode leaves behind or draws, and whether examples of a batch see each other.
         self.mixes_examples = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._module.modules())
-        self.draws_noise = _draws_noise(self._module, self.input_shape)
+        self.draws_noise = _draws_noise(self._module, trial)
 
     def _build(self, seed: int) -> nn.Module:
         if isinstance(self._start, nn.Module):
@@ -145,12 +136,12 @@ class Task:
         return module.eval()
 
 
-def _draws_noise(module: nn.Module, input_shape: tuple[int, ...]) -> bool:
+def _draws_noise(module: nn.Module, inputs: Tensor) -> bool:
     """Whether a forward pass in training mode moves the generator: tried, since dropout hides in many layers."""
     trial = copy.deepcopy(module).train()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.get_rng_state()
-        trial(torch.zeros((2, *input_shape)))
+        trial(inputs)
         return not torch.equal(before, torch.get_rng_state())
 
 
@@ -167,34 +158,30 @@ def _places(module: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
     ]
 
 
-def _parameter_layout(module: nn.Module, input_shape: tuple[int, ...], num_classes: int) -> Layout:
+def _parameter_layout(module: nn.Module, example: Tensor, num_classes: int) -> Layout:
     """Names, shapes and FLOPs per non-zero, counted by hooks on one forward pass (convolutions and linear layers)."""
-    costs: dict[str, tuple[int, bool]] = {}
-    hooks = []
+    costs: dict[int, tuple[int, bool]] = {}  # by the tensor itself: tied weights have one name, and every use costs
 
-    def count(name: str, layer: Any) -> Callable[..., None]:
-        def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
-            is_conv = isinstance(layer, nn.modules.conv._ConvNd)
-            positions = output.numel() // output.shape[1 if is_conv else -1]
-            prefix = f"{name}." if name else ""
-            seen = costs.get(prefix + "weight", (0, False))[0]
-            costs[prefix + "weight"] = (seen + 2 * positions, False)
-            if layer.bias is not None:
-                costs[prefix + "bias"] = (costs.get(prefix + "bias", (0, False))[0] + positions, is_conv)
+    def count(layer: Any, _inputs: Any, output: Tensor) -> None:
+        is_conv = isinstance(layer, nn.modules.conv._ConvNd)
+        positions = output.numel() // output.shape[1 if is_conv else -1]
+        costs[id(layer.weight)] = (costs.get(id(layer.weight), (0, False))[0] + 2 * positions, False)
+        if layer.bias is not None:
+            costs[id(layer.bias)] = (costs.get(id(layer.bias), (0, False))[0] + positions, is_conv)
 
-        return hook
-
-    for name, layer in module.named_modules():
-        if isinstance(layer, (nn.modules.conv._ConvNd, nn.Linear)):
-            hooks.append(layer.register_forward_hook(count(name, layer)))
+    hooks = [
+        layer.register_forward_hook(count)
+        for layer in module.modules()
+        if isinstance(layer, (nn.modules.conv._ConvNd, nn.Linear))
+    ]
     was_training = module.training
     module.eval()
     try:
         with torch.no_grad():
-            outputs = module(torch.zeros((1, *input_shape)))
+            outputs = module(example)
     except Exception as error:
         raise SparsonaError(
-            f"the model does not take one example of shape {tuple(input_shape)}: {error}",
+            f"the model does not take one example of shape {tuple(example.shape[1:])}: {error}",
             expected="a model whose forward(inputs) takes a batch of the federation's examples",
             mend="reshape the data, or wrap the model so that it takes this shape",
         ) from error
@@ -218,7 +205,7 @@ def _parameter_layout(module: nn.Module, input_shape: tuple[int, ...], num_class
         )
     slots = []
     for name, value in module.named_parameters():
-        rate, counts_dense = costs.get(name, (0, False))
+        rate, counts_dense = costs.get(id(value), (0, False))
         slots.append(Slot(name, tuple(value.shape), rate, counts_dense))
     if not slots:
         raise SparsonaError("the model has no parameters", expected="a torch.nn.Module with something to train")

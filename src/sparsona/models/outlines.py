@@ -1,0 +1,202 @@
+"""What each network's parameters will be, without building it: names, shapes, order, FLOPs, roles. Free of torch.
+
+One function per builder, of the same name and options; tests hold the two equal.
+"""
+
+from __future__ import annotations
+
+from sparsona.core.layout import Layout, Slot
+from sparsona.core.outline import Outline, Roles
+
+
+class TooSmallError(Exception):
+    """Nothing is left of an image after this many layers."""
+
+
+def digits_cnn(input_shape: tuple[int, ...], num_classes: int) -> Outline:
+    return _conv_net(input_shape, num_classes, channels=(16, 32), hidden=(64,), kernel=3, padding=1)
+
+
+def cnn28(input_shape: tuple[int, ...], num_classes: int) -> Outline:
+    return _conv_net(input_shape, num_classes, channels=(16, 32), hidden=(64,))
+
+
+def lenet5(input_shape: tuple[int, ...], num_classes: int) -> Outline:
+    return _conv_net(input_shape, num_classes, channels=(20, 50), hidden=(500,))
+
+
+def pfedgate_one_hidden(input_shape: tuple[int, ...], num_classes: int) -> Outline:
+    return _conv_net(input_shape, num_classes, channels=(32, 64), hidden=(2048,))
+
+
+def pfedgate_two_hidden(input_shape: tuple[int, ...], num_classes: int) -> Outline:
+    return _conv_net(input_shape, num_classes, channels=(32, 64), hidden=(120, 84))
+
+
+def _conv_net(
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    channels: tuple[int, ...],
+    hidden: tuple[int, ...],
+    kernel: int = 5,
+    padding: int = 0,
+) -> Outline:
+    inputs, side = input_shape[0], _side(input_shape)
+    slots: list[Slot] = []
+    place = 0  # in the nn.Sequential
+    for outputs in channels:
+        side = _shrunk(side, kernel, padding=padding)
+        slots += _conv(f"{place}", inputs, outputs, kernel, side, bias=True)
+        side, inputs, place = _shrunk(side, 2, stride=2), outputs, place + 3
+    inputs, place = inputs * side[0] * side[1], place + 1
+    for outputs in (*hidden, num_classes):
+        slots += _linear(f"{place}", inputs, outputs)
+        inputs, place = outputs, place + 2
+    roles = Roles(input=_names(slots[:2]), output=_names(slots[-2:]))
+    return Outline(Layout(tuple(slots)), input_shape, num_classes, roles)
+
+
+def vgg11(input_shape: tuple[int, ...], num_classes: int) -> Outline:
+    inputs, side = input_shape[0], _side(input_shape)
+    slots: list[Slot] = []
+    norms: list[Slot] = []
+    place = 0
+    for outputs in (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0):  # 0 is a pooling layer
+        if not outputs:
+            side, place = _shrunk(side, 2, stride=2), place + 1
+            continue
+        slots += _conv(f"{place}", inputs, outputs, 3, side, bias=True)
+        norms += _norm(f"{place + 1}", outputs)
+        slots += norms[-2:]
+        inputs, place = outputs, place + 3
+    slots += _linear(f"{place + 2}", inputs, num_classes)
+    roles = Roles(input=_names(slots[:2]), output=_names(slots[-2:]), norm=_names(norms))
+    return Outline(Layout(tuple(slots)), input_shape, num_classes, roles)
+
+
+def resnet18(
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    groups: int | str = 32,
+    stem: str = "3x3",
+    adapters: bool = False,
+    adapter_form: str = "paper",
+    dropout: float = 0.0,
+    weights: str = "",
+) -> Outline:
+    side = _side(input_shape)
+    if stem == "7x7":
+        side = _shrunk(side, 7, stride=2, padding=3)
+        slots = _conv("conv1", input_shape[0], 64, 7, side)
+        side = _shrunk(side, 3, stride=2, padding=1)
+    else:
+        slots = _conv("conv1", input_shape[0], 64, 3, side)
+    slots += _norm("bn1", 64)
+    inputs = 64
+    for stage, outputs in enumerate((64, 128, 256, 512), start=1):
+        for block in range(2):
+            name = f"layer{stage}.{block}"
+            stride = 2 if stage > 1 and block == 0 else 1
+            side = _shrunk(side, 3, stride, padding=1)
+            for part, width in ((1, inputs), (2, outputs)):
+                slots += _conv(f"{name}.conv{part}", width, outputs, 3, side)
+                if adapters:
+                    slots += _norm(f"{name}.adapter{part}.norm", outputs)
+                    slots += _conv(f"{name}.adapter{part}.conv", outputs, outputs, 1, side)
+                slots += _norm(f"{name}.bn{part}", outputs)
+            if stride > 1:
+                slots += _conv(f"{name}.downsample.0", inputs, outputs, 1, side)
+                slots += _norm(f"{name}.downsample.1", outputs)
+            inputs = outputs
+    slots += _linear("fc", inputs, num_classes)
+    return Outline(Layout(tuple(slots)), input_shape, num_classes, resnet_roles(_names(slots)), draws_noise=dropout > 0)
+
+
+def resnet_roles(names: tuple[str, ...]) -> Roles:
+    """As the partial-personalisation paper speaks of them: the stem's norm belongs to the input layer; `norm` is the
+    stem's and each block's bn1 and bn2, which its adapter mode personalises, and not the shortcuts' norms; the norm
+    inside an adapter is the adapter's."""
+    return Roles(
+        input=tuple(name for name in names if name.startswith(("conv1.", "bn1."))),
+        output=tuple(name for name in names if name.startswith("fc.")),
+        norm=tuple(name for name in names if name.startswith("bn1.") or ".bn" in name),
+        adapter=tuple(name for name in names if ".adapter" in name),
+    )
+
+
+def transformer(
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    adapters: int = 0,
+    adapter_form: str = "paper",
+    dropout: float = 0.0,
+) -> Outline:
+    (length,) = input_shape
+    width, hidden, num_blocks = 256, 1024, 4
+    # The embedding is the weight of the output layer too, which is where it costs something.
+    slots = [Slot("embedding.weight", (num_classes, width), 2 * length), Slot("positions.weight", (length, width))]
+    for block in range(num_blocks):
+        name = f"blocks.{block}"
+        for part in ("query", "key", "value", "projection"):
+            slots += _linear(f"{name}.{part}", width, width, length, bias=False)
+        slots += _adapter(f"{name}.adapter1", width, adapters, length)
+        slots += _norm(f"{name}.norm1", width)
+        slots += _linear(f"{name}.widen", width, hidden, length)
+        slots += _linear(f"{name}.narrow", hidden, width, length)
+        slots += _adapter(f"{name}.adapter2", width, adapters, length)
+        slots += _norm(f"{name}.norm2", width)
+    slots.append(Slot("output.bias", (num_classes,), length))
+    roles = transformer_roles(_names(slots), num_blocks)
+    return Outline(Layout(tuple(slots)), input_shape, num_classes, roles, draws_noise=dropout > 0)
+
+
+def transformer_roles(names: tuple[str, ...], num_blocks: int) -> Roles:
+    """As the partial-personalisation paper speaks of them: input and output are the first and the last block (without
+    their adapters), since the embedding is too large to be personal; `norm` is every LayerNorm."""
+    adapter = tuple(name for name in names if ".adapter" in name)
+    shared = tuple(name for name in names if ".adapter" not in name)
+    return Roles(
+        input=tuple(name for name in shared if name.startswith("blocks.0.")),
+        output=tuple(name for name in shared if name.startswith(f"blocks.{num_blocks - 1}.")),
+        norm=tuple(name for name in names if ".norm" in name),
+        adapter=adapter,
+    )
+
+
+def _adapter(name: str, width: int, adapter_width: int, positions: int) -> list[Slot]:
+    if not adapter_width:
+        return []
+    narrow = _linear(f"{name}.narrow", width, adapter_width, positions)
+    return narrow + _linear(f"{name}.widen", adapter_width, width, positions)
+
+
+def _side(input_shape: tuple[int, ...]) -> tuple[int, int]:
+    _, height, width = input_shape
+    return height, width
+
+
+def _shrunk(side: tuple[int, int], kernel: int, stride: int = 1, padding: int = 0) -> tuple[int, int]:
+    """Height and width after a convolution or a pooling layer."""
+    height, width = ((length + 2 * padding - kernel) // stride + 1 for length in side)
+    if min(height, width) < 1:
+        raise TooSmallError
+    return height, width
+
+
+def _conv(name: str, inputs: int, outputs: int, kernel: int, side: tuple[int, int], bias: bool = False) -> list[Slot]:
+    positions = side[0] * side[1]
+    slots = [Slot(f"{name}.weight", (outputs, inputs, kernel, kernel), 2 * positions)]
+    return [*slots, Slot(f"{name}.bias", (outputs,), positions, True)] if bias else slots
+
+
+def _linear(name: str, inputs: int, outputs: int, positions: int = 1, bias: bool = True) -> list[Slot]:
+    slots = [Slot(f"{name}.weight", (outputs, inputs), 2 * positions)]
+    return [*slots, Slot(f"{name}.bias", (outputs,), positions)] if bias else slots
+
+
+def _norm(name: str, width: int) -> list[Slot]:
+    return [Slot(f"{name}.weight", (width,)), Slot(f"{name}.bias", (width,))]
+
+
+def _names(slots: list[Slot]) -> tuple[str, ...]:
+    return tuple(slot.name for slot in slots)
