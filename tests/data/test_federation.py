@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Client
 from sparsona.core.seeds import Seeds
-from sparsona.data.federation import PARTS, Federation, _carve, federate
+from sparsona.data.federation import PARTS, Federation
 from sparsona.data.partition import partition
+from sparsona.data.sharing import federate
 from sparsona.data.sources import load
+from sparsona.data.splitting import carve
 
 
 def numbered(labels):
@@ -133,7 +135,7 @@ def test_draws_come_from_the_seeds_named_partition_and_split():
     f = federate(x, y, clients=2, partition="iid", seed=9, validation_rate=0)
     for k, mine in enumerate(partition("iid", y, 2, Seeds(9).shared("partition"))):
         rng = np.random.Generator(np.random.PCG64(Seeds(9).of(k).own("split")))
-        test, train = _carve(mine, y, 10, rng)
+        test, train = carve(mine, y, 10, rng)
         assert indices(f, k) == {"train": train.tolist(), "validation": [], "test": test.tolist()}
 
 
@@ -151,11 +153,11 @@ def test_what_a_federation_says_of_itself():
     assert f.client(2) == Client(2, int(counts[2].sum()), 1.0, held, 6)
     assert [client.capacity for client in f.clients([0.2, 0.5])] == [0.2, 0.5] * 3
     for part in PARTS:
-        inputs, targets = f.examples(4, part)
+        examples = f.examples(4, part)
         index = getattr(f.splits[4], part)
-        assert torch.equal(inputs, x[index])
-        assert torch.equal(targets, y[index])
-        assert inputs.is_contiguous()
+        assert torch.equal(examples.inputs, x[index])
+        assert torch.equal(examples.targets, y[index])
+        assert examples.inputs.is_contiguous()
 
 
 def test_arrays_and_tensors_of_any_number_type_are_taken():
@@ -228,7 +230,7 @@ def test_a_folder_without_a_federation_is_told(tmp_path):
     with pytest.raises(SparsonaError, match="its files do not belong together"):
         Federation.open(tmp_path)
     (tmp_path / "federation.json").write_text(json.dumps({"format": 99}))
-    with pytest.raises(SparsonaError, match="format 99 instead of 1"):
+    with pytest.raises(SparsonaError, match="format 99 instead of 2"):
         Federation.open(tmp_path)
 
 

@@ -1,7 +1,6 @@
 """Partitions lose and duplicate nothing, and are shaped as their papers say."""
 
 import json
-import time
 
 import numpy as np
 import pytest
@@ -9,9 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsona.core.errors import SparsonaError
-from sparsona.data.partition import _dirichlet_counts, partition
+from sparsona.data.partition import partition
+from sparsona.data.partition_by_class import _dirichlet_counts
 
-DRAWN = ("iid", "dirichlet:0.5", "dirichlet:1e-9", "dirichlet-equal:0.3", "dirichlet-equal:1e-9", "shards:2")
+DRAWN = (
+    "iid",
+    "dirichlet:0.5",
+    "dirichlet:1e-9",
+    "dirichlet-uncapped:0.5",
+    "dirichlet-uncapped:1e-9",
+    "dirichlet-equal:0.3",
+    "dirichlet-equal:1e-9",
+    "groups:1:0.3",
+    "shards:2",
+)
 
 
 def cycle(count, classes):
@@ -153,21 +163,14 @@ def test_shards_give_few_classes_to_each_client():
         assert len(np.unique(labels[part])) <= 2
 
 
-def test_fifty_thousand_examples_take_little_time():
-    labels = cycle(50_000, 100)
-    start = time.perf_counter()
-    owners(partition("dirichlet-equal:0.3", labels, 100, 0), 50_000)
-    owners(partition("dirichlet:0.3", labels, 100, 0), 50_000)
-    assert time.perf_counter() - start < 5
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
         ("dirichlett:0.3", r"unknown partition 'dirichlett'(.|\n)*did you mean 'dirichlet:A'"),
         ("shard:2", r"unknown partition 'shard'(.|\n)*did you mean 'shards:C'"),
-        ("", r"unknown partition ''(.|\n)*one of dirichlet-equal:A, dirichlet:A, file:PATH, iid, shards:C"),
+        ("", r"unknown partition ''(.|\n)*one of dirichlet-equal:A, (.*), file:PATH, groups:G:A, iid, natural, "),
         ("iid:3", r"partition 'iid:3' has an argument\n  expected: iid alone"),
+        ("natural:3", r"has an argument\n  expected: natural alone"),
         ("dirichlet", r"'dirichlet' lacks its argument\n  expected: dirichlet:A\n(.*)write for example dirichlet:0.3"),
         ("dirichlet-equal:", r"lacks its argument\n  expected: dirichlet-equal:A"),
         ("shards", r"lacks its argument\n  expected: shards:C\n(.*)shards:2"),
@@ -180,6 +183,17 @@ def test_fifty_thousand_examples_take_little_time():
         ("shards:0", r"'0' is not a number of shards\n  expected: shards:C with C a positive whole number"),
         ("shards:-2", "'-2' is not a number of shards"),
         ("shards:1.5", "'1.5' is not a number of shards"),
+        ("dirichlet-uncapped:0", r"'0' is not a concentration(.|\n)*dirichlet-uncapped:0.3"),
+        ("pathological", r"lacks its argument\n  expected: pathological:C\n(.*)pathological:2"),
+        ("pathological:0", r"'0' is not a number of classes\n  expected: pathological:C with C a positive"),
+        ("pathological-refill:x", r"'x' is not a number of classes\n  expected: pathological-refill:C with C a"),
+        ("groups", r"lacks its argument\n  expected: groups:G:A\n(.*)groups:4:0.3"),
+        ("groups:4", r"lacks one of its arguments\n  expected: groups:G:A"),
+        ("groups:4:", "lacks one of its arguments"),
+        ("groups::0.3", "lacks one of its arguments"),
+        ("groups:0:0.3", r"'0' is not a number of groups\n  expected: groups:G:A with G a positive whole number"),
+        ("groups:2:0", r"'0' is not a concentration\n  expected: groups:G:A with A greater than 0"),
+        ("groups:2:0.3:1", "'0.3:1' is not a concentration"),
     ],
 )
 def test_what_cannot_be_parsed_is_told(spec, message):
@@ -193,7 +207,7 @@ def test_too_few_examples_are_told_at_once():
 
 
 def test_a_minimum_size_out_of_reach_is_told(monkeypatch):
-    monkeypatch.setattr("sparsona.data.partition.MAX_TRIES", 200)
+    monkeypatch.setattr("sparsona.data.partition_by_class.MAX_TRIES", 200)
     message = (
         r"no draw of dirichlet:1e-09 in 200 gave each of 5 clients 2 examples; the best left a client with 0"
         r"(.|\n)*min_size(.|\n)*larger A, fewer clients or a smaller min_size"
@@ -215,8 +229,20 @@ def test_no_clients_or_no_labels_are_told():
         partition("iid", cycle(10, 2), 0, 0)
     with pytest.raises(SparsonaError, match=r"labels of shape \(0,\)"):
         partition("iid", np.array([], dtype=int), 1, 0)
-    with pytest.raises(SparsonaError, match=r"labels of shape \(2, 2\)"):
-        partition("iid", np.zeros((2, 2), dtype=int), 1, 0)
+    with pytest.raises(SparsonaError, match=r"labels of shape \(2, 2, 2\)"):
+        partition("iid", np.zeros((2, 2, 2), dtype=int), 1, 0)
+    with pytest.raises(SparsonaError, match=r"iid without a number of clients\n(.*)only natural and file:PATH"):
+        partition("iid", cycle(10, 2), None, 0)
+
+
+def test_sequences_have_no_class_to_go_by(tmp_path):
+    tokens = np.zeros((40, 5), dtype=np.int32)
+    np.save(tmp_path / "a.npy", np.arange(40) % 2)
+    for spec in ("iid", "natural", f"file:{tmp_path}/a.npy"):
+        owners(partition(spec, tokens, 2, 0, owners=np.arange(40) // 20), 40)
+    for spec in (*DRAWN[1:], "pathological:1", "pathological-refill:1"):
+        with pytest.raises(SparsonaError, match=rf"{spec} goes by class(.|\n)*natural \(by owner\), iid or file:PATH"):
+            partition(spec, tokens, 2, 0)
 
 
 @pytest.fixture
@@ -231,6 +257,10 @@ def from_file(tmp_path):
         return [part.tolist() for part in partition(f"file:{path}", cycle(count, 2), clients, 0)]
 
     return run
+
+
+def test_a_file_says_how_many_clients_there_are(from_file):
+    assert from_file([[4, 1], [0], [2]], clients=None) == [[1, 4], [0], [2]]
 
 
 def test_files_by_hand(from_file):

@@ -146,7 +146,8 @@ class Cost:
     """What one client costs in one round. Bytes follow from the messages; None means that nothing is sent.
 
     `exact` False: training decides the sizes, and these are upper bounds. For peers `down` is None: what a peer is sent
-    is what its neighbours send.
+    is what its neighbours send. `kept` is what stays on the client between rounds, BatchNorm statistics aside.
+    `infer_flops` is what one prediction costs; None: one dense forward pass.
     """
 
     down: tuple[PartSize, ...] | None
@@ -154,6 +155,8 @@ class Cost:
     train_flops: int
     search_flops: int = 0
     exact: bool = True
+    kept: tuple[PartSize, ...] = ()
+    infer_flops: int | None = None
 
 
 Inbox = Iterable[Update]

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class SourceCard:
-    """What there is to say about a data set before it is read."""
-
-    name: str
-    title: str
-    summary: str
-    num_examples: int
-    num_classes: int
-    input_shape: tuple[int, ...]
-    origin: str
-    licence: str
-    default_model: str = "digits-cnn"
+from sparsona.data.cards import SOURCES as SOURCES
+from sparsona.data.cards import SourceCard as SourceCard
 
 
 @dataclass(frozen=True)
@@ -28,17 +16,17 @@ class PartitionCard:
     summary: str
 
 
-SOURCES: dict[str, SourceCard] = {
-    "digits": SourceCard(
-        name="digits",
-        title="Optical Recognition of Handwritten Digits",
-        summary="Handwritten digits of 8 x 8 grey pixels; comes with the package, nothing is downloaded.",
-        num_examples=1797,
-        num_classes=10,
-        input_shape=(1, 8, 8),
-        origin="E. Alpaydin and C. Kaynak, UCI Machine Learning Repository, 1998 (test part, as in scikit-learn)",
-        licence="CC BY 4.0",
+# How a client's test examples are chosen.
+TESTS: dict[str, PartitionCard] = {
+    "auto": PartitionCard("auto", "What suits the data: shares or natural where there is a published test set."),
+    "split": PartitionCard("split", "All examples are shared out, and every client's own are split by test_rate."),
+    "split-train": PartitionCard("split-train", "The same with the published training set alone."),
+    "shares": PartitionCard(
+        "shares:N",
+        "About N examples (none given: an even share) of the published test set, in the client's own label shares; "
+        "clients may be tested on the same ones.",
     ),
+    "natural": PartitionCard("natural", "The published test examples of the same writer, user or speaker."),
 }
 
 PARTITIONS: dict[str, PartitionCard] = {
@@ -47,12 +35,33 @@ PARTITIONS: dict[str, PartitionCard] = {
         "dirichlet:A",
         "Each class is shared out by a Dirichlet(A) draw: classes and sizes differ by client, more so for small A.",
     ),
+    "dirichlet-uncapped": PartitionCard(
+        "dirichlet-uncapped:A",
+        "The same, where a client may go on receiving after it has its even share: sizes differ more.",
+    ),
     "dirichlet-equal": PartitionCard(
         "dirichlet-equal:A",
         "Every client has the same number of examples, its classes mixed by a Dirichlet(A) draw of its own.",
     ),
+    "groups": PartitionCard(
+        "groups:G:A",
+        "Every client has the same number of examples, its classes mixed by a Dirichlet(A) draw that it shares with "
+        "its group, one of G.",
+    ),
     "shards": PartitionCard(
         "shards:C", "Sorted by label and cut into equal shards, C to each client: about C classes per client."
+    ),
+    "pathological": PartitionCard(
+        "pathological:C",
+        "Exactly C classes to each client, every class to equally many; its examples dealt evenly among them.",
+    ),
+    "pathological-refill": PartitionCard(
+        "pathological-refill:C",
+        "C random classes and equally many examples to each client. A class that runs out is given out again: clients "
+        "share examples, and others go unused.",
+    ),
+    "natural": PartitionCard(
+        "natural", "Every writer, user or speaker is a client and has its own examples; for data that says whose it is."
     ),
     "file": PartitionCard(
         "file:PATH",

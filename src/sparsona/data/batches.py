@@ -7,7 +7,7 @@ training on it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -15,37 +15,42 @@ from torch import Tensor
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Batch
 from sparsona.core.seeds import generator
+from sparsona.data.augment import Draws, augment, draw, look
+from sparsona.data.pool import View
 
 
-class Examples(NamedTuple):
-    """Some of a client's examples: inputs (N, ...) and targets (N, ...)."""
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Some of a client's examples: inputs (N, ...) and targets (N, ...), and how a model is to see the inputs."""
 
     inputs: Tensor
     targets: Tensor
+    view: View = field(default_factory=View)
 
     @property
     def num_examples(self) -> int:
-        return self.inputs.shape[0]  # not __len__: a tuple of two must stay one when unpacked or copied
+        return len(self.targets)
 
 
 def shuffled(examples: Examples, batch_size: int, seed: int, no_single: bool = False) -> Iterator[Batch]:
     """One pass in an order drawn from `seed`; the last batch may be smaller, none is dropped.
 
     With `no_single`, a last example that would be alone joins the batch before it: statistics of one example
-    (BatchNorm) do not exist. `index` holds positions in `examples`; `noise` differs from batch to batch. The same seed
-    gives the same batches.
+    (BatchNorm) do not exist. `index` holds positions in `examples`; `noise` differs from batch to batch. Images are
+    augmented as their view says. The same seed gives the same batches.
     """
     _check_batch_size(batch_size)
     count, device = examples.num_examples, examples.inputs.device
-    draws = generator(seed)
-    order = torch.randperm(count, generator=draws).to(device)
-    noise = torch.randint(2**63 - 1, (_num_batches(count, batch_size),), generator=draws).to(device)
-    gathered = Examples(examples.inputs.index_select(0, order), examples.targets.index_select(0, order))
-    return _slices(gathered, order, noise, batch_size, no_single)
+    random = generator(seed)
+    order = torch.randperm(count, generator=random).to(device)
+    noise = torch.randint(2**63 - 1, (_num_batches(count, batch_size),), generator=random).to(device)
+    gathered = Examples(examples.inputs.index_select(0, order), examples.targets.index_select(0, order), examples.view)
+    draws = draw(gathered.inputs, examples.view, random) if examples.view.augments else None
+    return _slices(gathered, order, noise, batch_size, no_single, draws)
 
 
 def in_order(examples: Examples, batch_size: int) -> Iterator[Batch]:
-    """One pass in the order of `examples`, without copying them; `noise` is 0 in every batch."""
+    """One pass in the order of `examples`, not augmented; `noise` is 0 in every batch."""
     _check_batch_size(batch_size)
     count, device = examples.num_examples, examples.inputs.device
     noise = torch.zeros(_num_batches(count, batch_size), dtype=torch.int64, device=device)
@@ -53,17 +58,23 @@ def in_order(examples: Examples, batch_size: int) -> Iterator[Batch]:
 
 
 def _slices(
-    examples: Examples, index: Tensor, noise: Tensor, batch_size: int, no_single: bool = False
+    examples: Examples,
+    index: Tensor,
+    noise: Tensor,
+    batch_size: int,
+    no_single: bool = False,
+    draws: Draws | None = None,
 ) -> Iterator[Batch]:
-    inputs, targets = examples
+    inputs, targets, view = examples.inputs, examples.targets, examples.view
     weight = torch.ones(len(index), dtype=torch.float32, device=inputs.device)
     for position, start in enumerate(range(0, len(index), batch_size)):
         left = len(index) - start
         if no_single and left == 1 and start:
             return  # it was in the batch before
         size = left if no_single and left == batch_size + 1 else min(batch_size, left)
+        stored = inputs.narrow(0, start, size)
         yield Batch(
-            inputs.narrow(0, start, size),
+            look(stored, view) if draws is None else augment(stored, view, draws.narrow(start, size)),
             targets.narrow(0, start, size),
             weight.narrow(0, start, size),
             index.narrow(0, start, size),

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -20,17 +20,23 @@ from torch import Tensor
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.round import Client
 from sparsona.core.seeds import Seeds
+from sparsona.data import arrays as checked
+from sparsona.data.augment import look
 from sparsona.data.batches import Examples
-from sparsona.data.partition import partition as partition_labels
+from sparsona.data.pool import View
+from sparsona.data.splitting import carve, check_rates, no_data, round_to, stratum
 
 Array = npt.NDArray[Any]
 MANIFEST = "federation.json"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Which examples of the pool a client trains, validates and tests on: int64 indices, without overlap."""
+    """Which examples of the pool a client trains, validates and tests on: int64 indices, without overlap.
+
+    Two clients' test examples may be the same, if they were drawn from one published test set.
+    """
 
     train: Tensor
     validation: Tensor
@@ -44,7 +50,8 @@ PARTS = tuple(field.name for field in fields(Split))
 class Federation:
     """Everybody's data. Made by `federate`, `Federation.from_clients` or `Federation.open`, which check it.
 
-    `x` (float32) and `y` (int64) pool all examples; nothing may write to them.
+    `x` (float32; bytes and tokens as they are) and `y` (int64) pool all examples; nothing may write to them. `view` is
+    how a model sees them, and `tested_on` how test examples were chosen.
     """
 
     x: Tensor
@@ -52,6 +59,8 @@ class Federation:
     splits: tuple[Split, ...]
     num_classes: int
     name: str = "arrays"
+    view: View = field(default_factory=View)
+    tested_on: str = "given"
 
     @property
     def num_clients(self) -> int:
@@ -59,8 +68,18 @@ class Federation:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one example."""
-        return tuple(self.x.shape[1:])
+        """The shape of one example as a model sees it."""
+        return self.view.shape(tuple(self.x.shape[1:]))
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether inputs are tokens: indices that a model looks up."""
+        return self.x.dtype == torch.int32
+
+    @property
+    def asks_per_token(self) -> bool:
+        """Whether the next token is asked for at each position, rather than one class per example."""
+        return self.y.dim() == 2
 
     def client(self, index: int, capacity: float = 1.0) -> Client:
         """The client as methods see it."""
@@ -79,12 +98,24 @@ class Federation:
         return tuple(self.client(index, capacities[index % len(capacities)]) for index in range(self.num_clients))
 
     def examples(self, client: int, part: str) -> Examples:
-        """A copy of a client's "train", "validation" or "test" examples."""
-        index = self._indices(client, part)
-        return Examples(self.x.index_select(0, index), self.y.index_select(0, index))
+        """A copy of a client's "train", "validation" or "test" examples, scaled as a model takes them.
 
-    def label_counts(self, part: str) -> Tensor:
-        """How many examples of each class each client has: int64 [clients, classes]."""
+        Images that training augments stay as they are stored: scaling comes after, batch by batch.
+        """
+        index = self._indices(client, part)
+        inputs, targets = self.x.index_select(0, index), self.y.index_select(0, index).long()
+        if part == "train" and self.view.augments:
+            return Examples(inputs, targets, self.view)
+        return Examples(look(inputs, self.view), targets)
+
+    def sizes(self) -> Tensor:
+        """How many examples each client trains, validates and tests on: int64 [clients, 3]."""
+        return torch.tensor([[len(getattr(split, part)) for part in PARTS] for split in self.splits])
+
+    def label_counts(self, part: str) -> Tensor | None:
+        """How many examples of each class each client has: int64 [clients, classes]; None if tokens are asked for."""
+        if self.asks_per_token:
+            return None
         rows = [self.y[self._indices(k, part)].bincount(minlength=self.num_classes) for k in range(self.num_clients)]
         return torch.stack(rows)
 
@@ -99,6 +130,7 @@ class Federation:
         for array in (self.x.numpy(), self.y.numpy(), index, sizes, np.array(self.num_classes)):
             state.update(f"{array.dtype.str}{array.shape}".encode())
             state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        state.update(repr(self.view).encode())
         return state.hexdigest()
 
     def _indices(self, client: int, part: str) -> Tensor:
@@ -126,7 +158,13 @@ class Federation:
             with aside.open("wb") as file:
                 np.save(file, array, allow_pickle=False)
             os.replace(aside, folder / f"{name}.npy")
-        manifest = {"format": FORMAT, "name": self.name, "num_classes": self.num_classes}
+        manifest = {
+            "format": FORMAT,
+            "name": self.name,
+            "num_classes": self.num_classes,
+            "view": asdict(self.view),
+            "tested_on": self.tested_on,
+        }
         aside = folder / f"{MANIFEST}.part"
         aside.write_text(json.dumps(manifest) + "\n", encoding="utf-8")
         os.replace(aside, folder / MANIFEST)
@@ -146,7 +184,10 @@ class Federation:
                 raise ValueError("its files do not belong together")
             pieces = map(torch.from_numpy, np.split(index, np.cumsum(sizes)[:-1]))
             splits = tuple(Split(*(next(pieces) for _ in PARTS)) for _ in sizes)
-            return cls(torch.from_numpy(x), torch.from_numpy(y), splits, manifest["num_classes"], manifest["name"])
+            seen: dict[str, Any] = manifest["view"]
+            view = View(**seen | {"mean": tuple(seen["mean"]), "std": tuple(seen["std"])})
+            tensors = (torch.from_numpy(x), torch.from_numpy(y))
+            return cls(*tensors, splits, manifest["num_classes"], manifest["name"], view, manifest["tested_on"])
         except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
             raise SparsonaError(
                 f"'{folder}' holds no federation that can be read: {error}",
@@ -162,6 +203,8 @@ class Federation:
         seed: int = 0,
         num_classes: int | None = None,
         name: str = "arrays",
+        view: View | None = None,
+        tokens: bool = False,
     ) -> Federation:
         """A federation of clients whose data is already apart.
 
@@ -169,7 +212,7 @@ class Federation:
         class by class; or (x_train, y_train, x_validation, y_validation, x_test, y_test), kept as it is. Arrays are
         treated as `federate` treats them.
         """
-        _check_rates(validation_rate)
+        check_rates(validation_rate)
         if not len(clients):
             raise SparsonaError("no clients", expected="at least 1 client")
         xs: list[Tensor] = []
@@ -185,10 +228,11 @@ class Federation:
             sizes.append(dict.fromkeys(PARTS, 0))
             for part, x, y in zip(parts, arrays[::2], arrays[1::2], strict=True):
                 where = f"client {index}, {part}: "
-                x, y = _inputs(x, where), _labels(y, where)
-                _check_lengths(x, y, where)
+                x = checked.inputs(x, where, as_bytes=view is not None, as_tokens=tokens)
+                y = checked.labels(y, where, as_tokens=tokens)
+                checked.check_lengths(x, y, where)
                 if not len(x) and part != "validation":
-                    raise _no_data(index, 0, f"{part} ")
+                    raise no_data(index, 0, f"{part} ")
                 if xs and x.shape[1:] != xs[0].shape[1:]:
                     raise SparsonaError(
                         f"{where}examples of shape {tuple(x.shape[1:])}",
@@ -198,197 +242,15 @@ class Federation:
                 xs.append(x)
                 ys.append(y)
         x, y = torch.cat(xs), torch.cat(ys)
-        num_classes = _count_classes(y, num_classes)
-        labels, splits, start = y.numpy(), [], 0
+        num_classes = checked.count_classes(y, num_classes)
+        labels, splits, start = stratum(y.numpy()), [], 0
         for index, size in enumerate(sizes):
             ends = np.cumsum([start, *(size[part] for part in PARTS)])
             train, validation, test = (np.arange(a, b) for a, b in pairwise(ends))
             if len(clients[index]) == 4:
                 rng = np.random.Generator(np.random.PCG64(Seeds(seed).of(index).own("split")))
-                wanted = _round_to(len(train) * validation_rate, validation_rate > 0, len(train) - 1)
-                validation, train = _carve(train, labels, wanted, rng)
+                wanted = round_to(len(train) * validation_rate, validation_rate > 0, len(train) - 1)
+                validation, train = carve(train, labels, wanted, rng)
             splits.append(Split(*map(torch.from_numpy, (train, validation, test))))
             start = int(ends[-1])
-        return cls(x, y, tuple(splits), num_classes, name)
-
-
-def federate(
-    x: Any,
-    y: Any,
-    *,
-    clients: int,
-    partition: str = "dirichlet:0.3",
-    seed: int = 0,
-    partition_seed: int | None = None,
-    validation_rate: float = 0.1,
-    test_rate: float = 0.25,
-    num_classes: int | None = None,
-    name: str = "arrays",
-    min_size: int = 10,
-) -> Federation:
-    """Share a data set out among clients, then split each client's examples into train, validation and test.
-
-    `x` and `y` are numpy arrays or torch tensors, one row and one whole number from 0 per example. Rows keep their
-    shape. Whole-number inputs become float32 as they are: scaling them (say, by 255) is the caller's job; float32
-    inputs are shared with the caller, who must not change them afterwards. `partition` is one of the forms that
-    `sparsona data` lists, and gives each client `min_size` examples or more. `partition_seed`, if given, replaces
-    `seed` here, so that runs with different seeds can share one partition and its splits.
-
-    A client's three parts have the same share of each class as nearly as counts permit. Each client has at least one
-    training and one test example, and one for validation if it has three or more and `validation_rate` is not 0.
-    """
-    _check_rates(validation_rate, test_rate)
-    x, y = _inputs(x), _labels(y)
-    _check_lengths(x, y)
-    if not len(x):
-        raise SparsonaError("no examples", expected="at least one row in x and y")
-    num_classes = _count_classes(y, num_classes)
-    labels = y.numpy()
-    seeds = Seeds(seed if partition_seed is None else partition_seed)
-    splits = []
-    for index, mine in enumerate(partition_labels(partition, labels, clients, seeds.shared("partition"), min_size)):
-        if len(mine) < 2:
-            raise _no_data(index, len(mine))
-        rng = np.random.Generator(np.random.PCG64(seeds.of(index).own("split")))
-        wants_validation = validation_rate > 0 and len(mine) > 2
-        num_test = _round_to(len(mine) * test_rate, True, len(mine) - 1 - wants_validation)
-        num_validation = _round_to(len(mine) * validation_rate, wants_validation, len(mine) - 1 - num_test)
-        test, rest = _carve(mine, labels, num_test, rng)
-        validation, train = _carve(rest, labels, num_validation, rng)
-        splits.append(Split(*map(torch.from_numpy, (train, validation, test))))
-    return Federation(x, y, tuple(splits), num_classes, name)
-
-
-def _round_to(exact: float, at_least_one: bool, at_most: int) -> int:
-    return min(max(int(exact + 0.5), int(at_least_one)), at_most)
-
-
-def _carve(mine: Array, labels: Array, total: int, rng: np.random.Generator) -> tuple[Array, Array]:
-    """`total` of a client's examples, and the others, with the same share of each class as nearly as counts permit.
-
-    Largest remainder: each class gives its exact quota rounded down, and those that lost most by it give one more.
-    """
-    mine = rng.permutation(mine)
-    mine = mine[np.argsort(labels[mine], kind="stable")]
-    _, counts = np.unique(labels[mine], return_counts=True)
-    taken, lost = np.divmod(counts * total, len(mine))  # whole numbers: a quota of exactly 2 stays 2
-    # Classes that lost equally much take turns at random; by label, the last classes would never be tested.
-    order = rng.permutation(len(counts))
-    taken[order[np.argsort(-lost[order], kind="stable")][: total - taken.sum()]] += 1
-    rank = np.arange(len(mine)) - np.repeat(np.cumsum(counts) - counts, counts)
-    is_taken = rank < np.repeat(taken, counts)
-    return np.sort(mine[is_taken]), np.sort(mine[~is_taken])
-
-
-def _check_rates(validation_rate: float, test_rate: float | None = None) -> None:
-    if not 0 <= validation_rate < 1:
-        raise SparsonaError(
-            f"validation_rate is {validation_rate}", expected="0 or more, and less than 1", mend="0.1 is usual"
-        )
-    if test_rate is None:
-        return
-    if not 0 < test_rate < 1:
-        raise SparsonaError(f"test_rate is {test_rate}", expected="between 0 and 1", mend="0.25 is usual")
-    if validation_rate + test_rate >= 1:
-        raise SparsonaError(
-            f"validation_rate {validation_rate} and test_rate {test_rate} leave nothing to train on",
-            expected="a sum below 1",
-            mend="0.1 and 0.25 are usual",
-        )
-
-
-def _inputs(x: Any, where: str = "") -> Tensor:
-    """Inputs as a contiguous float32 tensor without NaN; not copied if they are that already."""
-    array = _array("x", x, where)
-    if array.dtype.kind not in "fiub" or not array.ndim:
-        raise SparsonaError(
-            f"{where}x is an array of {array.dtype} of shape {array.shape}",
-            expected="one row of real numbers per example",
-            mend="convert it with x.astype(numpy.float32)",
-        )
-    with np.errstate(over="ignore"):  # told below
-        # Writable, since torch warns of arrays that are not (a file mapped for reading is copied here).
-        array = np.require(array, np.float32, ["C", "W"])
-    is_finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
-    if not is_finite.all():
-        bad = np.flatnonzero(~is_finite)
-        raise SparsonaError(
-            f"{where}x holds NaN or infinity in {len(bad)} of {len(array)} examples, the first is example {bad[0]}",
-            expected="finite numbers that fit into float32",
-            mend="drop these examples or fill the gaps",
-        )
-    return torch.from_numpy(array)
-
-
-def _array(name: str, value: Any, where: str) -> Array:
-    if isinstance(value, Tensor):
-        value = value.detach().cpu()
-        # numpy has no bfloat16
-        array: Array = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
-        return array
-    try:
-        return np.asarray(value)
-    except ValueError as error:
-        raise SparsonaError(
-            f"{where}{name} is not an array: {error}", expected="a numpy array or a torch tensor, rows of equal shape"
-        ) from error
-
-
-def _labels(y: Any, where: str = "") -> Tensor:
-    """Labels as an int64 tensor of one dimension."""
-    y = _array("y", y, where)
-    if y.ndim != 1:
-        raise SparsonaError(
-            f"{where}y has shape {y.shape}", expected="one label per example, shape (N,)", mend="y.reshape(-1), perhaps"
-        )
-    if y.dtype.kind not in "iu" and len(y):
-        some = ", ".join(map(repr, y[:3].tolist()))
-        mend = "convert them with y.astype(numpy.int64) if they are whole numbers"
-        if y.dtype.kind not in "fb":
-            mend = "number them with numpy.unique(y, return_inverse=True)[1]"
-        raise SparsonaError(
-            f"{where}labels of type {y.dtype}: {some}, ...", expected="whole numbers from 0, one per class", mend=mend
-        )
-    return torch.from_numpy(y.astype(np.int64))
-
-
-def _count_classes(y: Tensor, num_classes: int | None) -> int:
-    """The number of classes, checked against the labels."""
-    if num_classes is not None and num_classes < 1:
-        raise SparsonaError(f"num_classes is {num_classes}", expected="1 or more, or None to count the labels")
-    found = np.unique(y.numpy())
-    last = int(found[-1]) if num_classes is None else num_classes - 1
-    outside = found[(found < 0) | (found > last)]
-    if len(outside):
-        raise SparsonaError(
-            f"labels {_some(outside)} are outside the range",
-            expected=f"whole numbers from 0 to {max(last, 0)}",
-            mend="number the classes from 0 with numpy.unique(y, return_inverse=True)[1], or pass another num_classes",
-        )
-    if num_classes is None and len(found) <= last:
-        raise SparsonaError(
-            f"{last + 1 - len(found)} of the labels from 0 to {last} never occur, the first is "
-            f"{int(np.flatnonzero(found != np.arange(len(found)))[0])}",
-            expected=f"every whole number from 0 to {last}, or num_classes if that is as it should be",
-            mend="number the classes without gaps with numpy.unique(y, return_inverse=True)[1]",
-        )
-    return last + 1
-
-
-def _some(values: Array) -> str:
-    return ", ".join(map(str, values[:5].tolist())) + (", ..." if len(values) > 5 else "")
-
-
-def _check_lengths(x: Tensor, y: Tensor, where: str = "") -> None:
-    if len(x) != len(y):
-        raise SparsonaError(
-            f"{where}x has {len(x)} examples and y has {len(y)} labels", expected="one label per example"
-        )
-
-
-def _no_data(client: int, count: int, part: str = "") -> SparsonaError:
-    return SparsonaError(
-        f"client {client} has {'no' if not count else 'only one'} {part}example{'s' * (not count)}",
-        expected="at least one to train and one to test on",
-        mend="leave this client out, ask for fewer clients, or give it more",
-    )
+        return cls(x, y, tuple(splits), num_classes, name, view or View())

@@ -10,10 +10,6 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-# The first numbers of every vocabulary. Padding is neither trained nor scored; the others are trained but not scored.
-PAD, BEGIN, END, UNKNOWN = range(4)
-NUM_SPECIAL = 4
-
 
 @dataclass(frozen=True)
 class View:

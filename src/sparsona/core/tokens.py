@@ -1,0 +1,5 @@
+"""The first numbers of every vocabulary. Free of torch."""
+
+# Padding is neither trained nor scored; the others are trained, but guessing them earns nothing.
+PAD, BEGIN, END, UNKNOWN = range(4)
+NUM_SPECIAL = 4

@@ -1,0 +1,115 @@
+"""A person's own arrays, checked and brought into the form in which data is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sparsona.core.errors import SparsonaError
+
+Array = npt.NDArray[Any]
+
+
+def inputs(x: Any, where: str = "", *, as_bytes: bool = False, as_tokens: bool = False) -> Tensor:
+    """Inputs as a contiguous float32 tensor without NaN; not copied if they are that already.
+
+    With `as_bytes`, uint8 stays uint8; with `as_tokens`, whole numbers become int32.
+    """
+    array = _array("x", x, where)
+    if array.dtype.kind not in "fiub" or not array.ndim:
+        raise SparsonaError(
+            f"{where}x is an array of {array.dtype} of shape {array.shape}",
+            expected="one row of real numbers per example",
+            mend="convert it with x.astype(numpy.float32)",
+        )
+    if as_tokens:
+        if array.dtype.kind not in "iu" or array.ndim != 2 or (array.size and array.min() < 0):
+            raise SparsonaError(
+                f"{where}x is an array of {array.dtype} of shape {array.shape}",
+                expected="one row of tokens per example: whole numbers from 0, shape (N, length)",
+            )
+        return torch.from_numpy(np.require(array, np.int32, ["C", "W"]))
+    # Writable, since torch warns of arrays that are not (a file mapped for reading is copied here).
+    if as_bytes and array.dtype == np.uint8:
+        return torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    with np.errstate(over="ignore"):  # told below
+        array = np.require(array, np.float32, ["C", "W"])
+    is_finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
+    if not is_finite.all():
+        bad = np.flatnonzero(~is_finite)
+        raise SparsonaError(
+            f"{where}x holds NaN or infinity in {len(bad)} of {len(array)} examples, the first is example {bad[0]}",
+            expected="finite numbers that fit into float32",
+            mend="drop these examples or fill the gaps",
+        )
+    return torch.from_numpy(array)
+
+
+def _array(name: str, value: Any, where: str) -> Array:
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        # numpy has no bfloat16
+        array: Array = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+        return array
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise SparsonaError(
+            f"{where}{name} is not an array: {error}", expected="a numpy array or a torch tensor, rows of equal shape"
+        ) from error
+
+
+def labels(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
+    """Labels as an int64 tensor of one dimension; with `as_tokens`, of two dimensions if they have two."""
+    y = _array("y", y, where)
+    if y.ndim != 1 and not (as_tokens and y.ndim == 2):
+        raise SparsonaError(
+            f"{where}y has shape {y.shape}", expected="one label per example, shape (N,)", mend="y.reshape(-1), perhaps"
+        )
+    if y.dtype.kind not in "iu" and len(y):
+        some = ", ".join(map(repr, y[:3].tolist()))
+        mend = "convert them with y.astype(numpy.int64) if they are whole numbers"
+        if y.dtype.kind not in "fb":
+            mend = "number them with numpy.unique(y, return_inverse=True)[1]"
+        raise SparsonaError(
+            f"{where}labels of type {y.dtype}: {some}, ...", expected="whole numbers from 0, one per class", mend=mend
+        )
+    return torch.from_numpy(y.astype(np.int64))
+
+
+def count_classes(y: Tensor, num_classes: int | None) -> int:
+    """The number of classes, checked against the labels."""
+    if num_classes is not None and num_classes < 1:
+        raise SparsonaError(f"num_classes is {num_classes}", expected="1 or more, or None to count the labels")
+    found = np.unique(y.numpy())
+    last = int(found[-1]) if num_classes is None else num_classes - 1
+    outside = found[(found < 0) | (found > last)]
+    if len(outside):
+        raise SparsonaError(
+            f"labels {_some(outside)} are outside the range",
+            expected=f"whole numbers from 0 to {max(last, 0)}",
+            mend="number the classes from 0 with numpy.unique(y, return_inverse=True)[1], or pass another num_classes",
+        )
+    if num_classes is None and len(found) <= last:
+        raise SparsonaError(
+            f"{last + 1 - len(found)} of the labels from 0 to {last} never occur, the first is "
+            f"{int(np.flatnonzero(found != np.arange(len(found)))[0])}",
+            expected=f"every whole number from 0 to {last}, or num_classes if that is as it should be",
+            mend="number the classes without gaps with numpy.unique(y, return_inverse=True)[1]",
+        )
+    return last + 1
+
+
+def _some(values: Array) -> str:
+    return ", ".join(map(str, values[:5].tolist())) + (", ..." if len(values) > 5 else "")
+
+
+def check_lengths(x: Tensor, y: Tensor, where: str = "") -> None:
+    if len(x) != len(y):
+        raise SparsonaError(
+            f"{where}x has {len(x)} examples and y has {len(y)} labels", expected="one label per example"
+        )

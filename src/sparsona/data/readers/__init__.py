@@ -1,0 +1,1 @@
+"""Data sets in the formats people have them in. Nothing here needs torch."""
