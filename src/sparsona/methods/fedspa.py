@@ -114,10 +114,11 @@ def fedspa(task: Task, config: FedSpaConfig) -> Method:
         counts = kept(layout, client)
         down = (PartSize("model", layout, sum(counts), Support.KNOWN),)
         update = (PartSize("update", layout, sum(counts), Support.KNOWN),)
-        next_mask = (PartSize("mask", layout, layout.size, is_mask=True),) if evolves else ()
+        mask = (PartSize("mask", layout, layout.size, is_mask=True),)
         looks = min(round_.batch_size, client.num_examples) if evolves and config.regrowth == "gradient" else 0
         search = looks * 3 * layout.forward_flops()
-        return Cost(down, update + next_mask, training_flops(layout, client, config, counts), search)
+        train, infer = training_flops(layout, client, config, counts), layout.forward_flops(counts)
+        return Cost(down, update + mask if evolves else update, train, search, kept=mask, infer_flops=infer)
 
     def init_server(params, clients, seeds):
         return FedSpaServer(params, {c.index: initial_mask(params.layout, c, seeds) for c in clients})

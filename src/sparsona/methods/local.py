@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparsona.core.method import Cost, Method
+from sparsona.core.method import Cost, Method, PartSize
 from sparsona.methods.training import Model, Training, plain_weights, predictor, sgd_phase, training_flops
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ def local(task: Task, config: LocalConfig) -> Method:
         return work, None
 
     def cost(layout, client, round_):
-        return Cost(None, None, training_flops(layout, client, config))
+        model = (PartSize("params", layout, layout.size),)
+        return Cost(None, None, training_flops(layout, client, config), kept=model)
 
     phase, predict = sgd_phase(task, config), predictor(task)
     return Method("local", init_client, receive, (phase,), finish, predict, cost, plain_weights, phase)

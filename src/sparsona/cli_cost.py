@@ -1,0 +1,145 @@
+"""`sparsona cost`: what an experiment would cost, before it is run."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparsona.cli_options import gather
+from sparsona.terminal import print_table
+
+if TYPE_CHECKING:
+    from sparsona.cost_report import CostReport, Number, Traffic
+
+
+@click.command()
+@click.argument("method")
+@click.option("--model", help="Network, a row of `sparsona models`.  [the data set's default]")
+@click.option("--data", help="Data set, a row of `sparsona data`: gives input, classes, examples and model.")
+@click.option("--classes", type=int, help="Number of classes.  [the data's, or what the papers gave the model]")
+@click.option("--input", "input_shape", metavar="CxHxW", help="Shape of an example.  [likewise]")
+@click.option("--rounds", type=int, help="Number of rounds.  [1000]")
+@click.option("--per-round", type=int, help="Clients sampled per round.  [10; all of them among peers]")
+@click.option("--clients", type=int, help="Number of clients.  [100]")
+@click.option("--epochs", type=int, help="Local epochs per round.  [the method's default, mostly 5]")
+@click.option(
+    "--samples",
+    type=int,
+    help="Training examples of each client.  [the published training examples by --clients; without --data 500]",
+)
+@click.option("--density", type=float, help="Share of the parameters a sparse method keeps, in (0, 1].  [0.5]")
+@click.option("--batch-size", type=int, help="Examples in a training batch.  [128]")
+@click.option("--counting", type=click.Choice(["encoded", "paper"]), help="Which bytes the JSON leads with.  [encoded]")
+@click.option(
+    "--quirk",
+    "quirks",
+    multiple=True,
+    metavar="NAME",
+    help="A departure that printed figures rest on: phantom-screening | zero-biases | emnist-400-rounds.",
+)
+@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Any other option of the method or the graph.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON, in decimal MB and GB, unrounded.")
+def cost(method: str, pairs: tuple[str, ...], quirks: tuple[str, ...], as_json: bool, **flags: Any) -> None:
+    """Tell what METHOD would cost: bytes, FLOPs, memory. Nothing is trained, and no data is read.
+
+    METHOD is a row of `sparsona methods`, with options of its own after a colon if you like, or one of which only the
+    costs are known yet. docs/accounting.md says what is counted.
+
+    \b
+      sparsona cost fedspa --data cifar10 --model vgg11
+      sparsona cost fedspa:search=rsm --model vgg11 --quirk phantom-screening
+      sparsona cost dispfl --model resnet18 --classes 10 --set topology=ring
+    """
+    from sparsona.costs import cost as find_cost
+
+    if quirks:
+        flags["quirks"] = quirks
+    report = find_cost(method, **gather(None, pairs, flags))
+    if as_json:
+        click.echo(json.dumps(report.to_json()))
+    else:
+        show(report)
+
+
+def show(report: CostReport) -> None:
+    """The report in words."""
+    setting, options = report.setting, report.options
+    density = f", density {options['density']:g}" if "density" in options else ""
+    only = " (costs only: it cannot be run yet)" if report.costs_only else ""
+    click.echo(f"{report.title}{only}, {report.model} of {report.num_parameters:,} parameters{density}")
+    click.echo(
+        f"{report.rounds:,} rounds, {report.per_round} of {setting.clients} clients in each, {report.samples:,} "
+        f"examples a client, batches of {setting.batch_size}, "
+        + ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in options.items() if key.endswith("epochs"))
+    )
+    if report.peers:
+        click.echo(f"peers: {setting.topology} graph, {setting.links} neighbours each")
+    ways = [("bytes as encoded", report.encoded), ("bytes as papers count", report.paper)]
+    print_table(
+        [_traffic(name, way, report.rounds) for name, way in (ways if setting.counting == "encoded" else ways[::-1])]
+    )
+    flops = report.flops
+    print_table(
+        [
+            _flops(report, "training", flops.train, flops.tuning),
+            _flops(report, "mask search", flops.search, 0),
+            _flops(report, "both", flops.train + flops.search, flops.tuning),
+        ]
+    )
+    memory = {
+        "kept between rounds": report.memory.kept,
+        "that, and the model received": report.memory.at_hand,
+        "that, and a gradient, in training": report.memory.training,
+        "or a dense gradient, in mask search": report.memory.search,
+    }
+    print_table([{"memory on a client": what, "": _bytes(size)} for what, size in memory.items()])
+    click.echo(f"inference: {report.inference_flops:.4g} FLOPs an example\n")
+    for note in notes(report):
+        click.echo(note)
+
+
+def notes(report: CostReport) -> list[str]:
+    """What a reader must know to read the figures rightly."""
+    from sparsona.costs import QUIRKS
+
+    who = "a peer" if report.peers else "the server"
+    found = [f"busiest node: {who}; both directions as encoded, one as the papers count"]
+    if report.peers:
+        found.append("between peers what one sends another is sent: a round and the total count it once")
+    if report.flops.tuning:
+        found.append(f"totals include the final tuning of all clients, {report.setting.tune_epochs} epochs")
+    if not report.exact:
+        found.append("training decides the sizes: these are upper bounds")
+    found.append("memory: four bytes a parameter, a bit an entry of a mask; activations are not counted")
+    return [*found, *(f"quirk {name}: {QUIRKS[name]}" for name in report.setting.quirks)]
+
+
+def _traffic(name: str, traffic: Traffic, rounds: int) -> dict[str, str]:
+    return {
+        "": name,
+        "client up": _bytes(traffic.up),
+        "client down": _bytes(traffic.down),
+        "a round": _bytes(traffic.round),
+        "busiest node": _bytes(traffic.busiest),
+        "total": _bytes(traffic.round * rounds + traffic.tuning),
+    }
+
+
+def _flops(report: CostReport, name: str, turn: Number, tuning: Number) -> dict[str, str]:
+    per_round = turn * report.per_round
+    return {
+        "FLOPs": name,
+        "client and round": f"{turn:.4g}",
+        "a round": f"{per_round:.4g}",
+        "total": f"{per_round * report.rounds + tuning:.4g}",
+    }
+
+
+def _bytes(value: Number) -> str:
+    """Decimal units, one digit more than elsewhere: as many as the papers print."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= size:
+            return f"{value / size:.4g} {unit}"
+    return f"{value:.4g} B"

@@ -1,0 +1,127 @@
+"""What an experiment costs, as a value: figures per client, round and run, and the JSON made of them. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparsona.costs import CostConfig
+
+Number = int | float
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes in one way of counting. Between peers what one sends another is sent: `round` counts it once."""
+
+    up: Number  # of one client in one round, the mean over clients
+    down: Number
+    round_up: Number  # of all clients in one round
+    round_down: Number
+    round: Number
+    tuning: Number  # sent to all clients for final tuning
+    busiest: Number  # through the busiest node in one round; the papers count one direction of it
+
+    def to_json(self, rounds: int) -> dict[str, dict[str, Any]]:
+        """Decimal megabytes, and gigabytes for the whole run."""
+        total = {
+            "comm_gb": (self.round * rounds + self.tuning) / 1e9,
+            "up_gb": self.round_up * rounds / 1e9,
+            "down_gb": (self.round_down * rounds + self.tuning) / 1e9,
+        }
+        per_round = {"comm_mb": self.round / 1e6, "up_mb": self.round_up / 1e6, "down_mb": self.round_down / 1e6}
+        per_client = {"up_mb": self.up / 1e6, "down_mb": self.down / 1e6}
+        busiest = {"comm_mb": self.busiest / 1e6}
+        return {"total": total, "per_round": per_round, "per_client_round": per_client, "busiest_node": busiest}
+
+
+@dataclass(frozen=True)
+class Flops:
+    """FLOPs of one client in one round, the mean over clients, and of all clients' final tuning."""
+
+    train: Number
+    search: Number
+    tuning: Number
+
+    def to_json(self, turns: int, with_tuning: bool = False) -> dict[str, Number]:
+        """Of so many turns."""
+        tuning = self.tuning if with_tuning else 0
+        train, search = self.train * turns + tuning, self.search * turns
+        return {"flops": train + search, "train_flops": train, "search_flops": search}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on the client that holds most: parameters, gradients and masks, but no activations and no messages."""
+
+    kept: int  # between rounds
+    at_hand: int  # kept and received
+    training: int  # that, and one gradient as large as the largest model at hand
+    search: int  # the model at hand, and a dense gradient to grow masks by; 0 where no gradient is looked at
+
+
+@dataclass(frozen=True)
+class CostReport:
+    """What an experiment costs. `to_json` has every figure."""
+
+    method: str
+    title: str
+    model: str
+    num_parameters: int
+    costs_only: bool  # there is a rule for its costs, but it cannot be run yet
+    exact: bool  # False: training decides, and these are upper bounds
+    peers: bool
+    setting: CostConfig
+    options: dict[str, Any]
+    samples: int
+    flops: Flops
+    inference_flops: int  # of one example
+    memory: Memory
+    encoded: Traffic
+    paper: Traffic
+
+    @property
+    def rounds(self) -> int:
+        return self.setting.all_rounds
+
+    @property
+    def per_round(self) -> int:
+        return self.setting.sampled(self.peers)
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes in the counting that was asked for."""
+        return self.paper if self.setting.counting == "paper" else self.encoded
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, unrounded; decimal megabytes and gigabytes."""
+        chosen = self.traffic.to_json(self.rounds)
+        turns = self.per_round
+        return {
+            "method": self.method,
+            "model": self.model,
+            "counting": self.setting.counting,
+            "quirks": list(self.setting.quirks),
+            "num_parameters": self.num_parameters,
+            "rounds": self.rounds,
+            "clients": self.setting.clients,
+            "clients_per_round": self.per_round,
+            "samples": self.samples,
+            "batch_size": self.setting.batch_size,
+            "options": self.options,
+            "costs_only": self.costs_only,
+            "exact": self.exact,
+            "total": {**chosen["total"], **self.flops.to_json(turns * self.rounds, with_tuning=True)},
+            "per_round": {**chosen["per_round"], **self.flops.to_json(turns)},
+            "per_client_round": {**chosen["per_client_round"], **self.flops.to_json(1)},
+            "busiest_node": {
+                "who": "any peer" if self.peers else "server",
+                "directions": 1 if self.setting.counting == "paper" else 2,
+                **chosen["busiest_node"],
+            },
+            "memory": {f"{key}_mb": value / 1e6 for key, value in vars(self.memory).items()},
+            "inference_flops": self.inference_flops,
+            "encoded": self.encoded.to_json(self.rounds),
+            "paper": self.paper.to_json(self.rounds),
+        }

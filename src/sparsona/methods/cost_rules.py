@@ -1,0 +1,209 @@
+"""What methods cost that the papers' tables need and that cannot be run yet.
+
+A rule is `Method.cost` with the method's options as one more argument. When a method's file arrives, its row in METHODS
+takes the place of its rule: a test sees to it that no name has both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import Field
+
+from sparsona.core.layout import Layout, Slot
+from sparsona.core.round import Client, Round
+from sparsona.core.update import Cost, PartSize, Support
+from sparsona.methods.training import Training, training_flops
+from sparsona.sparsity.erk import erk_densities, kept_counts, uniform_densities
+
+
+@dataclass(frozen=True)
+class RuleCard:
+    """A row of `sparsona cost` that is no row of `sparsona methods`."""
+
+    name: str
+    title: str
+    paper: str
+    rule: Callable[[Layout, Client, Round, Any], Cost]
+    config: type[Training]
+    peers: bool = False  # clients send to each other, and all of them train in every round
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _model(layout: Layout, name: str = "model") -> PartSize:
+    return PartSize(name, layout, layout.size)
+
+
+def _mask(layout: Layout) -> PartSize:
+    return PartSize("mask", layout, layout.size, is_mask=True)
+
+
+def _vector(name: str, size: int) -> PartSize:
+    return PartSize(name, Layout((Slot(name, (size,)),)), size)
+
+
+def _density(default: float, description: str) -> Any:
+    return Field(default, gt=0, le=1, description=description)
+
+
+class DittoConfig(Training):
+    """Ditto trains two models, one after the other."""
+
+    epochs: int = Field(2, ge=1, description="passes that train the model of all")
+    personal_epochs: int = Field(3, ge=1, description="passes that train the client's own model")
+
+
+def ditto(layout: Layout, client: Client, round_: Round, config: DittoConfig) -> Cost:
+    """FedAvg, and a dense model of one's own beside it."""
+    epochs = config.epochs + config.personal_epochs
+    train = training_flops(layout, client, config.model_copy(update={"epochs": epochs}))
+    return Cost((_model(layout),), (_model(layout),), train, kept=(_model(layout, "personal"),))
+
+
+def pfedhn(layout: Layout, client: Client, round_: Round, config: Training) -> Cost:
+    """A client's part alone: it trains the dense model that a network on the server makes for it."""
+    return Cost((_model(layout),), (_model(layout),), training_flops(layout, client, config))
+
+
+class SubsamplingConfig(Training):
+    """What Subsampling adds to the options of training."""
+
+    density: float = _density(0.5, "share of the update that is sent")
+
+
+def subsampling(layout: Layout, client: Client, round_: Round, config: SubsamplingConfig) -> Cost:
+    """FedAvg whose updates pass through a fresh random mask, drawn from a seed that travels along."""
+    counts = kept_counts(layout, uniform_densities(layout, config.density))
+    update = PartSize("update", layout, sum(counts), Support.SEED)
+    return Cost((_model(layout),), (update,), training_flops(layout, client, config))
+
+
+class SubFedAvgConfig(Training):
+    """What Sub-FedAvg adds to the options of training."""
+
+    density: float = _density(0.5, "share of the parameters a client ends with")
+
+
+def sub_fedavg(layout: Layout, client: Client, round_: Round, config: SubFedAvgConfig) -> Cost:
+    """An upper bound: clients start dense, and accuracy decides who prunes when."""
+    model = PartSize("model", layout, layout.size, Support.KNOWN)
+    up = (model, _mask(layout))
+    return Cost((model,), up, training_flops(layout, client, config), exact=False, kept=(_mask(layout),))
+
+
+class DPSGDConfig(Training):
+    """What D-PSGD adds to the options of training."""
+
+    density: float = _density(1.0, "share of the parameters of a smaller model for all, cut out by one static mask")
+    allocation: Literal["uniform", "erk"] = Field("uniform", description="how density is shared among the tensors")
+
+
+def dpsgd(layout: Layout, client: Client, round_: Round, config: DPSGDConfig) -> Cost:
+    """Peers average whole models; where these are cut down, all share one static mask."""
+    if config.density == 1:
+        return Cost(None, (_model(layout),), training_flops(layout, client, config), kept=(_model(layout),))
+    return _masked_peer(layout, client, config, config.density, Support.KNOWN, looks=0)
+
+
+class DisPFLConfig(Training):
+    """What DisPFL adds to the options of training."""
+
+    density: float = _density(0.5, "share of the parameters a client's model keeps")
+    regrowth: Literal["gradient", "random"] = Field("gradient", description="what decides where a mask grows")
+    allocation: Literal["erk", "uniform"] = Field("erk", description="how density is shared among the tensors")
+
+
+def dispfl(layout: Layout, client: Client, round_: Round, config: DisPFLConfig) -> Cost:
+    """Peers send the model inside their own evolving mask, and the mask."""
+    looks = min(round_.batch_size, client.num_examples) if config.regrowth == "gradient" else 0
+    return _masked_peer(layout, client, config, min(config.density, client.capacity), Support.BITS, looks)
+
+
+def _masked_peer(
+    layout: Layout, client: Client, config: DPSGDConfig | DisPFLConfig, density: float, support: Support, looks: int
+) -> Cost:
+    allocate = erk_densities if config.allocation == "erk" else uniform_densities
+    counts = kept_counts(layout, allocate(layout, density))
+    return Cost(
+        None,
+        (PartSize("model", layout, sum(counts), support),),
+        training_flops(layout, client, config, counts),
+        looks * 3 * layout.forward_flops(),
+        kept=(PartSize("model", layout, sum(counts), Support.KNOWN), _mask(layout)),
+        infer_flops=layout.forward_flops(counts),
+    )
+
+
+def fomo(layout: Layout, client: Client, round_: Round, config: Training) -> Cost:
+    """Peers fetch dense models. Trying those on validation data is not counted, as in DisPFL's tables."""
+    return Cost(None, (_model(layout),), training_flops(layout, client, config), kept=(_model(layout),))
+
+
+class FedEMConfig(Training):
+    """What FedEM adds to the options of training."""
+
+    epochs: int = Field(1, ge=1, description="passes over the client's data in one round")
+    num_models: int = Field(3, ge=1, description="component models, k")
+
+
+def fedem(layout: Layout, client: Client, round_: Round, config: FedEMConfig) -> Cost:
+    """k dense models, all sent, all trained; one pass of all over the data says which answers for which example."""
+    models = tuple(_model(layout, f"model{number}") for number in range(config.num_models))
+    forward = config.num_models * layout.forward_flops()
+    train = config.num_models * training_flops(layout, client, config)
+    look = client.num_examples * forward
+    return Cost(models, models, train, look, kept=(_vector("mixture", config.num_models),), infer_flops=forward)
+
+
+class PFedGateConfig(Training):
+    """What pFedGate's table of costs needs to know."""
+
+    epochs: int = Field(1, ge=1, description="passes over the client's data in one round")
+    density: float = _density(0.5, "share of the parameters a client's model uses, s")
+    gate_share: float = Field(0.05, ge=0, le=1, description="size of the gating layer as a share of the model, s_phi")
+    upload_share: float = Field(
+        1.0, gt=0, le=1, description="share of the parameters that training changes, q: known only afterwards"
+    )
+
+
+def pfedgate(layout: Layout, client: Client, round_: Round, config: PFedGateConfig) -> Cost:
+    """As multiples of a dense model's cost, which is all that its paper states: FLOPs go with the share in use."""
+    share = config.density + config.gate_share
+    update = PartSize("update", layout, math.floor(config.upload_share * layout.size), Support.BITS)
+    return Cost(
+        (_model(layout),),
+        (update,),
+        round(share * training_flops(layout, client, config)),
+        exact=False,
+        kept=(_vector("gate", math.ceil(config.gate_share * layout.size)),),
+        infer_flops=round(share * layout.forward_flops()),
+    )
+
+
+COST_RULES = {
+    card.name: card
+    for card in (
+        RuleCard("ditto", "Ditto", "Li et al., ICML 2021", ditto, DittoConfig),
+        RuleCard("pfedhn", "pFedHN (client's part)", "Shamsian et al., ICML 2021", pfedhn, Training),
+        RuleCard("subsampling", "Subsampling", "as in FedSpa's table 1", subsampling, SubsamplingConfig),
+        RuleCard("sub-fedavg", "Sub-FedAvg", "Vahidian et al., 2021", sub_fedavg, SubFedAvgConfig),
+        RuleCard("dpsgd", "D-PSGD", "Lian et al., NeurIPS 2017", dpsgd, DPSGDConfig, peers=True),
+        RuleCard(
+            "dpsgd-ft",
+            "D-PSGD-FT",
+            "D-PSGD, then every client tunes the mean of all models on its own data",
+            dpsgd,
+            DPSGDConfig,
+            peers=True,
+            engine={"tune_epochs": 5},
+        ),
+        RuleCard("dispfl", "DisPFL", "Dai et al., ICML 2022", dispfl, DisPFLConfig, peers=True),
+        RuleCard("fomo", "FedFomo", "Zhang et al., ICLR 2021", fomo, Training, peers=True),
+        RuleCard("fedem", "FedEM", "Marfoq et al., NeurIPS 2021", fedem, FedEMConfig),
+        RuleCard("pfedgate", "pFedGate", "Chen et al., ICML 2023", pfedgate, PFedGateConfig),
+    )
+}
