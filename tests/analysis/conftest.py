@@ -83,6 +83,7 @@ def make_view(
         count=count,
         confusion=confusion,
         label_counts=label_counts,
+        sizes=np.stack([label_counts.sum(axis=1), count, count], axis=1),
         cumulative_bytes=[(r, per_round * r) for r in range(1, rounds + 1)],
     )
 

@@ -49,6 +49,10 @@ class Page(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
+def pictures_of(page: Page) -> list[dict[str, str | None]]:
+    return [attributes for _, attributes in page.tags if "picture" in (attributes.get("class") or "").split()]
+
+
 def figures_of(text: str) -> dict[str, list[dict[str, object]]]:
     return json.loads(re.search(r"^const figures = (.*);$", text, re.MULTILINE)[1])
 
@@ -71,10 +75,12 @@ def test_many_methods_and_seeds(make_comparison: MakeComparison, tmp_path: Path)
         "curves": 2,
         "clients": 1,
         "differences": 4,
-        "partition": 3,
         "confusion": 5,
         "loss": 1,
     }
+    assert len(pictures_of(page)) == 3  # one per seed, which changes the data
+    assert [attributes["hidden"] for attributes in pictures_of(page) if "hidden" in attributes] == [None, None]
+    assert all(f">seed {seed}</button>" in text for seed in (1, 2, 3))
 
 
 def test_one_run(make_view: MakeView, tmp_path: Path) -> None:
@@ -90,7 +96,31 @@ def test_one_seed_says_that_there_is_no_interval(make_comparison: MakeComparison
 
 def test_a_run_without_confusion_traffic_or_loss(make_view: MakeView) -> None:
     bare = dataclasses.replace(make_view("Local"), confusion=None, cumulative_bytes=[], train_loss=[])
-    assert set(figures_of(render_report([bare]))) == {"curves", "clients", "partition"}
+    assert set(figures_of(render_report([bare]))) == {"curves", "clients"}
+
+
+def test_the_partition_is_drawn_from_sizes(make_view: MakeView) -> None:
+    view = make_view()
+    train = view.label_counts.sum(axis=1)
+    page = Page(render_report([dataclasses.replace(view, sizes=np.stack([train, train // 9, view.count], axis=1))]))
+    assert len(pictures_of(page)) == 1
+    assert f"{train.sum():,} train, {(train // 9).sum():,} validation, {view.count.sum():,} test" in page.text
+
+
+def test_labels_that_are_tokens(make_comparison: MakeComparison) -> None:
+    views = [dataclasses.replace(view, label_counts=None, confusion=None) for view in make_comparison(seeds=1)]
+    page = Page(render_report([dataclasses.replace(view, sizes=np.full((20, 3), 7)) for view in views]))
+    assert len(pictures_of(page)) == 1
+    assert "Difference to Local" in page.text
+    assert "no common seed" not in page.text  # the same clients, as far as sizes tell
+
+
+def test_a_picture_adds_little(make_view: MakeView) -> None:
+    view = make_view(clients=100, classes=100)
+    view = dataclasses.replace(view, label_counts=np.random.default_rng(0).integers(0, 90, (100, 100)))
+    text = render_report([view])
+    start = text.index('<div class="picture')
+    assert text.index("</svg>", start) - start < 200_000
 
 
 def test_an_unfinished_run(make_view: MakeView) -> None:

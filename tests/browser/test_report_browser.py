@@ -68,8 +68,10 @@ def test_every_chart_is_drawn_without_network(width: int, scheme: str, tmp_path:
     options = [f"--window-size={width},1000"] + (["--force-dark-mode"] if scheme == "dark" else [])
     dom, console = open_page(page, tmp_path / "profile", *options)
     assert console == []
-    for chart in ("curves", "clients", "differences", "partition", "confusion", "loss"):
+    for chart in ("curves", "clients", "differences", "confusion", "loss"):
         assert 'class="main-svg"' in drawn(dom, chart), chart
+    assert drawn(dom, "partition").count('<svg class="partition"') == 2
+    assert "main-svg" not in drawn(dom, "partition")
     assert drawn(dom, "curves").count('class="trace scatter') == 11  # five lines, five bands, one star
     assert drawn(dom, "clients").count('class="trace boxes"') == 5
     assert len(re.findall(r'<g class="points">', drawn(dom, "differences"))) == 1
@@ -79,7 +81,7 @@ def test_every_chart_is_drawn_without_network(width: int, scheme: str, tmp_path:
 
 
 def test_buttons_change_the_chart(tmp_path: Path) -> None:
-    page = write_report(fake_runs().make_comparison(seeds=1), tmp_path / "page.html")
+    page = write_report(fake_runs().make_comparison(seeds=2), tmp_path / "page.html")
     click = "<script>for (const b of document.querySelectorAll('.choices button:last-child')) b.click()</script></body>"
     text = page.read_text(encoding="utf-8")
     page.write_text(text.replace("</body>", click), encoding="utf-8")
@@ -87,6 +89,9 @@ def test_buttons_change_the_chart(tmp_path: Path) -> None:
     assert console == []
     assert "bytes sent, both directions" in drawn(dom, "curves")
     assert re.search(r'data-index="1" aria-pressed="true"', drawn(dom, "curves"))
+    first, second = re.findall(r'<div class="picture[^>]*>', drawn(dom, "partition"))
+    assert "hidden" in first
+    assert "hidden" not in second
 
 
 def test_a_fault_would_be_seen(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
 DASHES = ("solid", "dash", "dashdot", "dot", "8px,3px")
 BETTER, WORSE = COLOURS[0], COLOURS[1]
-HEAT = [[0.0, "#f2f5f8"], [0.3, "#7fb4d6"], [1.0, "#005a8d"]]
+HEAT = [(0.0, "#f2f5f8"), (0.3, "#7fb4d6"), (1.0, "#005a8d")]
 
 
 def learning_curves(views: Sequence[RunView], against: Literal["rounds", "bytes"] = "rounds") -> Figure:
@@ -136,41 +136,6 @@ def client_differences(views: Sequence[RunView], method: int) -> Figure | None:
     what = "clients" if len(group.views) == 1 else "clients of all seeds"
     figure.update_xaxes(title_text=f"{what}, sorted", showticklabels=False, showgrid=False)
     figure.update_yaxes(title_text=f"points over {html.escape(reference.label)}", zeroline=True)
-    return figure
-
-
-def partition(view: RunView) -> Figure:
-    """Who holds what: training examples per client and class, and each client's total beside it."""
-    counts = np.asarray(view.label_counts)
-    clients, classes = counts.shape
-    figure = _figure(height=140 + max(200, min(900, 18 * clients)), showlegend=False)
-    figure.update_layout(margin_t=52)  # room for the scale: were plotly to make it, it would misplace the axis titles
-    figure.add_heatmap(
-        z=counts.tolist(),
-        colorscale=HEAT,
-        xgap=_gap(classes),
-        ygap=_gap(clients),
-        hovertemplate="client %{y}, class %{x}<br><b>%{z} examples</b><extra></extra>",
-        colorbar={"orientation": "h", "thickness": 8, "len": 0.4, "outlinewidth": 0, "nticks": 5, "tickangle": 0}
-        | {"x": 0, "xanchor": "left", "y": 1, "yanchor": "top", "yref": "container"},
-    )
-    totals = counts.sum(axis=1)
-    figure.add_bar(
-        x=totals.tolist(),
-        y=list(range(clients)),
-        orientation="h",
-        xaxis="x2",
-        hovertemplate="client %{y}<br><b>%{x} examples</b><extra></extra>",
-        marker={"color": COLOURS[6], "line": {"width": 0}},
-    )
-    figure.update_layout(
-        xaxis={"domain": [0, 0.74], "title": {"text": "class"}, "showgrid": False} | _index_ticks(classes),
-        xaxis2={"domain": [0.78, 1], "anchor": "y", "nticks": 3, "tickangle": 0, "zeroline": False}
-        | {"title": {"text": "examples", "font": {"size": 13}, "standoff": 8}},
-        yaxis={"title": {"text": "client"}, "autorange": "reversed", "showgrid": False, "zeroline": False}
-        | _index_ticks(clients),
-        bargap=0.2,
-    )
     return figure
 
 
@@ -291,9 +256,11 @@ def _client_dots(view: RunView) -> list[tuple[float, str]]:
     dots = []
     for client in np.flatnonzero(view.count > 0):
         accuracy = 100 * float(view.correct[client] / view.count[client])
-        labels = view.label_counts[client]
-        note = f"<b>client {client}: {accuracy:.1f}%</b>, seed {view.seed}<br>{int(view.count[client])} test, "
-        dots.append((accuracy, f"{note}{int(labels.sum())} training examples<br>{_label_mix(labels)}"))
+        note = f"<b>client {client}: {accuracy:.1f}%</b>, seed {view.seed}<br>{int(view.count[client])} test"
+        if view.label_counts is not None:
+            labels = view.label_counts[client]
+            note += f", {int(labels.sum())} training examples<br>{_label_mix(labels)}"
+        dots.append((accuracy, note))
     return dots
 
 

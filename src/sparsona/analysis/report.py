@@ -6,11 +6,13 @@ import os
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsona.analysis import plots
+from sparsona.analysis.drawing import XMLNS
+from sparsona.analysis.picture import PARTS, Partition, partition_svg
 from sparsona.analysis.table import COLUMNS, differences, table
 from sparsona.analysis.view import Group, RunView, flatten, group_views, shared_and_differing
 from sparsona.core.errors import SparsonaError
@@ -23,12 +25,13 @@ TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
 @dataclass(frozen=True)
 class Chart:
-    """A section of the page: figures of which one is shown at a time, by the buttons' labels."""
+    """A section of the page: figures (or SVG pictures) of which one is shown at a time, by the buttons' labels."""
 
     key: str
     title: str
     caption: str
-    figures: dict[str, Figure]
+    figures: dict[str, Figure] = field(default_factory=dict)
+    pictures: dict[str, str] = field(default_factory=dict)
 
 
 def write_report(views: Sequence[RunView], path: str | os.PathLike[str], title: str | None = None) -> Path:
@@ -85,7 +88,7 @@ def render_report(views: Sequence[RunView], title: str | None = None) -> str:
         reference=groups[0].label,
         differences=differences(views),
         charts=charts,
-        figures={chart.key: [_plain(figure) for figure in chart.figures.values()] for chart in charts},
+        figures={chart.key: [_plain(figure) for figure in chart.figures.values()] for chart in charts if chart.figures},
         settings=[
             ("Configuration", *_settings(views, [flatten(view.config) for view in views])),
             ("Environment", *_settings(views, [flatten(view.environment) for view in views])),
@@ -124,8 +127,8 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
         Chart(
             "partition",
             "Who holds what",
-            "Number of training examples of each class at each client, and each client's total.",
-            _partitions(views),
+            "The clients' examples, by class and in all. Hover over a client for its numbers.",
+            pictures=_partitions(views),
         ),
         Chart(
             "confusion",
@@ -136,18 +139,24 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
         ),
         Chart("loss", "Training loss", f"Mean over the clients that trained.{band}", {"": plots.train_loss(views)}),
     ]
-    return [chart for chart in charts if any(figure.data for figure in chart.figures.values())]
+    return [chart for chart in charts if chart.pictures or any(figure.data for figure in chart.figures.values())]
 
 
-def _partitions(views: Sequence[RunView]) -> dict[str, Figure]:
+def _partitions(views: Sequence[RunView]) -> dict[str, str]:
     """The different partitions among the runs; one needs no name, several go by seed."""
-    different: dict[bytes, RunView] = {}
+    different: dict[str, RunView] = {}
     for view in views:
-        different.setdefault(repr(view.label_counts.shape).encode() + view.label_counts.tobytes(), view)
+        different.setdefault(partition_svg(_partition(view)).replace(XMLNS, "", 1), view)
     names = [f"seed {view.seed}" for view in different.values()]
     if len(set(names)) < len(names):
         names = [view.name for view in different.values()]
-    return {name: plots.partition(view) for name, view in zip(names, different.values(), strict=True)}
+    return dict(zip(names, different, strict=True))
+
+
+def _partition(view: RunView) -> Partition:
+    title = ", ".join(str(view.config[key]) for key in ("data", "partition") if key in view.config)
+    sizes = dict(zip(PARTS, view.sizes.T, strict=True))
+    return Partition(title or view.name, sizes, view.label_counts)
 
 
 def _present(figures: dict[str, Figure | None]) -> dict[str, Figure]:

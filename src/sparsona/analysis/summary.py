@@ -11,6 +11,12 @@ from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError
 from sparsona.runs.store import RunFolder, unpack_confusion
 
+# How a client's test data was chosen, where it is not simply a part of its own.
+TESTED_ON = {
+    "shares": "drawn from the published test set in the client's own label shares, so that clients share some of it, "
+    "and ",
+    "natural": "published for it, and ",
+}
 WHICH = {
     "received": "the personal model each client would deploy: what the server holds for it after the round, "
     "before any more local training",
@@ -74,7 +80,7 @@ def headline(folder: RunFolder) -> tuple[str, int, np.ndarray, np.ndarray]:
         found = folder.select("SELECT MAX(completed) FROM evaluations WHERE point = 'received'")[0][0]
         rows = _evaluated(folder, found, point)
     # One entry per client, in order: those not evaluated here (novel ones) have no test examples.
-    correct, count = np.zeros((2, len(folder.about["label_counts"])), dtype=int)
+    correct, count = np.zeros((2, len(folder.about["sizes"])), dtype=int)
     clients = [row[0] for row in rows]
     correct[clients], count[clients] = _arrays(rows)
     return point, int(found), correct, count
@@ -86,9 +92,11 @@ def protocol(folder: RunFolder) -> str:
     point, completed, _, count = headline(folder)
     which = WHICH["alone" if about["alone"] and point == "received" else point]
     tested = count[count > 0]
+    chosen = TESTED_ON.get(about["tested_on"].partition(":")[0], "")
+    unit = "tokens" if about["label_counts"] is None else "examples"
     text = (
         f"{which[0].upper()}{which[1:]}; on that client's own test data ({tested.min()} to {tested.max()} "
-        f"examples, never used in any decision); mean over {len(tested)} clients, each counting the same; "
+        f"{unit}, {chosen}never used in any decision); mean over {len(tested)} clients, each counting the same; "
         f"after round {completed} of {config['rounds']}, the last and not the best."
     )
     if len(tested) < len(count):
@@ -97,6 +105,8 @@ def protocol(folder: RunFolder) -> str:
         text += " Capacities are not kept: this method's models are larger than some clients can hold."
     if about["has_batch_statistics"] and not config["stateless"]:
         text += " BatchNorm statistics stay on the client."
+    if about["augments"]:
+        text += " Training images are cropped and mirrored at random, test images are not."
     if config["stateless"]:
         text += " Clients are stateless: they keep nothing between rounds."
     return text
@@ -144,7 +154,8 @@ def view(folder: RunFolder) -> RunView:
         correct=correct,
         count=count,
         confusion=np.sum([m for m in matrices if m is not None], axis=0) if matrices else None,
-        label_counts=np.array(about["label_counts"]),
+        sizes=np.array(about["sizes"]),
+        label_counts=None if about["label_counts"] is None else np.array(about["label_counts"]),
         cumulative_bytes=list(
             zip((row[0] for row in rounds), np.cumsum([row[2] for row in rounds]).tolist(), strict=True)
         ),

@@ -19,8 +19,9 @@ class RunView:
 
     `curves` maps an evaluation point to (completed rounds, mean accuracy); `correct` and `count` are per client at the
     headline point; `confusion` is summed over clients, rows are the true classes; `label_counts` counts the training
-    data by client (row i is client i of `count`) and class; `cumulative_bytes` is (completed rounds, bytes sent so far
-    in both directions).
+    data by client (row i is client i of `count`) and class, and is None where labels are tokens; `cumulative_bytes` is
+    (completed rounds, bytes sent so far in both directions); `sizes` has each client's number of training, validation
+    and test examples.
     """
 
     name: str
@@ -38,7 +39,8 @@ class RunView:
     correct: np.ndarray
     count: np.ndarray
     confusion: np.ndarray | None
-    label_counts: np.ndarray
+    label_counts: np.ndarray | None
+    sizes: np.ndarray
     cumulative_bytes: list[tuple[int, int]]
 
 
@@ -79,8 +81,9 @@ def group_views(views: Sequence[RunView]) -> list[Group]:
 
 
 def same_clients(a: RunView, b: RunView) -> bool:
-    """Whether client i of one run is client i of the other: same training labels, same number of test examples."""
-    return np.array_equal(a.label_counts, b.label_counts) and np.array_equal(a.count, b.count)
+    """Whether client i of one run is client i of the other: same training labels, same numbers of examples."""
+    both = ((a.sizes, b.sizes), (a.count, b.count), (a.label_counts, b.label_counts))
+    return all(x is y if x is None or y is None else np.array_equal(x, y) for x, y in both)
 
 
 def pairs(reference: Group, other: Group) -> list[tuple[RunView, RunView]]:

@@ -1,0 +1,256 @@
+"""A drawing as plain shapes, and the two files it can become: SVG, light or dark as its reader likes, and PNG."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from sparsona.analysis.plots import COLOURS, HEAT
+from sparsona.core.errors import SparsonaError
+
+LEVELS = 16
+FAINTEST = 0.15  # where the scale begins: one example must not look like none
+FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif"
+XMLNS = ' xmlns="http://www.w3.org/2000/svg"'  # needed in a file of its own, and not inside a page
+
+
+def _blend(stops: Sequence[str], position: float) -> str:
+    """A colour on a scale of evenly spaced stops; `position` is from 0 to 1."""
+    rgb = np.array([[int(stop[i : i + 2], 16) for i in (1, 3, 5)] for stop in stops])
+    mixed = [np.interp(position * (len(stops) - 1), range(len(stops)), channel) for channel in rgb.T]
+    return "#" + "".join(f"{round(value):02x}" for value in mixed)
+
+
+def _heat(stops: Sequence[str]) -> list[str]:
+    return [_blend(stops, FAINTEST + (1 - FAINTEST) * level / LEVELS) for level in range(1, LEVELS + 1)]
+
+
+# Every colour by its purpose, on a light and on a dark page.
+PAINTS: dict[str, tuple[str, str]] = {
+    "page": ("#ffffff", "#1a2129"),
+    "ink": ("#1c2430", "#e6ebf0"),
+    "muted": ("#5c6875", "#9aa7b4"),
+    "rule": ("#dde3e9", "#2e3843"),
+    "none": ("#f2f5f8", "#222b35"),
+    "faint": ("#1c2430", "#e6ebf0"),  # words on a faint cell
+    "strong": ("#ffffff", "#10161d"),  # words on a strong cell
+    "train": (COLOURS[0], COLOURS[5]),
+    "validation": (COLOURS[4], COLOURS[4]),
+    "test": ("#9aa5b0", "#7d8995"),
+}
+PAINTS |= {
+    f"h{level}": pair
+    for level, pair in enumerate(
+        zip(_heat([colour for _, colour in HEAT]), _heat(["#222b35", "#1f6ea5", "#8fd0f7"]), strict=True), start=1
+    )
+}
+
+
+@dataclass(frozen=True)
+class Box:
+    """A filled rectangle."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    paint: str
+
+
+@dataclass(frozen=True)
+class Words:
+    """A line of text on its baseline; `turn` is in degrees, counter-clockwise."""
+
+    x: float
+    y: float
+    text: str
+    paint: str = "muted"
+    align: Literal["start", "middle", "end"] = "start"
+    size: int = 12
+    bold: bool = False
+    turn: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Cells side by side, coloured by `levels` from 0 (no colour) to LEVELS; `gap` is what each leaves free."""
+
+    x: float
+    y: float
+    cell_width: float
+    cell_height: float
+    levels: np.ndarray
+    gap: float
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What a reader's pointer finds in a rectangle."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    text: str
+
+
+Shape = Box | Words | Grid | Hint
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Shapes in the order of painting, in pixels of a page of this size."""
+
+    width: float
+    height: float
+    shapes: tuple[Shape, ...]
+
+
+def to_svg(drawing: Drawing, label: str) -> str:
+    """One element without scripts, fonts or links; `label` is for those who hear it read.
+
+    Its styles hold for its own class only, so that it can stand inside a page.
+    """
+    light, dark = (
+        f".partition{{background:{PAINTS['page'][i]}}}"  # a window that is larger than the drawing
+        + "".join(f".partition .{name}{{fill:{pair[i]};stroke:{pair[i]}}}" for name, pair in PAINTS.items())
+        for i in (0, 1)
+    )
+    width, height = _number(drawing.width), _number(drawing.height)
+    head = f'<svg{XMLNS} class="partition" width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    head += f' role="img" aria-label="{escape(label)}" font-family="{FONT}" stroke-width="0">'
+    style = f"<style>{light}.partition .hint{{fill:none;pointer-events:all}}"
+    style += f".partition .hint:hover{{stroke:{COLOURS[1]};stroke-width:1.5}}"
+    style += f"@media (prefers-color-scheme:dark){{{dark}}}</style>"
+    body = [_svg_boxes([Box(0, 0, drawing.width, drawing.height, "page")])]
+    boxes: list[Box] = []
+    for shape in drawing.shapes:
+        if isinstance(shape, Box):
+            boxes.append(shape)
+            continue
+        body.append(_svg_boxes(boxes))
+        boxes = []
+        if isinstance(shape, Grid):
+            body.append(_svg_grid(shape))
+        elif isinstance(shape, Words):
+            body.append(_svg_words(shape))
+        else:
+            place = _svg_place(shape.x, shape.y, shape.width, shape.height)
+            body.append(f'<rect class="hint" {place}><title>{escape(shape.text)}</title></rect>')
+    body.append(_svg_boxes(boxes))
+    return head + style + "\n" + "\n".join(filter(None, body)) + "\n</svg>\n"
+
+
+def write_png(drawing: Drawing, path: Path, scale: int = 2) -> None:
+    """The light version as pixels, `scale` of them for each of the drawing's."""
+    try:
+        from PIL import Image, ImageDraw, ImageFont
+    except ImportError as error:
+        raise SparsonaError(
+            "Pillow is not installed; PNG pictures need it",
+            mend="pip install 'sparsona[images]', or save the picture as .svg",
+        ) from error
+    image = Image.new("RGB", (round(drawing.width * scale), round(drawing.height * scale)), PAINTS["page"][0])
+    canvas = ImageDraw.Draw(image)
+
+    def fill(x: float, y: float, width: float, height: float, paint: str) -> None:
+        left, top, right, bottom = (round(scale * side) for side in (x, y, x + width, y + height))
+        canvas.rectangle((left, top, max(right - 1, left), max(bottom - 1, top)), fill=PAINTS[paint][0])
+
+    def write(words: Words) -> None:
+        font, colour = ImageFont.load_default(scale * words.size), PAINTS[words.paint][0]
+        anchor = {"start": "ls", "middle": "ms", "end": "rs"}[words.align]
+        thick = scale // 2 if words.bold else 0
+        x, y = round(scale * words.x), round(scale * words.y)
+        if not words.turn:
+            canvas.text((x, y), words.text, colour, font, anchor, stroke_width=thick, stroke_fill=colour)
+            return
+        half = round(font.getlength(words.text)) + 4 * scale  # the point that the text turns about is in the middle
+        stencil = Image.new("L", (2 * half, 2 * half))
+        ImageDraw.Draw(stencil).text((half, half), words.text, 255, font, anchor)
+        stencil = stencil.rotate(words.turn, resample=Image.Resampling.BICUBIC)
+        image.paste(colour, (x - half, y - half), stencil)
+
+    for shape in drawing.shapes:
+        if isinstance(shape, Box):
+            fill(shape.x, shape.y, shape.width, shape.height, shape.paint)
+        elif isinstance(shape, Words):
+            write(shape)
+        elif isinstance(shape, Grid):
+            width, height = shape.cell_width, shape.cell_height
+            for row, column in np.argwhere(shape.levels > 0):
+                level = f"h{shape.levels[row, column]}"
+                fill(shape.x + width * column, shape.y + height * row, width - shape.gap, height - shape.gap, level)
+    image.save(path, format="PNG")
+
+
+def escape(text: str) -> str:
+    """Text for an SVG or HTML file; what cannot be printed (and would make XML invalid) is a blank."""
+    return html.escape("".join(c if c.isprintable() or c == "\n" else " " for c in text))
+
+
+def _svg_boxes(boxes: Sequence[Box]) -> str:
+    """Neighbours of one colour are one path, which is a third of the bytes."""
+    by_paint: dict[str, list[str]] = {}
+    for box in boxes:
+        width, height = _number(box.width), _number(box.height)
+        by_paint.setdefault(box.paint, []).append(
+            f"M{_number(box.x)} {_number(box.y)}h{width}v{height}h-{width}z" if box.width > 0 else ""
+        )
+    return "\n".join(f'<path class="{paint}" d="{"".join(parts)}"/>' for paint, parts in by_paint.items())
+
+
+def _svg_grid(grid: Grid) -> str:
+    """A path per colour, of one stroke per run of cells: six bytes a cell instead of a rectangle's sixty."""
+    width, height = grid.cell_width, grid.cell_height
+    gap_x, gap_y = grid.gap / width, grid.gap / height
+    crisp = "" if grid.gap else ' shape-rendering="crispEdges"'  # else hairs of the background shine through
+    paths = []
+    for level in range(1, LEVELS + 1):
+        strokes = [_strokes(row, np.flatnonzero(levels == level), gap_x) for row, levels in enumerate(grid.levels)]
+        if any(strokes):
+            paths.append(f'<path class="h{level}" d="{"".join(strokes)}"/>')
+    place = f"translate({_number(grid.x)} {_number(grid.y + (height - grid.gap) / 2)})"
+    scale = f"scale({width:.6g} {height:.6g})"
+    thick = f'stroke-width="{1 - gap_y:.4g}"'
+    return f'<g transform="{place} {scale}" {thick}{crisp}>\n' + "\n".join(paths) + "\n</g>"
+
+
+def _strokes(row: int, columns: np.ndarray, gap: float) -> str:
+    if not len(columns):
+        return ""
+    starts = columns if gap else columns[np.diff(columns, prepend=-2) > 1]
+    ends = columns if gap else columns[np.diff(columns, append=columns[-1] + 2) > 1]
+    pieces: list[str] = []
+    at = 0.0
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        length = _number(end + 1 - start - gap)
+        move = f"M{start} {row}" if not pieces else f"m{_number(start - at)} 0"
+        pieces.append(f"{move}h{length}")
+        at = start + float(length)
+    return "".join(pieces)
+
+
+def _svg_words(words: Words) -> str:
+    attributes = f'class="{words.paint}" x="{_number(words.x)}" y="{_number(words.y)}" font-size="{words.size}"'
+    if words.align != "start":
+        attributes += f' text-anchor="{words.align}"'
+    if words.bold:
+        attributes += ' font-weight="600"'
+    if words.turn:
+        attributes += f' transform="rotate({-words.turn} {_number(words.x)} {_number(words.y)})"'
+    return f"<text {attributes}>{escape(words.text)}</text>"
+
+
+def _svg_place(x: float, y: float, width: float, height: float) -> str:
+    return f'x="{_number(x)}" y="{_number(y)}" width="{_number(width)}" height="{_number(height)}"'
+
+
+def _number(value: float) -> str:
+    shown = f"{value:.2f}".rstrip("0").rstrip(".")
+    return shown.removeprefix("0") if shown.startswith("0.") else shown
