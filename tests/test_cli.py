@@ -15,7 +15,7 @@ import pytest
 import torch
 from processes import small, start, traces
 
-from sparsona import api, cli
+from sparsona import api, cli, prepare
 from sparsona.core.version import VERSION
 from sparsona.data import PARTITIONS, SOURCES
 from sparsona.methods import METHODS
@@ -133,7 +133,7 @@ def test_a_seed_varies_everything_unless_the_partition_is_fixed(say, tmp_path):
     assert found["0 fixed"]["tensors"] != found["1 fixed"]["tensors"]
     sampled = [[row[:2] for row in found[name]["rows"]["turns"]] for name in ("0 fixed", "1 fixed")]
     assert sampled[0] != sampled[1]
-    settings = [api._setting(api.make_config("fedavg", {"seed": seed}), None, None) for seed in (0, 1)]
+    settings = [prepare.make_setting(prepare.make_config("fedavg", {"seed": seed}), None, None) for seed in (0, 1)]
     assert not torch.equal(settings[0].params.flat, settings[1].params.flat)
 
 

@@ -42,8 +42,8 @@ def test_readme_python(tmp_path):
     run([sys.executable, "readme.py"], tmp_path)
 
 
-def test_readme_shell_commands_exist():
-    """Every `sparsona ...` and `make ...` in README is a command with these options."""
+def test_shell_commands_exist():
+    """Every `sparsona ...` on a line of its own in a page, and every `make ...` in README, has these options."""
     text = (ROOT / "README.md").read_text()
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^make (\w+)", text, re.MULTILINE))
@@ -52,9 +52,12 @@ def test_readme_shell_commands_exist():
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
     from sparsona.cli import cli
 
-    for line in re.findall(r"^(?:\.venv/bin/)?sparsona (.+)$", text, re.MULTILINE):
+    everything = "\n".join(page.read_text() for page in PAGES)
+    for line in re.findall(r"^(?:\.venv/bin/)?sparsona (.+)$", everything, re.MULTILINE):
         words = line.split("#")[0].split()
-        command = cli.commands[words[0]]
+        command = cli.commands[words.pop(0)]
+        if words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words[0]]
         known = {option for parameter in command.params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= known, line
 

@@ -20,8 +20,10 @@ __version__ = VERSION
 if TYPE_CHECKING:
     from sparsona.api import Comparison, Run, compare, load, resume, train
     from sparsona.core.errors import SparsonaError
+    from sparsona.costs import cost
     from sparsona.data import SOURCES
-    from sparsona.data.federation import Federation, federate
+    from sparsona.data.federation import Federation
+    from sparsona.data.sharing import federate
     from sparsona.methods import METHODS
     from sparsona.models import MODELS
 
@@ -32,8 +34,9 @@ _WHERE = {
     "load": "api",
     "resume": "api",
     "train": "api",
+    "cost": "costs",
     "Federation": "data.federation",
-    "federate": "data.federation",
+    "federate": "data.sharing",
     "METHODS": "methods",
     "MODELS": "models",
     "SOURCES": "data",
@@ -49,6 +52,7 @@ __all__ = [
     "Run",
     "SparsonaError",
     "compare",
+    "cost",
     "federate",
     "load",
     "resume",

@@ -1,29 +1,26 @@
-"""Names become objects: train, resume, load and compare, for Python and for the command line alike."""
+"""Train, resume, load and compare, for Python and for the command line alike."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sparsona import data, methods, models
+from sparsona import methods
 from sparsona.analysis import summary as summaries
 from sparsona.core.errors import SparsonaError, unknown_name
-from sparsona.core.task import Task
-from sparsona.data.federation import Federation, federate
-from sparsona.data.sources import load as load_source
+from sparsona.data.federation import Federation
 from sparsona.engine.executors import choose
 from sparsona.engine.jobs import Setting
-from sparsona.engine.plan import Plan
 from sparsona.engine.serial import Serial
 from sparsona.engine.star import Star
+from sparsona.prepare import GIVEN, OF_DATA, ignores_capacity, make_config, make_setting, start_digest
 from sparsona.results import Comparison, Run, planned_runs, views_in
 from sparsona.runs import config as configs
 from sparsona.runs.config import RunConfig
@@ -33,12 +30,9 @@ from sparsona.runs.store import RunFolder, environment, make_empty_folder, warn,
 __all__ = ["Comparison", "Run", "compare", "load", "resume", "resume_comparison", "train", "views_in"]
 
 RUNS = Path("runs")
-GIVEN = "given"  # in a config: the data, partition or model came from Python and has no name
-# What shares the data out; a federation made in Python has been shared out already.
-PARTITIONING = ("data", "clients", "partition", "partition_seed", "validation_rate", "test_rate", "min_size")
 # What all methods of a comparison must have in common, for their results to be comparable.
 CONDITIONS = frozenset(
-    {*PARTITIONING, "model", "seed", "rounds", "per_round", "everyone_trains", "stateless", "novel", "drop_rate"}
+    {*OF_DATA, "model", "seed", "rounds", "per_round", "everyone_trains", "stateless", "novel", "drop_rate"}
     | {"capacities", "max_seconds"}
 )
 
@@ -76,10 +70,12 @@ def _saying_how_to_go_on(path: Path) -> Iterator[None]:
 
 
 def _train(config: RunConfig, federation: Federation | None, model: Any, path: Path, listen: Listener) -> Run:
-    setting = _setting(config, federation, model)
+    setting = make_setting(config, federation, model)
     Star(setting, Serial(setting))  # what method and plan cannot do together is told before a folder is made
-    config = config.model_copy(update={"executor": choose(config.executor, setting)})
+    found = {"clients": setting.federation.num_clients, "executor": choose(config.executor, setting)}
+    config = config.model_copy(update=found)
     row = methods.card(config.method)
+    counts = setting.federation.label_counts("train")
     about = {
         "method": config.method,
         "title": row.title,
@@ -88,10 +84,13 @@ def _train(config: RunConfig, federation: Federation | None, model: Any, path: P
         "has_batch_statistics": setting.task.mixes_examples,
         "federation": setting.federation.digest(),
         "layout": setting.task.layout.digest.hex(),
-        "start": _start_digest(setting),
-        "ignores_capacity": _ignores_capacity(setting),
+        "start": start_digest(setting),
+        "ignores_capacity": ignores_capacity(setting),
         "num_parameters": setting.task.layout.size,
-        "label_counts": setting.federation.label_counts("train").tolist(),
+        "tested_on": setting.federation.tested_on,
+        "augments": setting.federation.view.augments,
+        "sizes": setting.federation.sizes().tolist(),
+        "label_counts": None if counts is None else counts.tolist(),
     }
     with RunFolder.create(path, configs.dump(config), about) as folder:
         return _play(folder, setting, config, listen)
@@ -148,128 +147,19 @@ def _setting_again(folder: RunFolder, config: RunConfig, federation: Federation 
                 expected=f"that {what} again",
                 mend=f"call sparsona.resume or sparsona.load with the same {'federation' if what == 'data' else what}",
             )
-    setting = _setting(config, federation, model)
+    setting = make_setting(config, federation, model)
     about = folder.about
     if setting.federation.digest() != about["federation"]:
         raise SparsonaError(f"the data is not that of '{folder.path}'", expected="the same examples, labels and splits")
     if setting.task.layout.digest.hex() != about["layout"]:
         raise SparsonaError(f"the model is not that of '{folder.path}'", expected="the same parameters")
-    if _start_digest(setting) != about["start"]:
+    if start_digest(setting) != about["start"]:
         raise SparsonaError(
             f"the model does not start with the weights that '{folder.path}' started with",
             expected="the same initial weights",
             mend="pass a function that builds the model (it is called under the seed), or the module as it was then",
         )
     return setting
-
-
-def make_config(
-    method: str, options: Mapping[str, Any], federation: Federation | None = None, model: Any = None
-) -> RunConfig:
-    """The checked config of one run. `method` is a row's name, with options of its own after a colon if need be."""
-    name, own = configs.parse_method(method)
-    row = methods.card(name)
-    _, kind = methods.factory(name)
-    keys = set(kind.model_fields)
-    run_options, method_options, mistakes = configs.split_options({**options, **own}, keys, name)
-    if federation is not None:
-        if not isinstance(federation, Federation):
-            raise SparsonaError(
-                f"a {type(federation).__name__} where a federation is expected",
-                expected="what sparsona.federate(x, y, clients=20) or Federation.from_clients([...]) returns",
-                mend="make one of your data first",
-            )
-        for key in PARTITIONING:
-            if key in run_options:
-                raise SparsonaError(
-                    f"'{key}' together with a federation",
-                    expected="one of the two: the federation has its clients and splits already",
-                    mend=f"leave '{key}' out, or give it to sparsona.federate",
-                )
-        run_options |= {"data": GIVEN, "clients": federation.num_clients, "partition": GIVEN}
-    if model is not None:
-        run_options["model"] = model if isinstance(model, str) else GIVEN
-    method_values, run_values = {**row.options, **method_options}, {**row.engine, **run_options, "method": name}
-    mistakes += [*configs.mistakes(kind, method_values, name), *configs.mistakes(RunConfig, run_values, "a run")]
-    if not mistakes:
-        config = RunConfig(**run_values, options=kind(**method_values).model_dump(mode="json"))
-        mistakes = config.conflicts()
-    if mistakes:
-        raise configs.all_of(mistakes)
-    return config
-
-
-def _setting(config: RunConfig, federation: Federation | None, model: Any) -> Setting:
-    if federation is None:
-        if config.data not in data.SOURCES:
-            raise unknown_name("data set", config.data, data.SOURCES)
-        x, y = load_source(config.data)
-        federation = federate(
-            x,
-            y,
-            clients=config.clients,
-            partition=config.partition,
-            seed=config.seed,
-            partition_seed=config.partition_seed,
-            validation_rate=config.validation_rate,
-            test_rate=config.test_rate,
-            min_size=config.min_size,
-            num_classes=data.SOURCES[config.data].num_classes,
-            name=config.data,
-        )
-    if model is None or isinstance(model, str):
-        name = config.model or (data.SOURCES[config.data].default_model if config.data in data.SOURCES else None)
-        if name is None:
-            raise SparsonaError(
-                "no model", expected="a torch.nn.Module or a row of `sparsona models`", mend="model=net"
-            )
-        model = models.builder(name, federation.input_shape, federation.num_classes)
-    task = Task(model, federation.input_shape, federation.num_classes)
-    make, kind = methods.factory(config.method)
-    make_method = partial(make, config=configs.validated(kind, config.options, config.method))
-    plan = Plan(
-        rounds=config.rounds,
-        per_round=config.sampled,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        lr_decay=config.lr_decay,
-        eval_every=config.eval_every,
-        points=config.all_points,
-        tune_epochs=config.tune_epochs,
-        tune_lr_scale=config.tune_lr_scale,
-        drop_rate=config.drop_rate,
-        everyone_trains=config.everyone_trains,
-        stateless=config.stateless,
-        num_novel=config.novel,
-    )
-    setting = Setting(task, make_method, federation, plan, config.capacities)
-    smallest = min(client.num_examples for client in setting.clients)
-    if task.mixes_examples and min(smallest, config.batch_size) < 2:
-        raise SparsonaError(
-            f"a BatchNorm model with batches of {config.batch_size} and a client of {smallest} training examples",
-            expected="two or more of both: one example has no statistics",
-            mend="raise --batch-size or --set min_size=..., or use GroupNorm",
-        )
-    return setting
-
-
-def _start_digest(setting: Setting) -> str:
-    """Tells apart initial weights, which a module from Python brings along."""
-    state = hashlib.blake2b(digest_size=16)
-    for tree in (setting.params, setting.buffers):
-        state.update(tree.flat.numpy().tobytes())
-    return state.hexdigest()
-
-
-def _ignores_capacity(setting: Setting) -> bool:
-    """Whether any client is handed, or keeps, more than its device is said to hold."""
-    size, round_ = setting.task.layout.size, setting.plan.round_at(0)
-    for client in setting.clients:
-        down = setting.method.cost(setting.task.layout, client, round_).down
-        held = size if down is None else max(part.num_values for part in down if not part.is_mask)
-        if held > client.capacity * size:
-            return True
-    return False
 
 
 def _new_path(config: RunConfig) -> Path:
@@ -343,7 +233,7 @@ def compare(
     # What is wrong with the data, the model or the executor is told before a folder is made.
     for name in names:
         config = next(config for planned_name, config in planned if planned_name == name)
-        setting = _setting(config, federation, model)
+        setting = make_setting(config, federation, model)
         choose(config.executor, setting)
         Star(setting, Serial(setting))
     path = Path(out) if out else RUNS / f"compare-{_stamp()}"

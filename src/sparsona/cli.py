@@ -11,46 +11,14 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
+from sparsona.cli_cost import cost
+from sparsona.cli_data import data
+from sparsona.cli_options import gather, with_options
 from sparsona.core.errors import SparsonaError
 from sparsona.core.version import VERSION
 from sparsona.terminal import print_results, print_table, progress_bar, show_rows
 
 DEFAULT_COMPARISON = ("local", "fedavg", "fedavg-ft", "fedspa", "fedspa-rsm")
-
-# Words of the commands themselves, which a config file or --set must not overrule.
-OWN_WORDS = frozenset(
-    {"method", "methods", "names", "out", "seeds", "federation", "listen", "config", "json", "options"}
-)
-
-OPTIONS = [
-    click.option("--data", help="Data set, a row of `sparsona data`.  [digits]"),
-    click.option("--clients", type=int, help="Number of clients.  [20]"),
-    click.option("--partition", help="iid | dirichlet:A | dirichlet-equal:A | shards:C | file:PATH  [dirichlet:0.3]"),
-    click.option("--partition-seed", type=int, help="Fix the partition and the splits whatever --seed is."),
-    click.option("--model", help="Network, a row of `sparsona models`.  [the data set's default]"),
-    click.option("--rounds", type=int, help="Number of rounds.  [30]"),
-    click.option("--per-round", type=int, help="Clients sampled per round.  [half of them]"),
-    click.option("--epochs", type=int, help="Local epochs per round.  [5]"),
-    click.option("--batch-size", type=int, help="Examples in a training batch.  [16]"),
-    click.option("--lr", type=float, help="Learning rate in the first round.  [0.1]"),
-    click.option("--lr-decay", type=float, help="Factor on the learning rate after each round.  [0.998]"),
-    click.option("--weight-decay", type=float, help="L2 pull of the weights towards zero.  [0.0005]"),
-    click.option("--density", type=float, help="Share of the parameters a sparse method keeps, in (0, 1].  [0.5]"),
-    click.option("--seed", type=int, help="Varies everything: partition, weights, sampling, batches, masks.  [0]"),
-    click.option("--executor", help="auto | serial | workers; the same bits either way.  [auto]"),
-    click.option("--out", type=click.Path(path_type=Path), help="Folder to make.  [a new one in ./runs]"),
-    click.option("--config", type=click.Path(path_type=Path), help="TOML file of options; the command line wins."),
-    click.option(
-        "--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Any other option; see `sparsona methods METHOD`."
-    ),
-    click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout."),
-]
-
-
-def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(OPTIONS):
-        command = option(command)
-    return command
 
 
 @click.group(
@@ -207,49 +175,45 @@ def methods(name: str | None, as_json: bool) -> None:
 
 
 @cli.command()
+@click.argument("name", required=False)
+@click.option("--classes", type=int, help="Number of classes.  [what the papers gave it]")
+@click.option("--input", "shape", metavar="CxHxW", help="Shape of an example.  [likewise]")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def models(as_json: bool) -> None:
-    """List the networks: what they are, for which input, how many parameters."""
-    from sparsona.models import MODELS
+def models(name: str | None, classes: int | None, shape: str | None, as_json: bool) -> None:
+    """List the networks. With NAME: its parameters by role, and every option it has.
 
-    rows = [
-        {"name": m.name, "model": m.title, "what": m.summary, "for": m.input, "parameters": m.num_parameters}
-        for m in MODELS.values()
-    ]
-    show_rows(rows, as_json, "From Python, any torch.nn.Module will do: sparsona.train(..., model=net).")
+    \b
+      sparsona models
+      sparsona models resnet18 --classes 200 --input 3x64x64
+      sparsona models resnet18-emnist:adapters=true
+    """
+    from sparsona.models import MODELS, describe
 
-
-@cli.command()
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def data(as_json: bool) -> None:
-    """List the data sets, and the ways to share them out among clients."""
-    from sparsona.data import PARTITIONS, SOURCES
-
-    sources = [
-        {"name": s.name, "what": s.summary, "examples": s.num_examples, "classes": s.num_classes, "from": s.origin}
-        for s in SOURCES.values()
-    ]
-    partitions = [{"partition": p.form, "what": p.summary} for p in PARTITIONS.values()]
-    if as_json:
-        click.echo(json.dumps({"data": sources, "partitions": partitions}, indent=2))
-        return
-    print_table(sources)
-    show_rows(partitions, False, "From Python, bring your own: sparsona.federate(x, y, clients=20).")
-
-
-def gather(config: Path | None, pairs: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:
-    """Options from the file, then from the flags given, then from --set."""
-    from sparsona.runs.config import parse_pairs, read_toml
-
-    given = {key: value for key, value in flags.items() if value is not None}
-    found = {**(read_toml(config) if config else {}), **given, **parse_pairs(pairs)}
-    if misplaced := sorted(OWN_WORDS & set(found)):
-        raise SparsonaError(
-            f"'{misplaced[0]}' is no option of a run",
-            expected="options, in a config file and in --set",
-            mend="methods, --out and --seeds are said on the command line itself",
+    if name is None:
+        if classes is not None or shape is not None:
+            raise SparsonaError("--classes or --input without a network", expected="the NAME of one", mend="see --help")
+        rows = [
+            {"name": m.name, "model": m.title, "what": m.summary, "for": m.input, "parameters": m.num_parameters}
+            for m in MODELS.values()
+        ]
+        show_rows(
+            rows, as_json, "`sparsona models NAME` says more. From Python, any torch.nn.Module will do: model=net."
         )
-    return found
+        return
+    found = describe(name, shape, classes)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    click.echo(f"{found['title']}: {found['what']}\n{found['parameters']:,} parameters for {found['for']}\n")
+    print_table([{"role": role, **part} for role, part in found["roles"].items()])
+    for key, option in found["options"].items():
+        click.echo(f"  {key} = {option['value']}\n      {option['what']}")
+    if found["options"]:
+        click.echo(f"\nSet options after the name: --model {name.partition(':')[0]}:{next(iter(found['options']))}=...")
+
+
+cli.add_command(data)
+cli.add_command(cost)
 
 
 def find(text: str) -> Path:

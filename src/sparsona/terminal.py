@@ -45,6 +45,18 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     Console(highlight=False, width=width).print(table)
 
 
+def print_partition(partition: Any) -> None:
+    """A `picture.Partition` as wide as the terminal; into a pipe without colours, 80 characters wide."""
+    from rich.console import Console
+
+    from sparsona.analysis.textpicture import partition_lines
+
+    console = Console(highlight=False)
+    coloured = console.color_system in ("256", "truecolor") and not console.no_color  # 16 are too few for a scale
+    for line in partition_lines(partition, console.width, coloured, console.options.ascii_only):
+        console.print(line, no_wrap=True, overflow="ellipsis", crop=True)
+
+
 class Bar:
     """Progress of one run after another, on stderr."""
 
@@ -55,11 +67,29 @@ class Bar:
     def of(self, title: str) -> Callable[[Any], None]:
         def listen(event: Any) -> None:
             if title not in self._tasks:
-                self._tasks[title] = self._progress.add_task(title, total=event.total, accuracy="")
+                self._tasks[title] = self._progress.add_task(title, total=event.total, accuracy="", doing="")
             shown = "" if event.accuracy is None else f"accuracy {event.accuracy:.1%}"
-            self._progress.update(self._tasks[title], completed=event.completed, accuracy=shown)
+            self._progress.update(self._tasks[title], completed=event.completed, accuracy=shown, doing=event.doing)
 
         return listen
+
+
+@contextmanager
+def download_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar of bytes; what it yields is told how many have come, of how many (0: unknown)."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(title, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total or None)
 
 
 @contextmanager
@@ -79,6 +109,7 @@ def progress_bar() -> Iterator[Bar]:
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("rounds  {task.fields[accuracy]}"),
+        TextColumn("{task.fields[doing]}"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),

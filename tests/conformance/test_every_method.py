@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparsona import api, methods
+from sparsona import methods, prepare
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves, map_leaves
 from sparsona.data.batches import in_order
@@ -50,7 +50,7 @@ def options(name: str, **more) -> dict:
 
 
 def setting_of(name: str, model=None, **more) -> Setting:
-    return api._setting(api.make_config(name, options(name, **more), model=model), None, model)
+    return prepare.make_setting(prepare.make_config(name, options(name, **more), model=model), None, model)
 
 
 def star_of(setting: Setting) -> Star:
@@ -149,9 +149,28 @@ def test_every_message_survives_the_wire_and_cost_equals_the_ledger(name):
                     assert value.values.numpy().tobytes() == again.parts[part].values.numpy().tobytes()
 
 
+def test_cost_tells_what_a_client_keeps_and_what_a_prediction_costs(name):
+    """`Cost.kept` is the State, BatchNorm statistics aside: entries of masks, and numbers that are not zero."""
+    setting = setting_of(name)
+    _, population, _ = played(setting, 2)
+    for index, state in population.states.items():
+        cost = setting.method.cost(setting.task.layout, setting.clients[index], setting.plan.round_at(0))
+        own = [tensor for path, tensor in leaves(state) if not path.startswith("buffers")]
+        masks = [tensor.numel() for tensor in own if tensor.dtype == torch.bool]
+        assert sum(masks) == sum(part.num_values for part in cost.kept if part.is_mask)
+        rest, parts = [t for t in own if t.dtype != torch.bool], [part for part in cost.kept if not part.is_mask]
+        assert sum(tensor.numel() for tensor in rest) == sum(part.layout.size for part in parts)
+        assert sum(int(tensor.count_nonzero()) for tensor in rest) <= sum(part.num_values for part in parts)
+        if setting.method.deploy is not None:
+            params, _ = setting.method.deploy(received_work(setting, population, index))
+            dense = setting.task.layout.forward_flops()
+            used = setting.task.layout.forward_flops([int(params[key].count_nonzero()) for key in params])
+            assert used <= (dense if cost.infer_flops is None else cost.infer_flops) <= dense
+
+
 def test_density_bound_holds_each_round(name):
     """No client ever sends or is sent more values than its density allows, and the same number in every round."""
-    density = api.make_config(name, options(name)).options.get("density", 1.0)
+    density = prepare.make_config(name, options(name)).options.get("density", 1.0)
     setting = setting_of(name)
     cost = setting.method.cost(setting.task.layout, setting.clients[0], setting.plan.round_at(0))
     for sizes in (cost.down or (), cost.up or ()):

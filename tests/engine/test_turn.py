@@ -114,7 +114,7 @@ def test_probe_batch_is_charged_as_a_gradient_and_differs_each_time(task, exampl
 
 
 def test_divergence_names_client_and_round(task, examples):
-    bad = examples._replace(inputs=examples.inputs * float("inf"))
+    bad = replace(examples, inputs=examples.inputs * float("inf"))
     with pytest.raises(SparsonaError, match="client 1's loss is nan in round 2"):
         run(task, bad, phase_of(task))
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparsona import api
+from sparsona import prepare
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
 from sparsona.engine.serial import Serial
@@ -28,7 +28,7 @@ SMALL = {"clients": 5, "per_round": 4, "rounds": 3, "epochs": 1, "batch_size": 1
 
 
 def setting_of(method: str = "fedspa", model=None, **more):
-    return api._setting(api.make_config(method, {**SMALL, **more}, model=model), None, model)
+    return prepare.make_setting(prepare.make_config(method, {**SMALL, **more}, model=model), None, model)
 
 
 def played(setting, executor, rounds: int = 3) -> str:

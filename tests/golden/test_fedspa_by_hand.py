@@ -50,7 +50,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparsona import api
+from sparsona import prepare
 from sparsona.data.federation import Federation
 from sparsona.engine.plan import participation
 from sparsona.engine.serial import Serial
@@ -88,7 +88,9 @@ def play_one_round(method, layer):
     options = {"rounds": 3, "per_round": 2, "batch_size": 4, "epochs": 1}
     options |= {"lr": 0.5, "weight_decay": 0.5, "clip_norm": 2.5, "prune_rate": 0.5, "density": 0.5}
     for seed in range(100):
-        setting = api._setting(api.make_config(method, options | {"seed": seed}, federation, model), federation, model)
+        setting = prepare.make_setting(
+            prepare.make_config(method, options | {"seed": seed}, federation, model), federation, model
+        )
         if participation(setting.plan, setting.clients, 0).trains == (A, B):
             break
     else:

@@ -25,9 +25,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sparsona import api
+from sparsona import prepare
 from sparsona.data.batches import shuffled
-from sparsona.data.federation import federate
+from sparsona.data.sharing import federate
 from sparsona.data.sources import load
 from sparsona.engine.plan import participation
 from sparsona.engine.serial import Serial
@@ -235,7 +235,7 @@ def network():
 
 def make_setting(method, options):
     federation = noisy_digits(options["seed"])
-    return api._setting(api.make_config(method, RUN | options, federation, network), federation, network)
+    return prepare.make_setting(prepare.make_config(method, RUN | options, federation, network), federation, network)
 
 
 class Recorder(Serial):
@@ -348,12 +348,12 @@ def test_the_transcribed_erk_gives_the_published_densities():
 
 
 def test_defaults_are_the_papers():
-    config = api.make_config("fedspa", {})
+    config = prepare.make_config("fedspa", {})
     asked = {"lr": 0.1, "epochs": 5, "weight_decay": 5e-4, "clip_norm": 10.0, "density": 0.5, "prune_rate": 0.5}
     asked |= {"search": "dst", "regrowth": "gradient", "initial_masks": "same", "allocation": "erk", "anneal": "paper"}
     assert config.options == asked
     assert config.lr_decay == 0.998
-    assert api.make_config("fedspa-rsm", {}).options == asked | {"search": "rsm"}
+    assert prepare.make_config("fedspa-rsm", {}).options == asked | {"search": "rsm"}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

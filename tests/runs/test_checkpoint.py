@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparsona import api
+from sparsona import prepare
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
 from sparsona.data.federation import Federation
@@ -35,7 +35,7 @@ def net() -> nn.Module:
 @pytest.fixture
 def star(federation) -> Star:
     options = {"rounds": 4, "per_round": 2, "epochs": 1, "executor": "serial", "tune_epochs": 1}
-    setting = api._setting(api.make_config("fedspa", options, federation, net), federation, net)
+    setting = prepare.make_setting(prepare.make_config("fedspa", options, federation, net), federation, net)
     return Star(setting, Serial(setting))
 
 
@@ -240,8 +240,8 @@ def test_a_checkpoint_of_another_model(saved, federation):
     def other() -> nn.Module:
         return nn.Linear(5, 3)
 
-    config = api.make_config("fedspa", {"rounds": 4, "per_round": 2}, federation, other)
-    star = Star(setting := api._setting(config, federation, other), Serial(setting))
+    config = prepare.make_config("fedspa", {"rounds": 4, "per_round": 2}, federation, other)
+    star = Star(setting := prepare.make_setting(config, federation, other), Serial(setting))
     with pytest.raises(SparsonaError, match="the checkpoint of the server holds") as caught:
         Checkpoints(saved).load(setting, star.start())
     assert "the model" in caught.value.mend

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from sparsona.api import make_config
 from sparsona.core.errors import SparsonaError
 from sparsona.methods import METHODS
+from sparsona.prepare import make_config
 from sparsona.runs.config import (
     RunConfig,
     all_of,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from sparsona.core.errors import SparsonaError, unknown_name
 
@@ -28,12 +28,27 @@ class RunConfig(BaseModel):
 
     method: str = Field(description="a row of `sparsona methods`")
     data: str = Field("digits", description="a row of `sparsona data`")
-    clients: int = Field(20, ge=1, description="number of clients")
+    data_dir: str | None = Field(None, description="folder where the data's files are looked for first")
+    augment: bool | None = Field(None, description="crop and mirror training images; none: as usual for the data")
+    resize: int | None = Field(
+        None, ge=1, description="side of the square that pictures are made when read (folder, gldv2)"
+    )
+    crop: int | None = Field(None, ge=1, description="pixels of the square cut from each image (folder, gldv2)")
+    sequence_length: int | None = Field(None, ge=2, description="tokens in one example of text; none: 20")
+    vocabulary_size: int | None = Field(None, ge=1, description="most frequent words kept; none: 10,000")
+    data_rate: float = Field(1.0, gt=0, le=1, description="share of the examples (partition natural: of people) used")
+    clients: int | None = Field(
+        None, ge=1, description="number of clients; none: 20, or everybody in the data (partition natural)"
+    )
     partition: str = Field("dirichlet:0.3", description="how the data is shared out among the clients")
     partition_seed: int | None = Field(None, ge=0, description="fixes the partition whatever the seed")
+    test: str = Field("auto", description="auto, split, split-train, shares:N or natural: see `sparsona data`")
     validation_rate: float = Field(0.1, ge=0, lt=1, description="share of a client's data held for decisions")
     test_rate: float = Field(0.25, gt=0, lt=1, description="share of a client's data held for the final word")
     min_size: int = Field(10, ge=2, description="fewest examples a client may be dealt")
+    min_train: int = Field(0, ge=0, description="fewest training examples; people with less are left out")
+    min_test: int = Field(0, ge=0, description="fewest test examples; people with less are left out")
+    max_examples: int | None = Field(None, ge=2, description="most examples a client keeps of what it is dealt")
     model: str | None = Field(None, description="a row of `sparsona models`; none: the data set's default")
     rounds: int = Field(30, ge=1, description="number of rounds")
     per_round: int | None = Field(None, ge=1, description="clients sampled per round; none: half of them")
@@ -59,9 +74,17 @@ class RunConfig(BaseModel):
     max_seconds: float | None = Field(None, gt=0, description="stop after the round in which this time is reached")
     options: dict[str, Any] = Field(default_factory=dict, description="options of the method")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _twenty_clients(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("clients") is None and values.get("partition") != "natural":
+            return {**values, "clients": 20}
+        return values
+
     @property
     def sampled(self) -> int:
-        """Clients per round, the default worked out."""
+        """Clients per round, the default worked out; `clients` must be known."""
+        assert self.clients is not None
         return self.per_round or max(1, (self.clients - self.novel) // 2)
 
     @property
@@ -77,8 +100,11 @@ class RunConfig(BaseModel):
     def conflicts(self) -> list[SparsonaError]:
         """What single fields cannot see."""
         found = []
-        taking_part = self.clients - self.novel
-        if taking_part < 1:
+        # None: only the data will tell.
+        taking_part = None if self.clients is None else self.clients - self.novel
+        if taking_part is None:
+            pass
+        elif taking_part < 1:
             found.append(
                 SparsonaError(
                     f"{self.novel} novel clients of {self.clients}",

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from sparsona.core.errors import SparsonaError
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.executors import open_executor
-from sparsona.engine.jobs import Setting
+from sparsona.engine.jobs import Executor, Job, Outcome, Setting
 from sparsona.engine.serial import Serial
 from sparsona.engine.star import Population, RoundRecord, Star
 from sparsona.runs.checkpoint import Checkpoints, Progress
@@ -22,17 +22,44 @@ CHECKPOINT_SHARE = 0.05
 CHECKPOINT_SECONDS = 2.0
 
 
+TELL_SECONDS = 2.0  # a round that takes longer is told about while it is played
+
+
 @dataclass(frozen=True)
 class Event:
-    """What a progress bar shows after a round."""
+    """What a progress bar shows after a round, or, with `doing`, in the middle of a long one."""
 
     completed: int
     total: int
     accuracy: float | None
     seconds: float
+    doing: str = ""
 
 
 Listener = Callable[[Event], None]
+
+
+class _Watched:
+    """An executor whose every outcome is told."""
+
+    def __init__(self, executor: Executor, tell: Callable[[str, int], None]) -> None:
+        self._executor, self._tell = executor, tell
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
+        doing = ""
+
+        def seen() -> Iterator[Job]:
+            nonlocal doing
+            for job in jobs:
+                doing = job.do
+                yield job
+
+        for done, outcome in enumerate(self._executor.run(seen()), 1):
+            self._tell(doing, done)
+            yield outcome
+
+    def close(self) -> None:
+        self._executor.close()
 
 
 def play(
@@ -51,7 +78,7 @@ def play(
         return session.progress  # and no worker is started
     executor = open_executor(executor_name, setting)
     try:
-        session.star = Star(setting, executor)
+        session.star = Star(setting, _Watched(executor, session.tell))
         return session.run(max_seconds)
     finally:
         executor.close()
@@ -68,6 +95,8 @@ class _Session:
         self.began = time.monotonic() - self.progress.seconds
         self.checkpoint_at = time.monotonic()
         self.checkpoint_cost = 0.0
+        self.told = time.monotonic()
+        self.accuracy: float | None = None
         if found is None:
             # A manifest precedes the first record: records without one have lost it, and are not begun anew.
             if folder.has_records:
@@ -83,11 +112,21 @@ class _Session:
     def seconds(self) -> float:
         return time.monotonic() - self.began
 
+    def tell(self, doing: str, done: int) -> None:
+        """What a long round is at: at most every TELL_SECONDS."""
+        if time.monotonic() - self.told >= TELL_SECONDS:
+            what = {"train": "trained", "evaluate": "tested", "tune": "tuned"}[doing]
+            self._tell(self.accuracy, f"{done} client{'s' * (done > 1)} {what}")
+
+    def _tell(self, accuracy: float | None, doing: str = "") -> None:
+        self.told, self.accuracy = time.monotonic(), accuracy
+        self.listen(Event(self.progress.completed, self.setting.plan.rounds, accuracy, self.seconds, doing))
+
     def run(self, max_seconds: float | None) -> Progress:
         self.folder.rewind(self.progress.completed)
         deadline = None if max_seconds is None else time.monotonic() + max_seconds
         unsaved = False
-        self.listen(Event(self.progress.completed, self.setting.plan.rounds, None, self.seconds))
+        self._tell(None)
         try:
             while self.progress.completed < self.setting.plan.rounds:
                 self._round()
@@ -115,7 +154,7 @@ class _Session:
             record.evaluations.extend(self.star.evaluate(population, index + 1))
         self._write(record, index + 1, time.monotonic() - began)
         self.progress = replace(self.progress, completed=index + 1, seconds=self.seconds, population=population)
-        self.listen(Event(index + 1, self.setting.plan.rounds, _mean(record.evaluations, "received"), self.seconds))
+        self._tell(_mean(record.evaluations, "received"))
 
     def _evaluate_where_it_stops(self) -> None:
         """The result must be that of the round which was reached, also between two evaluations."""
@@ -134,7 +173,7 @@ class _Session:
         self.progress = replace(self.progress, tuned=tuned, seconds=self.seconds, finished=True)
         accuracy = _mean(record.evaluations, "tuned")
         if accuracy is not None:
-            self.listen(Event(self.setting.plan.rounds, self.setting.plan.rounds, accuracy, self.seconds))
+            self._tell(accuracy)
 
     def _checkpoint_is_due(self) -> bool:
         since = time.monotonic() - self.checkpoint_at

@@ -1,0 +1,102 @@
+"""`sparsona data`: what there is, how to get it, and how it looks when it is shared out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sparsona.cli_options import gather, with_sharing_options
+from sparsona.core.errors import SparsonaError
+from sparsona.terminal import download_bar, print_partition, print_table, show_rows
+
+
+@click.group(invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@click.pass_context
+def data(context: click.Context, as_json: bool) -> None:
+    """List the data sets, and the ways to share them out among clients. Get them, and look at a partition:
+
+    \b
+      sparsona data
+      sparsona data get cifar10
+      sparsona data show cifar10 --clients 100 --partition dirichlet:0.3
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from sparsona.data import PARTITIONS, SOURCES, TESTS
+
+    sources = [
+        {"name": s.name, "what": s.summary, "examples": s.num_examples, "classes": s.num_classes, "from": s.origin}
+        for s in SOURCES.values()
+    ]
+    partitions = [{"partition": p.form, "what": p.summary} for p in PARTITIONS.values()]
+    tests = [{"test": p.form, "what": p.summary} for p in TESTS.values()]
+    if as_json:
+        click.echo(json.dumps({"data": sources, "partitions": partitions, "tests": tests}, indent=2))
+        return
+    print_table(sources)
+    print_table(partitions)
+    hint = "`sparsona data get NAME` obtains one. From Python, bring your own: sparsona.federate(x, y, clients=20)."
+    show_rows(tests, False, hint)
+
+
+@data.command()
+@click.argument("name")
+@click.option("--to", "folder", type=click.Path(path_type=Path), help="Folder to put it into.  [the cache]")
+def get(name: str, folder: Path | None) -> None:
+    """Obtain the data set NAME, check it, and put it where `--data NAME` finds it.
+
+    Nothing is kept that does not have the published checksum. A second call finds it there and does nothing.
+    """
+    from sparsona.data.obtain import obtain
+    from sparsona.data.readers.files import cache_folder
+
+    with download_bar(name) as listen:
+        files = obtain(name, folder or cache_folder(), listen, say=lambda text: click.echo(text, err=True))
+    for file in files:
+        click.echo(str(file))
+
+
+@data.command()
+@click.argument("name")
+@with_sharing_options
+@click.option("--seed", type=int, help="The seed of the run that would use it.  [0]")
+@click.option("--config", type=click.Path(path_type=Path), help="TOML file of options; the command line wins.")
+@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Any other option, such as max_examples=1000.")
+@click.option("--out", type=click.Path(path_type=Path), help="Picture to write as well: .svg or .png.")
+@click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
+def show(name: str, config: Path | None, pairs: tuple[str, ...], out: Path | None, as_json: bool, **flags: Any) -> None:
+    """Draw how NAME would be shared out: clients by classes, and their sizes.
+
+    \b
+      sparsona data show digits --partition shards:2
+      sparsona data show mnist --partition natural --out writers.svg
+      sparsona data show cifar10 --clients 100 --test shares:100 --set validation_rate=0
+    """
+    from sparsona import prepare
+    from sparsona.analysis.picture import Partition, save_picture
+    from sparsona.data.federation import PARTS
+
+    options = gather(config, pairs, flags)
+    if others := sorted(set(options) - {*prepare.OF_DATA, "seed"}):
+        raise SparsonaError(
+            f"'{others[0]}' says nothing about data", expected="options that do", mend="see `sparsona data show --help`"
+        )
+    settings = prepare.make_config("local", {**options, "data": name})
+    federation = prepare.read_data(settings)
+    counts = federation.label_counts("train")
+    sizes = dict(zip(PARTS, federation.sizes().T.numpy(), strict=True))
+    title = f"{name}, {settings.partition}, test {federation.tested_on}, seed {settings.seed}"
+    picture = Partition(title, sizes, None if counts is None else counts.numpy())
+    if as_json:
+        found: dict[str, Any] = {"data": name, "partition": settings.partition, "tested_on": federation.tested_on}
+        found |= {"clients": federation.num_clients, "classes": federation.num_classes}
+        found |= {part: size.tolist() for part, size in sizes.items()}
+        click.echo(json.dumps(found | {"label_counts": None if counts is None else counts.tolist()}))
+    else:
+        print_partition(picture)
+    if out is not None:
+        click.echo(f"picture: {save_picture(picture, out)}", err=as_json)

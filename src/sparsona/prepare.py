@@ -1,0 +1,142 @@
+"""Names become objects: a checked config, the data it names shared out, and everything a run needs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sparsona import data, methods, models
+from sparsona.core.errors import SparsonaError
+from sparsona.core.losses import argmax_score, cross_entropy, token_cross_entropy, token_score
+from sparsona.core.task import Task
+from sparsona.data.federation import Federation
+from sparsona.data.sharing import share
+from sparsona.data.sources import read
+from sparsona.engine.jobs import Setting
+from sparsona.engine.plan import Plan
+from sparsona.runs import config as configs
+from sparsona.runs.config import RunConfig
+
+GIVEN = "given"  # in a config: the data, partition or model came from Python and has no name
+# What is read of a data set, and how it is shared out; a federation made in Python has been through both.
+READING = ("sequence_length", "vocabulary_size", "resize", "crop", "augment")
+SHARING = (
+    *("clients", "partition", "partition_seed", "test", "validation_rate", "test_rate", "data_rate"),
+    *("min_size", "min_train", "min_test", "max_examples"),
+)
+OF_DATA = ("data", "data_dir", *READING, *SHARING)
+
+
+def make_config(
+    method: str, options: Mapping[str, Any], federation: Federation | None = None, model: Any = None
+) -> RunConfig:
+    """The checked config of one run. `method` is a row's name, with options of its own after a colon if need be."""
+    name, own = configs.parse_method(method)
+    row = methods.card(name)
+    _, kind = methods.factory(name)
+    keys = set(kind.model_fields)
+    run_options, method_options, mistakes = configs.split_options({**options, **own}, keys, name)
+    if federation is not None:
+        if not isinstance(federation, Federation):
+            raise SparsonaError(
+                f"a {type(federation).__name__} where a federation is expected",
+                expected="what sparsona.federate(x, y, clients=20) or Federation.from_clients([...]) returns",
+                mend="make one of your data first",
+            )
+        for key in OF_DATA:
+            if key in run_options:
+                raise SparsonaError(
+                    f"'{key}' together with a federation",
+                    expected="one of the two: the federation has its clients and splits already",
+                    mend=f"leave '{key}' out, or give it to sparsona.federate",
+                )
+        run_options |= {"data": GIVEN, "clients": federation.num_clients, "partition": GIVEN, "test": GIVEN}
+    if model is not None:
+        run_options["model"] = model if isinstance(model, str) else GIVEN
+    method_values, run_values = {**row.options, **method_options}, {**row.engine, **run_options, "method": name}
+    mistakes += [*configs.mistakes(kind, method_values, name), *configs.mistakes(RunConfig, run_values, "a run")]
+    if not mistakes:
+        config = RunConfig(**run_values, options=kind(**method_values).model_dump(mode="json"))
+        mistakes = config.conflicts()
+    if mistakes:
+        raise configs.all_of(mistakes)
+    return config
+
+
+def read_data(config: RunConfig) -> Federation:
+    """The data set that a config names, shared out as it says."""
+    options = {key: value for key in READING if (value := getattr(config, key)) is not None}
+    pool = read(config.data, [Path(config.data_dir).expanduser()] if config.data_dir else [], **options)
+    return share(pool, seed=config.seed, **{key: getattr(config, key) for key in SHARING})
+
+
+def make_setting(config: RunConfig, federation: Federation | None = None, model: Any = None) -> Setting:
+    """Everything a run needs. Only now, if the data says how many clients there are, is that number known."""
+    if federation is None:
+        federation = read_data(config)
+        config = config.model_copy(update={"clients": federation.num_clients})
+        if found := config.conflicts():
+            raise configs.all_of(found)
+    if model is None or isinstance(model, str):
+        source = config.data.partition(":")[0]
+        name = config.model or (data.SOURCES[source].default_model if source in data.SOURCES else None)
+        if name is None:
+            raise SparsonaError(
+                f"no model for {config.data}",
+                expected="a torch.nn.Module or a row of `sparsona models`",
+                mend="model=net in Python, --model NAME on the command line",
+            )
+        model = models.builder(name, federation.input_shape, federation.num_classes)
+    losses, score = cross_entropy, argmax_score
+    if federation.asks_per_token:
+        losses, score = token_cross_entropy, token_score
+    shape, tokens = federation.input_shape, federation.has_tokens
+    task = Task(model, shape, federation.num_classes, losses=losses, score=score, tokens=tokens)
+    make, kind = methods.factory(config.method)
+    make_method = partial(make, config=configs.validated(kind, config.options, config.method))
+    plan = Plan(
+        rounds=config.rounds,
+        per_round=config.sampled,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        lr_decay=config.lr_decay,
+        eval_every=config.eval_every,
+        points=config.all_points,
+        tune_epochs=config.tune_epochs,
+        tune_lr_scale=config.tune_lr_scale,
+        drop_rate=config.drop_rate,
+        everyone_trains=config.everyone_trains,
+        stateless=config.stateless,
+        num_novel=config.novel,
+    )
+    setting = Setting(task, make_method, federation, plan, config.capacities)
+    smallest = min(client.num_examples for client in setting.clients)
+    if task.mixes_examples and min(smallest, config.batch_size) < 2:
+        raise SparsonaError(
+            f"a BatchNorm model with batches of {config.batch_size} and a client of {smallest} training examples",
+            expected="two or more of both: one example has no statistics",
+            mend="raise --batch-size or --set min_size=..., or use GroupNorm",
+        )
+    return setting
+
+
+def start_digest(setting: Setting) -> str:
+    """Tells apart initial weights, which a module from Python brings along."""
+    state = hashlib.blake2b(digest_size=16)
+    for tree in (setting.params, setting.buffers):
+        state.update(tree.flat.numpy().tobytes())
+    return state.hexdigest()
+
+
+def ignores_capacity(setting: Setting) -> bool:
+    """Whether any client is handed, or keeps, more than its device is said to hold."""
+    size, round_ = setting.task.layout.size, setting.plan.round_at(0)
+    for client in setting.clients:
+        down = setting.method.cost(setting.task.layout, client, round_).down
+        held = size if down is None else max(part.num_values for part in down if not part.is_mask)
+        if held > client.capacity * size:
+            return True
+    return False
