@@ -65,7 +65,7 @@ def _saying_how_to_go_on(path: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if path.exists():
-            warn(f"stopped; `sparsona resume {path}` goes on where it was")
+            warn(f"`sparsona resume {path}` goes on where it was stopped")
         raise
 
 
@@ -81,13 +81,14 @@ def _train(config: RunConfig, federation: Federation | None, model: Any, path: P
         "title": row.title,
         "point": config.headline,
         "alone": setting.method.server is None and setting.method.peer is None,
-        "has_batch_statistics": setting.task.mixes_examples,
+        "has_batch_statistics": setting.task.moves_buffers,
         "federation": setting.federation.digest(),
         "layout": setting.task.layout.digest.hex(),
         "start": start_digest(setting),
         "ignores_capacity": ignores_capacity(setting),
         "num_parameters": setting.task.layout.size,
         "tested_on": setting.federation.tested_on,
+        "left_out": dict(setting.federation.left_out),
         "augments": setting.federation.view.augments,
         "sizes": setting.federation.sizes().tolist(),
         "label_counts": None if counts is None else counts.tolist(),
@@ -163,7 +164,9 @@ def _setting_again(folder: RunFolder, config: RunConfig, federation: Federation 
 
 
 def _new_path(config: RunConfig) -> Path:
-    return RUNS / f"{config.method}-{config.data}-seed{config.seed}-{_stamp()}"
+    name, _, path = config.data.partition(":")
+    own = re.sub("[^A-Za-z0-9._+]+", "-", Path(path).stem).strip("-.") if path else ""
+    return RUNS / f"{config.method}-{own or name}-seed{config.seed}-{_stamp()}"
 
 
 def _stamp() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,13 @@ def make_config(
                     mend=f"leave '{key}' out, or give it to sparsona.federate",
                 )
         run_options |= {"data": GIVEN, "clients": federation.num_clients, "partition": GIVEN, "test": GIVEN}
+    source = str(run_options.get("data", "")).strip()
+    if "partition" not in run_options and source in data.SOURCES and data.SOURCES[source].is_natural:
+        run_options["partition"] = "natural"  # such data is nobody else's
     if model is not None:
         run_options["model"] = model if isinstance(model, str) else GIVEN
-    method_values, run_values = {**row.options, **method_options}, {**row.engine, **run_options, "method": name}
+    method_values = {**row.options, **method_options}
+    run_values = {**row.engine, **_with_whole_paths(run_options), "method": name}
     mistakes += [*configs.mistakes(kind, method_values, name), *configs.mistakes(RunConfig, run_values, "a run")]
     if not mistakes:
         config = RunConfig(**run_values, options=kind(**method_values).model_dump(mode="json"))
@@ -66,10 +70,27 @@ def make_config(
     return config
 
 
-def read_data(config: RunConfig) -> Federation:
-    """The data set that a config names, shared out as it says."""
+def _with_whole_paths(options: dict[str, Any]) -> dict[str, Any]:
+    """Paths as they are from anywhere: a run may be resumed from another folder than it was started in."""
+    found = dict(options)
+    for key, forms in (("data", ("arrays:", "folder:")), ("partition", ("file:",)), ("data_dir", ("",))):
+        text = options[key].strip() if isinstance(options.get(key), str) else ""
+        for form in forms:
+            if text.startswith(form) and (path := text.removeprefix(form)):
+                found[key] = f"{form}{Path(path).expanduser().absolute()}"
+    return found
+
+
+def read_data(config: RunConfig, listen: Callable[[int, int], None] | None = None) -> Federation:
+    """The data set that a config names, shared out as it says; `listen(done, total)` hears of decoding it."""
     options = {key: value for key in READING if (value := getattr(config, key)) is not None}
-    pool = read(config.data, [Path(config.data_dir).expanduser()] if config.data_dir else [], **options)
+    if config.data_dir and not Path(config.data_dir).expanduser().is_dir():
+        raise SparsonaError(
+            f"there is no folder '{config.data_dir}'",
+            expected="the folder of the data's files",
+            mend="check --data-dir",
+        )
+    pool = read(config.data, [Path(config.data_dir).expanduser()] if config.data_dir else [], listen=listen, **options)
     return share(pool, seed=config.seed, **{key: getattr(config, key) for key in SHARING})
 
 

@@ -1,11 +1,13 @@
 """Every owner's examples with one client."""
 
+import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsona.core.errors import SparsonaError
+from sparsona.data import owners as whose
 from sparsona.data.partition import partition
 
 
@@ -39,9 +41,9 @@ def test_owners_keep_what_is_theirs(owners, min_size, seed, data):
         return
     num_clients = data.draw(st.none() | st.integers(1, len(able)))
     parts = natural(owners, num_clients, seed, min_size)
-    whose = [set(owners[part].tolist()) for part in parts]
-    assert all(len(each) == 1 for each in whose)
-    chosen = [each.pop() for each in whose]
+    found = [set(owners[part].tolist()) for part in parts]
+    assert all(len(each) == 1 for each in found)
+    chosen = [each.pop() for each in found]
     assert chosen == sorted(set(chosen))
     assert set(chosen) <= set(able.tolist())
     assert len(chosen) == (num_clients or len(able))
@@ -74,3 +76,38 @@ def test_data_without_owners_is_told():
         partition("natural", np.zeros(5), None, 0, owners=np.zeros(3, dtype=int))
     with pytest.raises(SparsonaError, match=r"owners are float64"):
         partition("natural", np.zeros(5), None, 0, owners=np.zeros(5))
+
+
+numbered = hnp.arrays(np.int64, st.integers(1, 60), elements=st.integers(-1, 6))
+
+
+@settings(deadline=None, max_examples=40)
+@given(owners=numbered, chosen=st.lists(st.integers(0, 8), max_size=6), piece=st.integers(1, 70), data=st.data())
+def test_what_is_whose_is_found_piece_by_piece(owners, chosen, piece, data):
+    start = data.draw(st.integers(0, len(owners)))
+    y = data.draw(hnp.arrays(np.int32, (len(owners), 2), elements=st.integers(0, 6)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(whose, "PIECE", piece)
+        found = whose.find_by_owner(owners, chosen, start)
+        counts, scored = whose.count_by_owner(owners, 7), whose.count_by_owner(owners, 7, y)
+    expected = [[i for i, owner in enumerate(owners) if owner == mine and i >= start] for mine in chosen]
+    assert [part.tolist() for part in found] == expected
+    assert counts.tolist() == [(owners == owner).sum() for owner in range(7)]
+    assert scored.tolist() == [((owners == owner) & (y.max(axis=1) > 3)).sum() for owner in range(7)]
+
+
+def test_owners_are_numbered_without_gaps():
+    assert whose.number_owners(np.array([70, -5, 10**12, 70, -1, 3])).tolist() == [1, -1, 2, 1, -1, 0]
+
+
+def test_people_are_left_out_for_the_first_thing_they_lack():
+    people = np.array([3, 5, 8, 9])
+    has = {"no arms": np.array([True, False, True, True]), "no legs": np.array([True, False, False, True])}
+    able, left_out = whose.keep_able(people, has, None)
+    assert able.tolist() == [3, 9]
+    assert left_out == {"no arms": 1, "no legs": 1}
+    assert whose.tell_left_out(left_out, "but ") == "but 1 with no arms, 1 with no legs"
+    assert whose.tell_left_out({}, "but ") == ""
+    message = r"2 of 4 people can be clients, but 3 clients were asked for; left out: 1 with no arms, 1 with no legs"
+    with pytest.raises(SparsonaError, match=message):
+        whose.keep_able(people, has, 3)

@@ -1,21 +1,28 @@
 """Downloads, from a server in this process: checked, whole or not there, and by the registries' own tools."""
 
 import base64
+import errno
 import hashlib
 import io
 import json
 import lzma
+import os
 import tarfile
 import threading
 import zipfile
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import numpy as np
 import pytest
+from click.testing import CliRunner
+from PIL import Image
 
+from sparsona import cli
 from sparsona.core.errors import SparsonaError
 from sparsona.data import SOURCES, obtain
 from sparsona.data.downloads import EXTRAS, WAYS, Download
+from sparsona.data.readers.files import MARK
 
 CONTENTS = {"data_batch_1.bin": b"one" * 1000, "test_batch.bin": b"two" * 500}
 
@@ -202,9 +209,109 @@ def test_a_tree_is_kept_whole(tmp_path, server, ways, pack):
     ways(Download(f"{server.address}/a", tree="tree"))
     assert obtain.obtain("cifar10", tmp_path) == [tmp_path / "cifar10"]
     assert (tmp_path / "cifar10" / "train" / "a" / "1.png").read_bytes() == b"1"
-    assert sorted(path.name for path in (tmp_path / "cifar10").iterdir()) == ["train", "val"]
-    assert obtain.obtain("cifar10", tmp_path) == [tmp_path / "cifar10"]
+    assert only(tmp_path / "cifar10") == [obtain.NOTE, "train", "val"]
+    said = []
+    assert obtain.obtain("cifar10", tmp_path, None, said.append) == [tmp_path / "cifar10"]
     assert server.asked == ["a"]
+    assert "is there already" in said[0]
+    (tmp_path / "cifar10" / "train" / "a" / "1.png").write_bytes(b"")
+    with pytest.raises(SparsonaError, match="not as it was downloaded"):
+        obtain.obtain("cifar10", tmp_path)
+    assert server.asked == ["a"]
+
+
+def test_a_tree_somebody_else_put_there_was_not_checked_and_an_empty_one_is_none(tmp_path, server, ways):
+    server.pages["a"] = tar(TREE)
+    ways(Download(f"{server.address}/a", tree="tree"))
+    (tmp_path / "cifar10").mkdir()
+    obtain.obtain("cifar10", tmp_path)
+    assert (tmp_path / "cifar10" / "val" / "notes.txt").read_bytes() == b"2"
+    (tmp_path / "cifar10" / obtain.NOTE).unlink()
+    said = []
+    assert obtain.obtain("cifar10", tmp_path, None, said.append) == [tmp_path / "cifar10"]
+    assert "was not checked" in said[0]
+    assert server.asked == ["a"]
+
+
+def test_files_without_a_published_sum_are_known_by_their_size_if_they_came_from_here(tmp_path, server, ways):
+    server.pages["a"] = tar(CONTENTS)
+    ways(Download(f"{server.address}/a", dict.fromkeys(SUMS, ""), md5=md5(server.pages["a"])))
+    (tmp_path / "cifar10").mkdir()
+    for name in SUMS:
+        (tmp_path / "cifar10" / name).write_bytes(b"hm")
+    said = []
+    obtain.obtain("cifar10", tmp_path, None, said.append)
+    assert "was not checked" in said[0]
+    assert server.asked == []
+    (tmp_path / "cifar10" / "test_batch.bin").unlink()
+    obtain.obtain("cifar10", tmp_path, None, said.append)
+    obtain.obtain("cifar10", tmp_path, None, said.append)
+    assert "is there already" in said[1]
+    (tmp_path / "cifar10" / "test_batch.bin").write_bytes(b"hm")
+    obtain.obtain("cifar10", tmp_path, None, said.append)
+    assert len(said) == 2
+    assert server.asked == ["a", "a"]
+    assert {name: held(tmp_path)[name] for name in CONTENTS} == CONTENTS
+
+
+def test_other_peoples_folders_are_left_alone(tmp_path, server, ways):
+    server.pages["a"] = tar(CONTENTS)
+    ways(Download(f"{server.address}/a", SUMS))
+    for name in ("thesis.part-1", "cifar10.part-two", "cifar10.part-abcd_123"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "precious").touch()
+        os.utime(tmp_path / name, (0, 0))
+    abandoned = tmp_path / "cifar10.part-abcd_124"
+    abandoned.mkdir()
+    (abandoned / MARK).touch()
+    os.utime(abandoned / MARK, (0, 0))
+    obtain.obtain("cifar10", tmp_path)
+    assert only(tmp_path) == ["cifar10", "cifar10.part-abcd_123", "cifar10.part-two", "thesis.part-1"]
+
+
+@pytest.mark.parametrize("when", ["unpacking", "downloading"])
+def test_a_full_disk_is_told_at_once_as_what_it_is(tmp_path, server, ways, monkeypatch, when):
+    server.pages["a"] = server.pages["b"] = tar(CONTENTS)
+    ways(Download(f"{server.address}/a", SUMS), Download(f"{server.address}/b", SUMS))
+
+    def fill(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if when == "unpacking":
+        monkeypatch.setattr(obtain.shutil, "copyfileobj", fill)
+    for folder, mend in ((tmp_path / "mine", "--to"), (tmp_path / "cache", "SPARSONA_DATA")):
+        monkeypatch.setenv("SPARSONA_DATA", str(tmp_path / "cache"))
+        server.asked.clear()
+        with pytest.raises(SparsonaError, match=f"nothing can be kept(.|\n)*No space left(.|\n)*{mend}"):
+            obtain.obtain("cifar10", folder, fill if when == "downloading" else None)
+        assert server.asked == ["a"]
+        assert only(folder) == []
+
+
+def test_no_bar_appears_where_nothing_is_downloaded(tmp_path, server, ways, monkeypatch):
+    server.pages["a"] = tar(CONTENTS)
+    ways(Download(f"{server.address}/a", SUMS))
+    get = ["data", "get", "cifar10", "--to", str(tmp_path)]
+    assert "bytes" in CliRunner().invoke(cli.cli, get, catch_exceptions=False).stderr
+    again = CliRunner().invoke(cli.cli, get, catch_exceptions=False)
+    assert again.stderr.splitlines() == [f"cifar10 is there already, in {tmp_path / 'cifar10'}"]
+    unknown = CliRunner().invoke(cli.cli, ["data", "get", "cifar-10", "--to", str(tmp_path)])
+    assert unknown.stderr == ""  # the error itself is told further out
+
+
+def test_decoding_is_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARSONA_DATA", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    for number in range(24):
+        (tmp_path / "pets" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        picture = Image.fromarray(rng.integers(256, size=(4, 4), dtype=np.uint8))
+        picture.save(tmp_path / "pets" / "ab"[number % 2] / f"{number}.png")
+    show = ["data", "show", f"folder:{tmp_path / 'pets'}", "--clients", "2", "--partition", "iid", "--json"]
+    first, again = (CliRunner().invoke(cli.cli, show, catch_exceptions=False) for _ in range(2))
+    assert "decoding" in first.stderr
+    assert "24/24" in first.stderr
+    assert again.stderr == ""
+    assert first.stdout == again.stdout
 
 
 @pytest.mark.parametrize("name", ["../evil", "tree/../../evil", "/evil", "tree/a/../../../evil"])

@@ -224,6 +224,25 @@ def test_shards_that_come_out_too_small_are_told():
         partition("shards:100", cycle(100, 2), 2, 0, min_size=0)
 
 
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (f"pathological:{'9' * 5_000}", "not a number of classes"),
+        (f"shards:{'9' * 5_000}", "not a number of shards"),
+        (f"groups:{'9' * 5_000}:1", "not a number of groups"),
+        (f"dirichlet:{'9' * 5_000}", "not a concentration"),
+        ("dirichlet:1_0", "'1_0' is not a concentration"),
+        ("dirichlet:٠.٣", "'٠.٣' is not a concentration"),
+        ("pathological:1_0", "'1_0' is not a number of classes"),
+        ("pathological:٢", "'٢' is not a number of classes"),
+    ],
+)
+def test_numbers_are_written_in_plain_digits_and_told_in_one_line(spec, message):
+    with pytest.raises(SparsonaError, match=message) as caught:
+        partition(spec, cycle(100, 10), 5, 0)
+    assert all(len(line) < 250 for line in str(caught.value).splitlines())
+
+
 def test_no_clients_or_no_labels_are_told():
     with pytest.raises(SparsonaError, match=r"0 clients\n  expected: at least 1 client"):
         partition("iid", cycle(10, 2), 0, 0)
@@ -312,7 +331,10 @@ def test_a_partition_survives_its_file(labels, seed, tmp_path_factory):
         ({"anna": [0], "1": [1]}, "has a client 'anna'"),
         ([], "holds no clients"),
         ("3", "holds no clients"),
-        ("[[0], [1]", "is not JSON"),
+        ("[[0], [1]", "cannot be read"),
+        ('{"0": [0, 1], "0": [2, 3], "1": [4]}', "'0' occurs more than once"),
+        ("[" * 100_000, "cannot be read"),
+        ("[[" + "1" * 5_000 + "]]", "cannot be read"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_told(from_file, content, message):
@@ -325,6 +347,10 @@ def test_a_file_that_is_not_there_is_told(tmp_path):
         partition(f"file:{tmp_path}/nowhere.npy", cycle(5, 2), 2, 0)
     with pytest.raises(SparsonaError, match=r"has the ending '.csv'\n  expected: .npy or .json"):
         partition("file:clients.csv", cycle(5, 2), 2, 0)
+    head = "{'descr': '<i8', 'fortran_order': False, 'shape': (1000000000000000,), }".ljust(117) + "\n"
+    (tmp_path / "huge.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode())
+    with pytest.raises(SparsonaError, match="cannot be read"):
+        partition(f"file:{tmp_path}/huge.npy", cycle(5, 2), 2, 0)
     (tmp_path / "empty.npy").touch()
     with pytest.raises(SparsonaError, match="cannot be read"):
         partition(f"file:{tmp_path}/empty.npy", cycle(5, 2), 2, 0)

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from contextlib import closing
 
 import h5py
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tokens import BEGIN, END, NUM_SPECIAL, PAD, UNKNOWN
+from sparsona.data.readers import stackoverflow
 from sparsona.data.readers.text import cut
 from sparsona.data.sources import read
 
@@ -143,6 +145,10 @@ GOOD = {"w": ([[1.0] * 784], [3])}
         (json.dumps({"users": ["w"], "user_data": {"w": {"x": [[2.0] * 784], "y": [1]}}}), "outside 0 to 1"),
         (json.dumps({"users": ["w"], "user_data": {"w": {"x": [[1.0] * 784], "y": [62]}}}), "3 to 62"),
         ('{"users": [], "user_data": {}}', "no examples"),
+        (json.dumps({"users": ["w"], "user_data": {"w": {"x": [[1.0] * 784], "y": [1.5]}}}), "classes of float64"),
+        (json.dumps({"users": ["w"], "user_data": {"w": {"x": [[1.0] * 784], "y": ["3"]}}}), "classes of <U1"),
+        (json.dumps({"users": ["w"], "user_data": {"w": {"x": [["1.0"] * 784], "y": [3]}}}), "images of <U3"),
+        (json.dumps({"users": ["w", "w"], "user_data": {"w": {"x": [[1.0] * 784], "y": [3]}}}), "listed twice"),
         ("[" * 100_000, "cannot be read"),
     ],
 )
@@ -210,12 +216,14 @@ def example(sentence):
     return field(1, score + title + tokens)
 
 
-def write_sqlite(root, blob=None):
+def write_sqlite(root, blob=None, null=False):
     base = sqlite3.connect(root / "stackoverflow.sqlite")
     base.execute("CREATE TABLE examples (split_name TEXT, client_id TEXT, serialized_example_proto BLOB)")
     for split, users in (*SENTENCES.items(), ("heldout", {"1": ["held out words"]})):
         for user, sentences in users.items():
-            rows = [(split, user, example(sentence) if blob is None else blob) for sentence in sentences]
+            rows = [
+                (split, user, None if null else example(sentence) if blob is None else blob) for sentence in sentences
+            ]
             base.executemany("INSERT INTO examples VALUES (?, ?, ?)", rows)
     base.commit()
     base.close()
@@ -242,6 +250,25 @@ def test_stackoverflow(tmp_path, write):
     assert read("stackoverflow", [tmp_path]).x.shape == (5, 20)
 
 
+@pytest.mark.parametrize("write", [write_hdf5, write_sqlite])
+def test_both_passes_over_stackoverflow_are_told(tmp_path, monkeypatch, write):
+    monkeypatch.setattr(stackoverflow, "TELL_EVERY", 2)
+    write(tmp_path)
+    heard = []
+    read("stackoverflow", [tmp_path], listen=lambda *at: heard.append(at))
+    assert heard[:2] == [(2, 0), (4, 0)]  # how many there are is not known yet
+    assert heard[2:] == [(number, 5) for number in range(1, 6)]
+
+
+def test_a_sentence_of_nobody_is_refused(tmp_path):
+    write_sqlite(tmp_path)
+    with closing(sqlite3.connect(tmp_path / "stackoverflow.sqlite")) as base:
+        base.execute("UPDATE examples SET client_id = NULL WHERE client_id = '77'")
+        base.commit()
+    with pytest.raises(SparsonaError, match="user None"):
+        read("stackoverflow", [tmp_path])
+
+
 def test_stackoverflow_damaged(tmp_path):
     write_hdf5(tmp_path)
     path = tmp_path / "stackoverflow_train.h5"
@@ -255,10 +282,24 @@ def test_stackoverflow_damaged(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "blob", [b"", b"\x0a", b"\x0a\xff", b"\xff" * 30, example("x")[:-1], b"\x0b\x00", field(1, b"")]
+    "blob",
+    [
+        10**12,  # a number of so many bytes
+        None,
+        "text",
+        field(1, field(1, field(1, b"tokens"))),  # no value
+        field(1, field(1, field(1, b"tokens") + field(2, field(3, field(1, b"\x05"))))),  # numbers
+        b"",
+        b"\x0a",
+        b"\x0a\xff",
+        b"\xff" * 30,
+        example("x")[:-1],
+        b"\x0b\x00",
+        field(1, b""),
+    ],
 )
 def test_stackoverflow_with_damaged_examples(tmp_path, blob):
-    write_sqlite(tmp_path, blob)
+    write_sqlite(tmp_path, *([] if blob is None else [blob]), null=blob is None)
     with pytest.raises(SparsonaError, match=r"stackoverflow\.sqlite' cannot be read"):
         read("stackoverflow", [tmp_path])
 

@@ -127,6 +127,19 @@ def test_numbers_below_one_are_refused():
         read("shakespeare", sequence_length=0)
 
 
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [
+        ("shakespeare", {"sequence_length": 10**6}),
+        ("stackoverflow", {"vocabulary_size": 10**9}),
+        ("folder:x", {"resize": 10**6}),
+    ],
+)
+def test_numbers_beyond_reason_are_refused(spec, options):
+    with pytest.raises(SparsonaError, match=r"is 10+\n(.|\n)*at most"):
+        read(spec, **options)
+
+
 def test_where_the_cache_is(monkeypatch, tmp_path):
     for name in ("SPARSONA_DATA", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)

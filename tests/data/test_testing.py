@@ -88,16 +88,3 @@ def test_what_has_no_shares_is_told():
         testing.draw_by_shares(np.ones((2, 3)), np.zeros((4, 5)), None, 0)
     with pytest.raises(SparsonaError, match="0 test examples per client"):
         testing.draw_by_shares(np.ones((2, 3)), np.zeros(4), 0, 0)
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    owners=st.lists(st.integers(-1, 6), min_size=1, max_size=60).map(np.array),
-    chosen=st.lists(st.integers(0, 8), max_size=6),
-    data=st.data(),
-)
-def test_owners_are_tested_on_their_own(owners, chosen, data):
-    num_train = data.draw(st.integers(0, len(owners)))
-    found = testing.find_by_owner(owners, num_train, chosen)
-    expected = [[i for i, owner in enumerate(owners) if owner == mine and i >= num_train] for mine in chosen]
-    assert [part.tolist() for part in found] == expected

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.tokens import NUM_SPECIAL
 
 Array = npt.NDArray[Any]
 
@@ -81,10 +82,12 @@ def labels(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
     return torch.from_numpy(y.astype(np.int64))
 
 
-def count_classes(y: Tensor, num_classes: int | None) -> int:
-    """The number of classes, checked against the labels."""
+def count_classes(y: Tensor, num_classes: int | None, x: Tensor | None = None) -> int:
+    """The number of classes, checked against the labels; with `x`, the size of the vocabulary that both are from."""
     if num_classes is not None and num_classes < 1:
         raise SparsonaError(f"num_classes is {num_classes}", expected="1 or more, or None to count the labels")
+    if x is not None:
+        return _count_tokens(x, y, num_classes)
     found = np.unique(y.numpy())
     last = int(found[-1]) if num_classes is None else num_classes - 1
     outside = found[(found < 0) | (found > last)]
@@ -102,6 +105,26 @@ def count_classes(y: Tensor, num_classes: int | None) -> int:
             mend="number the classes without gaps with numpy.unique(y, return_inverse=True)[1]",
         )
     return last + 1
+
+
+def _count_tokens(x: Tensor, y: Tensor, num_classes: int | None) -> int:
+    if x.shape != y.shape:
+        raise SparsonaError(
+            f"tokens of shape {tuple(x.shape)}, and next tokens of shape {tuple(y.shape)}",
+            expected="the same shape: what follows at each position",
+        )
+    lowest, highest = int(y.min()), int(max(x.max(), y.max()))
+    if lowest < 0 or highest >= (num_classes or highest + 1):
+        raise SparsonaError(
+            f"tokens from {lowest} to {highest}", expected=f"whole numbers from 0 to {(num_classes or highest + 1) - 1}"
+        )
+    if int(y.max()) < NUM_SPECIAL:
+        raise SparsonaError(
+            f"no next token above {int(y.max())}: nothing could be scored",
+            expected=f"one's own tokens from {NUM_SPECIAL} on; 0 to {NUM_SPECIAL - 1} are padding, begin, end, unknown",
+            mend=f"add {NUM_SPECIAL} to every token that is none of these",
+        )
+    return num_classes or highest + 1
 
 
 def _some(values: Array) -> str:

@@ -12,7 +12,8 @@ class SourceCard:
     `num_examples`, `num_classes` and `input_shape` are those of the whole set as published, read without options.
     `num_train` of them were published to train on (None: there is no such part).
     `files` has a line for each accepted form, `folders` the names of subfolders they are looked for in, `options`
-    those of `sources.read` that the set can use. `is_obtainable`: `sparsona data get` can download it.
+    those of `sources.read` that the set can use. `is_obtainable`: `sparsona data get` can download it. `is_natural`:
+    its clients are people, each with as many examples as it has.
     """
 
     name: str
@@ -30,6 +31,12 @@ class SourceCard:
     options: tuple[str, ...] = ()
     address: str = ""
     is_obtainable: bool = False
+    is_natural: bool = False
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether examples are sequences of tokens."""
+        return len(self.input_shape) == 1
 
 
 SHEETS = "sheet-0000.webp, sheet-0001.webp, ..., labels.npy and shape.npy (lossless sheets)"
@@ -177,6 +184,7 @@ _CARDS = (
         input_shape=(1, 28, 28),
         origin="S. Caldas et al., LEAF: A Benchmark for Federated Settings, 2018",
         licence="BSD-2-Clause (LEAF)",
+        is_natural=True,
         default_model="pfedgate-emnist",
         files=("train/*.json and test/*.json as LEAF's preprocess.sh writes them",),
         folders=("femnist", "femnist/data"),
@@ -208,6 +216,7 @@ _CARDS = (
         input_shape=(20,),
         origin="W. Shakespeare; as one text by A. Karpathy, 2015, or by role in LEAF, S. Caldas et al., 2018",
         licence="public domain",
+        is_natural=True,
         default_model="transformer",
         files=(
             "input.txt: turns that begin with a line NAME:, an empty line between them",
@@ -227,6 +236,7 @@ _CARDS = (
         input_shape=(20,),
         origin="W. Shakespeare; as one text by A. Karpathy, 2015",
         licence="public domain",
+        is_natural=True,
         default_model="transformer",
         files=("input.txt: turns that begin with a line NAME:, an empty line between them",),
         folders=("shakespeare-words", "shakespeare"),
@@ -244,6 +254,7 @@ _CARDS = (
         origin="Stack Overflow; shared out by user in TensorFlow Federated, 2019",
         licence="CC BY-SA 3.0",
         num_train=135_818_730,
+        is_natural=True,
         default_model="transformer",
         files=(
             "stackoverflow_train.h5 and stackoverflow_test.h5 (stackoverflow.tar.bz2, unpacked)",
@@ -262,6 +273,7 @@ _CARDS = (
         input_shape=(3, 224, 224),
         origin="T. Weyand et al., Google Landmarks Dataset v2, 2020; by author: T.-M. H. Hsu et al., 2020",
         licence="CC BY 4.0; each photograph under a Creative Commons licence of its own",
+        is_natural=True,
         default_model="resnet18-gldv2",
         files=("federated_train.csv, and beside it images/ID.jpg or train/0/1/2/ID.jpg for each image_id in it",),
         folders=("gldv2", "gldv2/landmarks-user-160k", "landmarks-user-160k"),

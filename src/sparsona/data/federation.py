@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
@@ -23,8 +23,9 @@ from sparsona.core.seeds import Seeds
 from sparsona.data import arrays as checked
 from sparsona.data.augment import look
 from sparsona.data.batches import Examples
+from sparsona.data.owners import asks
 from sparsona.data.pool import View
-from sparsona.data.splitting import carve, check_rates, no_data, round_to, stratum
+from sparsona.data.splitting import carve, check_rates, no_data, nothing_to_score, round_to, stratum
 
 Array = npt.NDArray[Any]
 MANIFEST = "federation.json"
@@ -51,7 +52,8 @@ class Federation:
     """Everybody's data. Made by `federate`, `Federation.from_clients` or `Federation.open`, which check it.
 
     `x` (float32; bytes and tokens as they are) and `y` (int64) pool all examples; nothing may write to them. `view` is
-    how a model sees them, and `tested_on` how test examples were chosen.
+    how a model sees them, and `tested_on` how test examples were chosen. `left_out` counts the people of the data set
+    who are no clients, by what they lack.
     """
 
     x: Tensor
@@ -61,6 +63,7 @@ class Federation:
     name: str = "arrays"
     view: View = field(default_factory=View)
     tested_on: str = "given"
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_clients(self) -> int:
@@ -164,6 +167,7 @@ class Federation:
             "num_classes": self.num_classes,
             "view": asdict(self.view),
             "tested_on": self.tested_on,
+            "left_out": dict(self.left_out),
         }
         aside = folder / f"{MANIFEST}.part"
         aside.write_text(json.dumps(manifest) + "\n", encoding="utf-8")
@@ -187,7 +191,8 @@ class Federation:
             seen: dict[str, Any] = manifest["view"]
             view = View(**seen | {"mean": tuple(seen["mean"]), "std": tuple(seen["std"])})
             tensors = (torch.from_numpy(x), torch.from_numpy(y))
-            return cls(*tensors, splits, manifest["num_classes"], manifest["name"], view, manifest["tested_on"])
+            known = {key: manifest[key] for key in ("num_classes", "name", "tested_on")}
+            return cls(*tensors, splits, view=view, left_out=manifest.get("left_out", {}), **known)
         except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
             raise SparsonaError(
                 f"'{folder}' holds no federation that can be read: {error}",
@@ -242,7 +247,7 @@ class Federation:
                 xs.append(x)
                 ys.append(y)
         x, y = torch.cat(xs), torch.cat(ys)
-        num_classes = checked.count_classes(y, num_classes)
+        num_classes = checked.count_classes(y, num_classes, x if y.dim() == 2 else None)
         labels, splits, start = stratum(y.numpy()), [], 0
         for index, size in enumerate(sizes):
             ends = np.cumsum([start, *(size[part] for part in PARTS)])
@@ -251,6 +256,8 @@ class Federation:
                 rng = np.random.Generator(np.random.PCG64(Seeds(seed).of(index).own("split")))
                 wanted = round_to(len(train) * validation_rate, validation_rate > 0, len(train) - 1)
                 validation, train = carve(train, labels, wanted, rng)
+            if y.dim() == 2 and not asks(y[test].numpy()).any():
+                raise nothing_to_score(index)
             splits.append(Split(*map(torch.from_numpy, (train, validation, test))))
             start = int(ends[-1])
         return cls(x, y, tuple(splits), num_classes, name, view or View())

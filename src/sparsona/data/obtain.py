@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import lzma
@@ -11,13 +12,10 @@ import re
 import shutil
 import subprocess
 import tarfile
-import tempfile
-import urllib.error
 import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
@@ -26,10 +24,13 @@ from typing import IO, BinaryIO
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.data import SOURCES
 from sparsona.data.downloads import EXTRAS, WAYS, Download
-from sparsona.data.readers.files import sweep
+from sparsona.data.readers.files import cannot_keep, work_aside
 
 CHUNK = 1 << 20
 TIMEOUT = 60.0  # seconds without an answer
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}  # no other way mends them
+NOT_AN_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError)
+NOTE = ".sparsona.json"  # how large everything was that has no published sum of its own, when its archive was checked
 Member = tuple[str, Callable[[], IO[bytes] | None]]
 
 
@@ -45,8 +46,9 @@ def obtain(
 ) -> list[Path]:
     """Download a data set into the subfolder called `name`; its files, or the folder if they are very many.
 
-    What is there already and whole is not downloaded again. `listen(done, total)` hears of the bytes of each download
-    (total 0: unknown), and `say` what a person may want to know: a way that does not work, what is there already.
+    What is there already is not downloaded again, unless it is known not to be whole. `listen(done, total)` hears of
+    the bytes of each download (total 0: unknown), and `say` what a person may want to know: a way that does not work,
+    what is there already, whether it was checked.
     Nothing appears under its name before it was checked.
     """
     say = say or (lambda text: None)
@@ -63,14 +65,16 @@ def obtain(
             else f"use it as it is: --data {name}",
         )
     target = Path(folder).expanduser() / name
-    whole = next((found for way in WAYS[name] if (found := _present(target, way))), None)
-    if whole:
+    found, is_checked = next((seen for way in WAYS[name] if (seen := _present(target, way))[0]), ([], False))
+    if not found:
+        found = _try_ways(name, target, listen, say)
+    elif is_checked:
         say(f"{name} is there already, in {target}")
     else:
-        whole = _try_ways(name, target, listen, say)
+        say(f"{name} is there, in {target}, but not from here: it was not checked. Move it away to download it")
     for extra in EXTRAS.get(name, ()):
-        whole += _present(target, (extra,)) or _obtain_extra(extra, target, listen, say)
-    return whole
+        found += _present(target, (extra,))[0] or _obtain_extra(extra, target, listen, say)
+    return found
 
 
 def _try_ways(name: str, target: Path, listen: Callable[[int, int], None], say: Callable[[str], None]) -> list[Path]:
@@ -98,59 +102,66 @@ def _obtain_extra(
         return []
 
 
-def _present(target: Path, way: tuple[Download, ...]) -> list[Path]:
-    """What this way would bring, if all of it is there and whole."""
+def _present(target: Path, way: tuple[Download, ...]) -> tuple[list[Path], bool]:
+    """What this way would bring, if all of it is there and not known to be damaged; and whether it was checked."""
+    noted = _read_note(target)
     if any(download.tree for download in way):
-        return [target] if target.is_dir() else []
+        if noted:
+            return [target] if all(_weigh(target / name) == size for name, size in noted.items()) else [], True
+        return [target] if target.is_dir() and any(target.iterdir()) else [], False
     wanted = {name: md5 for download in way for name, md5 in download.files.items()}
-    paths = [target / name for name in wanted]
-    if all(path.is_file() and (not md5 or _md5(path) == md5) for path, md5 in zip(paths, wanted.values(), strict=True)):
-        return paths
-    return []
+    paths, is_checked = [target / name for name in wanted], True
+    for path, md5 in zip(paths, wanted.values(), strict=True):
+        if not path.is_file() or (_md5(path) != md5 if md5 else _weigh(path) != noted.get(path.name, _weigh(path))):
+            return [], True
+        is_checked &= bool(md5 or path.name in noted)
+    return paths, is_checked
+
+
+def _read_note(target: Path) -> dict[str, int]:
+    try:
+        noted = json.loads((target / NOTE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return noted if isinstance(noted, dict) else {}
+
+
+def _weigh(path: Path) -> int:
+    """The bytes of a file, or of all files below a folder; -1 if there is neither."""
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return path.stat().st_size if path.is_file() else -1
 
 
 def _obtain_way(way: tuple[Download, ...], target: Path, listen: Callable[[int, int], None]) -> list[Path]:
     """Everything of a way, gathered aside and then moved to its place."""
-    with _aside(target) as aside:
-        for download in way:
-            _fetch(download, aside / "kept", listen)
-        kept = aside / "kept"
-        names = sorted(path.name for path in kept.iterdir())
-        is_tree = any(download.tree for download in way)
-        if not target.exists():
-            os.replace(kept, target)  # at once
-        elif is_tree:
-            raise SparsonaError(f"'{target}' is in the way", expected="no such folder yet", mend="move it elsewhere")
-        else:
-            for name in names:
-                os.replace(kept / name, target / name)
-    return [target] if is_tree else [target / name for name in names]
-
-
-@contextmanager
-def _aside(target: Path) -> Iterator[Path]:
-    """A folder beside the target, gone afterwards."""
+    is_tree = any(download.tree for download in way)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f"{target.name}.part-", dir=target.parent))
-        sweep(target.parent)
-        (aside / "kept").mkdir()
+        is_taken = target.exists() and not (target.is_dir() and not any(target.iterdir()))
+        if is_tree and is_taken:
+            raise SparsonaError(
+                f"'{target}' is there, but not as it was downloaded",
+                expected="no such folder, or an empty one",
+                mend="move it elsewhere to download it again",
+            )
+        with work_aside(target, target.name) as kept:
+            for download in way:
+                _fetch(download, kept, listen)
+            names = sorted(path.name for path in kept.iterdir())
+            has_sum = {name for download in way for name, md5 in download.files.items() if md5}
+            if unsummed := {name: _weigh(kept / name) for name in names if name not in has_sum}:
+                note = json.dumps(_read_note(target) | unsummed)
+                (kept / NOTE).write_text(note, encoding="utf-8")
+            if is_taken:
+                for path in list(kept.iterdir()):
+                    os.replace(path, target / path.name)
+            else:
+                if target.is_dir():
+                    target.rmdir()  # an empty one
+                os.replace(kept, target)  # at once
     except OSError as error:
-        raise _cannot_keep(target.parent, error) from error
-    try:
-        yield aside
-    except OSError as error:  # a full disk, most likely
-        raise _cannot_keep(target.parent, error) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _cannot_keep(folder: Path, error: OSError) -> SparsonaError:
-    return SparsonaError(
-        f"nothing can be kept in '{folder}': {error}",
-        expected="a folder with room that can be written",
-        mend="set SPARSONA_DATA to another",
-    )
+        raise cannot_keep(target.parent, error) from error
+    return [target] if is_tree else [target / name for name in names]
 
 
 def _fetch(download: Download, kept: Path, listen: Callable[[int, int], None]) -> None:
@@ -164,15 +175,11 @@ def _fetch(download: Download, kept: Path, listen: Callable[[int, int], None]) -
     else:
         try:
             _unpack(part, download, kept)
-        except (
-            tarfile.TarError,
-            zipfile.BadZipFile,
-            zlib.error,
-            lzma.LZMAError,
-            EOFError,
-            ValueError,
-            OSError,
-        ) as error:
+        except NOT_AN_ARCHIVE as error:
+            raise _NotThisWayError(f"the archive cannot be unpacked: {error}") from error
+        except OSError as error:
+            if error.errno in DISK_ERRORS:
+                raise
             raise _NotThisWayError(f"the archive cannot be unpacked: {error}") from error
         part.unlink()
     for file, md5 in download.files.items():
@@ -233,7 +240,9 @@ def _stream(address: str, part: Path, listen: Callable[[int, int], None]) -> Non
                 file.write(chunk)
                 done += len(chunk)
                 listen(done, total)
-    except (urllib.error.URLError, HTTPException, TimeoutError, ConnectionError, ValueError) as error:
+    except (OSError, HTTPException, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+            raise
         raise _NotThisWayError(f"{address} does not answer: {error}") from error
     if total and done != total:
         raise _NotThisWayError(f"{address} stopped after {done:,} of {total:,} bytes")

@@ -5,6 +5,7 @@ Needs numpy alone. Every draw comes from a generator of its own, so that the sam
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -123,12 +124,16 @@ def _parse(spec: str) -> tuple[str, list[float], str]:
     return name, [_concentration(spec, text, form, example)], ""
 
 
+def _shorten(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def _count(spec: str, text: str, what: str, form: str, example: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
+    if not (re.fullmatch("[0-9]{1,9}", text) and int(text) > 0):
         letter = form.split(":")[1]
         raise SparsonaError(
-            f"partition '{spec}': '{text}' is not a number of {what}",
-            expected=f"{form} with {letter} a positive whole number",
+            f"partition '{_shorten(spec)}': '{_shorten(text)}' is not a number of {what}",
+            expected=f"{form} with {letter} a positive whole number of at most nine digits",
             mend=f"write for example {example}",
         )
     return int(text)
@@ -136,12 +141,12 @@ def _count(spec: str, text: str, what: str, form: str, example: str) -> int:
 
 def _concentration(spec: str, text: str, form: str, example: str) -> float:
     try:
-        concentration = float(text)
+        concentration = float(text) if text.isascii() and "_" not in text else float("nan")
     except ValueError:
         concentration = float("nan")
     if not 0 < concentration <= MAX_CONCENTRATION:
         raise SparsonaError(
-            f"partition '{spec}': '{text}' is not a concentration",
+            f"partition '{_shorten(spec)}': '{_shorten(text)}' is not a concentration",
             expected=f"{form} with A greater than 0 and at most {MAX_CONCENTRATION:,.0f}",
             mend=f"write for example {example} (small A: clients differ much), or iid for clients that do not differ",
         )
@@ -155,9 +160,10 @@ def _natural(
     if owners is None:
         raise SparsonaError(
             "partition natural: nobody knows whose these examples are",
-            expected="data by writer, speaker, user or author: femnist, shakespeare, stackoverflow, gldv2, or mnist "
-            "with its writers",
-            mend="use such data or another partition; in Python, pass owners=, a whole number per example",
+            expected="data by writer, speaker, user or author: femnist, shakespeare, stackoverflow, gldv2; or mnist "
+            "with qmnist-train-labels-idx2-int.gz and qmnist-test-labels-idx2-int.gz, which name its writers",
+            mend="`sparsona data get mnist` fetches them; otherwise use such data, or another partition, and in Python "
+            "pass owners=, a whole number per example",
         )
     owners = np.asarray(owners)
     if owners.shape != (count,) or not np.issubdtype(owners.dtype, np.integer):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +46,7 @@ def read_partition(path: Path, count: int, num_clients: int | None) -> list[Indi
 def _read_npy(path: Path, what: str, count: int) -> list[Indices]:
     try:
         owners = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+    except (ValueError, OSError, EOFError, MemoryError) as error:
         raise SparsonaError(
             f"{what} cannot be read: {error}", expected="an array of whole numbers saved with numpy.save"
         ) from error
@@ -78,12 +80,21 @@ def _read_npy(path: Path, what: str, count: int) -> list[Indices]:
     return np.split(order, np.cumsum(sizes)[:-1])
 
 
+def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """JSON lets a name occur twice, and Python keeps the last of them in silence."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        repeated = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"'{repeated}' occurs more than once")
+    return found
+
+
 def _read_json(path: Path, what: str, count: int) -> list[Indices]:
     expected = 'a list of lists of example numbers, or {"0": [...], "1": [...], ...}'
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise SparsonaError(f"{what} is not JSON: {error}", expected=expected) from error
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_refuse_repeats)
+    except (ValueError, OSError, RecursionError) as error:
+        raise SparsonaError(f"{what} cannot be read: {error}", expected=expected) from error
     if isinstance(content, dict):
         names = [str(client) for client in range(len(content))]
         if set(content) != set(names):

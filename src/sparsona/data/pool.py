@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from sparsona.core.errors import SparsonaError
 
 Array = npt.NDArray[Any]
 
@@ -25,6 +28,28 @@ class View:
     pad: int = 0
     crop: int | None = None
     flip: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std) or not all(math.isfinite(value) for value in (*self.mean, *self.std)):
+            raise SparsonaError(
+                f"mean {self.mean} and std {self.std}", expected="a finite number of each for every channel"
+            )
+        if not all(spread > 0 for spread in self.std):
+            raise SparsonaError(
+                f"std {self.std}", expected="more than 0 for every channel", mend="leave out mean and std"
+            )
+        if self.pad < 0 or (self.crop is not None and self.crop < 1):
+            raise SparsonaError(f"pad {self.pad} and crop {self.crop}", expected="pad 0 or more, crop 1 or more")
+
+    def check(self, stored: tuple[int, ...]) -> None:
+        """Refuse examples of a shape that cannot be seen so."""
+        if self == View():
+            return
+        if len(stored) != 3 or len(self.mean) not in (0, stored[0]) or (self.crop or 0) > min(stored[1:]):
+            raise SparsonaError(
+                f"{self} of examples of shape {stored}",
+                expected="images (channels, height, width) at least as large as the crop, and a mean for each channel",
+            )
 
     @property
     def augments(self) -> bool:
@@ -45,6 +70,8 @@ class Pool:
     with PAD where nothing is asked. Both may be mapped files. `num_train`: the first so many examples are the
     published training set and the others the published test set; None: there is no published split. `owners`: the
     number of the person (writer, user, speaker) each example comes from, int64 (N,), counted from 0; -1: unknown.
+    `overlap`: an owner's examples are in order, and each has something in common with so many that follow it (windows
+    that slide over a text): to train on one is to know the others.
     """
 
     name: str
@@ -54,6 +81,10 @@ class Pool:
     num_train: int | None = None
     owners: Array | None = None
     view: View = field(default_factory=View)
+    overlap: int = 0
+
+    def __post_init__(self) -> None:
+        self.view.check(self.x.shape[1:])
 
     @property
     def has_tokens(self) -> bool:

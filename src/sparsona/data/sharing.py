@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,15 @@ from sparsona.core.seeds import Seeds
 from sparsona.data import TESTS
 from sparsona.data import arrays as checked
 from sparsona.data.federation import Federation, Split
+from sparsona.data.owners import asks, count_by_owner, find_by_owner, keep_able, number_owners
 from sparsona.data.partition import partition as partition_labels
 from sparsona.data.pool import Pool, View
-from sparsona.data.splitting import carve, check_rates, no_data, round_to, stratum
-from sparsona.data.testing import draw_by_shares, find_by_owner
+from sparsona.data.splitting import carve, check_rates, cut_off, no_data, nothing_to_score, round_to, stratum
+from sparsona.data.testing import draw_by_shares
 
 Array = npt.NDArray[Any]
+Rows = tuple[Array, Array, Array]  # to train on, to decide by and to test on
+MIN_SIZE = 10  # of clients that are made up; people may have as little as can be split
 
 
 def federate(
@@ -42,17 +45,22 @@ def federate(
     `x` and `y` are numpy arrays or torch tensors, one row and one whole number from 0 per example. Rows keep their
     shape. Whole-number inputs become float32 as they are: scaling them (say, by 255) is the caller's job, unless `view`
     says how images of bytes are to be seen; float32 inputs are shared with the caller, who must not change them
-    afterwards. With `tokens`, rows of `x` are token numbers, and `y` may have one next token per position.
+    afterwards.
+
+    With `tokens`, rows of `x` are token numbers, and `y` may be of the same shape: the next token at each position.
+    Numbers 0 to 3 are then reserved: 0 is padding, which is neither trained nor scored, and 1, 2 and 3 are begin, end
+    and unknown words, which are not scored. One's own vocabulary begins at 4, and `num_classes` is its end.
 
     `num_train`: the first so many rows are a published training set and the others a published test set. `owners`: one
-    number per row, from 0, that says whose it is (partition "natural"). The other options are those of `share`.
+    number per row, from 0, that says whose it is (partition "natural"); below 0: nobody's. The other options are those
+    of `share`.
     """
     x = checked.inputs(x, as_bytes=view is not None, as_tokens=tokens)
     y = checked.labels(y, as_tokens=tokens)
     checked.check_lengths(x, y)
     if not len(x):
         raise SparsonaError("no examples", expected="at least one row in x and y")
-    num_classes = checked.count_classes(y, num_classes)
+    num_classes = checked.count_classes(y, num_classes, x if y.dim() == 2 else None)
     if num_train is not None and not 0 < num_train < len(x):
         raise SparsonaError(
             f"num_train is {num_train} of {len(x)} examples", expected="some examples to train on and some to test on"
@@ -61,6 +69,7 @@ def federate(
         owners = checked.labels(owners, "owners: ").numpy()
         if len(owners) != len(x):
             raise SparsonaError(f"{len(owners)} owners for {len(x)} examples", expected="one owner per example")
+        owners = number_owners(owners)
     pool = Pool(name, x.numpy(), y.numpy(), num_classes, num_train, owners, view or View())
     return share(pool, clients=clients, partition=partition, seed=seed, **options)
 
@@ -76,84 +85,166 @@ def share(
     validation_rate: float = 0.1,
     test_rate: float = 0.25,
     data_rate: float = 1.0,
-    min_size: int = 10,
+    min_size: int | None = None,
     min_train: int = 0,
     min_test: int = 0,
     max_examples: int | None = None,
 ) -> Federation:
     """Share a pool out among clients.
 
-    `partition` is one of the forms that `sparsona data` lists, and gives each client `min_size` examples or more;
-    `clients` None: one for every owner (partition "natural"). `partition_seed`, if given, replaces `seed` here, so that
-    runs with different seeds can share one partition and its splits. `test` is a row of `TESTS`. `data_rate`: only such
-    a share of the examples (of the owners, for "natural") is used. `max_examples`: a client keeps at most so many
-    of what it is dealt. `min_train`, `min_test`: owners with less are left out; other clients with less are an error.
+    `partition` is one of the forms that `sparsona data` lists, and gives each client `min_size` examples or more (10;
+    "natural": as many as can be split); `clients` None: one for every owner (partition "natural"). `partition_seed`, if
+    given, replaces `seed` here, so that runs with different seeds can share one partition and its splits. `test` is a
+    row of `TESTS`. `data_rate`: only such a share of the examples (of the owners, for "natural") is used, rounded down.
+    `max_examples`: a client keeps at most so many of what it is dealt. `min_train` counts what a client trains and
+    decides on, `min_test` what it is tested on: owners with less are left out, and `Federation.left_out` tells how
+    many; other clients with less are an error.
 
     A client's parts have the same share of each class as nearly as counts permit. Each client has at least one training
-    and one test example, and one for validation if it has three or more and `validation_rate` is not 0.
+    and one test example, and one for validation if it has three or more and `validation_rate` is not 0. Where examples
+    overlap, a client's parts are blocks in order, without the examples between them that know of both.
     """
+    partition = partition.strip()
     how, per_client = _test_of(test, pool, partition)
     check_rates(validation_rate, test_rate if how.startswith("split") else None)
     if not 0 < data_rate <= 1:
         raise SparsonaError(f"data_rate is {data_rate}", expected="more than 0 and at most 1", mend="1 uses everything")
+    cut = _Cut(how in ("shares", "natural"), validation_rate, test_rate, pool.overlap)
+    if max_examples is not None and max_examples < cut.least:
+        raise SparsonaError(
+            f"max_examples is {max_examples}",
+            expected=f"{cut.least} or more: something to train on{' and to test on' * (not cut.is_apart)}",
+        )
     seeds = Seeds(seed if partition_seed is None else partition_seed)
-    rows = np.arange(len(pool.y) if how == "split" or pool.num_train is None else pool.num_train)
-    owners = pool.owners
-    if partition.strip() == "natural" and owners is not None:
-
-        def has_enough(count: int, tested: int) -> bool:
-            count = count if max_examples is None else min(count, max_examples)
-            num_test, num_validation = _cut_sizes(count, how == "natural", validation_rate, test_rate)
-            tested = tested if how == "natural" else num_test
-            return count - num_test - num_validation >= max(1, min_train) and tested >= max(1, min_test)
-
-        rng = np.random.Generator(np.random.PCG64(seeds.shared("subset")))
-        owners = _keep_owners(owners, rows, data_rate, has_enough, rng)
-    elif data_rate < 1:
-        rng = np.random.Generator(np.random.PCG64(seeds.shared("subset")))
-        rows = np.sort(rng.choice(rows, max(1, round(len(rows) * data_rate)), replace=False))
+    end = len(pool.y) if how == "split" or pool.num_train is None else pool.num_train
+    left_out: dict[str, int] = {}
+    tests: list[Array] = []
+    if partition == "natural" and pool.owners is not None:
+        limits = (min_size or 0, min_train, min_test, max_examples)
+        able, left_out = _find_able(pool, end, cut, data_rate, clients, *limits, seeds)
+        # By one example of each: which people are drawn depends on how many there are, not on what they have.
+        drawn = partition_labels(partition, able, clients, seeds.shared("partition"), 0, owners=able)
+        chosen = [int(able[one[0]]) for one in drawn]
+        dealt = find_by_owner(pool.owners[:end], chosen)
+        tests = find_by_owner(pool.owners, chosen, end) if cut.is_apart else []
+    else:
+        rows = _draw(np.arange(end), data_rate, seeds)
+        mixed = pool.y[:end] if len(rows) == end else pool.y[rows]
+        min_size = MIN_SIZE if min_size is None else min_size
+        parts = partition_labels(partition, mixed, clients, seeds.shared("partition"), min_size)
+        dealt = [rows[mine] for mine in parts]
+    dealt = [_limited(mine, max_examples, seeds.of(index)) for index, mine in enumerate(dealt)]
     labels = stratum(pool.y)
-    dealt = partition_labels(
-        partition,
-        pool.y[rows],
-        clients,
-        seeds.shared("partition"),
-        min_size,
-        owners=None if owners is None else owners[rows],
-    )
-    parts = [_limited(rows[mine], max_examples, seeds.of(index)) for index, mine in enumerate(dealt)]
-    tests: list[Array | None] = [None] * len(parts)
     if how == "shares":
-        assert pool.num_train is not None
-        counts = np.stack([np.bincount(labels[mine], minlength=pool.num_classes) for mine in parts])
-        found = draw_by_shares(counts, labels[pool.num_train :], per_client, seeds.shared("test"))
-        tests = [pool.num_train + mine for mine in found]
-    elif how == "natural":
-        assert owners is not None
-        assert pool.num_train is not None
-        tests = list(find_by_owner(owners, pool.num_train, [int(owners[mine[0]]) for mine in parts]))
+        counts = np.stack([np.bincount(labels[mine], minlength=pool.num_classes) for mine in dealt])
+        tests = [end + mine for mine in draw_by_shares(counts, labels[end:], per_client, seeds.shared("test"))]
     splits = []
-    for index, (mine, tested) in enumerate(zip(parts, tests, strict=True)):
+    for index, mine in enumerate(dealt):
         rng = np.random.Generator(np.random.PCG64(seeds.of(index).own("split")))
-        is_apart = tested is not None
-        if len(mine) < 2 - is_apart:
+        if len(mine) < 2 - cut.is_apart:
             raise no_data(index, len(mine))
-        num_test, num_validation = _cut_sizes(len(mine), is_apart, validation_rate, test_rate)
-        if tested is None:
-            tested, mine = carve(mine, labels, num_test, rng)
+        train, validation, tested = _split(index, mine, tests[index] if tests else None, pool.y, cut, rng)
         if not len(tested):
             raise no_data(index, 0, "test ")
-        validation, train = carve(mine, labels, num_validation, rng)
-        if len(train) < min_train or len(tested) < min_test:
+        if pool.y.ndim == 2 and not asks(pool.y[tested]).any():
+            raise nothing_to_score(index)
+        if len(train) + len(validation) < min_train or len(tested) < min_test:
             raise SparsonaError(
-                f"client {index} has {len(train)} training and {len(tested)} test examples",
+                f"client {index} has {len(train) + len(validation)} training and {len(tested)} test examples",
                 expected=f"at least {min_train} and {min_test} (min_train, min_test)",
                 mend="ask for fewer clients; partition natural leaves such clients out",
             )
-        splits.append(Split(*map(torch.from_numpy, (train, validation, tested))))
-    x, y = (torch.from_numpy(np.require(array, requirements=["W"])) for array in (pool.x, pool.y))
+        splits.append((train, validation, tested))
+    x, y, splits = _compact(pool, splits)
     tested_on = how if per_client is None else f"{how}:{per_client}"
-    return Federation(x, y, tuple(splits), pool.num_classes, pool.name, pool.view, tested_on)
+    tensors = [torch.from_numpy(np.require(array, requirements=["W"])) for array in (x, y)]
+    made = tuple(Split(*map(torch.from_numpy, split)) for split in splits)
+    return Federation(tensors[0], tensors[1], made, pool.num_classes, pool.name, pool.view, tested_on, left_out)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How a client's examples are divided; `is_apart`: what it is tested on is not among them."""
+
+    is_apart: bool
+    validation_rate: float
+    test_rate: float
+    overlap: int
+
+    @property
+    def least(self) -> int:
+        """One to train on, and, unless that is apart, one to test on with what overlaps in between."""
+        return 1 if self.is_apart else 2 + self.overlap
+
+    def sizes(self, count: int) -> tuple[int, int]:
+        """How many of `count` examples a client is tested on and decides by."""
+        num_to_spare = count - self.least - self.overlap
+        wants_validation = self.validation_rate > 0 and num_to_spare > 0
+        count -= self.overlap * (wants_validation + (not self.is_apart))
+        num_test = 0 if self.is_apart else round_to(count * self.test_rate, True, count - 1 - wants_validation)
+        if not wants_validation:
+            return num_test, 0
+        return num_test, round_to(count * self.validation_rate, True, count - 1 - num_test)
+
+
+def _split(client: int, mine: Array, tested: Array | None, y: Array, cut: _Cut, rng: np.random.Generator) -> Rows:
+    """Those to train on, to decide by and to test on; `tested` if the last are known already."""
+    num_test, num_validation = cut.sizes(len(mine))
+    if cut.overlap:
+        if tested is None:
+            tested, mine = cut_off(mine, num_test, cut.overlap)
+        validation, train = cut_off(mine, num_validation, cut.overlap)
+        return train, validation, tested
+    labels = stratum(y)
+    if tested is None:
+        able = mine if y.ndim == 1 else mine[asks(y[mine])]  # a sequence in which nothing is scored tests nothing
+        if not len(able):
+            raise nothing_to_score(client)
+        tested, _ = carve(able, labels, min(num_test, len(able)), rng)
+        mine = np.setdiff1d(mine, tested, assume_unique=True)
+    validation, train = carve(mine, labels, num_validation, rng)
+    return train, validation, tested
+
+
+def _find_able(
+    pool: Pool,
+    end: int,
+    cut: _Cut,
+    data_rate: float,
+    clients: int | None,
+    min_size: int,
+    min_train: int,
+    min_test: int,
+    max_examples: int | None,
+    seeds: Seeds,
+) -> tuple[Array, dict[str, int]]:
+    """The people among the first `end` examples who have enough, and how many have not, by what they lack."""
+    assert pool.owners is not None
+    num_owners = int(pool.owners.max()) + 1
+    counts = count_by_owner(pool.owners[:end], num_owners)
+    people = _draw(np.flatnonzero(counts), data_rate, seeds)
+    num_dealt = counts[people]
+    num_kept = num_dealt if max_examples is None else np.minimum(num_dealt, max_examples)
+    if cut.is_apart:
+        num_train, num_test = num_kept, count_by_owner(pool.owners[end:], num_owners)[people]
+    else:
+        num_test = np.array([cut.sizes(count)[0] for count in num_kept.tolist()], dtype=np.int64)
+        num_train = num_kept - num_test - cut.overlap
+    too_few = f"fewer than {cut.least} examples, too few to be split"
+    if min_size > cut.least:
+        too_few = f"fewer than {min_size} examples (min_size)"
+    has = {
+        too_few: num_dealt >= max(min_size, cut.least),
+        "nothing published to test on": num_test > 0,
+    }
+    if pool.y.ndim == 2:
+        where = slice(end, None) if cut.is_apart else slice(end)
+        num_scored = count_by_owner(pool.owners[where], num_owners, pool.y[where])[people]
+        has["no sequence to test on in which a token is scored"] = num_scored > 0
+        num_test = num_test if cut.is_apart else np.minimum(num_test, num_scored)
+    has[f"fewer than {min_train} to train on (min_train)"] = num_train >= min_train
+    has[f"fewer than {min_test} to test on (min_test)"] = num_test >= min_test
+    return keep_able(people, has, clients)
 
 
 def _test_of(test: str, pool: Pool, partition: str) -> tuple[str, int | None]:
@@ -161,15 +252,24 @@ def _test_of(test: str, pool: Pool, partition: str) -> tuple[str, int | None]:
     name, colon, argument = test.strip().partition(":")
     if name not in TESTS:
         raise unknown_name("way to test", name, (card.form for card in TESTS.values()))
-    if colon and not (name == "shares" and argument.isascii() and argument.isdigit() and int(argument)):
+    if colon:
+        most = len(pool.y) - (pool.num_train or 0)
+        is_number = name == "shares" and argument.isascii() and argument.isdigit() and len(argument) < 10
+        if not (is_number and 0 < int(argument) <= most):
+            raise SparsonaError(
+                f"test '{test[:40]}'",
+                expected=f"shares:N with N a positive whole number, at most {most:,}",
+                mend="write for example shares:100",
+            )
+    if pool.overlap and partition != "natural":
         raise SparsonaError(
-            f"test '{test}'", expected="shares:N with N a positive whole number", mend="write for example shares:100"
+            f"partition '{partition}' of {pool.name}, whose examples overlap",
+            expected=f"natural: an example and the {pool.overlap} after it have text in common, and what one client is "
+            "tested on another would train on",
+            mend="--partition natural, or data whose examples are apart (shakespeare as a text file)",
         )
-    is_natural = partition.strip() == "natural"
-    has_own_tests = False
-    if pool.num_train is not None and pool.owners is not None:
-        train, tests = pool.owners[: pool.num_train], pool.owners[pool.num_train :]
-        has_own_tests = bool(np.intersect1d(train[train >= 0], tests).size)
+    is_natural = partition == "natural"
+    has_own_tests = is_natural and _has_own_tests(pool)
     if name == "auto":
         if pool.num_train is None:
             name = "split"
@@ -200,29 +300,23 @@ def _test_of(test: str, pool: Pool, partition: str) -> tuple[str, int | None]:
     return name, int(argument) if argument else None
 
 
-def _keep_owners(
-    owners: Array, rows: Array, rate: float, has_enough: Callable[[int, int], bool], rng: np.random.Generator
-) -> Array:
-    """Owners with only a share of them left, and of those the ones with enough examples; the others become -1."""
-    num_owners = int(owners.max()) + 1
-    count = np.bincount(owners[rows][owners[rows] >= 0], minlength=num_owners)
-    apart = owners[len(rows) :]
-    tested = np.bincount(apart[apart >= 0], minlength=num_owners)
-    present = np.flatnonzero(count)
-    if rate < 1:
-        present = np.sort(rng.choice(present, max(1, round(len(present) * rate)), replace=False))
-    keeps = np.zeros(num_owners + 1, dtype=bool)  # the last one stands for -1
-    for owner in present:
-        keeps[owner] = has_enough(int(count[owner]), int(tested[owner]))
-    return np.where(keeps[owners], owners, -1)
+def _has_own_tests(pool: Pool) -> bool:
+    """Whether somebody has published examples to train and to test on."""
+    if pool.num_train is None or pool.owners is None:
+        return False
+    num_owners = int(pool.owners.max()) + 1
+    train, test = (
+        count_by_owner(part, num_owners) for part in (pool.owners[: pool.num_train], pool.owners[pool.num_train :])
+    )
+    return bool(((train > 0) & (test > 0)).any())
 
 
-def _cut_sizes(count: int, is_apart: bool, validation_rate: float, test_rate: float) -> tuple[int, int]:
-    """How many of a client's `count` examples it is tested on (none if its test data is apart) and decides by."""
-    least = 2 - is_apart  # one to train on, and one to test on unless that is apart
-    wants_validation = validation_rate > 0 and count > least
-    num_test = 0 if is_apart else round_to(count * test_rate, True, count - 1 - wants_validation)
-    return num_test, round_to(count * validation_rate, wants_validation, count - 1 - num_test)
+def _draw(what: Array, rate: float, seeds: Seeds) -> Array:
+    """A share of rows or people, rounded down; the millionth is for 0.29 * 100, which is less than 29."""
+    if rate == 1 or not len(what):
+        return what
+    rng = np.random.Generator(np.random.PCG64(seeds.shared("subset")))
+    return np.sort(rng.choice(what, max(1, int(len(what) * rate + 1e-6)), replace=False))
 
 
 def _limited(mine: Array, max_examples: int | None, seeds: Seeds) -> Array:
@@ -230,3 +324,12 @@ def _limited(mine: Array, max_examples: int | None, seeds: Seeds) -> Array:
         return mine
     rng = np.random.Generator(np.random.PCG64(seeds.own("limit")))
     return np.sort(rng.choice(mine, max_examples, replace=False))
+
+
+def _compact(pool: Pool, splits: list[Rows]) -> tuple[Array, Array, list[Rows]]:
+    """Only the rows that somebody uses, if they are the fewer: what is read, hashed and saved follows the clients."""
+    used = np.unique(np.concatenate([part for split in splits for part in split]))
+    if 2 * len(used) >= len(pool.y):
+        return pool.x, pool.y, splits
+    moved = [(np.searchsorted(used, a), np.searchsorted(used, b), np.searchsorted(used, c)) for a, b, c in splits]
+    return pool.x[used], pool.y[used], moved

@@ -20,6 +20,8 @@ from sparsona.data.readers.landmarks import read_landmarks
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Far more than anybody has trained on: beyond it is a slip, which would be told by a lack of memory or not at all.
+MOST = {"sequence_length": 10_000, "vocabulary_size": 10_000_000, "resize": 4_096}
 # One's own data: how it is written, and which options it can use.
 OWN = {"arrays": ("crop", "augment"), "folder": ("resize", "crop", "augment")}
 
@@ -56,7 +58,7 @@ def read(
     Text comes in sequences of `sequence_length` (20) with the `vocabulary_size` (10,000) most frequent words. Pictures
     are made squares of side `resize`; in training, random squares of side `crop` are cut out of them. `augment` turns
     chance off or on, where the set is not augmented by default. An option that a set cannot use is an error.
-    `listen(done, total)` hears of the progress if the set must be decoded first.
+    `listen(done, total)` hears of the progress (total 0: unknown) if the set must be decoded first.
     """
     name, _, path = spec.partition(":")
     if name not in SOURCES and (name not in OWN or not path):
@@ -72,6 +74,8 @@ def read(
         )
     if wrong := [key for key, value in numbers.items() if value is not None and value < 1]:
         raise SparsonaError(f"{wrong[0]} is {numbers[wrong[0]]}", expected="1 or more")
+    if wrong := [key for key, most in MOST.items() if (numbers[key] or 0) > most]:
+        raise SparsonaError(f"{wrong[0]} is {numbers[wrong[0]]}", expected=f"at most {MOST[wrong[0]]:,}")
     if path and name in SOURCES:
         raise unknown_name("data set", spec, [*SOURCES, "arrays:PATH.npz", "folder:PATH"])
     places = list_places(SOURCES[name].folders, folders) if name in SOURCES else ()

@@ -8,13 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.tokens import NUM_SPECIAL
 
 Array = npt.NDArray[Any]
 
 
 def stratum(y: Array) -> Array:
     """What a split keeps in proportion: the class, or nothing where tokens are asked for."""
-    return y if y.ndim == 1 else np.zeros(len(y), dtype=np.int64)
+    return y if y.ndim == 1 else np.broadcast_to(np.int64(0), len(y))
 
 
 def round_to(exact: float, at_least_one: bool, at_most: int) -> int:
@@ -39,6 +40,13 @@ def carve(mine: Array, labels: Array, total: int, rng: np.random.Generator) -> t
     return np.sort(mine[is_taken]), np.sort(mine[~is_taken])
 
 
+def cut_off(mine: Array, total: int, overlap: int) -> tuple[Array, Array]:
+    """The last `total` of a client's examples, and the others but for the `overlap` in between, which know of both."""
+    if not total:
+        return mine[:0], mine
+    return mine[-total:], mine[: max(0, len(mine) - total - overlap)]
+
+
 def check_rates(validation_rate: float, test_rate: float | None = None) -> None:
     if not 0 <= validation_rate < 1:
         raise SparsonaError(
@@ -54,6 +62,14 @@ def check_rates(validation_rate: float, test_rate: float | None = None) -> None:
             expected="a sum below 1",
             mend="0.1 and 0.25 are usual",
         )
+
+
+def nothing_to_score(client: int) -> SparsonaError:
+    return SparsonaError(
+        f"client {client} has test sequences, but no token in them that is scored",
+        expected=f"targets of {NUM_SPECIAL} and up: 0 to {NUM_SPECIAL - 1} are padding, begin, end and unknown words",
+        mend=f"number your tokens from {NUM_SPECIAL}, leave this client out, or give it more",
+    )
 
 
 def no_data(client: int, count: int, part: str = "") -> SparsonaError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -51,15 +50,3 @@ def draw_by_shares(train_counts: Array, test_labels: Array, per_client: int | No
         ]
         chosen.append(np.sort(np.concatenate([*drawn, np.empty(0, dtype=np.int64)])))
     return chosen
-
-
-def find_by_owner(owners: Array, num_train: int, chosen: Sequence[int]) -> list[Indices]:
-    """For each chosen owner, the test examples of the same owner: none, if all that is published of it is for training.
-
-    `owners` says whose each example of the pool is, of which the first `num_train` are for training. Indices are
-    positions in the pool, sorted, `num_train` and up.
-    """
-    tested = np.asarray(owners)[num_train:]
-    order = np.argsort(tested, kind="stable")
-    starts, ends = (np.searchsorted(tested[order], chosen, side) for side in ("left", "right"))
-    return [order[start:end] + num_train for start, end in zip(starts, ends, strict=True)]

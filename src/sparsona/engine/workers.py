@@ -6,6 +6,7 @@ import contextlib
 import os
 import selectors
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,11 +23,38 @@ from sparsona.engine.jobs import Job, Outcome, Setting, settle
 from sparsona.engine.worker import read_frame, write_frame
 
 TRIES = 3  # a job that kills its worker this often is given up
+PREFIX, OWNER = "sparsona-data-", "owner"  # folders that hold the data for workers, and the file that says whose it is
 
 
 def num_cores() -> int:
     """Cores this process may use, which can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _sweep() -> None:
+    """Remove the folders of processes that were killed."""
+    for owner in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{OWNER}"):
+        with contextlib.suppress(OSError, ValueError, OverflowError):  # somebody else's, just gone, or none of ours
+            host, pid = owner.read_text(encoding="utf-8").split()
+            if host == socket.gethostname() and not _is_alive(int(pid)):
+                shutil.rmtree(owner.parent, ignore_errors=True)
+
+
+def _claim(folder: Path) -> None:
+    """Say whose it is, at one stroke: half a number would be somebody else's."""
+    aside = folder / f"{OWNER}.part"
+    aside.write_text(f"{socket.gethostname()} {os.getpid()}", encoding="utf-8")
+    os.replace(aside, folder / OWNER)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)  # asks, and does nothing
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 class _Worker:
@@ -71,9 +99,11 @@ class Workers:
     """The executor for a CPU with several cores."""
 
     def __init__(self, setting: Setting, num_workers: int | None = None) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="sparsona-data-"))
+        _sweep()
+        self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))
         self._workers: list[_Worker] = []
         try:
+            _claim(self._folder)
             setting.federation.save(self._folder)
             self._recipe = cloudpickle.dumps(
                 (setting.task, setting.make_method, str(self._folder), setting.plan, setting.capacities)

@@ -16,7 +16,7 @@ from sparsona.core.errors import SparsonaError, unknown_name
 POINT = Literal["received", "trained", "tuned", "global"]
 
 
-def _listed(value: Any) -> Any:
+def listed(value: Any) -> Any:
     """One value where a list is meant."""
     return (value,) if isinstance(value, str | float | int) else value
 
@@ -38,15 +38,17 @@ class RunConfig(BaseModel):
     vocabulary_size: int | None = Field(None, ge=1, description="most frequent words kept; none: 10,000")
     data_rate: float = Field(1.0, gt=0, le=1, description="share of the examples (partition natural: of people) used")
     clients: int | None = Field(
-        None, ge=1, description="number of clients; none: 20, or everybody in the data (partition natural)"
+        None, ge=1, description="number of clients; none: 20, or all that the partition knows (natural, file)"
     )
     partition: str = Field("dirichlet:0.3", description="how the data is shared out among the clients")
     partition_seed: int | None = Field(None, ge=0, description="fixes the partition whatever the seed")
     test: str = Field("auto", description="auto, split, split-train, shares:N or natural: see `sparsona data`")
     validation_rate: float = Field(0.1, ge=0, lt=1, description="share of a client's data held for decisions")
     test_rate: float = Field(0.25, gt=0, lt=1, description="share of a client's data held for the final word")
-    min_size: int = Field(10, ge=2, description="fewest examples a client may be dealt")
-    min_train: int = Field(0, ge=0, description="fewest training examples; people with less are left out")
+    min_size: int | None = Field(
+        None, ge=2, description="fewest examples a client may be dealt; none: 10, or what can be split (natural)"
+    )
+    min_train: int = Field(0, ge=0, description="fewest examples to train and decide on; people with less are left out")
     min_test: int = Field(0, ge=0, description="fewest test examples; people with less are left out")
     max_examples: int | None = Field(None, ge=2, description="most examples a client keeps of what it is dealt")
     model: str | None = Field(None, description="a row of `sparsona models`; none: the data set's default")
@@ -57,7 +59,7 @@ class RunConfig(BaseModel):
     seed: int = Field(0, ge=0, description="varies everything: partition, weights, sampling, batches, masks")
     executor: str = Field("auto", description="serial, workers or auto")
     eval_every: int = Field(1, ge=1, description="rounds between evaluations (the last ten are always evaluated)")
-    points: Annotated[tuple[POINT, ...], BeforeValidator(_listed)] = Field(
+    points: Annotated[tuple[POINT, ...], BeforeValidator(listed)] = Field(
         (), description="which models to evaluate besides the headline's"
     )
     tune_epochs: int = Field(0, ge=0, description="epochs of final tuning for every client; 0: none")
@@ -68,7 +70,7 @@ class RunConfig(BaseModel):
     everyone_trains: bool = Field(False, description="all train each round, only the sampled are aggregated")
     stateless: bool = Field(False, description="clients forget everything between rounds")
     novel: int = Field(0, ge=0, description="clients held out of training and met only at the end")
-    capacities: Annotated[tuple[float, ...], BeforeValidator(_listed)] = Field(
+    capacities: Annotated[tuple[float, ...], BeforeValidator(listed)] = Field(
         (1.0,), description="density each client can hold, repeated over clients"
     )
     max_seconds: float | None = Field(None, gt=0, description="stop after the round in which this time is reached")
@@ -77,9 +79,10 @@ class RunConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _twenty_clients(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("clients") is None and values.get("partition") != "natural":
-            return {**values, "clients": 20}
-        return values
+        if not isinstance(values, dict) or values.get("clients") is not None:
+            return values
+        name = str(values.get("partition")).strip().partition(":")[0]
+        return values if name in ("natural", "file") else {**values, "clients": 20}
 
     @property
     def sampled(self) -> int:
@@ -190,7 +193,10 @@ def split_options(
         elif name in method_keys:
             of_method[name] = value
         else:
-            unknown.append(unknown_name(f"option of {where}", name, run_keys | method_keys))
+            error = unknown_name(f"option of {where}", name, run_keys | method_keys)
+            unknown.append(
+                SparsonaError(error.what, expected=f"what `sparsona methods {where}` lists", mend=error.mend)
+            )
     return of_run, of_method, unknown
 
 

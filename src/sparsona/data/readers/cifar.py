@@ -13,6 +13,7 @@ from sparsona.data.pool import Array, Pool
 from sparsona.data.readers.decoded import decode_once
 from sparsona.data.readers.files import Request, damaged, find
 from sparsona.data.readers.images import image_pool
+from sparsona.data.readers.npz import read_npy
 from sparsona.data.readers.pictures import open_picture
 
 SHAPE = (3, 32, 32)
@@ -20,31 +21,42 @@ SIZE = 3 * 32 * 32
 COLUMNS = 25  # pictures side by side in a sheet
 BATCHES = ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch")
 FILES = {"cifar10": BATCHES, "cifar100": ("train", "test")}
+RECORDS = {"cifar10": (10_000,) * 6, "cifar100": (50_000, 10_000)}  # in each of the binary files
 
 
 def read_cifar(request: Request) -> Pool | None:
     """Either set in any form; the last file, or the last sixth of the sheets, is the test set."""
     names = FILES[request.name]
     if paths := find(request.places, *(f"{name}.bin" for name in names)):
-        parts = [_read_binary(path, request.name) for path in paths]
+        counts = RECORDS[request.name]
+        parts = (_read_binary(path, request.name, count) for path, count in zip(paths, counts, strict=True))
     elif paths := find(request.places, *names):
-        parts = [_read_pickle(path, request.name) for path in paths]
+        parts = (_read_pickle(path, request.name) for path in paths)
     elif paths := find(request.places, "shape.npy", "labels.npy", "sheet-0000.webp"):
         return _read_sheets(request, paths[0].parent)
     else:
         return None
-    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    return image_pool(request, paths[0], x, y, len(x) - len(parts[-1][0]))
+    # One array for all, at least as large as needed: the parts and their concatenation would need twice the memory.
+    x = np.empty((sum(path.stat().st_size for path in paths) // SIZE, SIZE), np.uint8)
+    labels: list[Array] = []
+    start = done = 0
+    for path, (pixels, found) in zip(paths, parts, strict=True):
+        start, done = done, done + len(pixels)
+        if done > len(x):
+            raise damaged(path, f"{len(pixels):,} images", "as many as fit into the file")
+        x[start:done] = pixels
+        labels.append(found.astype(np.int64))  # not a view, which would keep the pixels
+    return image_pool(request, paths[0], x[:done].reshape(-1, *SHAPE), np.concatenate(labels), start)
 
 
-def _read_binary(path: Path, name: str) -> tuple[Array, Array]:
+def _read_binary(path: Path, name: str, count: int) -> tuple[Array, Array]:
     """Records of the label (CIFAR-100: coarse and fine) and the three colour planes."""
     num_labels = 1 if name == "cifar10" else 2
     values = np.fromfile(path, np.uint8)
-    if not len(values) or len(values) % (num_labels + SIZE):
-        raise damaged(path, f"{len(values):,} bytes", f"a multiple of {num_labels + SIZE:,}")
+    if len(values) != count * (num_labels + SIZE):
+        raise damaged(path, f"{len(values):,} bytes", f"{count * (num_labels + SIZE):,}: {count:,} images as published")
     records = values.reshape(-1, num_labels + SIZE)
-    return records[:, num_labels:].reshape(-1, *SHAPE), records[:, num_labels - 1]
+    return records[:, num_labels:], records[:, num_labels - 1]
 
 
 class _Unpickler(pickle.Unpickler):
@@ -57,6 +69,7 @@ class _Unpickler(pickle.Unpickler):
             # numpy warns of the published files, which say 0 for False.
             ("numpy", "dtype"): lambda kind, align, copy: np.dtype(kind, align=bool(align), copy=bool(copy)),
             ("_codecs", "encode"): _encode,
+            ("numeric", "_frombuffer"): _from_buffer,
         }
         place = module.rpartition(".")[2] if module.startswith("numpy") else module
         if (place, name) not in allowed:
@@ -69,6 +82,11 @@ def _encode(text: str, encoding: str) -> bytes:
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"it asks for the encoding {encoding}")
     return text.encode("latin1")
+
+
+def _from_buffer(buffer: bytes | bytearray, dtype: Any, shape: tuple[int, ...], order: Any) -> Array:
+    """How numpy writes arrays into the newest form of a pickle."""
+    return np.frombuffer(buffer, dtype).reshape(shape, order=order)
 
 
 def _read_pickle(path: Path, name: str) -> tuple[Array, Array]:
@@ -88,19 +106,19 @@ def _read_pickle(path: Path, name: str) -> tuple[Array, Array]:
             raise ValueError("its arrays have other types or shapes")
     except Exception as error:  # a damaged pickle can raise anything
         raise damaged(path, repr(error), f"a pickle as published, with data (N, {SIZE}) and labels") from error
-    return x.reshape(-1, *SHAPE), y
+    return x, y
 
 
 def _read_sheets(request: Request, folder: Path) -> Pool:
     """Pictures row by row in large ones, 25 to a row, in the order of labels.npy."""
     paths = sorted(folder.glob("sheet-*.webp"))
-    shape = np.load(folder / "shape.npy", allow_pickle=False).tolist()
-    labels = np.load(folder / "labels.npy", allow_pickle=False).astype(np.int64)
-    if len(shape) != 4 or tuple(shape[1:]) != (32, 32, 3) or labels.shape != (shape[0],):
-        raise damaged(folder / "shape.npy", f"{shape}, beside labels of shape {labels.shape}", "[N, 32, 32, 3]")
+    shape, labels = read_npy(folder / "shape.npy"), read_npy(folder / "labels.npy")
+    if labels.dtype.kind not in "iu" or shape.tolist() != [labels.size, 32, 32, 3] or labels.ndim != 1:
+        found = f"{shape.tolist()}, beside {labels.dtype} labels of shape {labels.shape}"
+        raise damaged(folder / "shape.npy", found, "[N, 32, 32, 3], and N whole numbers in labels.npy")
 
     def decode(new: Callable[..., Array]) -> None:
-        x, done = new("x", np.uint8, (shape[0], *SHAPE)), 0
+        x, done = new("x", np.uint8, (len(labels), *SHAPE)), 0
         for path in paths:
             sheet = open_picture(path)
             if sheet.shape[0] % 32 or sheet.shape[1] != 32 * COLUMNS:
@@ -112,5 +130,5 @@ def _read_sheets(request: Request, folder: Path) -> Pool:
         if done != len(x):
             raise damaged(folder, f"sheets of {done:,} pictures", f"{len(x):,}, as shape.npy says")
 
-    x = decode_once(request.name, {}, folder, paths, decode)["x"]
+    x = decode_once(request.name, {"count": len(labels)}, folder, paths, decode)["x"]
     return image_pool(request, folder / "labels.npy", x, labels, len(x) - len(x) // 6)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shutil
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +18,7 @@ from sparsona.core.errors import SparsonaError
 
 Listen = Callable[[int, int], None]
 ABANDONED_AFTER = 86_400.0  # seconds
+MARK = ".sparsona-part"  # in every folder that may be swept: people have folders called *.part-* themselves
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Request:
     listen: Listen | None = None
 
     def tell(self, done: int, total: int) -> None:
+        """Progress; total 0: unknown."""
         if self.listen is not None:
             self.listen(done, total)
 
@@ -83,8 +88,45 @@ def require(module: str, extra: str, what: str) -> ModuleType:
         ) from error
 
 
-def sweep(folder: Path) -> None:
-    """Remove what processes that were killed left half done, long ago."""
-    for path in folder.glob("*.part-*"):
-        if time.time() - path.stat().st_mtime > ABANDONED_AFTER:
+@contextmanager
+def work_aside(target: Path, name: str) -> Iterator[Path]:
+    """An empty folder on the disk of `target`, to be filled and then moved there; what is left of it goes afterwards.
+
+    What processes that were killed left half done of the same data set, long ago, is removed as well.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target.parent, name)
+        aside = Path(tempfile.mkdtemp(prefix=f"{target.name}.part-", dir=target.parent))
+    except OSError as error:
+        raise cannot_keep(target.parent, error) from error
+    try:
+        try:
+            (aside / MARK).touch()
+            (aside / "kept").mkdir()
+        except OSError as error:
+            raise cannot_keep(target.parent, error) from error
+        yield aside / "kept"
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sweep(folder: Path, name: str) -> None:
+    ours = re.compile(re.escape(name) + r"(-[0-9a-f]{24})?\.part-[a-z0-9_]{8}")
+    for path in [path for path in folder.iterdir() if ours.fullmatch(path.name)]:
+        try:
+            is_abandoned = time.time() - (path / MARK).stat().st_mtime > ABANDONED_AFTER
+        except OSError:  # not ours, or another process has just removed it
+            continue
+        if is_abandoned:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def cannot_keep(folder: Path, error: OSError) -> SparsonaError:
+    """An error for a folder that is full or cannot be written."""
+    is_cache = folder.is_relative_to(cache_folder())
+    return SparsonaError(
+        f"nothing can be kept in '{folder}': {error}",
+        expected="a folder with room that can be written",
+        mend="set SPARSONA_DATA to another" if is_cache else "give another folder with --to",
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import math
 import zlib
 from collections.abc import Callable
@@ -11,11 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from sparsona.core.errors import SparsonaError
 from sparsona.data.pool import Array, Pool
 from sparsona.data.readers.decoded import decode_once
 from sparsona.data.readers.files import Request, damaged, find
 from sparsona.data.readers.images import image_pool
 
+CHUNK = 1 << 20
+# MNIST and Fashion-MNIST have files of the same names: digests of the labels to train on.
+KNOWN = {"c142f118bb9591d78225d991fff0988b": "mnist", "372ac19362f2425103e5082d13e71e66": "fashion-mnist"}
 TYPES: dict[int, np.dtype[Any]] = {0x08: np.dtype(">u1"), 0x0C: np.dtype(">i4")}
 
 
@@ -28,11 +33,16 @@ def read_idx(path: Path, num_dimensions: int) -> Array:
                 raise damaged(path, "it does not begin as an idx file", f"an idx file of {num_dimensions} dimensions")
             shape = tuple(int(size) for size in np.frombuffer(file.read(4 * dimensions), ">u4"))
             wanted = math.prod(shape) * TYPES[kind].itemsize
-            values = file.read()  # all there is: what the head promises may be absurd
+            # Neither all there is (a small .gz may hold any number of zeros) nor at once what the head promises.
+            values = bytearray()
+            while len(values) <= wanted and (chunk := file.read(min(CHUNK, wanted + 1 - len(values)))):
+                values += chunk
     except (EOFError, OSError, ValueError, zlib.error) as error:
         raise damaged(path, error) from error
     if len(shape) != dimensions or len(values) != wanted:
-        raise damaged(path, f"{len(values):,} bytes of values instead of {wanted:,}")
+        raise damaged(
+            path, f"{len(values):,} bytes of values {'or more ' * (len(values) > wanted)}instead of {wanted:,}"
+        )
     return np.frombuffer(values, TYPES[kind]).reshape(shape)
 
 
@@ -42,6 +52,13 @@ def read_mnist(request: Request) -> Pool | None:
     if parts is None:
         return None
     x, y, num_train = _read_parts(parts)
+    digest = hashlib.blake2b(y[:num_train].astype(np.uint8).tobytes(), digest_size=16).hexdigest()
+    if (other := KNOWN.get(digest, request.name)) != request.name:
+        raise SparsonaError(
+            f"'{parts[1]}' is that of {other}",
+            expected=f"{request.name}, whose files have the same names",
+            mend="keep each in a folder called like it, and name the one that has both (--data-dir)",
+        )
     owners = _read_writers(request, y, num_train) if request.name == "mnist" else None
     return image_pool(request, parts[0], x, y, num_train, owners)
 

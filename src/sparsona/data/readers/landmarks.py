@@ -74,7 +74,7 @@ def _find_pictures(root: Path, images: list[str]) -> list[Path]:
     """Each photograph's file: all in `images`, or in train/a/b/c as Google publishes them."""
     flat = root / "images"
     files = [
-        flat / f"{image}.jpg" if flat.is_dir() else root / "train" / image[0] / image[1] / image[2] / f"{image}.jpg"
+        flat / f"{image}.jpg" if flat.is_dir() else root.joinpath("train", *image[:3], f"{image}.jpg")
         for image in images
     ]
     if missing := [path for path in files if not path.is_file()]:

@@ -30,7 +30,7 @@ def read_femnist(request: Request) -> Pool | None:
     root, train, test = found
 
     def decode(new: Callable[..., Array]) -> None:
-        sizes, numbers = _survey(train, test)
+        sizes, numbers = _survey(train, test, request)
         x, y = new("x", np.uint8, (sum(sizes), 1, SIDE, SIDE)), new("y", np.int64, (sum(sizes),))
         owners = new("owners", np.int64, (sum(sizes),))
         new("num_train", np.int64, (1,))[:] = sizes[0]
@@ -38,10 +38,15 @@ def read_femnist(request: Request) -> Pool | None:
         for path, (user, inputs, labels) in _each_user(train + test, request):
             stop = start + len(labels)
             try:
-                images = np.array(inputs, dtype=np.float64).reshape(len(labels), 1, SIDE, SIDE)
-                y[start:stop] = np.array(labels, dtype=np.int64)
+                images = np.array(inputs).reshape(len(labels), 1, SIDE, SIDE)
+                classes = np.array(labels)
+                if images.dtype.kind not in "iuf" or classes.dtype.kind not in "iu":
+                    raise ValueError(f"images of {images.dtype} and classes of {classes.dtype}")
+                y[start:stop] = classes
             except (ValueError, TypeError, OverflowError) as error:
-                raise damaged(path, f"user '{user}': {error}", "784 numbers and a class for each image") from error
+                raise damaged(
+                    path, f"user '{user}': {error}", "784 numbers and a class, a whole number, for each image"
+                ) from error
             if not ((images >= 0) & (images <= 1)).all():
                 raise damaged(path, f"user '{user}' has pixels outside 0 to 1", "pixels from 0.0 to 1.0")
             x[start:stop] = np.rint(images * 255)
@@ -65,7 +70,7 @@ def read_shakespeare(request: Request) -> Pool | None:
     root, train, test = found
 
     def decode(new: Callable[..., Array]) -> None:
-        sizes, numbers = _survey(train, test)
+        sizes, numbers = _survey(train, test, request)
         counts: Counter[str] = Counter()
         width = 0
         for path, (user, inputs, targets) in _each_user(train, request):
@@ -94,7 +99,9 @@ def read_shakespeare(request: Request) -> Pool | None:
     options = {"sequence_length": request.sequence_length}
     arrays = decode_once(request.name, options, root, train + test, decode)
     num_train, num_classes = map(int, arrays["counts"])
-    return Pool(request.name, arrays["x"], arrays["y"], num_classes, num_train, np.asarray(arrays["owners"]))
+    owners, length = np.asarray(arrays["owners"]), arrays["x"].shape[1]
+    # LEAF's windows slide by one character: two have none in common only if they are further apart than they are long.
+    return Pool(request.name, arrays["x"], arrays["y"], num_classes, num_train, owners, overlap=length)
 
 
 def _find(request: Request) -> tuple[Path, list[Path], list[Path]] | None:
@@ -107,11 +114,11 @@ def _find(request: Request) -> tuple[Path, list[Path], list[Path]] | None:
     return None
 
 
-def _survey(train: list[Path], test: list[Path]) -> tuple[list[int], dict[str, int]]:
+def _survey(train: list[Path], test: list[Path], request: Request) -> tuple[list[int], dict[str, int]]:
     """How many examples both parts have, and a number for each user."""
     sizes, users = [0, 0], set()
     for index, paths in enumerate((train, test)):
-        for _, (user, inputs, _) in _each_user(paths):
+        for _, (user, inputs, _) in _each_user(paths, request):
             sizes[index] += len(inputs)
             users.add(user)
     if not all(sizes):
@@ -119,7 +126,7 @@ def _survey(train: list[Path], test: list[Path]) -> tuple[list[int], dict[str, i
     return sizes, {user: number for number, user in enumerate(sorted(users))}
 
 
-def _each_user(paths: list[Path], request: Request | None = None) -> Iterator[tuple[Path, User]]:
+def _each_user(paths: list[Path], request: Request) -> Iterator[tuple[Path, User]]:
     expected = '{"users": [...], "user_data": {user: {"x": [...], "y": [...]}}}'
     for number, path in enumerate(paths):
         try:
@@ -129,13 +136,14 @@ def _each_user(paths: list[Path], request: Request | None = None) -> Iterator[tu
             ]
             if not all(isinstance(x, list) and isinstance(y, list) and len(x) == len(y) for _, x, y in users):
                 raise ValueError("x and y of a user are not lists of equal length")
+            if len({user for user, _, _ in users}) < len(users):
+                raise ValueError("a user is listed twice")
         except KeyError as error:
             raise damaged(path, f"it lacks the key {error}", expected) from error
         except (ValueError, TypeError, RecursionError) as error:
             raise damaged(path, error, expected) from error
         yield from ((path, user) for user in users if user[1])
-        if request is not None:
-            request.tell(number + 1, len(paths))
+        request.tell(number + 1, len(paths))
 
 
 def _check_texts(path: Path, user: str, inputs: list[Any], targets: list[Any], width: int) -> None:

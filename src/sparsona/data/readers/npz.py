@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -12,36 +13,46 @@ from sparsona.data.pool import Array, Pool, View
 from sparsona.data.readers.files import Request, damaged
 from sparsona.data.readers.images import Look, channels_first, image_pool, make_view
 
+MAX_TOKENS = 10_000_000  # each has a vector in the model
+NOT_SAVED = (ValueError, OSError, EOFError, AttributeError, TypeError, MemoryError, zipfile.BadZipFile, zlib.error)
 EXPECTED = "x and y; or x_train, y_train, x_test and y_test; and perhaps owners, or owners_train and owners_test"
+
+
+def read_npy(path: Path) -> Array:
+    """The one array of a file."""
+    try:
+        with path.open("rb") as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+    except (ValueError, OSError, EOFError, MemoryError) as error:
+        raise damaged(path, error, "an array saved with numpy.save") from error
 
 
 def read_arrays(request: Request, path: Path) -> Pool:
     """One's own examples: images as bytes with channels first or last, tokens, or any numbers.
 
-    Whole numbers (N, length) whose labels are as many are tokens; all that is neither becomes float32 as it is.
+    Whole numbers (N, length) whose labels are as many are tokens; all that is neither becomes float32 as it is. They
+    are checked as `federate` checks what comes from Python.
     """
+    from sparsona.data import arrays as checked  # which needs torch
+
     x, y, num_train, owners = _read(path)
-    if y.dtype.kind not in "iu" or y.ndim not in (1, 2) or (y.size and y.min() < 0):
-        raise SparsonaError(
-            f"'{path}': y is {y.dtype} of shape {y.shape}", expected="whole numbers from 0, one per class"
-        )
-    view = View()
-    if x.dtype.kind in "iu" and y.ndim == 2 and x.shape == y.shape:
-        x, y = x.astype(np.int32), y.astype(np.int32)
-        _refuse_views(request, path)
-        return Pool(path.stem, x, y, int(max(x.max(), y.max())) + 1, num_train, owners, view)
-    if y.ndim != 1 or x.dtype.kind not in "fiub":
-        raise SparsonaError(
-            f"'{path}': x is {x.dtype} of shape {x.shape} and y has shape {y.shape}",
-            expected="numbers, and one label per example; or tokens, and the next token at each position",
-        )
-    if x.dtype == np.uint8 and x.ndim in (3, 4):
-        x = channels_first(x)
-        view = make_view(request, x.shape[1:], Look())
+    where = f"'{path}': "
+    if not x.size:
+        raise SparsonaError(f"{where}x has shape {x.shape}", expected="at least one number in each example")
+    has_tokens = x.dtype.kind in "iu" and y.dtype.kind in "iu" and y.ndim == 2 and x.shape == y.shape
+    if has_tokens and (highest := max(int(x.max()), int(y.max()))) >= MAX_TOKENS:
+        raise SparsonaError(f"{where}a token {highest}", expected=f"token numbers below {MAX_TOKENS:,}")
+    is_image = x.dtype == np.uint8 and x.ndim in (3, 4) and not has_tokens
+    inputs = checked.inputs(channels_first(x) if is_image else x, where, as_bytes=is_image, as_tokens=has_tokens)
+    labels = checked.labels(y, where, as_tokens=has_tokens)
+    num_classes = checked.count_classes(labels, None, inputs if has_tokens else None)
+    if is_image:
+        view = make_view(request, tuple(inputs.shape[1:]), Look())
     else:
-        x = x.astype(np.float32)
+        view = View()
         _refuse_views(request, path)
-    return Pool(path.stem, x, y.astype(np.int64), int(y.max()) + 1, num_train, owners, view)
+    y = labels.numpy().astype(np.int32 if has_tokens else np.int64)
+    return Pool(path.stem, inputs.numpy(), y, num_classes, num_train, owners, view)
 
 
 def read_named(request: Request, path: Path) -> Pool:
@@ -64,7 +75,9 @@ def _read(path: Path) -> tuple[Array, Array, int | None, Array | None]:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
             arrays = {name: saved[name] for name in saved.files}
-    except (ValueError, OSError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        if junk := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+            raise ValueError(f"'{junk[0]}' is not an array")
+    except NOT_SAVED as error:
         raise damaged(path, error, "a file saved with numpy.savez, without objects in it") from error
     parts = [""] if "x" in arrays else ["_train", "_test"]
     if absent := [name for part in parts for name in (f"x{part}", f"y{part}") if name not in arrays]:
@@ -73,14 +86,16 @@ def _read(path: Path) -> tuple[Array, Array, int | None, Array | None]:
         x, y = arrays[f"x{part}"], arrays[f"y{part}"]
         if not x.ndim or not y.ndim or len(x) != len(y) or not len(x):
             raise damaged(path, f"x{part} has shape {x.shape} and y{part} {y.shape}", "as many labels as examples")
-        if x.shape[1:] != arrays[f"x{parts[0]}"].shape[1:]:
-            raise damaged(path, f"x{part} has examples of shape {x.shape[1:]}", "the same shape as in x_train")
+        for key, array in (("x", x), ("y", y)):
+            if array.shape[1:] != arrays[f"{key}{parts[0]}"].shape[1:]:
+                raise damaged(path, f"{key}{part} has rows of shape {array.shape[1:]}", f"those of {key}_train")
     x, y = (np.concatenate([arrays[f"{key}{part}"] for part in parts]) for key in "xy")
     owners = None
-    if all(f"owners{part}" in arrays for part in parts):
-        owners = np.concatenate([arrays[f"owners{part}"] for part in parts])
-        if owners.shape != (len(x),) or owners.dtype.kind not in "iuUS":
-            raise damaged(path, f"owners is {owners.dtype} of shape {owners.shape}", "a number or name per example")
+    if each := [array for part in parts if (array := arrays.get(f"owners{part}")) is not None]:
+        shapes = [array.shape for array in each]
+        owners = np.concatenate([array.reshape(-1) for array in each])
+        if shapes != [(len(arrays[f"x{part}"]),) for part in parts] or owners.dtype.kind not in "iuUS":
+            raise damaged(path, f"owners is {owners.dtype} of shape {shapes}", "a number or name per example")
         names, numbers = np.unique(owners, return_inverse=True)
         num_unknown = int((names < 0).sum()) if owners.dtype.kind == "i" else 0
         owners = np.maximum(numbers - num_unknown, -1).astype(np.int64)

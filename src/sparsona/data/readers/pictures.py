@@ -109,10 +109,14 @@ def _list_classes(folder: Path, deep: bool = False) -> Labelled:
 
 def _read_notes(path: Path) -> Labelled:
     """Lines of picture, class and a box, between tabs."""
-    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    expected = "lines of picture, tab, class, in UTF-8"
+    try:
+        rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except ValueError as error:
+        raise damaged(path, error, expected) from error
     pictures = path.parent / "images"
     if not rows or any(len(row) < 2 or not (pictures / Path(row[0]).name).is_file() for row in rows):
-        raise damaged(path, "it names pictures that are not in 'images' beside it", "lines of picture, tab, class")
+        raise damaged(path, "it names pictures that are not in 'images' beside it", expected)
     return [(pictures / Path(row[0]).name, row[1]) for row in rows]
 
 

@@ -16,6 +16,7 @@ from sparsona.data.readers.decoded import decode_once
 from sparsona.data.readers.files import Request, damaged, find, require
 from sparsona.data.readers.text import SEQUENCE_LENGTH, VOCABULARY_SIZE, encode, make_vocabulary
 
+TELL_EVERY = 10_000  # sentences, while nobody knows how many there are
 Sentences = Iterator[tuple[str, list[str]]]  # a user, and a sentence in words
 
 
@@ -42,6 +43,8 @@ def read_stackoverflow(request: Request) -> Pool | None:
             for user, words in sentences():
                 users.setdefault(user, len(users))
                 sizes[part] += 1
+                if sum(sizes) % TELL_EVERY == 0:
+                    request.tell(sum(sizes), 0)
                 if part == 0:
                     counts.update(words)
         if not all(sizes):
@@ -72,7 +75,7 @@ def _read_hdf5(path: Path) -> Sentences:
             for user, group in file["examples"].items():
                 for sentence in group["tokens"][()]:
                     yield user, sentence.decode("utf-8").split()
-    except (OSError, KeyError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+    except (OSError, KeyError, AttributeError, TypeError, ValueError, RuntimeError, MemoryError) as error:
         raise damaged(path, error, "HDF5 with examples/USER/tokens") from error
 
 
@@ -82,7 +85,9 @@ def _read_sqlite(path: Path, split: str) -> Sentences:
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as base:
             for user, example in base.execute(query, (split,)):
-                yield str(user), _feature(bytes(example), b"tokens").decode("utf-8").split()
+                if user is None or not isinstance(example, bytes):
+                    raise ValueError(f"an example of user {user} that is {type(example).__name__}")
+                yield str(user), _feature(example, b"tokens").decode("utf-8").split()
     except (sqlite3.Error, ValueError, TypeError, IndexError) as error:
         raise damaged(
             path, error, "SQLite with a table examples(split_name, client_id, serialized_example_proto)"
@@ -95,8 +100,9 @@ def _feature(example: bytes, name: bytes) -> bytes:
         for entry_number, entry in _fields(features) if number == 1 else ():
             pair = dict(_fields(entry)) if entry_number == 1 else {}
             if pair.get(1) == name:
-                for _, values in _fields(pair[2]):  # Feature.bytes_list
-                    return next((value for _, value in _fields(values)), b"")
+                for kind, values in _fields(pair.get(2, b"")):
+                    if kind == 1:  # Feature.bytes_list
+                        return next((value for _, value in _fields(values)), b"")
     raise ValueError(f"an example without the feature {name.decode()}")
 
 
