@@ -96,7 +96,8 @@ def test_every_method_has_a_cost_and_a_page(method):
     assert found["total"]["flops"] == 7 * found["per_round"]["flops"] + tuning
     assert bool(tuning) == method.endswith("-ft")
     memory = report.memory
-    assert memory.kept <= memory.at_hand < memory.training
+    assert memory.kept <= memory.at_hand
+    assert memory.kept < memory.training
     for way in (found["encoded"], found["paper"]):
         client, all_ = way["per_client_round"], way["per_round"]
         assert all_["up_mb"] == pytest.approx(turns * client["up_mb"])
@@ -110,7 +111,9 @@ def test_every_method_has_a_cost_and_a_page(method):
     said = CliRunner().invoke(cli, ["cost", method, "--model", "lenet5", "--rounds", "7"], catch_exceptions=False)
     assert said.exit_code == 0
     assert ("costs only" in said.output) == (method in COST_RULES)
-    assert ("upper bounds" in said.output) == (not found["exact"])
+    assert bool(found["notes"]) == (not found["exact"])
+    assert all(note in said.output for note in found["notes"])
+    assert ("upper bounds" in said.output) == (method == "sub-fedavg")
     assert f"{found['total']['flops']:.4g}" in said.output
 
 
@@ -141,18 +144,108 @@ def test_less_density_costs_less(method, first, second, samples, batch):
     assert low["total"]["search_flops"] == high["total"]["search_flops"]
 
 
-def test_memory_of_a_client():
-    """By hand: LeNet5 has 439,096 parameters, and half of them rounded down per tensor is what FedSpa keeps."""
-    size, mask = 4 * 439_096, 439_096 // 8
-    half = round(cost("fedspa", **LENET).paper.down)
-    memories = {name: cost(name, **LENET).memory for name in ("local", "fedavg", "fedspa", "fedspa-rsm", "ditto")}
-    assert vars(memories["local"]) == {"kept": size, "at_hand": size, "training": 2 * size, "search": 0}
-    assert vars(memories["fedavg"]) == {"kept": 0, "at_hand": size, "training": 2 * size, "search": 0}
-    at_hand = mask + half
-    with_gradient = {"kept": mask, "at_hand": at_hand, "training": at_hand + half}
-    assert vars(memories["fedspa"]) == {**with_gradient, "search": at_hand + size}
-    assert vars(memories["fedspa-rsm"]) == {**with_gradient, "search": 0}
-    assert vars(memories["ditto"]) == {"kept": size, "at_hand": 2 * size, "training": 3 * size, "search": 0}
+# By hand. LeNet5 has 439,096 parameters: 1 to 20 and 20 to 50 channels in 5x5, 800 to 500 to 26 units. A uniform mask
+# of 0.5 keeps 250 + 10 + 12,500 + 25 + 200,000 + 250 + 6,500 + 13 of them.
+SIZE, HALF, MASK, PADDED_MASK = 4 * 439_096, 4 * 219_548, 54_887, 54_888
+# 24x24 and 8x8 positions for the convolutions, each bias once per position.
+FORWARD = (2 * 500 + 20) * 576 + (2 * 25_000 + 50) * 64 + (2 * 400_000 + 500) + (2 * 13_000 + 26)
+# Of each tensor a message says 3 bytes, its name ("0.weight" or "0.bias") and 4 bytes a dimension.
+TENSORS = 2 * (3 + 8 + 16) + 4 * (3 + 6 + 4) + 2 * (3 + 8 + 8)
+DIGEST, SEED = 8, 16
+
+
+def message(*parts: tuple[str, int]) -> int:
+    """24 bytes, then 16, a name, the tensors and perhaps a digest and a seed per part; payloads; checksum."""
+    head = 24 + sum(16 + len(name) + TENSORS for name, _ in parts)
+    return -(-head // 4) * 4 + sum(payload for _, payload in parts) + 4
+
+
+def aligned(*parts: tuple[str, int, int]) -> int:
+    """The same for parts with so many bytes of digest and seed in the head."""
+    return message(*((name + "." * proof, payload) for name, payload, proof in parts))
+
+
+DENSE = message(("model", SIZE))
+BY_HAND = {  # options; bytes of a message up and down; FLOPs of search
+    "ditto": ({}, DENSE, DENSE, 0),
+    "pfedhn": ({}, DENSE, DENSE, 0),
+    "subsampling": ({"density": 0.5}, aligned(("update", HALF, DIGEST + SEED)), DENSE, 0),
+    "sub-fedavg": (
+        {},
+        aligned(("model", SIZE, DIGEST), ("mask", PADDED_MASK, 0)),
+        aligned(("model", SIZE, DIGEST)),
+        0,
+    ),
+    "dpsgd": ({"density": 0.5}, aligned(("model", HALF, DIGEST)), None, 0),
+    "dpsgd-ft": ({}, DENSE, None, 0),
+    "dispfl": (
+        {"density": 0.5, "allocation": "uniform"},
+        aligned(("model", HALF + PADDED_MASK, DIGEST)),
+        None,
+        128 * 3 * FORWARD,
+    ),
+    "fomo": ({}, DENSE, None, 0),
+    "fedem": ({}, *2 * [message(("model0", SIZE), ("model1", SIZE), ("model2", SIZE))], 500 * 3 * FORWARD),
+    "pfedgate": ({}, aligned(("update", SIZE + PADDED_MASK, DIGEST)), DENSE, 0),
+}
+
+
+def test_every_rule_is_done_by_hand():
+    assert set(BY_HAND) == set(COST_RULES)
+    assert outline("lenet5", (1, 28, 28), 26).layout.forward_flops() == FORWARD
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_a_rule_by_hand(name):
+    """100 clients: ten of them a round through the server, or all of them with ten neighbours each."""
+    options, up, down, search = BY_HAND[name]
+    report = cost(name, **LENET, rounds=3, **options)
+    assert report.flops.search == search
+    found = report.encoded
+    tuning = 100 * DENSE if report.flops.tuning and down else 0
+    if down is None:
+        assert (found.up, found.down, found.round, found.busiest) == (10 * up, 10 * up, 1000 * up, 20 * up)
+    else:
+        assert (found.up, found.down, found.round) == (up, down, 10 * (up + down))
+        assert found.busiest == 10 * (up + down)
+    assert found.tuning == tuning  # nobody says how the mean of all models would reach a peer
+    assert report.to_json()["encoded"]["total"]["comm_gb"] == (3 * found.round + tuning) / 1e9
+
+
+GATE = 4 * 21_955  # a twentieth of the parameters, rounded up
+UNIFORM = {"density": 0.5, "allocation": "uniform"}
+UNCLIPPED = {**UNIFORM, "clip_norm": None}
+MEMORIES = [  # method, options; kept, at hand, in training, in mask search
+    ("local", {}, SIZE, SIZE, 2 * SIZE, 0),
+    ("fedavg", {}, 0, SIZE, 2 * SIZE, 0),
+    # The model, where it started, and a gradient: a dense one, since its norm is taken over all entries.
+    ("fedspa", UNIFORM, MASK, MASK + HALF, MASK + 2 * HALF + SIZE, MASK + 2 * HALF + SIZE),
+    ("fedspa", UNCLIPPED, MASK, MASK + HALF, MASK + 3 * HALF, MASK + 2 * HALF + SIZE),
+    ("fedspa-rsm", UNCLIPPED, MASK, MASK + HALF, MASK + 3 * HALF, 0),
+    # Its own model, the one received, the same after training, and a gradient.
+    ("ditto", {}, SIZE, 2 * SIZE, 4 * SIZE, 0),
+    ("pfedhn", {}, 0, SIZE, 2 * SIZE, 0),
+    ("subsampling", {}, 0, SIZE, 3 * SIZE, 0),
+    ("sub-fedavg", {}, MASK, MASK + SIZE, 3 * MASK + 2 * SIZE, 0),
+    # What it has, the sum of what it was sent, which becomes the model at work, and a gradient.
+    ("dpsgd", {}, SIZE, 2 * SIZE, 3 * SIZE, 0),
+    ("dpsgd", UNIFORM, HALF + MASK, 2 * HALF + MASK, 2 * HALF + MASK + SIZE, 0),
+    ("dispfl", UNIFORM, HALF + MASK, 3 * HALF + MASK, 2 * HALF + MASK + SIZE, 2 * HALF + MASK + SIZE),
+    ("dispfl", UNCLIPPED, HALF + MASK, 3 * HALF + MASK, 3 * HALF + MASK, 2 * HALF + MASK + SIZE),
+    ("fomo", {}, SIZE, 4 * SIZE, 3 * SIZE, 0),
+    ("fedem", {}, 12, 12 + 3 * SIZE, 12 + 4 * SIZE + 4 * 3 * 500, 0),
+    ("pfedgate", {}, GATE, GATE + SIZE, 2 * GATE + 3 * SIZE + HALF, 0),
+]
+
+
+@pytest.mark.parametrize(("method", "options", "kept", "at_hand", "training", "search"), MEMORIES)
+def test_memory_by_hand(method, options, kept, at_hand, training, search):
+    found = cost(method, **LENET, **options).memory
+    assert vars(found) == {"kept": kept, "at_hand": at_hand, "training": training, "search": search}
+
+
+def test_memory_of_every_method_is_done_by_hand():
+    assert {row[0] for row in MEMORIES} == {name for name in EVERY if not name.endswith("-ft")}
 
 
 def test_links_of_peers():
@@ -162,6 +255,18 @@ def test_links_of_peers():
     assert all(report.encoded.busiest == 2 * report.encoded.up for report in by.values())  # both directions
     assert by["ring"].per_round == 20
     assert cost("dpsgd", **LENET, neighbours=3).paper.busiest == 3 * one
+    told_of = {key: report.to_json()["busiest_node"]["who"] for key, report in by.items()}
+    assert told_of == {"random": "any peer, on average", "ring": "any peer", "full": "any peer"}
+
+
+def test_the_busiest_of_unequal_peers():
+    """All connected, three peers: the largest sends its message twice and receives the two smaller ones once each."""
+    capacities = (0.2, 0.5, 1.0)
+    options = {**LENET, "clients": 3, "topology": "full", "density": 1.0}
+    sizes = [round(cost("dispfl", **options, capacities=c).encoded.up) // 2 for c in capacities]
+    found = cost("dispfl", **options, capacities=capacities)
+    assert found.encoded.busiest == 2 * sizes[2] + sizes[0] + sizes[1]
+    assert found.paper.busiest == 2 * SIZE
 
 
 def test_capacities():
@@ -172,6 +277,19 @@ def test_capacities():
     assert mixed.flops.train == (alone[0.2].flops.train + alone[1.0].flops.train) / 2
     assert mixed.memory == alone[1.0].memory
     assert mixed.inference_flops == alone[1.0].inference_flops
+    uneven = cost("fedspa", **LENET, density=1.0, capacities=(0.2, 1.0), clients=11)  # six of the first kind
+    assert uneven.paper.up == (6 * alone[0.2].paper.up + 5 * alone[1.0].paper.up) / 11
+
+
+def test_many_clients_take_no_longer():
+    found = cost("fedspa", **LENET, clients=10**12, capacities=(0.5, 1.0), tune_epochs=1)
+    assert found.paper.tuning == 10**12 * found.paper.down
+
+
+def test_capacities_that_are_not_kept_are_told():
+    for name, kept in (("fedavg", False), ("dpsgd", False), ("local", False), ("fedspa", True), ("dispfl", True)):
+        notes = cost(name, **LENET, capacities=(0.3, 1.0)).notes
+        assert any("capacities are not kept" in note for note in notes) != kept, name
 
 
 def test_quirks_change_what_they_name_and_nothing_else():
@@ -183,6 +301,8 @@ def test_quirks_change_what_they_name_and_nothing_else():
     assert cost("fedavg", model="vgg11").paper.up - zeros.paper.up == 2 * 2752  # 2,752 GroupNorms' biases, half of each
     assert zeros.encoded == cost("fedavg", model="vgg11").encoded
     assert cost("fedavg", **LENET, quirks=["zero-biases"]).paper == cost("fedavg", **LENET).paper  # it has no norms
+    half, less = (cost("dpsgd", model="vgg11", density=0.5, quirks=q).paper.up for q in ((), "zero-biases"))
+    assert half - less == 10 * 2752  # a uniform mask has half of them, and half of each goes, to ten neighbours
     assert cost("fedavg", **LENET, quirks=["emnist-400-rounds"]).rounds == 400
     assert cost("fedavg", model="vgg11", quirks=["phantom-screening"]).flops.search == 0  # no mask, no screening
     small = cost("fedspa", model="vgg11", samples=20)
@@ -205,6 +325,21 @@ def test_the_data_gives_what_is_not_said():
     )
 
 
+def test_where_the_number_of_examples_comes_from():
+    words = "50,000 published training examples / 50 clients, none held out for validation or testing"
+    assert cost("fedavg", data="cifar10", clients=50).samples_from == words
+    said = CliRunner().invoke(cli, ["cost", "fedavg", "--data", "cifar10", "--clients", "50"]).output
+    assert f"1,000 examples a client ({words})" in " ".join(said.split())
+    assert cost("fedavg", data="digits").samples_from.startswith("1,797 published examples / 100")
+    assert cost("fedavg", data="cifar10", samples=7).samples_from == cost("fedavg", **LENET).samples_from == ""
+    natural = {name for name, card in SOURCES.items() if card.is_natural}
+    assert natural == {"femnist", "shakespeare", "shakespeare-words", "stackoverflow", "gldv2"}
+    for name in natural:
+        with pytest.raises(SparsonaError, match="its clients are people"):
+            cost("fedavg", data=name)
+        assert cost("fedavg", data=name, samples=50).samples == 50
+
+
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_every_model(name):
     found = cost("fedspa", model=name, density=0.5)
@@ -223,6 +358,32 @@ def test_a_module_of_ones_own():
     assert found.inference_flops == 2 * 70 + 7
     with pytest.raises(SparsonaError, match="without its input"):
         cost("fedavg", model=net)
+    with pytest.raises(SparsonaError, match="a model of type int"):
+        cost("fedavg", model=3)
+    with pytest.raises(SparsonaError, match="without a size yet"):
+        cost("fedavg", model=nn.LazyLinear(2), input_shape=(4,), classes=2)
+
+
+def test_a_text_model_of_ones_own():
+    net = nn.Sequential(nn.Embedding(90, 8), nn.Linear(8, 69))
+    assert cost("fedavg", model=net, data="shakespeare", samples=9).inference_flops == 20 * (2 * 8 * 69 + 69)
+    assert cost("fedavg", model=net, input_shape=5, classes=69, tokens=True).num_parameters == 720 + 621
+    with pytest.raises(SparsonaError, match="does not take one example"):
+        cost("fedavg", model=net, input_shape=5, classes=69)
+
+
+def test_a_module_whose_flops_are_not_known():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.memory, self.last = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.last(self.memory(x)[0][:, -1])
+
+    found = cost("fedavg", model=Recurrent(), input_shape=(5, 3), classes=2)
+    assert not found.exact
+    assert any("memory.weight_ih_l0, memory.weight_hh_l0" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
@@ -247,6 +408,14 @@ def test_a_module_of_ones_own():
         ("dpsgd --model lenet5 --clients 8", "at most 7"),
         ("fedavg --model lenet5 --rounds 1000 --quirk emnist-400-rounds", "leave --rounds out"),
         ("fedavg --model lenet5 --set capacities=[]", "capacities"),
+        ("dpsgd --model lenet5 --set topology=ring --set neighbours=4", "'neighbours' in a ring graph"),
+        ("dpsgd --model lenet5 --set topology=full --set neighbours=4", "'neighbours' in a full graph"),
+        ("dpsgd --model lenet5 --density 1e-7", "keeps no parameter at all"),
+        ("dispfl --model lenet5 --density 1e-7", "keeps no parameter at all"),
+        ("subsampling --model lenet5 --density 1e-7", "keeps no parameter at all"),
+        ("fedspa --model lenet5 --set capacities=1e-7", "keeps no parameter at all"),
+        ("fedavg --data femnist", "--samples 200"),
+        ("fedspa --model lenet5 --set stateless=true", "unknown option of fedspa 'stateless'"),
     ],
 )
 def test_bad_input_is_told(words, expected):
@@ -273,3 +442,26 @@ def test_the_page_shows_both_numbers_of_each_quirk():
         section, name = key.strip("`").split(".")
         for shown, asked in ((without, bare), (with_, words)):
             assert float(shown) == pytest.approx(told(*asked, "--counting", "paper")[section][name], rel=5e-5), asked
+
+
+def test_methods_side_by_side(say):
+    words = ("cost", "fedavg", "fedspa:density=0.2", "fedspa", "--model", "lenet5", "--density", "0.4")
+    found = json.loads(say(*words, "--json").out)
+    assert [row["method"] for row in found] == ["fedavg", "fedspa", "fedspa"]
+    assert [row["options"].get("density") for row in found] == [None, 0.2, 0.4]
+    alone = json.loads(say("cost", "fedavg", "--model", "lenet5", "--json").out)
+    assert found[0] == alone
+    shown = say(*words).out
+    assert "fedspa:density=0.2" in shown
+    assert "35.13 GB" in shown  # FedAvg: 439,096 parameters, 4 bytes, two ways, 10,000 turns
+    assert "'densty'" in say("cost", "fedavg", "fedspa", "--model", "lenet5", "--set", "densty=0.4").err
+
+
+def test_what_has_costs_only_is_known_by_name(say):
+    from sparsona.methods import COST_ONLY
+    from sparsona.methods.cost_rules import COST_RULES
+
+    assert set(COST_ONLY) == set(COST_RULES)
+    assert "sparsona cost dispfl" in say("run", "dispfl").err
+    assert "dispfl" in say("methods").out
+    assert "--samples instead" in say("cost", "fedavg", "--data", "arrays:x.npz").err

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("method")
+@click.argument("methods", nargs=-1, required=True)
 @click.option("--model", help="Network, a row of `sparsona models`.  [the data set's default]")
 @click.option("--data", help="Data set, a row of `sparsona data`: gives input, classes, examples and model.")
 @click.option("--classes", type=int, help="Number of classes.  [the data's, or what the papers gave the model]")
@@ -41,26 +41,57 @@ if TYPE_CHECKING:
 )
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Any other option of the method or the graph.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON, in decimal MB and GB, unrounded.")
-def cost(method: str, pairs: tuple[str, ...], quirks: tuple[str, ...], as_json: bool, **flags: Any) -> None:
-    """Tell what METHOD would cost: bytes, FLOPs, memory. Nothing is trained, and no data is read.
+def cost(
+    methods: tuple[str, ...], pairs: tuple[str, ...], quirks: tuple[str, ...], as_json: bool, **flags: Any
+) -> None:
+    """Tell what METHODS would cost: bytes, FLOPs, memory. Nothing is trained, and no data is read.
 
-    METHOD is a row of `sparsona methods`, with options of its own after a colon if you like, or one of which only the
-    costs are known yet. docs/accounting.md says what is counted.
+    Each is a row of `sparsona methods`, with options of its own after a colon if you like, or one of which only the
+    costs are known yet (`sparsona methods` names them). Several are set side by side; an option that only some of them
+    have is given to those. docs/accounting.md says what is counted.
 
     \b
       sparsona cost fedspa --data cifar10 --model vgg11
+      sparsona cost fedavg fedspa fedspa:density=0.2 --data cifar10
       sparsona cost fedspa:search=rsm --model vgg11 --quirk phantom-screening
       sparsona cost dispfl --model resnet18 --classes 10 --set topology=ring
     """
+    from sparsona.core.errors import unknown_name
     from sparsona.costs import cost as find_cost
+    from sparsona.costs import options_of
 
     if quirks:
         flags["quirks"] = quirks
-    report = find_cost(method, **gather(None, pairs, flags))
+    options = gather(None, pairs, flags)
+    if len(methods) == 1:
+        report = find_cost(methods[0], **options)
+        if as_json:
+            click.echo(json.dumps(report.to_json()))
+        else:
+            show(report)
+        return
+    known = {method: options_of(method) for method in methods}
+    if unknown := sorted(set(options) - set().union(*known.values())):
+        raise unknown_name(f"option of {', '.join(methods)}", unknown[0], set().union(*known.values()))
+    reports = [find_cost(m, **{key: options[key] for key in options if key in known[m]}) for m in methods]
     if as_json:
-        click.echo(json.dumps(report.to_json()))
+        click.echo(json.dumps([report.to_json() for report in reports]))
     else:
-        show(report)
+        print_table([_side_by_side(method, report) for method, report in zip(methods, reports, strict=True)])
+        click.echo("totals of all rounds and clients; memory while a client trains; one METHOD alone tells more")
+
+
+def _side_by_side(method: str, report: CostReport) -> dict[str, str]:
+    flops, rounds = report.flops, report.rounds
+    return {
+        "method": method,
+        "bytes as encoded": _bytes(report.encoded.round * rounds + report.encoded.tuning),
+        "as papers count": _bytes(report.paper.round * rounds + report.paper.tuning),
+        "busiest node, a round": _bytes(report.encoded.busiest),
+        "FLOPs": f"{(flops.train + flops.search) * report.per_round * rounds + flops.tuning:.4g}",
+        "inference FLOPs": f"{report.inference_flops:.4g}",
+        "memory": _bytes(report.memory.training),
+    }
 
 
 def show(report: CostReport) -> None:
@@ -71,7 +102,8 @@ def show(report: CostReport) -> None:
     click.echo(f"{report.title}{only}, {report.model} of {report.num_parameters:,} parameters{density}")
     click.echo(
         f"{report.rounds:,} rounds, {report.per_round} of {setting.clients} clients in each, {report.samples:,} "
-        f"examples a client, batches of {setting.batch_size}, "
+        f"examples a client{f' ({report.samples_from})' if report.samples_from else ''}, "
+        f"batches of {setting.batch_size}, "
         + ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in options.items() if key.endswith("epochs"))
     )
     if report.peers:
@@ -90,9 +122,9 @@ def show(report: CostReport) -> None:
     )
     memory = {
         "kept between rounds": report.memory.kept,
-        "that, and the model received": report.memory.at_hand,
-        "that, and a gradient, in training": report.memory.training,
-        "or a dense gradient, in mask search": report.memory.search,
+        "that, and what is received": report.memory.at_hand,
+        "in training, with gradients and copies": report.memory.training,
+        "in mask search, with a dense gradient": report.memory.search,
     }
     print_table([{"memory on a client": what, "": _bytes(size)} for what, size in memory.items()])
     click.echo(f"inference: {report.inference_flops:.4g} FLOPs an example\n")
@@ -104,16 +136,13 @@ def notes(report: CostReport) -> list[str]:
     """What a reader must know to read the figures rightly."""
     from sparsona.costs import QUIRKS
 
-    who = "a peer" if report.peers else "the server"
-    found = [f"busiest node: {who}; both directions as encoded, one as the papers count"]
+    found = [f"busiest node: {report.busiest}; both directions as encoded, one as the papers count"]
     if report.peers:
         found.append("between peers what one sends another is sent: a round and the total count it once")
     if report.flops.tuning:
         found.append(f"totals include the final tuning of all clients, {report.setting.tune_epochs} epochs")
-    if not report.exact:
-        found.append("training decides the sizes: these are upper bounds")
     found.append("memory: four bytes a parameter, a bit an entry of a mask; activations are not counted")
-    return [*found, *(f"quirk {name}: {QUIRKS[name]}" for name in report.setting.quirks)]
+    return [*found, *report.notes, *(f"quirk {name}: {QUIRKS[name]}" for name in report.setting.quirks)]
 
 
 def _traffic(name: str, traffic: Traffic, rounds: int) -> dict[str, str]:

@@ -56,9 +56,9 @@ class Memory:
     """Bytes on the client that holds most: parameters, gradients and masks, but no activations and no messages."""
 
     kept: int  # between rounds
-    at_hand: int  # kept and received
-    training: int  # that, and one gradient as large as the largest model at hand
-    search: int  # the model at hand, and a dense gradient to grow masks by; 0 where no gradient is looked at
+    at_hand: int  # kept and received; between peers, kept and what is made of all that is received
+    training: int  # kept, at work, gradients and copies
+    search: int  # the same with a dense gradient to grow masks by; 0 where no gradient is looked at
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,16 @@ class CostReport:
     title: str
     model: str
     num_parameters: int
+    input_shape: tuple[int, ...]
+    classes: int
     costs_only: bool  # there is a rule for its costs, but it cannot be run yet
-    exact: bool  # False: training decides, and these are upper bounds
+    exact: bool  # False: `notes` say what is not
+    notes: tuple[str, ...]
     peers: bool
     setting: CostConfig
     options: dict[str, Any]
     samples: int
+    samples_from: str  # "" where it was said
     flops: Flops
     inference_flops: int  # of one example
     memory: Memory
@@ -94,6 +98,13 @@ class CostReport:
         """Bytes in the counting that was asked for."""
         return self.paper if self.setting.counting == "paper" else self.encoded
 
+    @property
+    def busiest(self) -> str:
+        """Who is the busiest node. In a random graph a peer asks so many others, but any number may ask it."""
+        if not self.peers:
+            return "server"
+        return "any peer, on average" if self.setting.topology == "random" else "any peer"
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, unrounded; decimal megabytes and gigabytes."""
         chosen = self.traffic.to_json(self.rounds)
@@ -107,16 +118,23 @@ class CostReport:
             "rounds": self.rounds,
             "clients": self.setting.clients,
             "clients_per_round": self.per_round,
+            "topology": self.setting.topology if self.peers else "star",
+            "neighbours": self.setting.links if self.peers else 0,
+            "data": self.setting.data,
+            "input_shape": list(self.input_shape),
+            "classes": self.classes,
             "samples": self.samples,
+            "samples_from": self.samples_from,
             "batch_size": self.setting.batch_size,
             "options": self.options,
             "costs_only": self.costs_only,
             "exact": self.exact,
+            "notes": list(self.notes),
             "total": {**chosen["total"], **self.flops.to_json(turns * self.rounds, with_tuning=True)},
             "per_round": {**chosen["per_round"], **self.flops.to_json(turns)},
             "per_client_round": {**chosen["per_client_round"], **self.flops.to_json(1)},
             "busiest_node": {
-                "who": "any peer" if self.peers else "server",
+                "who": self.busiest,
                 "directions": 1 if self.setting.counting == "paper" else 2,
                 **chosen["busiest_node"],
             },

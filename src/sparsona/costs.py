@@ -6,7 +6,7 @@ docs/accounting.md says what is counted, and how the papers' printed figures com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -49,10 +49,6 @@ def _parsed_shape(value: Any) -> Any:
     return tuple(int(part) for part in parts)
 
 
-def _listed(value: Any) -> Any:
-    return (value,) if isinstance(value, str | float | int) else value
-
-
 class CostConfig(BaseModel):
     """What decides the cost of an experiment besides the method's own options."""
 
@@ -65,19 +61,20 @@ class CostConfig(BaseModel):
     input_shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...] | None, BeforeValidator(_parsed_shape)] = Field(
         None, description="shape of an example; none: the data's, or the model's usual one"
     )
+    tokens: bool | None = Field(None, description="whether a module of your own takes tokens; none: as the data has it")
     rounds: int = Field(1000, ge=1, description="number of rounds")
     clients: int = Field(100, ge=1, description="number of clients")
     per_round: int | None = Field(None, ge=1, description="clients sampled per round; none: 10, and all where peers")
     samples: int | None = Field(None, ge=1, description="training examples of a client; none: the data's share, or 500")
     batch_size: int = Field(128, ge=1, description="examples in a training batch")
     capacities: Annotated[
-        tuple[Annotated[float, Field(gt=0, le=1)], ...], BeforeValidator(_listed), Field(min_length=1)
+        tuple[Annotated[float, Field(gt=0, le=1)], ...], BeforeValidator(configs.listed), Field(min_length=1)
     ] = Field((1.0,), description="density each client can hold, repeated over clients")
     tune_epochs: int = Field(0, ge=0, description="epochs of final tuning for every client; 0: none")
     topology: Literal["random", "ring", "full"] = Field("random", description="who is whose neighbour, among peers")
     neighbours: int = Field(10, ge=1, description="neighbours of a peer in a random topology")
     counting: Literal["encoded", "paper"] = Field("encoded", description="bytes as encoded, or as the papers count")
-    quirks: Annotated[tuple[str, ...], BeforeValidator(_listed)] = Field(
+    quirks: Annotated[tuple[str, ...], BeforeValidator(configs.listed)] = Field(
         (), description="departures that printed figures rest on"
     )
 
@@ -95,6 +92,9 @@ class CostConfig(BaseModel):
             if key in given and not peers:
                 what, expected = f"'{key}' for a method with a server", "a method whose clients send to each other"
                 found.append(SparsonaError(what, expected=expected, mend=f"leave '{key}' out"))
+        if "neighbours" in given and self.topology != "random":
+            what, expected = f"'neighbours' in a {self.topology} graph", "topology=random, the only one with a choice"
+            found.append(SparsonaError(what, expected=expected, mend="leave 'neighbours' or 'topology' out"))
         if peers and self.links >= self.clients:
             what, expected = f"{self.links} neighbours among {self.clients} clients", f"at most {self.clients - 1}"
             found.append(SparsonaError(what, expected=expected, mend="lower neighbours or raise --clients"))
@@ -112,9 +112,12 @@ class CostConfig(BaseModel):
     def all_rounds(self) -> int:
         return 400 if "emnist-400-rounds" in self.quirks else self.rounds
 
-    def of_all(self, kinds: list[int]) -> list[int]:
-        """One value per client, given those of the capacities."""
-        return [kinds[index % len(kinds)] for index in range(self.clients)]
+    @property
+    def shares(self) -> list[int]:
+        """Clients of each capacity, of which those past the number of clients have none."""
+        whole, rest = divmod(self.clients, len(self.capacities))
+        counts = [whole + (index < rest) for index in range(len(self.capacities))]
+        return [count for count in counts if count]
 
     def sampled(self, peers: bool) -> int:
         """Clients that train in a round."""
@@ -141,6 +144,11 @@ def cost(method: str, *, model: Any = None, **options: Any) -> CostReport:
     return _report(card, CostConfig(**asked_values), kind(**own_values), model)
 
 
+def options_of(method: str) -> set[str]:
+    """Names of the options that `cost` takes for this method."""
+    return {"model", *CostConfig.model_fields, *_card(configs.parse_method(method)[0])[1].model_fields}
+
+
 def _card(name: str) -> tuple[methods.MethodCard | RuleCard, Any]:
     """A row and the class of its options."""
     if name in methods.METHODS:
@@ -153,7 +161,9 @@ def _card(name: str) -> tuple[methods.MethodCard | RuleCard, Any]:
 
 
 def _report(card: methods.MethodCard | RuleCard, asked: CostConfig, config: Any, model: Any) -> CostReport:
-    label, outline, samples = _problem(model, asked)
+    source = _source(asked)
+    samples, samples_from = _samples(source, asked)
+    label, outline = _outline(model, source, asked)
     price, peers = _price(card, outline, config)
     if found := asked.conflicts(peers):
         raise configs.all_of(found)
@@ -165,10 +175,10 @@ def _report(card: methods.MethodCard | RuleCard, asked: CostConfig, config: Any,
     ]
     infer = [layout.forward_flops() if cost.infer_flops is None else cost.infer_flops for cost in kinds]
     flops = Flops(
-        _mean(asked.of_all([cost.train_flops for cost in kinds])),
-        _mean(asked.of_all([_search_flops(cost, layout, asked.quirks) for cost in kinds])),
+        _mean(_sum([cost.train_flops for cost in kinds], asked), asked),
+        _mean(_sum([_search_flops(cost, layout, asked.quirks) for cost in kinds], asked), asked),
         # An example in training is three forward passes.
-        asked.tune_epochs * samples * 3 * sum(asked.of_all(infer)),
+        asked.tune_epochs * samples * 3 * _sum(infer, asked),
     )
     as_papers = partial(_paper_size, quirks=asked.quirks, uniform=getattr(config, "allocation", "erk") == "uniform")
     return CostReport(
@@ -176,44 +186,88 @@ def _report(card: methods.MethodCard | RuleCard, asked: CostConfig, config: Any,
         title=card.title,
         model=label,
         num_parameters=layout.size,
+        input_shape=tuple(outline.input_shape),
+        classes=outline.num_classes,
         costs_only=isinstance(card, RuleCard),
-        exact=all(cost.exact for cost in kinds),
+        exact=all(cost.exact for cost in kinds) and not outline.uncounted,
+        notes=tuple(_notes(card, outline, kinds, asked)),
         peers=peers,
         setting=asked,
         options=config.model_dump(mode="json"),
         samples=samples,
+        samples_from=samples_from,
         flops=flops,
         inference_flops=max(infer),
-        memory=max((_memory(cost, layout) for cost in kinds), key=lambda memory: memory.training),
+        memory=max((_memory(cost, layout) for cost in kinds), key=lambda memory: max(vars(memory).values())),
         encoded=_traffic(kinds, asked, peers, message_size, one_direction=False),
         paper=_traffic(kinds, asked, peers, as_papers, one_direction=True),
     )
 
 
-def _problem(model: Any, asked: CostConfig) -> tuple[str, Any, int]:
-    """The model's name and outline, and how many examples a client trains on."""
+def _source(asked: CostConfig) -> data.SourceCard | None:
+    if asked.data is not None and ":" in asked.data:
+        raise SparsonaError(
+            f"costs of '{asked.data}', which would have to be read",
+            expected="a row of `sparsona data`, or no data at all",
+            mend="say --input, --classes and --samples instead",
+        )
     if asked.data is not None and asked.data not in data.SOURCES:
         raise unknown_name("data set", asked.data, data.SOURCES)
-    source = None if asked.data is None else data.SOURCES[asked.data]
-    if model is None and source is None:
-        raise SparsonaError("no model", expected="--model or --data", mend="for example --model vgg11")
-    samples = asked.samples or 500
-    if source is not None and asked.samples is None:
-        samples = max(1, (source.num_train or source.num_examples) // asked.clients)
+    return None if asked.data is None else data.SOURCES[asked.data]
+
+
+def _samples(source: data.SourceCard | None, asked: CostConfig) -> tuple[int, str]:
+    """How many examples a client trains on, and where that number comes from if nobody said it."""
+    if source is None or asked.samples is not None:
+        return asked.samples or 500, ""
+    if source.is_natural:
+        raise SparsonaError(
+            f"no number of examples for a client of {source.name}",
+            expected="samples: its clients are people, and each has as many as it has",
+            mend="say how many to reckon with, for example --samples 200",
+        )
+    all_, what = (source.num_train, "published training") if source.num_train else (source.num_examples, "published")
+    of = f"{all_:,} {what} examples / {asked.clients:,} clients, none held out for validation or testing"
+    return max(1, all_ // asked.clients), of
+
+
+def _outline(model: Any, source: data.SourceCard | None, asked: CostConfig) -> tuple[str, Any]:
+    """The model's name and outline."""
     usual: Any = source
     if model is None or isinstance(model, str):
+        if model is None and source is None:
+            raise SparsonaError("no model", expected="--model or --data", mend="for example --model vgg11")
         model = model or usual.default_model
         usual = usual or models.read_spec(model)[0]
+    elif not callable(model):
+        expected = "the name of a network, a torch.nn.Module, or a function that builds one"
+        raise SparsonaError(f"a model of type {type(model).__name__}", expected=expected)
     elif source is None and (asked.input_shape is None or asked.classes is None):
         raise SparsonaError(
             "a module without its input", expected="input_shape and classes", mend="for example input_shape=(3, 32, 32)"
         )
     shape, classes = asked.input_shape or usual.input_shape, asked.classes or usual.num_classes
     if isinstance(model, str):
-        return model, models.outline(model, shape, classes), samples
+        return model, models.outline(model, shape, classes)
     from sparsona.core.task import Task  # only here: a person's own module needs torch
 
-    return type(model).__name__, Task(model, shape, classes), samples
+    tokens = source is not None and source.has_tokens if asked.tokens is None else asked.tokens
+    return type(model).__name__, Task(model, shape, classes, tokens=tokens)
+
+
+def _notes(
+    card: methods.MethodCard | RuleCard, outline: Outline, kinds: list[Cost], asked: CostConfig
+) -> Iterator[str]:
+    """What is to be known of these figures and not of others."""
+    if isinstance(card, RuleCard) and card.note:
+        yield card.note
+    if outline.uncounted:
+        yield f"FLOPs of layers that are neither linear nor convolutions are missing: {', '.join(outline.uncounted)}"
+    for cost, capacity in zip(kinds, asked.capacities, strict=False):
+        held = [part.num_values for part in (*cost.kept, *(cost.down or ())) if not part.is_mask]
+        if max(held, default=0) > capacity * outline.layout.size:
+            yield "capacities are not kept: this method's models are larger than some clients can hold"
+            return
 
 
 def _price(
@@ -234,20 +288,23 @@ def _traffic(
     size: Callable[[tuple[PartSize, ...]], int],
     one_direction: bool,
 ) -> Traffic:
-    sent = asked.of_all([size(cost.up) if cost.up else 0 for cost in kinds])
+    sizes = [size(cost.up) if cost.up else 0 for cost in kinds]
+    sent = _sum(sizes, asked)
     if peers:
-        mean, once = asked.links * _mean(sent), asked.links * sum(sent)
-        busiest = asked.links * max(sent) * (1 if one_direction else 2)
+        mean, once, most = asked.links * _mean(sent, asked), asked.links * sent, asked.links * max(sizes)
+        # Who sends the largest message receives those of others: in a random graph and on a ring, on average.
+        others = _divide(asked.links * (sent - max(sizes)), asked.clients - 1)
+        busiest = most if one_direction else most + others
         return Traffic(mean, mean, round_up=once, round_down=once, round=once, tuning=0, busiest=busiest)
-    received = asked.of_all([size(cost.down) if cost.down else 0 for cost in kinds])
-    up, down, turns = _mean(sent), _mean(received), asked.sampled(peers)
+    received = _sum([size(cost.down) if cost.down else 0 for cost in kinds], asked)
+    up, down, turns = _mean(sent, asked), _mean(received, asked), asked.sampled(peers)
     return Traffic(
         up,
         down,
         round_up=turns * up,
         round_down=turns * down,
         round=turns * (up + down),
-        tuning=sum(received) if asked.tune_epochs else 0,
+        tuning=received if asked.tune_epochs else 0,
         busiest=turns * (max(up, down) if one_direction else up + down),
     )
 
@@ -269,11 +326,16 @@ def _search_flops(cost: Cost, layout: Layout, quirks: tuple[str, ...]) -> int:
 
 
 def _memory(cost: Cost, layout: Layout) -> Memory:
-    held = (*cost.kept, *(cost.down or ()))
-    kept, at_hand = _bytes(cost.kept), _bytes(held)
-    gradient = max((_bytes([part]) for part in held if not part.is_mask), default=0)
+    gradient = PartSize("gradient", layout, layout.size)
+    work = (gradient,) if cost.at_work is None else cost.at_work
+    held = (*cost.kept, *(cost.down or ()), *(part for part in work if part.name != "gradient"))
     searches = cost.search_flops and any(part.is_mask for part in cost.kept)
-    return Memory(kept, at_hand, at_hand + gradient, at_hand + 4 * layout.size if searches else 0)
+    return Memory(
+        _bytes(cost.kept),
+        _bytes((*cost.kept, *(cost.down or cost.mixing))),
+        _bytes((*held, *(part for part in work if part.name == "gradient"))),
+        _bytes((*held, gradient)) if searches else 0,
+    )
 
 
 def _bytes(parts: Iterable[PartSize]) -> int:
@@ -281,7 +343,15 @@ def _bytes(parts: Iterable[PartSize]) -> int:
     return sum(payload_size(part)[1] for part in parts)
 
 
-def _mean(values: list[int]) -> Number:
+def _sum(values: list[int], asked: CostConfig) -> int:
+    """Over all clients, given the value of each capacity."""
+    return sum(value * count for value, count in zip(values, asked.shares, strict=True))
+
+
+def _mean(total: int, asked: CostConfig) -> Number:
+    return _divide(total, asked.clients)
+
+
+def _divide(total: int, number: int) -> Number:
     """Whole where it can be: FLOPs of a run pass what a float holds exactly."""
-    total = sum(values)
-    return total // len(values) if total % len(values) == 0 else total / len(values)
+    return total // number if total % number == 0 else total / number

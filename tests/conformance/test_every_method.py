@@ -168,6 +168,20 @@ def test_cost_tells_what_a_client_keeps_and_what_a_prediction_costs(name):
             assert used <= (dense if cost.infer_flops is None else cost.infer_flops) <= dense
 
 
+def test_cost_tells_what_a_client_holds_at_work(name):
+    """Whatever a Work holds, buffers aside, is kept, received or in `Cost.at_work`, where the gradient comes on top."""
+    setting = setting_of(name)
+    _, population, _ = played(setting, 2)
+    for client in setting.clients:
+        cost = setting.method.cost(setting.task.layout, client, setting.plan.round_at(0))
+        work = received_work(setting, population, client.index)
+        own = [tensor for path, tensor in leaves(work) if not path.startswith("buffers")]
+        at_work = cost.at_work or ()
+        parts = [part for part in (*cost.kept, *(cost.down or ()), *at_work) if part.name != "gradient"]
+        assert sum(int(tensor.count_nonzero()) for tensor in own) <= sum(part.num_values for part in parts)
+        assert cost.at_work is None or [part.name for part in at_work].count("gradient") == 1
+
+
 def test_density_bound_holds_each_round(name):
     """No client ever sends or is sent more values than its density allows, and the same number in every round."""
     density = prepare.make_config(name, options(name)).options.get("density", 1.0)

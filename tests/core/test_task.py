@@ -175,3 +175,147 @@ def test_frozen_parameters_are_refused():
     net[0].requires_grad_(False)
     with pytest.raises(SparsonaError, match=r"frozen parameters: 0\.weight, 0\.bias"):
         Task(net, (3,), 2)
+
+
+class Moving(nn.Module):
+    """A mean over all batches, of the outputs, that forward replaces and does not edit."""
+
+    def __init__(self, kind=torch.float32):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.register_buffer("mean", torch.zeros(3, dtype=kind))
+
+    def forward(self, inputs):
+        outputs = self.layer(inputs)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * outputs.mean(0)
+        return outputs - self.mean.float()
+
+
+def test_a_buffer_that_forward_replaces_is_not_lost():
+    task = Task(Moving, (6,), 3)
+    assert task.moves_buffers
+    params, buffers = task.init(0)
+    inputs = torch.rand(4, 6, generator=torch.Generator().manual_seed(1))
+    named = {**{name: params[name] for name in params}, "mean": torch.zeros(3)}
+    expected = torch.func.functional_call(Moving(), named, (inputs,))
+    outputs, after = task.forward(params, buffers, inputs, train=True)
+    assert torch.equal(outputs, expected)
+    assert torch.equal(after["mean"], named["mean"])
+    assert named["mean"].any()
+    assert not after.flat.requires_grad  # or each batch would hold on to all before it
+    assert not task._module.mean.any()
+
+
+def with_buffers(**values: torch.Tensor):
+    def build() -> nn.Module:
+        net = nn.Linear(6, 3)
+        for name, value in values.items():
+            net.register_buffer(name, value.clone())
+        return net
+
+    return build
+
+
+def test_buffers_that_float32_cannot_hold_stay_as_they_are():
+    exact = {"mask": torch.tensor([True, False]), "index": torch.tensor([3, 2**24]), "short": torch.ones(2).half() / 3}
+    inexact = {
+        "table": torch.tensor([2**24 + 1, 2**40 + 1]),
+        "third": torch.tensor(1 / 3, dtype=torch.float64),
+        "wave": torch.full((3,), 1j),
+    }
+    task = Task(with_buffers(**exact, **inexact), (6,), 3)
+    assert task.buffer_layout.names == tuple(exact)
+    assert not task.moves_buffers
+    params, buffers = task.init(0)
+    _, after = task.forward(params, buffers, torch.rand(2, 6), train=True)
+    for module in (task.module(params, after), pickle.loads(cloudpickle.dumps(task)).module(params, after)):
+        for name, value in {**exact, **inexact}.items():
+            found = module.get_buffer(name)
+            assert found.dtype == value.dtype
+            assert torch.equal(found, value), name
+
+
+def test_buffers_that_would_be_changed_silently_are_refused():
+    with pytest.raises(SparsonaError, match=r"training changes the buffer 'mean', whose values \(torch.float64\)"):
+        Task(lambda: Moving(torch.float64), (6,), 3)
+
+    def drawn() -> nn.Module:
+        net = nn.Linear(6, 3)
+        net.register_buffer("table", torch.rand(2, dtype=torch.float64))
+        return net
+
+    task = Task(drawn, (6,), 3)
+    with pytest.raises(SparsonaError, match=r"the buffer 'table' \(torch.float64\) is drawn anew"):
+        task.init(1)
+
+
+class Wrapped(nn.Module):
+    """A linear layer, before which something is done to the batch."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change, self.layer = change, nn.Linear(6, 3)
+
+    def forward(self, inputs):
+        return self.layer(self.change(inputs))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x - x.mean(0),
+        lambda x: x - x[:1],
+        lambda x: x - x[-1:],
+        lambda x: nn.functional.dropout(x, 0.5),  # in evaluation mode, too
+        lambda x: nn.functional.batch_norm(x.reshape(-1, 2, 3), None, None, training=True).reshape(-1, 6),
+    ],
+)
+def test_predictions_that_depend_on_the_batch_are_refused(change, untouched_generators):
+    with pytest.raises(SparsonaError, match="changes with the batch that it is in"):
+        Task(lambda: Wrapped(change), (6,), 3)
+
+
+def test_statistics_are_those_that_training_moves(conv):
+    assert conv.moves_buffers
+    assert not Task(with_buffers(shift=torch.ones(3)), (6,), 3).moves_buffers
+    norm = nn.Sequential(nn.Flatten(), nn.Unflatten(1, (1, 6)), nn.InstanceNorm1d(1, track_running_stats=True))
+    task = Task(lambda: nn.Sequential(norm, nn.Flatten(), nn.Linear(6, 3)), (6,), 3)
+    assert task.moves_buffers
+    assert not task.mixes_examples
+
+
+def test_models_that_are_not_built_are_refused():
+    with pytest.raises(SparsonaError, match=r"without a size yet: 0\.weight, 0\.bias"):
+        Task(lambda: nn.Sequential(nn.LazyLinear(3)), (6,), 3)
+    with pytest.raises(SparsonaError, match="the model is a function"):
+        Task(lambda: with_buffers(), (6,), 3)
+
+
+class Unusual(nn.Module):
+    """Matrices that no linear layer or convolution owns, and some that nobody multiplies by."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(5, 4)
+        self.memory = nn.LSTM(4, 4, batch_first=True)
+        self.norm = nn.LayerNorm((7, 4))
+        self.raw = nn.Parameter(torch.ones(3, 4))
+
+    def forward(self, tokens):
+        return self.norm(self.memory(self.rows(tokens))[0])[:, -1] @ self.raw.T
+
+
+def test_what_is_not_counted_is_named():
+    task = Task(Unusual, (7,), 3, tokens=True)
+    assert task.uncounted == ("raw", "memory.weight_ih_l0", "memory.weight_hh_l0")
+    assert Task(lambda: nn.Linear(3, 2), (3,), 2).uncounted == ()
+
+
+def test_flops_of_a_transposed_convolution():
+    """4x4 pixels become 8x8: each of the 4 * 6 * 2 * 2 weights is used once per pixel that goes in."""
+    task = Task(
+        lambda: nn.Sequential(nn.ConvTranspose2d(4, 6, 2, stride=2), nn.Flatten(), nn.Linear(384, 2)), (4, 4, 4), 2
+    )
+    costs = {slot.name: slot.flops_per_weight for slot in task.layout.slots}
+    assert (costs["0.weight"], costs["0.bias"]) == (2 * 16, 64)

@@ -60,3 +60,42 @@ def test_statistics_stay_local(tmp_path, method, options):
         assert all(torch.equal(weights[0], weight) for weight in weights)  # the parameters are shared, affine ones too
     else:
         assert max(nonzero) <= round(0.3 * len(weights[0])) + len(list(net().parameters()))
+
+
+def protocol_of(folder, model, **options) -> str:
+    federation = sp.Federation.from_clients(
+        [(*examples(k, SIZE, seed=k), *examples(k, 6, seed=50 + k)) for k in range(CLIENTS)]
+    )
+    common = {"rounds": 1, "per_round": 1, "epochs": 1, "batch_size": BATCH, "executor": "serial", **options}
+    return sp.train("fedavg", federation, model, out=folder / "run", **common).protocol
+
+
+@pytest.mark.parametrize(
+    ("options", "told", "untold"),
+    [
+        ({}, "stay on the client; 3 of the clients never trained and are scored with the initial ones.", "stateless"),
+        ({"per_round": CLIENTS}, "BatchNorm statistics stay on the client.", "never trained"),
+        # All updates of the only round are lost, and with them what clients gathered.
+        ({"per_round": CLIENTS, "drop_rate": 0.999}, f"; {CLIENTS} of the clients never trained", "stateless"),
+        ({"tune_epochs": 1}, "BatchNorm statistics stay on the client.", "never trained"),
+        (
+            {"stateless": True},
+            "nothing between rounds, and buffers such as BatchNorm statistics are the initial",
+            "stay",
+        ),
+        ({"stateless": True, "tune_epochs": 1}, "keep nothing between rounds.", "initial"),
+    ],
+)
+def test_the_protocol_tells_whose_statistics_are_used(tmp_path, options, told, untold):
+    found = protocol_of(tmp_path, net, **options)
+    assert told in found
+    assert untold not in found
+
+
+def test_the_protocol_is_silent_where_no_buffer_moves(tmp_path):
+    def steady() -> nn.Module:
+        module = nn.Sequential(nn.Linear(FEATURES, 3))
+        module.register_buffer("shift", torch.zeros(3))
+        return module
+
+    assert "BatchNorm" not in protocol_of(tmp_path, steady)

@@ -191,6 +191,13 @@ def test_weights_that_do_not_fit_are_listed(tmp_path):
     assert "fc" not in message.splitlines()[0]
 
 
+class Code:
+    """Something that a careless reader would run."""
+
+    def __reduce__(self):
+        return print, ("run",)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
@@ -200,6 +207,13 @@ def test_weights_that_do_not_fit_are_listed(tmp_path):
         ("empty.pth", b"", "cannot be read"),
         ("list.pth", [torch.zeros(2)], "something else than weights"),
         ("nested.pth", {"state_dict": {"fc.bias": torch.zeros(2)}}, "something else than weights"),
+        ("numbered.pth", {1: torch.zeros(2)}, "something else than weights"),
+        ("code.pth", {"fc.bias": Code()}, "more than tensors; nothing in it was run"),
+        ("nan.pth", {"fc.bias": torch.tensor([1.0, math.nan])}, "no plain finite numbers: fc.bias"),
+        ("complex.pth", {"fc.bias": torch.ones(2) * 1j}, "no plain finite numbers: fc.bias"),
+        ("bool.pth", {"fc.bias": torch.ones(2) > 0}, "no plain finite numbers: fc.bias"),
+        ("sparse.pth", {"fc.bias": torch.ones(2).to_sparse()}, "no plain finite numbers: fc.bias"),
+        ("none.pth", {}, "and 54 more"),
     ],
 )
 def test_files_without_weights(tmp_path, name, content, words):
@@ -208,5 +222,12 @@ def test_files_without_weights(tmp_path, name, content, words):
         path.write_bytes(content)
     elif content is not None:
         torch.save(content, path)
-    with pytest.raises(SparsonaError, match=words):
+    with pytest.raises(SparsonaError, match=words) as caught:
         net(f"resnet18-gldv2:weights={path}")
+    assert len(str(caught.value)) < 800
+
+
+def test_home_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    torch.save(imagenet_state(), tmp_path / "mine.pth")
+    assert net("resnet18-gldv2:weights=~/mine.pth").conv1.weight.min() >= 0

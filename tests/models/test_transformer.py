@@ -140,3 +140,15 @@ def test_as_a_task(options, untouched_generators):
     module = task.module(params, buffers)
     assert module.output.weight is module.embedding.weight
     assert torch.equal(module(tokens()), task.forward(params, buffers, tokens(), False)[0])
+
+
+def test_where_dropout_acts_without_adapters(untouched_generators):
+    """On what attention adds and on what the feed-forward layers add."""
+    block = net("dropout=0.5").blocks[0].train()
+    x = torch.randn(2, 5, 256, generator=torch.Generator().manual_seed(6))
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(1)
+        y = block.norm1(x + F.dropout(block.attend(x), 0.5))
+        expected = block.norm2(y + F.dropout(block.narrow(F.relu(block.widen(y))), 0.5))
+        torch.manual_seed(1)
+        torch.testing.assert_close(block(x), expected)

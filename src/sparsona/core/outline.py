@@ -28,3 +28,4 @@ class Outline:
     buffer_layout: Layout = field(default_factory=lambda: Layout(()))
     mixes_examples: bool = False
     draws_noise: bool = False
+    uncounted: tuple[str, ...] = ()  # matrices whose FLOPs are not known

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from sparsona.core.tree import Tree
 
 Builder = Callable[[], nn.Module]
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm)
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)  # they look rows up
 
 
 class Task:
@@ -42,35 +43,47 @@ class Task:
         self.losses, self.score = losses, score
         self._start = copy.deepcopy(model) if isinstance(model, nn.Module) else model
         self._module = self._build(0)
-        self._places = _places(self._module)
-        self._buffer_kinds = {name: value.dtype for name, value in self._module.named_buffers()}
-        trial = torch.zeros((2, *self.input_shape), dtype=torch.int64 if tokens else torch.float32)
-        self.layout = _parameter_layout(self._module, trial[:1], num_classes)
-        self.buffer_layout = Layout(
-            tuple(Slot(name, tuple(value.shape)) for name, value in self._module.named_buffers())
-        )
+        trial = _random_pair(self.input_shape, tokens)
+        self.layout, self.uncounted = _parameter_layout(self._module, trial[:1], num_classes)
+        _check_independence(self._module, trial)
+        # What a forward pass in training mode draws or leaves behind, and whether examples of a batch see each other.
+        self.draws_noise, moved = _train_once(self._module, trial)
+        self.moves_buffers = bool(moved)
+        self.mixes_examples = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._module.modules())
+        self._buffer_kinds = _kept_buffers(self._module, moved)
+        shapes = {name: tuple(value.shape) for name, value in self._module.named_buffers()}
+        self.buffer_layout = Layout(tuple(Slot(name, shapes[name]) for name in self._buffer_kinds))
+        self._places = _places(self._module, self._buffer_kinds)
         # A network that knows its parts says so in an attribute `roles`.
         self.roles = roles or getattr(self._module, "roles", None) or _guess_roles(self._module)
-        # What a forward pass in training mode leaves behind or draws, and whether examples of a batch see each other.
-        self.mixes_examples = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._module.modules())
-        self.draws_noise = _draws_noise(self._module, trial)
 
     def _build(self, seed: int) -> nn.Module:
         if isinstance(self._start, nn.Module):
             return copy.deepcopy(self._start)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return self._start()
+            module = self._start()
+        if not isinstance(module, nn.Module):
+            raise SparsonaError(f"the model is a {type(module).__name__}", expected="a torch.nn.Module that was built")
+        return module
 
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Initial parameters and buffers."""
         module = self._build(seed)
+        own = dict(self._module.named_buffers())
+        for name, value in module.named_buffers():
+            if name not in self._buffer_kinds and not _is_same(value, own[name]):
+                raise SparsonaError(
+                    f"the buffer '{name}' ({value.dtype}) is drawn anew with each seed",
+                    expected="the same values always, or values that float32 holds exactly",
+                    mend=f"register '{name}' as float32, or draw it from a generator of its own",
+                )
         params = Tree.of({name: value.detach() for name, value in module.named_parameters()}, self.layout)
         return params, self._buffer_tree(dict(module.named_buffers()))
 
     def _buffer_tree(self, named: Mapping[str, Tensor]) -> Tree:
         # Counters (num_batches_tracked) are integers; a tree has one dtype, and float32 counts batches well enough.
-        return Tree.of({name: value.float() for name, value in named.items()}, self.buffer_layout)
+        return Tree.of({name: named[name].float() for name in self._buffer_kinds}, self.buffer_layout)
 
     def forward(
         self, params: Tree, buffers: Tree, inputs: Tensor, train: bool, noise: Tensor | None = None
@@ -90,17 +103,19 @@ class Task:
         else:
             outputs = self._call(named, inputs)
         if train and self._buffer_kinds:
-            return outputs, self._buffer_tree({name: named[name] for name in self._buffer_kinds})
+            return outputs, self._buffer_tree(named)
         return outputs, buffers
 
     def _call(self, named: dict[str, Tensor], inputs: Tensor) -> Tensor:
         """The module with these tensors in place of its own: torch.func.functional_call without its checks, which cost
-        a quarter of a small network's forward pass."""
+        a quarter of a small network's forward pass. A buffer that the pass replaces is replaced in `named`."""
         own = [store[key] for store, key, _ in self._places]
         for store, key, name in self._places:
             store[key] = named[name]
         try:
             outputs: Tensor = self._module(inputs)
+            if self._buffer_kinds:
+                named |= {name: store[key] for store, key, name in self._places if store[key] is not named[name]}
             return outputs
         finally:
             for (store, key, _), value in zip(self._places, own, strict=True):
@@ -111,7 +126,7 @@ class Task:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._places = _places(self._module)  # they point into the module, which is another one now
+        self._places = _places(self._module, self._buffer_kinds)  # they point into the module, which is another one now
 
     def mean_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The mean of the losses over the examples (or tokens) that count."""
@@ -132,40 +147,105 @@ class Task:
             for name, parameter in module.named_parameters():
                 parameter.copy_(params[name])
             for name, buffer in module.named_buffers():
-                buffer.copy_(buffers[name])
+                if name in self._buffer_kinds:
+                    buffer.copy_(buffers[name])
         return module.eval()
 
 
-def _draws_noise(module: nn.Module, inputs: Tensor) -> bool:
-    """Whether a forward pass in training mode moves the generator: tried, since dropout hides in many layers."""
+def _random_pair(input_shape: tuple[int, ...], tokens: bool) -> Tensor:
+    """Two examples to try a model on; of tokens, only 0 and 1 are in every vocabulary."""
+    generator = torch.Generator().manual_seed(0)
+    if tokens:
+        return torch.randint(0, 2, (2, *input_shape), generator=generator)
+    return torch.rand((2, *input_shape), generator=generator)
+
+
+def _check_independence(module: nn.Module, pair: Tensor) -> None:
+    """Tried: in evaluation mode an example's outputs must not depend on its batch, nor on chance."""
+    trial = copy.deepcopy(module).eval()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        together, alone = trial(pair), torch.cat([trial(example[None]) for example in pair])
+    slack = 1e-3 * float(alone.nan_to_num().abs().max()) + 1e-5  # rounding differs with the size of a batch
+    if together.shape != alone.shape or not torch.allclose(together, alone, rtol=0.0, atol=slack, equal_nan=True):
+        raise SparsonaError(
+            "what the model predicts for an example, in evaluation mode, changes with the batch that it is in",
+            expected="each prediction to depend on its own input alone",
+            mend="BatchNorm with track_running_stats=True, dropout in training alone, no means over the batch",
+        )
+
+
+def _train_once(module: nn.Module, inputs: Tensor) -> tuple[bool, dict[str, Tensor]]:
+    """Whether a pass in training mode moves the generator, and the buffers that it changed: tried, since dropout and
+    statistics hide in many layers."""
     trial = copy.deepcopy(module).train()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.get_rng_state()
         trial(inputs)
-        return not torch.equal(before, torch.get_rng_state())
+        draws_noise = not torch.equal(before, torch.get_rng_state())
+    after = dict(trial.named_buffers())
+    moved = {n: after[n] for n, value in module.named_buffers() if n in after and not _is_same(value, after[n])}
+    return draws_noise, moved
 
 
-def _places(module: nn.Module) -> list[tuple[dict[str, Any], str, str]]:
-    """Where a module holds each tensor: the dict, the key in it, and the tensor's name (tied ones share one)."""
-    tensors = [*module.named_parameters(), *module.named_buffers()]
+def _is_same(first: Tensor, second: Tensor) -> bool:
+    return first.dtype == second.dtype and torch.equal(first, second)
+
+
+def _kept_buffers(module: nn.Module, moved: Mapping[str, Tensor]) -> dict[str, torch.dtype]:
+    """Names and types of the buffers that belong in a float32 tree. One that such a tree cannot hold exactly stays in
+    the module, as it is there, unless training changes it."""
+    kept: dict[str, torch.dtype] = {}
+    for name, value in module.named_buffers():
+        if _fits(value) and _fits(moved.get(name, value)):
+            kept[name] = value.dtype
+        elif name in moved:
+            raise SparsonaError(
+                f"training changes the buffer '{name}', whose values ({value.dtype}) float32 cannot hold exactly",
+                expected="a float32 buffer, or whole numbers up to 2**24",
+                mend=f"register '{name}' as float32, or keep it as it is in training",
+            )
+    return kept
+
+
+def _fits(value: Tensor) -> bool:
+    if value.dtype in (torch.float32, torch.float16, torch.bfloat16):
+        return True
+    if value.is_floating_point() or value.is_complex():
+        return False  # also where its present values fit: the next ones may not
+    return torch.equal(value.float().to(value.dtype), value)
+
+
+def _places(module: nn.Module, buffers: Collection[str]) -> list[tuple[dict[str, Any], str, str]]:
+    """Where a module holds each parameter and each of these buffers: the dict, the key in it, and the tensor's name
+    (tied ones share one)."""
+    tensors = [*module.named_parameters(), *((n, value) for n, value in module.named_buffers() if n in buffers)]
     names = {id(value): name for name, value in tensors}
     return [
         (store, key, names[id(value)])
         for part in module.modules()
         for store in (part._parameters, part._buffers)
         for key, value in store.items()
-        if value is not None
+        if id(value) in names
     ]
 
 
-def _parameter_layout(module: nn.Module, example: Tensor, num_classes: int) -> Layout:
-    """Names, shapes and FLOPs per non-zero, counted by hooks on one forward pass (convolutions and linear layers)."""
+def _parameter_layout(module: nn.Module, example: Tensor, num_classes: int) -> tuple[Layout, tuple[str, ...]]:
+    """Names, shapes and FLOPs per non-zero, counted by hooks on one forward pass (convolutions and linear layers); and
+    the names of matrices that no such layer uses: what is done with them is not counted."""
+    if lazy := [name for name, value in module.named_parameters() if nn.parameter.is_lazy(value)]:
+        raise SparsonaError(
+            f"the model has layers without a size yet: {', '.join(lazy)}",
+            expected="layers that know their inputs",
+            mend="write nn.Linear for nn.LazyLinear, or call the model once before it is handed over",
+        )
     costs: dict[int, tuple[int, bool]] = {}  # by the tensor itself: tied weights have one name, and every use costs
 
-    def count(layer: Any, _inputs: Any, output: Tensor) -> None:
+    def count(layer: Any, inputs: Any, output: Tensor) -> None:
         is_conv = isinstance(layer, nn.modules.conv._ConvNd)
         positions = output.numel() // output.shape[1 if is_conv else -1]
-        costs[id(layer.weight)] = (costs.get(id(layer.weight), (0, False))[0] + 2 * positions, False)
+        # A transposed convolution spreads each input position, where others gather each output position.
+        uses = inputs[0].numel() // inputs[0].shape[1] if is_conv and layer.transposed else positions
+        costs[id(layer.weight)] = (costs.get(id(layer.weight), (0, False))[0] + 2 * uses, False)
         if layer.bias is not None:
             costs[id(layer.bias)] = (costs.get(id(layer.bias), (0, False))[0] + positions, is_conv)
 
@@ -177,7 +257,7 @@ def _parameter_layout(module: nn.Module, example: Tensor, num_classes: int) -> L
     was_training = module.training
     module.eval()
     try:
-        with torch.no_grad():
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
             outputs = module(example)
     except Exception as error:
         raise SparsonaError(
@@ -209,7 +289,10 @@ def _parameter_layout(module: nn.Module, example: Tensor, num_classes: int) -> L
         slots.append(Slot(name, tuple(value.shape), rate, counts_dense))
     if not slots:
         raise SparsonaError("the model has no parameters", expected="a torch.nn.Module with something to train")
-    return Layout(tuple(slots))
+    uncharged = [layer for layer in module.modules() if isinstance(layer, (*NORMS, *EMBEDDINGS))]
+    known = {id(value) for layer in uncharged for value in layer.parameters(recurse=False)} | set(costs)
+    uncounted = [name for name, value in module.named_parameters() if value.dim() > 1 and id(value) not in known]
+    return Layout(tuple(slots)), tuple(uncounted)
 
 
 def _guess_roles(module: nn.Module) -> Roles:

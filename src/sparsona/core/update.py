@@ -145,9 +145,11 @@ class PartSize:
 class Cost:
     """What one client costs in one round. Bytes follow from the messages; None means that nothing is sent.
 
-    `exact` False: training decides the sizes, and these are upper bounds. For peers `down` is None: what a peer is sent
-    is what its neighbours send. `kept` is what stays on the client between rounds, BatchNorm statistics aside.
-    `infer_flops` is what one prediction costs; None: one dense forward pass.
+    `exact` False: training decides, and the rule's card says how these figures stand to it. For peers `down` is None:
+    what a peer is sent is what its neighbours send, and `mixing` is what it holds of that besides `kept`. `kept` is
+    what stays on the client between rounds, BatchNorm statistics aside. `at_work` is what is held besides `kept` and
+    `down` while training, the part "gradient" giving way to a dense one while masks are searched by it; None: a dense
+    gradient. `infer_flops` is what one prediction costs; None: one dense forward pass.
     """
 
     down: tuple[PartSize, ...] | None
@@ -157,6 +159,8 @@ class Cost:
     exact: bool = True
     kept: tuple[PartSize, ...] = ()
     infer_flops: int | None = None
+    at_work: tuple[PartSize, ...] | None = None
+    mixing: tuple[PartSize, ...] = ()
 
 
 Inbox = Iterable[Update]

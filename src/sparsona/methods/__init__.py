@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from sparsona.core.errors import unknown_name
+from sparsona.core.errors import SparsonaError, unknown_name
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,20 @@ METHODS = {
 }
 
 
+# What `sparsona cost` knows the costs of, by the rules in cost_rules.py; a name leaves when its method arrives.
+COST_ONLY = (
+    *("ditto", "pfedhn", "subsampling", "sub-fedavg", "dpsgd", "dpsgd-ft", "dispfl", "fomo", "fedem", "pfedgate"),
+)
+
+
 def card(name: str) -> MethodCard:
     """The row of this name."""
+    if name in COST_ONLY:
+        raise SparsonaError(
+            f"'{name}' cannot be run yet: only its costs are known",
+            expected=f"one of {', '.join(METHODS)}",
+            mend=f"`sparsona cost {name}` tells what it would cost",
+        )
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
     return METHODS[name]

@@ -16,8 +16,8 @@ from pydantic import Field
 from sparsona.core.layout import Layout, Slot
 from sparsona.core.round import Client, Round
 from sparsona.core.update import Cost, PartSize, Support
-from sparsona.methods.training import Training, training_flops
-from sparsona.sparsity.erk import erk_densities, kept_counts, uniform_densities
+from sparsona.methods.allocation import mask_counts
+from sparsona.methods.training import Training, gradient_size, training_flops
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,15 @@ class RuleCard:
     peers: bool = False  # clients send to each other, and all of them train in every round
     engine: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""  # how the figures are to be read, where training decides them
 
 
 def _model(layout: Layout, name: str = "model") -> PartSize:
     return PartSize(name, layout, layout.size)
+
+
+def _inside(layout: Layout, name: str, num_values: int, support: Support = Support.KNOWN) -> PartSize:
+    return PartSize(name, layout, num_values, support)
 
 
 def _mask(layout: Layout) -> PartSize:
@@ -58,10 +63,11 @@ class DittoConfig(Training):
 
 
 def ditto(layout: Layout, client: Client, round_: Round, config: DittoConfig) -> Cost:
-    """FedAvg, and a dense model of one's own beside it."""
+    """FedAvg, and a dense model of one's own beside it, which is drawn to the model received."""
     epochs = config.epochs + config.personal_epochs
     train = training_flops(layout, client, config.model_copy(update={"epochs": epochs}))
-    return Cost((_model(layout),), (_model(layout),), train, kept=(_model(layout, "personal"),))
+    model, kept = (_model(layout),), (_model(layout, "personal"),)
+    return Cost(model, model, train, kept=kept, at_work=(_model(layout, "trained"), _model(layout, "gradient")))
 
 
 def pfedhn(layout: Layout, client: Client, round_: Round, config: Training) -> Cost:
@@ -77,9 +83,9 @@ class SubsamplingConfig(Training):
 
 def subsampling(layout: Layout, client: Client, round_: Round, config: SubsamplingConfig) -> Cost:
     """FedAvg whose updates pass through a fresh random mask, drawn from a seed that travels along."""
-    counts = kept_counts(layout, uniform_densities(layout, config.density))
-    update = PartSize("update", layout, sum(counts), Support.SEED)
-    return Cost((_model(layout),), (update,), training_flops(layout, client, config))
+    update = _inside(layout, "update", sum(mask_counts(layout, config.density, "uniform")), Support.SEED)
+    at_work = (_model(layout, "start"), _model(layout, "gradient"))
+    return Cost((_model(layout),), (update,), training_flops(layout, client, config), at_work=at_work)
 
 
 class SubFedAvgConfig(Training):
@@ -90,9 +96,10 @@ class SubFedAvgConfig(Training):
 
 def sub_fedavg(layout: Layout, client: Client, round_: Round, config: SubFedAvgConfig) -> Cost:
     """An upper bound: clients start dense, and accuracy decides who prunes when."""
-    model = PartSize("model", layout, layout.size, Support.KNOWN)
-    up = (model, _mask(layout))
-    return Cost((model,), up, training_flops(layout, client, config), exact=False, kept=(_mask(layout),))
+    model, mask = _inside(layout, "model", layout.size), _mask(layout)
+    at_work = (mask, mask, _model(layout, "gradient"))  # the candidates after the first and the last epoch
+    train = training_flops(layout, client, config)
+    return Cost((model,), (model, mask), train, exact=False, kept=(mask,), at_work=at_work)
 
 
 class DPSGDConfig(Training):
@@ -104,9 +111,11 @@ class DPSGDConfig(Training):
 
 def dpsgd(layout: Layout, client: Client, round_: Round, config: DPSGDConfig) -> Cost:
     """Peers average whole models; where these are cut down, all share one static mask."""
-    if config.density == 1:
-        return Cost(None, (_model(layout),), training_flops(layout, client, config), kept=(_model(layout),))
-    return _masked_peer(layout, client, config, config.density, Support.KNOWN, looks=0)
+    if config.density < 1:
+        return _masked_peer(layout, client, config, config.density, Support.KNOWN, looks=0, mixing=("sum",))
+    model, at_work = (_model(layout),), (_model(layout), _model(layout, "gradient"))
+    train = training_flops(layout, client, config)
+    return Cost(None, model, train, kept=model, at_work=at_work, mixing=(_model(layout, "sum"),))
 
 
 class DisPFLConfig(Training):
@@ -120,27 +129,40 @@ class DisPFLConfig(Training):
 def dispfl(layout: Layout, client: Client, round_: Round, config: DisPFLConfig) -> Cost:
     """Peers send the model inside their own evolving mask, and the mask."""
     looks = min(round_.batch_size, client.num_examples) if config.regrowth == "gradient" else 0
-    return _masked_peer(layout, client, config, min(config.density, client.capacity), Support.BITS, looks)
+    density, mixing = min(config.density, client.capacity), ("sum", "count")  # of those who hold an entry
+    return _masked_peer(layout, client, config, density, Support.BITS, looks, mixing)
 
 
 def _masked_peer(
-    layout: Layout, client: Client, config: DPSGDConfig | DisPFLConfig, density: float, support: Support, looks: int
+    layout: Layout,
+    client: Client,
+    config: DPSGDConfig | DisPFLConfig,
+    density: float,
+    support: Support,
+    looks: int,
+    mixing: tuple[str, ...],
 ) -> Cost:
-    allocate = erk_densities if config.allocation == "erk" else uniform_densities
-    counts = kept_counts(layout, allocate(layout, density))
+    counts = mask_counts(layout, density, config.allocation)
+    size = sum(counts)
     return Cost(
         None,
-        (PartSize("model", layout, sum(counts), support),),
+        (_inside(layout, "model", size, support),),
         training_flops(layout, client, config, counts),
         looks * 3 * layout.forward_flops(),
-        kept=(PartSize("model", layout, sum(counts), Support.KNOWN), _mask(layout)),
+        kept=(_inside(layout, "model", size), _mask(layout)),
         infer_flops=layout.forward_flops(counts),
+        at_work=(_inside(layout, "mixed", size), gradient_size(layout, config, size)),
+        mixing=tuple(_inside(layout, name, size) for name in mixing),
     )
 
 
 def fomo(layout: Layout, client: Client, round_: Round, config: Training) -> Cost:
     """Peers fetch dense models. Trying those on validation data is not counted, as in DisPFL's tables."""
-    return Cost(None, (_model(layout),), training_flops(layout, client, config), kept=(_model(layout),))
+    model, train = (_model(layout),), training_flops(layout, client, config)
+    at_work = (_model(layout, "trained"), _model(layout, "gradient"))
+    # It trains first. Then it tries each model it fetched, and sums those that are better than what it kept.
+    mixing = tuple(_model(layout, name) for name in ("trained", "candidate", "sum"))
+    return Cost(None, model, train, kept=model, at_work=at_work, mixing=mixing)
 
 
 class FedEMConfig(Training):
@@ -156,7 +178,9 @@ def fedem(layout: Layout, client: Client, round_: Round, config: FedEMConfig) ->
     forward = config.num_models * layout.forward_flops()
     train = config.num_models * training_flops(layout, client, config)
     look = client.num_examples * forward
-    return Cost(models, models, train, look, kept=(_vector("mixture", config.num_models),), infer_flops=forward)
+    kept = (_vector("mixture", config.num_models),)
+    at_work = (_vector("responsibilities", config.num_models * client.num_examples), _model(layout, "gradient"))
+    return Cost(models, models, train, look, kept=kept, infer_flops=forward, at_work=at_work)
 
 
 class PFedGateConfig(Training):
@@ -173,14 +197,22 @@ class PFedGateConfig(Training):
 def pfedgate(layout: Layout, client: Client, round_: Round, config: PFedGateConfig) -> Cost:
     """As multiples of a dense model's cost, which is all that its paper states: FLOPs go with the share in use."""
     share = config.density + config.gate_share
-    update = PartSize("update", layout, math.floor(config.upload_share * layout.size), Support.BITS)
+    update = _inside(layout, "update", math.floor(config.upload_share * layout.size), Support.BITS)
+    gate, used = math.ceil(config.gate_share * layout.size), math.ceil(config.density * layout.size)
     return Cost(
         (_model(layout),),
         (update,),
         round(share * training_flops(layout, client, config)),
         exact=False,
-        kept=(_vector("gate", math.ceil(config.gate_share * layout.size)),),
+        kept=(_vector("gate", gate),),
         infer_flops=round(share * layout.forward_flops()),
+        # The model inside the gate's mask, and where the dense one started, since its change is sent.
+        at_work=(
+            _inside(layout, "gated", used),
+            _model(layout, "start"),
+            _vector("gate's gradient", gate),
+            _model(layout, "gradient"),
+        ),
     )
 
 
@@ -190,7 +222,14 @@ COST_RULES = {
         RuleCard("ditto", "Ditto", "Li et al., ICML 2021", ditto, DittoConfig),
         RuleCard("pfedhn", "pFedHN (client's part)", "Shamsian et al., ICML 2021", pfedhn, Training),
         RuleCard("subsampling", "Subsampling", "as in FedSpa's table 1", subsampling, SubsamplingConfig),
-        RuleCard("sub-fedavg", "Sub-FedAvg", "Vahidian et al., 2021", sub_fedavg, SubFedAvgConfig),
+        RuleCard(
+            "sub-fedavg",
+            "Sub-FedAvg",
+            "Vahidian et al., 2021",
+            sub_fedavg,
+            SubFedAvgConfig,
+            note="clients start dense, and training decides who prunes when: these are upper bounds",
+        ),
         RuleCard("dpsgd", "D-PSGD", "Lian et al., NeurIPS 2017", dpsgd, DPSGDConfig, peers=True),
         RuleCard(
             "dpsgd-ft",
@@ -204,6 +243,14 @@ COST_RULES = {
         RuleCard("dispfl", "DisPFL", "Dai et al., ICML 2022", dispfl, DisPFLConfig, peers=True),
         RuleCard("fomo", "FedFomo", "Zhang et al., ICLR 2021", fomo, Training, peers=True),
         RuleCard("fedem", "FedEM", "Marfoq et al., NeurIPS 2021", fedem, FedEMConfig),
-        RuleCard("pfedgate", "pFedGate", "Chen et al., ICML 2023", pfedgate, PFedGateConfig),
+        RuleCard(
+            "pfedgate",
+            "pFedGate",
+            "Chen et al., ICML 2023",
+            pfedgate,
+            PFedGateConfig,
+            note="multiples of a dense model's costs, as its paper states them, and no bounds: the gate's size "
+            "(gate_share) hangs on the input, what is sent (upload_share) on training",
+        ),
     )
 }

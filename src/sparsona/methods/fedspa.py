@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from sparsona.core import tree
-from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Cost, Method, PartSize, ServerHalf, Support, Tree, dense, masked, message
+from sparsona.methods.allocation import mask_counts
 from sparsona.methods.averaging import weighted_mean
-from sparsona.methods.training import Training, plain_weights, predictor, sgd_phase, training_flops
-from sparsona.sparsity.erk import erk_densities, kept_counts, uniform_densities
+from sparsona.methods.training import Training, gradient_size, plain_weights, predictor, sgd_phase, training_flops
 from sparsona.sparsity.evolve import cosine_rate, evolve
 from sparsona.sparsity.masks import random_mask
 
@@ -74,14 +73,10 @@ class FedSpaServer:
 def fedspa(task: Task, config: FedSpaConfig) -> Method:
     """One dense model on the server, one evolving mask per client."""
     evolves = config.search == "dst"
-    allocate = erk_densities if config.allocation == "erk" else uniform_densities
     draw = lru_cache(maxsize=4)(random_mask)  # clients that start with one mask share one drawing of it
 
     def kept(layout, client):
-        counts = kept_counts(layout, allocate(layout, min(config.density, client.capacity)))
-        if not any(counts):
-            raise SparsonaError("this density keeps no parameter at all", expected="more", mend="raise --density")
-        return counts
+        return mask_counts(layout, min(config.density, client.capacity), config.allocation)
 
     def initial_mask(layout, client, seeds) -> Tree:  # Algorithm 2, MaskInit
         seed = seeds.shared("mask") if config.initial_masks == "same" else seeds.of(client.index).own("mask")
@@ -112,13 +107,16 @@ def fedspa(task: Task, config: FedSpaConfig) -> Method:
 
     def cost(layout, client, round_):
         counts = kept(layout, client)
-        down = (PartSize("model", layout, sum(counts), Support.KNOWN),)
-        update = (PartSize("update", layout, sum(counts), Support.KNOWN),)
+        down, update, start = (
+            (PartSize(name, layout, sum(counts), Support.KNOWN),) for name in ("model", "update", "start")
+        )
         mask = (PartSize("mask", layout, layout.size, is_mask=True),)
         looks = min(round_.batch_size, client.num_examples) if evolves and config.regrowth == "gradient" else 0
         search = looks * 3 * layout.forward_flops()
         train, infer = training_flops(layout, client, config, counts), layout.forward_flops(counts)
-        return Cost(down, update + mask if evolves else update, train, search, kept=mask, infer_flops=infer)
+        at_work = (*start, gradient_size(layout, config, sum(counts)))
+        up = update + mask if evolves else update
+        return Cost(down, up, train, search, kept=mask, infer_flops=infer, at_work=at_work)
 
     def init_server(params, clients, seeds):
         return FedSpaServer(params, {c.index: initial_mask(params.layout, c, seeds) for c in clients})

@@ -13,6 +13,7 @@ from sparsona.core.layout import Layout
 from sparsona.core.method import Grads, Phase, Work
 from sparsona.core.round import Batch, Client, Tick
 from sparsona.core.tree import Tree
+from sparsona.core.update import PartSize, Support
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,3 +93,9 @@ def plain_weights(work: Work) -> tuple[Tree, Tree]:
 def training_flops(layout: Layout, client: Client, config: Training, nonzeros: tuple[int, ...] | None = None) -> int:
     """FLOPs of one client's local epochs: three forward passes an example."""
     return config.epochs * client.num_examples * 3 * layout.forward_flops(nonzeros)
+
+
+def gradient_size(layout: Layout, config: Training, num_values: int) -> PartSize:
+    """The gradient of a model of so many entries: of all entries, also those outside a mask, where its norm is taken
+    over all of them."""
+    return PartSize("gradient", layout, num_values if config.clip_norm is None else layout.size, Support.KNOWN)

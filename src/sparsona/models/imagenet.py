@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sparsona.core.errors import SparsonaError
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of BatchNorm; GroupNorm needs none
+MOST_TOLD = 6  # names in an error
 
 
 def load_weights(net: nn.Module, path: str) -> None:
@@ -36,8 +37,9 @@ def load_weights(net: nn.Module, path: str) -> None:
         if name in found and found[name].shape != value.shape
     ]
     if wrong:
+        told = wrong[:MOST_TOLD] + ([f"and {len(wrong) - MOST_TOLD} more"] if len(wrong) > MOST_TOLD else [])
         raise SparsonaError(
-            f"the weights in '{path}' do not fit the network: {'; '.join(wrong)}",
+            f"the weights in '{path}' do not fit the network: {'; '.join(told)}",
             expected="the state_dict of torchvision's resnet18, with the network's stem and number of channels",
             mend="stem=7x7 and three channels fit ImageNet weights",
         )
@@ -46,28 +48,51 @@ def load_weights(net: nn.Module, path: str) -> None:
             value.copy_(found[name])
 
 
-def _read(path: str) -> Mapping[str, Tensor]:
-    if not Path(path).is_file():
+def _read(given: str) -> Mapping[str, Tensor]:
+    path = Path(given).expanduser()
+    if not path.is_file():
         raise SparsonaError(
             f"there is no file '{path}'", expected="weights, .pth or .safetensors", mend="check weights="
         )
     try:
-        if Path(path).suffix == ".safetensors":
-            return safetensors.torch.load_file(path)
-        state: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError, safetensors.SafetensorError) as error:
-        raise SparsonaError(
-            f"the weights in '{path}' cannot be read: {error}",
-            expected="a state_dict as torch.save or safetensors write it",
-            mend="save it again: torch.save(model.state_dict(), path)",
-        ) from None
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        if path.suffix == ".safetensors":
+            state: Any = safetensors.torch.load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:  # torch's own words run to a page, and advise to run the file's code
+        raise _unreadable(path, "it is damaged, or holds more than tensors; nothing in it was run") from None
+    except Exception as error:  # whatever a damaged file makes of the readers
+        raise _unreadable(path, str(error).partition("\n")[0][:200]) from None
+    if not isinstance(state, Mapping) or not all(
+        isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()
+    ):
         raise SparsonaError(
             f"'{path}' holds something else than weights",
             expected="a state_dict: names and tensors",
             mend="torch.save(model.state_dict(), path)",
         )
+    # Statistics are dropped, whatever they are.
+    odd = [n for n, value in state.items() if n.rpartition(".")[2] not in STATISTICS and not _is_plain(value)]
+    if odd:
+        raise SparsonaError(
+            f"weights in '{path}' that are no plain finite numbers: {', '.join(odd[:MOST_TOLD])}",
+            expected="dense floating-point tensors without NaN or infinity",
+            mend="convert them before they are saved: value.dequantize(), value.to_dense(), value.float()",
+        )
     return state
+
+
+def _unreadable(path: Path, why: str) -> SparsonaError:
+    return SparsonaError(
+        f"the weights in '{path}' cannot be read: {why}",
+        expected="a state_dict as torch.save or safetensors write it",
+        mend="save it again: torch.save(model.state_dict(), path)",
+    )
+
+
+def _is_plain(value: Tensor) -> bool:
+    is_dense = value.layout is torch.strided and not value.is_quantized
+    return is_dense and value.is_floating_point() and bool(value.isfinite().all())
 
 
 def _shape(value: Tensor) -> str:
