@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sparsona.costs import cost
     from sparsona.data import SOURCES
     from sparsona.data.federation import Federation
+    from sparsona.data.pool import View
     from sparsona.data.sharing import federate
     from sparsona.methods import METHODS
     from sparsona.models import MODELS
@@ -37,6 +38,7 @@ _WHERE = {
     "cost": "costs",
     "Federation": "data.federation",
     "federate": "data.sharing",
+    "View": "data.pool",
     "METHODS": "methods",
     "MODELS": "models",
     "SOURCES": "data",
@@ -51,6 +53,7 @@ __all__ = [
     "Federation",
     "Run",
     "SparsonaError",
+    "View",
     "compare",
     "cost",
     "federate",

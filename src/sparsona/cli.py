@@ -13,10 +13,10 @@ import click
 
 from sparsona.cli_cost import cost
 from sparsona.cli_data import data
-from sparsona.cli_options import gather, with_options
+from sparsona.cli_options import check_names, gather, with_options
 from sparsona.core.errors import SparsonaError
 from sparsona.core.version import VERSION
-from sparsona.terminal import print_results, print_table, progress_bar, show_rows
+from sparsona.terminal import print_results, print_table, print_text, progress_bar, show_rows
 
 DEFAULT_COMPARISON = ("local", "fedavg", "fedavg-ft", "fedspa", "fedspa-rsm")
 
@@ -47,10 +47,12 @@ def run(
       sparsona run fedspa:search=rsm --partition shards:2
       sparsona run fedavg --set tune_epochs=5 --set drop_rate=0.1
     """
+    options = gather(config, pairs, flags)
+    check_names([method], options)
     from sparsona import api
 
     with progress_bar() as bar:
-        result = api.train(method, out=out, listen=bar.of(method), **gather(config, pairs, flags))
+        result = api.train(method, out=out, listen=bar.of(method), **options)
     show_run(result, as_json)
 
 
@@ -77,6 +79,8 @@ def compare(
       sparsona compare local fedavg fedspa --seeds 3 --partition iid
       sparsona compare fedspa fedspa:density=0.2 fedspa:density=0.8
     """
+    options = gather(config, pairs, flags)
+    check_names(methods, options)
     from sparsona import api
 
     with progress_bar() as bar:
@@ -85,7 +89,7 @@ def compare(
             seeds=seeds,
             out=out,
             listen=lambda title, seed, event: bar.of(f"{title}, seed {seed}" if seeds > 1 else title)(event),
-            **gather(config, pairs, flags),
+            **options,
         )
     show_comparison(result, as_json)
 
@@ -150,7 +154,7 @@ def runs(where: Path, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def methods(name: str | None, as_json: bool) -> None:
     """List the methods: paper, what a client keeps, what travels. With NAME, also every option it has."""
-    from sparsona.methods import METHODS, card, factory
+    from sparsona.methods import COST_ONLY, METHODS, card, factory
 
     if name is not None:
         from sparsona.runs.config import RunConfig
@@ -171,7 +175,9 @@ def methods(name: str | None, as_json: bool) -> None:
         {"name": row.name, "method": row.title, "paper": row.paper, "kept": row.kept, "travels": row.travels}
         for row in METHODS.values()
     ]
-    show_rows(rows, as_json, "`sparsona methods NAME` lists a method's options; set them with --set KEY=VALUE.")
+    hint = "`sparsona methods NAME` lists a method's options; set them with --set KEY=VALUE."
+    also = f"`sparsona cost` also knows the costs of {', '.join(COST_ONLY)}, which cannot be run yet."
+    show_rows(rows, as_json, f"{hint}\n{also}")
 
 
 @cli.command()
@@ -234,7 +240,7 @@ def show_run(result: Any, as_json: bool) -> None:
     from sparsona.api import views_in
 
     print_results(rows(views_in(result.path)))
-    click.echo(f"\nHow this was measured: {result.protocol}\n")
+    print_text(f"\nHow this was measured: {result.protocol}\n")
     click.echo(f"run:    {result.path}")
     click.echo(f"report: {write_page(lambda: result.report(result.path / 'report.html'))}")
 
@@ -256,7 +262,7 @@ def show_comparison(result: Any, as_json: bool) -> None:
         if view.title not in titles.setdefault(view.protocol, []):
             titles[view.protocol].append(view.title)
     for protocol, names in titles.items():
-        click.echo(f"  {', '.join(names)}: {protocol}")
+        print_text(f"  {', '.join(names)}: {protocol}")
     click.echo(f"\nruns:   {result.path}")
     click.echo(f"report: {write_page(result.report)}")
 
@@ -282,7 +288,7 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         if debug:
             raise
-        click.echo("stopped; what was reached is saved", err=True)
+        click.echo("stopped", err=True)
         sys.exit(130)
     except SparsonaError as error:
         if debug:

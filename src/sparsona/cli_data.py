@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from sparsona.cli_options import gather, with_sharing_options
+from sparsona.cli_options import check_names, gather, with_sharing_options
 from sparsona.core.errors import SparsonaError
-from sparsona.terminal import download_bar, print_partition, print_table, show_rows
+from sparsona.terminal import decoding_bar, download_bar, print_partition, print_table, show_rows
 
 
 @click.group(invoke_without_command=True)
@@ -60,6 +60,17 @@ def get(name: str, folder: Path | None) -> None:
         click.echo(str(file))
 
 
+def check_picture(path: Path) -> None:
+    """Refuse a picture that could not be written, before any work."""
+    from sparsona.analysis.picture import check_ending
+
+    check_ending(path)
+    if not path.absolute().parent.is_dir():
+        raise SparsonaError(
+            f"there is no folder '{path.parent}'", expected="a folder to put the picture into", mend="make it first"
+        )
+
+
 @data.command()
 @click.argument("name")
 @with_sharing_options
@@ -76,9 +87,13 @@ def show(name: str, config: Path | None, pairs: tuple[str, ...], out: Path | Non
       sparsona data show mnist --partition natural --out writers.svg
       sparsona data show cifar10 --clients 100 --test shares:100 --set validation_rate=0
     """
+    check_names([], {"data": name})
+    if out is not None:
+        check_picture(out)
     from sparsona import prepare
     from sparsona.analysis.picture import Partition, save_picture
     from sparsona.data.federation import PARTS
+    from sparsona.data.owners import tell_left_out
 
     options = gather(config, pairs, flags)
     if others := sorted(set(options) - {*prepare.OF_DATA, "seed"}):
@@ -86,7 +101,8 @@ def show(name: str, config: Path | None, pairs: tuple[str, ...], out: Path | Non
             f"'{others[0]}' says nothing about data", expected="options that do", mend="see `sparsona data show --help`"
         )
     settings = prepare.make_config("local", {**options, "data": name})
-    federation = prepare.read_data(settings)
+    with decoding_bar(f"decoding {name.partition(':')[0]}") as listen:  # a path would fill the line
+        federation = prepare.read_data(settings, listen)
     counts = federation.label_counts("train")
     sizes = dict(zip(PARTS, federation.sizes().T.numpy(), strict=True))
     title = f"{name}, {settings.partition}, test {federation.tested_on}, seed {settings.seed}"
@@ -94,9 +110,15 @@ def show(name: str, config: Path | None, pairs: tuple[str, ...], out: Path | Non
     if as_json:
         found: dict[str, Any] = {"data": name, "partition": settings.partition, "tested_on": federation.tested_on}
         found |= {"clients": federation.num_clients, "classes": federation.num_classes}
-        found |= {part: size.tolist() for part, size in sizes.items()}
+        found |= {"left_out": dict(federation.left_out)} | {part: size.tolist() for part, size in sizes.items()}
         click.echo(json.dumps(found | {"label_counts": None if counts is None else counts.tolist()}))
     else:
         print_partition(picture)
+        notes = ["numbers by class count training examples"] if counts is not None else []
+        if federation.tested_on.startswith("shares"):
+            notes.append("clients are tested on some of the same examples, each time counted")
+        click.echo("\n" + "; ".join(notes) if notes else "")
+    if federation.left_out:
+        click.echo(tell_left_out(federation.left_out, "people left out: "), err=as_json)
     if out is not None:
         click.echo(f"picture: {save_picture(picture, out)}", err=as_json)

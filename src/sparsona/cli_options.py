@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ OWN_WORDS = frozenset(
 SHARING_OPTIONS = [
     click.option("--data-dir", help="Folder where the data's files are looked for first, before the cache."),
     click.option("--clients", type=int, help="Number of clients.  [20, or everybody: --partition natural]"),
-    click.option("--partition", help="How they share the data, a row of `sparsona data`.  [dirichlet:0.3]"),
+    click.option(
+        "--partition", help="How they share the data, a row of `sparsona data`; text is by speaker.  [dirichlet:0.3]"
+    ),
     click.option("--partition-seed", type=int, help="Fix the partition and the splits whatever --seed is."),
     click.option(
         "--test", help="What is tested on: split | split-train | shares:N | natural, or what suits the data.  [auto]"
@@ -62,6 +64,22 @@ def _with(options: list[Any], command: Callable[..., Any]) -> Callable[..., Any]
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def check_names(methods: Iterable[str], options: Mapping[str, Any]) -> None:
+    """Refuse misspelt names before torch is imported, which takes seconds."""
+    from sparsona.core.errors import unknown_name
+    from sparsona.data import SOURCES
+    from sparsona.methods import card
+    from sparsona.models import read_spec
+
+    for method in methods:
+        card(method.partition(":")[0])
+    data, model = options.get("data"), options.get("model")
+    if isinstance(data, str) and data not in SOURCES and data.partition(":")[0] not in ("arrays", "folder"):
+        raise unknown_name("data set", data, [*SOURCES, "arrays:PATH.npz", "folder:PATH"])
+    if isinstance(model, str):
+        read_spec(model)
 
 
 def gather(config: Path | None, pairs: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:

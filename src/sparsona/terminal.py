@@ -16,17 +16,34 @@ def show_rows(rows: list[dict[str, Any]], as_json: bool, hint: str) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
-    print_table([{key: str(value) for key, value in row.items()} for row in rows])
+    print_table([{key: f"{v:,}" if isinstance(v, int) else str(v) for key, v in row.items()} for row in rows])
     click.echo(f"\n{hint}")
 
 
 def print_results(rows: list[dict[str, Any]]) -> None:
     """The columns that answer first; the others only where there is room for them (the report has them all)."""
     columns = list(rows[0])
-    width = sum(3 + max(len(column), *(len(str(row[column])) for row in rows)) for column in columns)
-    if sys.stdout.isatty() and width > shutil.get_terminal_size().columns:
-        columns = ["method", "accuracy", "bottom decile", "bytes up", "bytes down", "train FLOPs", "seconds"]
+    if sys.stdout.isatty():
+        first = ["method", "accuracy", "bottom decile", "bytes up", "train FLOPs", "seconds", "bytes down"]
+        room, kept = shutil.get_terminal_size().columns, set()
+        for column in [*first, *(column for column in columns if column not in first)]:
+            room -= 3 + max(len(column), *(len(str(row[column])) for row in rows))
+            if room >= 0:
+                kept.add(column)
+        left_out = [column for column in columns if column not in kept]
+        columns = [column for column in columns if column in kept]
     print_table([{column: row[column] for column in columns} for row in rows])
+    if sys.stdout.isatty() and left_out:
+        click.echo(f"no room here for: {', '.join(left_out)} (see the report)")
+
+
+def print_text(text: str) -> None:
+    """A paragraph, wrapped between words where somebody reads it."""
+    if not sys.stdout.isatty():
+        click.echo(text)
+        return
+    for line in text.split("\n"):
+        click.echo(click.wrap_text(line, shutil.get_terminal_size().columns, subsequent_indent="  "))
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
@@ -35,9 +52,10 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for column in rows[0]:
+    for position, column in enumerate(rows[0]):
         numeric = all(str(row[column])[:1] in "0123456789+-–—" for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        # A name is to be copied: it is never broken.
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=position == 0)
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
     # Into a pipe there is no width to fit into: cells must not be cut.
@@ -77,19 +95,41 @@ class Bar:
 @contextmanager
 def download_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """A bar of bytes; what it yields is told how many have come, of how many (0: unknown)."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import DownloadColumn, TransferSpeedColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(title, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total or None)
+    with _late_bar(title, DownloadColumn(), TransferSpeedColumn()) as listen:
+        yield listen
+
+
+@contextmanager
+def decoding_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """The same for files or examples that are decoded."""
+    from rich.progress import MofNCompleteColumn
+
+    with _late_bar(title, MofNCompleteColumn()) as listen:
+        yield listen
+
+
+@contextmanager
+def _late_bar(title: str, *columns: Any) -> Iterator[Callable[[int, int], None]]:
+    """A bar that appears when there is something to tell."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    first = (TextColumn("{task.description}"), BarColumn())
+    progress = Progress(*first, *columns, TimeRemainingColumn(), console=Console(stderr=True))
+
+    def listen(done: int, total: int) -> None:
+        if not progress.task_ids:
+            progress.add_task(title, total=None)
+            progress.start()
+        progress.update(progress.task_ids[0], completed=done, total=total or None)
+
+    try:
+        yield listen
+    finally:
+        if progress.task_ids:
+            progress.stop()
 
 
 @contextmanager

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from contextlib import closing
@@ -101,6 +103,34 @@ def test_workers_killed_in_the_middle_of_a_pass(workers):
         os.kill(worker.process.pid, signal.SIGKILL)
     found += list(outcomes)
     assert [outcome.client for outcome in found] == [job.client for job in jobs]
+
+
+def test_data_that_a_killed_process_left_is_removed(workers, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    here = socket.gethostname()
+    notes = {
+        "dead": f"{here} {gone.pid}",
+        "alive": f"{here} {os.getpid()}",
+        "apart": f"elsewhere {gone.pid}",
+        "odd": "?",
+    }
+    for name, note in notes.items():
+        folder = tmp_path / f"sparsona-data-{name}"
+        folder.mkdir()
+        (folder / "x.npy").write_bytes(b"much")
+        (folder / "owner").write_text(note)
+    (tmp_path / "sparsona-data-new").mkdir()  # whose it is has not been said yet
+    others = tmp_path / "others-data"
+    others.mkdir()
+    (others / "owner").write_text(notes["dead"])
+    executor = workers(setting_of(), 1)
+    left = {path.name for path in tmp_path.iterdir()} - {executor._folder.name}
+    assert left == {*(f"sparsona-data-{name}" for name in ("alive", "apart", "odd", "new")), "others-data"}
+    assert (executor._folder / "owner").read_text() == f"{here} {os.getpid()}"
+    executor.close()
+    assert not executor._folder.exists()
 
 
 def _evaluation_jobs(setting):

@@ -129,9 +129,8 @@ def partition_svg(partition: Partition) -> str:
     return to_svg(draw(partition), " ".join([f"{partition.title}.", *partition.summary()]))
 
 
-def save_picture(partition: Partition, path: str | os.PathLike[str]) -> Path:
-    """Write the picture to `path`, a .svg or (with Pillow) a .png, and return it."""
-    path = Path(path)
+def check_ending(path: Path) -> str:
+    """The ending of a picture's name, if it is one that can be written."""
     ending = path.suffix.lower()
     if ending not in (".svg", ".png"):
         raise SparsonaError(
@@ -139,6 +138,13 @@ def save_picture(partition: Partition, path: str | os.PathLike[str]) -> Path:
             expected="a name that ends in .svg or .png",
             mend=f"write {path.stem or 'partition'}.svg; a browser opens it and prints it as PDF",
         )
+    return ending
+
+
+def save_picture(partition: Partition, path: str | os.PathLike[str]) -> Path:
+    """Write the picture to `path`, a .svg or (with Pillow) a .png, and return it."""
+    path = Path(path)
+    ending = check_ending(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if ending == ".png":

@@ -104,11 +104,20 @@ def protocol(folder: RunFolder) -> str:
     if about["ignores_capacity"]:
         text += " Capacities are not kept: this method's models are larger than some clients can hold."
     if about["has_batch_statistics"] and not config["stateless"]:
-        text += " BatchNorm statistics stay on the client."
+        text += " Buffers such as BatchNorm statistics stay on the client"
+        trained = {row[0] for row in folder.select("SELECT DISTINCT client FROM turns WHERE NOT dropped")}
+        untrained = len(set(np.flatnonzero(count).tolist()) - trained)
+        text += (
+            f"; {untrained} of the clients never trained and are scored with the initial ones." if untrained else "."
+        )
+    if lacking := about["left_out"]:
+        text += " People left out: " + ", ".join(f"{num:,} with {lack}" for lack, num in lacking.items()) + "."
     if about["augments"]:
         text += " Training images are cropped and mirrored at random, test images are not."
     if config["stateless"]:
-        text += " Clients are stateless: they keep nothing between rounds."
+        text += " Clients are stateless: they keep nothing between rounds"
+        initial = about["has_batch_statistics"] and point == "received"
+        text += ", and buffers such as BatchNorm statistics are the initial ones." if initial else "."
     return text
 
 

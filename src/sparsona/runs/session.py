@@ -115,8 +115,11 @@ class _Session:
     def tell(self, doing: str, done: int) -> None:
         """What a long round is at: at most every TELL_SECONDS."""
         if time.monotonic() - self.told >= TELL_SECONDS:
+            plan, num = self.setting.plan, len(self.setting.clients)
+            trains = num - plan.num_novel if plan.everyone_trains else plan.per_round
+            total = {"train": trains, "evaluate": num - plan.num_novel, "tune": num}[doing]
             what = {"train": "trained", "evaluate": "tested", "tune": "tuned"}[doing]
-            self._tell(self.accuracy, f"{done} client{'s' * (done > 1)} {what}")
+            self._tell(self.accuracy, f"{done} of {total} clients {what}")
 
     def _tell(self, accuracy: float | None, doing: str = "") -> None:
         self.told, self.accuracy = time.monotonic(), accuracy
@@ -126,7 +129,7 @@ class _Session:
         self.folder.rewind(self.progress.completed)
         deadline = None if max_seconds is None else time.monotonic() + max_seconds
         unsaved = False
-        self._tell(None)
+        self._tell(None, "starting")
         try:
             while self.progress.completed < self.setting.plan.rounds:
                 self._round()
