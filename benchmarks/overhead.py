@@ -2,7 +2,7 @@
 
 Same network, data, batches and arithmetic (clip, decay, mask), one thread, interleaved, best of several.
 
-    python benchmarks/overhead.py [--rounds 5]
+    python benchmarks/overhead.py [--repeats 9] [--epochs 2]
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 import sparsona as sp
-from sparsona import api
 from sparsona.data.batches import shuffled
 from sparsona.engine.jobs import perform
 from sparsona.engine.serial import Serial
 from sparsona.engine.star import Star
+from sparsona.prepare import make_config, make_setting
 from sparsona.runs.store import environment
 from sparsona.wire.codec import decode, encode
 
@@ -62,7 +62,7 @@ def bare_loop(module: nn.Module, mask: dict[str, torch.Tensor], setting, round_,
 def measure(shape, model: str, examples: int, batch: int, epochs: int, repeats: int) -> dict[str, float]:
     federation = federation_of(shape, examples)
     options = {"rounds": 10, "per_round": 1, "epochs": epochs, "batch_size": batch, "search": "rsm"}
-    setting = api._setting(api.make_config("fedspa", options, federation, model), federation, model)
+    setting = make_setting(make_config("fedspa", options, federation, model), federation, model)
     star = Star(setting, Serial(setting))
     population = star.start()
     round_ = setting.plan.round_at(0)

@@ -62,6 +62,13 @@ def test_shell_commands_exist():
         assert {word for word in words if word.startswith("--")} <= known, line
 
 
+def test_benchmarks_run(tmp_path):
+    """That they run, not what they measure."""
+    words = ["--repeats", "1", "--epochs", "1", "--out", "found.json"]
+    run([sys.executable, str(ROOT / "benchmarks" / "overhead.py"), *words], tmp_path)
+    assert "turn_over_bare" in (tmp_path / "found.json").read_text()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
