@@ -72,7 +72,8 @@ def _saying_how_to_go_on(path: Path) -> Iterator[None]:
 def _train(config: RunConfig, federation: Federation | None, model: Any, path: Path, listen: Listener) -> Run:
     setting = make_setting(config, federation, model)
     Star(setting, Serial(setting))  # what method and plan cannot do together is told before a folder is made
-    found = {"clients": setting.federation.num_clients, "executor": choose(config.executor, setting)}
+    found = {"clients": setting.federation.num_clients, "device": setting.device.type}
+    found["executor"] = choose(config.executor, setting)
     config = config.model_copy(update=found)
     row = methods.card(config.method)
     counts = setting.federation.label_counts("train")

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sparsona import data, methods, models
 from sparsona.core.errors import SparsonaError
 from sparsona.core.losses import argmax_score, cross_entropy, token_cross_entropy, token_score
@@ -15,6 +17,7 @@ from sparsona.core.task import Task
 from sparsona.data.federation import Federation
 from sparsona.data.sharing import share
 from sparsona.data.sources import read
+from sparsona.engine.executors import choose_device
 from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import Plan
 from sparsona.runs import config as configs
@@ -116,6 +119,8 @@ def make_setting(config: RunConfig, federation: Federation | None = None, model:
         losses, score = token_cross_entropy, token_score
     shape, tokens = federation.input_shape, federation.has_tokens
     task = Task(model, shape, federation.num_classes, losses=losses, score=score, tokens=tokens)
+    device = choose_device(config.device, config.precision)
+    task.half = torch.bfloat16 if config.precision == "bf16" else None
     make, kind = methods.factory(config.method)
     make_method = partial(make, config=configs.validated(kind, config.options, config.method))
     plan = Plan(
@@ -133,7 +138,7 @@ def make_setting(config: RunConfig, federation: Federation | None = None, model:
         stateless=config.stateless,
         num_novel=config.novel,
     )
-    setting = Setting(task, make_method, federation, plan, config.capacities)
+    setting = Setting(task, make_method, federation, plan, config.capacities, device, config.precision)
     smallest = min(client.num_examples for client in setting.clients)
     if task.mixes_examples and min(smallest, config.batch_size) < 2:
         raise SparsonaError(
@@ -148,7 +153,7 @@ def start_digest(setting: Setting) -> str:
     """Tells apart initial weights, which a module from Python brings along."""
     state = hashlib.blake2b(digest_size=16)
     for tree in (setting.params, setting.buffers):
-        state.update(tree.flat.numpy().tobytes())
+        state.update(tree.flat.cpu().numpy().tobytes())
     return state.hexdigest()
 
 

@@ -31,6 +31,7 @@ opened = session.open_executor
 class Watched:
     def __init__(self, name, setting):
         self.inner, self.left = opened(name, setting), {count}
+        self.encodes = self.inner.encodes
 
     def run(self, jobs):
         for outcome in self.inner.run(jobs):

@@ -77,6 +77,7 @@ def test_a_new_folder_is_a_run(run):
         "processor",
         "system",
         "cores",
+        "gpu",
     }
     assert run.summary is None
     assert RunFolder.open(run.path).config == {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -41,6 +42,9 @@ class Task:
     ) -> None:
         self.input_shape, self.num_classes = tuple(input_shape), num_classes
         self.losses, self.score = losses, score
+        # How a forward pass is done, not what it means: an executor may say so.
+        self.half: torch.dtype | None = None  # convolutions and products in this type, weights in float32
+        self.channels_last = False
         self._start = copy.deepcopy(model) if isinstance(model, nn.Module) else model
         self._module = self._build(0)
         trial = _random_pair(self.input_shape, tokens)
@@ -111,15 +115,26 @@ class Task:
         a quarter of a small network's forward pass. A buffer that the pass replaces is replaced in `named`."""
         own = [store[key] for store, key, _ in self._places]
         for store, key, name in self._places:
-            store[key] = named[name]
+            tensor = named[name]
+            if self.channels_last and tensor.dim() == 4:
+                tensor = tensor.contiguous(memory_format=torch.channels_last)
+            store[key] = tensor
+        if self.channels_last and inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
         try:
-            outputs: Tensor = self._module(inputs)
+            with self._in_half(inputs):
+                outputs: Tensor = self._module(inputs)
             if self._buffer_kinds:
                 named |= {name: store[key] for store, key, name in self._places if store[key] is not named[name]}
-            return outputs
+            return outputs if self.half is None else outputs.float()
         finally:
             for (store, key, _), value in zip(self._places, own, strict=True):
                 store[key] = value
+
+    def _in_half(self, inputs: Tensor) -> AbstractContextManager[Any]:
+        if self.half is None:
+            return nullcontext()
+        return torch.autocast(inputs.device.type, dtype=self.half, cache_enabled=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_places"}

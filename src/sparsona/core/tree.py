@@ -124,7 +124,12 @@ def norm(a: Tree) -> Tensor:
 
 def counts(mask: Tree) -> tuple[int, ...]:
     """Number of non-zero entries of each tensor."""
-    return tuple(int(mask[name].count_nonzero()) for name in mask)
+    import torch
+
+    if not len(mask):
+        return ()
+    found: list[int] = torch.stack([mask[name].count_nonzero() for name in mask]).tolist()  # one wait for all
+    return tuple(found)
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:

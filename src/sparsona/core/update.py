@@ -33,7 +33,7 @@ class Part:
     """One tree of an update, reduced to the values inside its support.
 
     `values` is one-dimensional, in the layout's order: float32, or bool (one bit each on the wire). `mask` is there at
-    the sender, and at the receiver if it travelled.
+    the sender, and at the receiver if it travelled; `digest` is what arrived of it otherwise.
     """
 
     layout: Layout
@@ -51,13 +51,24 @@ class Part:
             mask = self.mask
         elif mask is None:
             raise MaskMismatchError(f"a part with support {self.support.name} needs the receiver's mask to be read")
-        elif mask_digest(mask) != self.digest:
+        # A mask that never left this process is known by its memory: no need to read it.
+        elif not (self.mask is not None and self.mask.flat is mask.flat) and mask_digest(mask) != self.proof:
             raise MaskMismatchError("this message assumes a mask that the receiver does not hold")
         assert mask is not None
         places = _places(mask)
         if len(places) != len(self.values):
             raise SparsonaError(f"{len(self.values)} values for a mask of {len(places)} entries", expected="one each")
         return Tree(self.layout, self.values.new_zeros(self.layout.size).scatter_(0, places, self.values))
+
+    @property
+    def proof(self) -> bytes:
+        """The digest of the mask that the values assume; worked out only when somebody asks."""
+        return self.digest or (b"" if self.mask is None else mask_digest(self.mask))
+
+    @property
+    def bitmap(self) -> Tree | None:
+        """The mask, if it travels along: what a receiver may go by."""
+        return self.mask if self.support is Support.BITS else None
 
     def with_bitmap(self) -> Part:
         """The same part with its mask sent along, for a receiver that lost it."""
@@ -73,7 +84,7 @@ def dense(tree: Tree) -> Part:
 
 def masked(tree: Tree, mask: Tree, support: Support = Support.KNOWN, seed: bytes = b"") -> Part:
     """The entries of `tree` where the bool tree `mask` is true."""
-    return Part(tree.layout, tree.flat.index_select(0, _places(mask)), support, mask, mask_digest(mask), seed)
+    return Part(tree.layout, tree.flat.index_select(0, _places(mask)), support, mask, seed=seed)
 
 
 def _places(mask: Tree) -> Tensor:

@@ -21,16 +21,19 @@ class Draws(NamedTuple):
     def narrow(self, start: int, size: int) -> Draws:
         return Draws(*(values.narrow(0, start, size) for values in self))
 
+    def to(self, device: torch.device) -> Draws:
+        return Draws(*(values.to(device) for values in self))
+
 
 def draw(inputs: Tensor, view: View, random: torch.Generator) -> Draws:
-    """Crops and mirrors for these images, drawn on the CPU so that every device sees the same."""
+    """Crops and mirrors for these images, on the CPU, so that every device sees the same."""
     count, (height, width) = len(inputs), _cut(inputs, view)
     top, left = (
         torch.randint(stored + 2 * view.pad - side + 1, (count,), generator=random)
         for stored, side in zip(inputs.shape[-2:], (height, width), strict=True)
     )
     mirrored = torch.rand(count, generator=random) < (0.5 if view.flip else 0.0)
-    return Draws(*(values.to(inputs.device) for values in (top, left, mirrored)))
+    return Draws(top, left, mirrored)
 
 
 def augment(inputs: Tensor, view: View, draws: Draws) -> Tensor:

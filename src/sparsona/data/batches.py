@@ -40,13 +40,20 @@ def shuffled(examples: Examples, batch_size: int, seed: int, no_single: bool = F
     augmented as their view says. The same seed gives the same batches.
     """
     _check_batch_size(batch_size)
-    count, device = examples.num_examples, examples.inputs.device
-    random = generator(seed)
-    order = torch.randperm(count, generator=random).to(device)
-    noise = torch.randint(2**63 - 1, (_num_batches(count, batch_size),), generator=random).to(device)
+    device = examples.inputs.device
+    order, noise, draws = draw_pass(examples, batch_size, seed)
+    order, noise = order.to(device), noise.to(device)
     gathered = Examples(examples.inputs.index_select(0, order), examples.targets.index_select(0, order), examples.view)
-    draws = draw(gathered.inputs, examples.view, random) if examples.view.augments else None
-    return _slices(gathered, order, noise, batch_size, no_single, draws)
+    return _slices(gathered, order, noise, batch_size, no_single, None if draws is None else draws.to(device))
+
+
+def draw_pass(examples: Examples, batch_size: int, seed: int) -> tuple[Tensor, Tensor, Draws | None]:
+    """What chance decides about one pass, on the CPU: the order, a noise for each batch, and crops and mirrors."""
+    count = examples.num_examples
+    random = generator(seed)
+    order = torch.randperm(count, generator=random)
+    noise = torch.randint(2**63 - 1, (_num_batches(count, batch_size),), generator=random)
+    return order, noise, draw(examples.inputs, examples.view, random) if examples.view.augments else None
 
 
 def in_order(examples: Examples, batch_size: int) -> Iterator[Batch]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -84,6 +84,13 @@ class Federation:
         """Whether the next token is asked for at each position, rather than one class per example."""
         return self.y.dim() == 2
 
+    def to(self, device: torch.device) -> Federation:
+        """The same federation with everything on `device`."""
+        if self.x.device == device:
+            return self
+        splits = (Split(*(getattr(split, part).to(device) for part in PARTS)) for split in self.splits)
+        return replace(self, x=self.x.to(device), y=self.y.to(device), splits=tuple(splits))
+
     def client(self, index: int, capacity: float = 1.0) -> Client:
         """The client as methods see it."""
         num_train, num_validation = (len(self._indices(index, part)) for part in ("train", "validation"))
@@ -130,7 +137,7 @@ class Federation:
     def _digest(self) -> str:
         state = hashlib.blake2b(digest_size=16)
         index, sizes = self._flat_splits()
-        for array in (self.x.numpy(), self.y.numpy(), index, sizes, np.array(self.num_classes)):
+        for array in (self.x.cpu().numpy(), self.y.cpu().numpy(), index, sizes, np.array(self.num_classes)):
             state.update(f"{array.dtype.str}{array.shape}".encode())
             state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         state.update(repr(self.view).encode())
@@ -146,7 +153,7 @@ class Federation:
 
     def _flat_splits(self) -> tuple[Array, Array]:
         """All indices end to end, and how many each client has of each part."""
-        parts = [getattr(split, part).numpy() for split in self.splits for part in PARTS]
+        parts = [getattr(split, part).cpu().numpy() for split in self.splits for part in PARTS]
         return np.concatenate(parts), np.array([len(part) for part in parts]).reshape(-1, len(PARTS))
 
     def save(self, folder: str | Path) -> None:
@@ -154,7 +161,7 @@ class Federation:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         index, sizes = self._flat_splits()
-        arrays = {"x": self.x.numpy(), "y": self.y.numpy(), "index": index, "sizes": sizes}
+        arrays = {"x": self.x.cpu().numpy(), "y": self.y.cpu().numpy(), "index": index, "sizes": sizes}
         for name, array in arrays.items():
             # Written aside and renamed: a process that has the old file mapped keeps it whole.
             aside = folder / f"{name}.npy.part"

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.round import Batch
 from sparsona.core.task import Task
+from sparsona.data.augment import look
 from sparsona.data.batches import in_order
 from sparsona.data.federation import Examples
 
 BATCH = 512  # large enough to be quick, small enough for any device; predictions do not depend on it
+STACKED_BATCH = 8192  # the same for many clients at once
 MAX_CONFUSION = 256  # more classes than anybody looks at in a square; a client's would take a megabyte
 
 
@@ -36,7 +39,7 @@ def evaluate(client: int, point: str, predict: Callable[[Tensor], Tensor], task:
     weight_sum = 0.0
     confusion = None
     if task.num_classes <= MAX_CONFUSION:
-        confusion = torch.zeros(task.num_classes, task.num_classes, dtype=torch.int32)
+        confusion = torch.zeros(task.num_classes, task.num_classes, dtype=torch.int32, device=test.targets.device)
     with torch.no_grad():
         for batch in in_order(test, BATCH):
             outputs = predict(batch.inputs)
@@ -52,4 +55,70 @@ def evaluate(client: int, point: str, predict: Callable[[Tensor], Tensor], task:
                 confusion += torch.bincount(cells, minlength=task.num_classes**2).view_as(confusion).int()
     if not count:
         raise SparsonaError(f"client {client} has no test data to be evaluated on", expected="at least one example")
-    return Evaluation(client, point, correct, count, loss_sum / weight_sum, confusion)
+    return Evaluation(
+        client, point, correct, count, loss_sum / weight_sum, None if confusion is None else confusion.cpu()
+    )
+
+
+def evaluate_stacked(
+    clients: Sequence[int],
+    point: str,
+    predict: Callable[[Tensor], Tensor],
+    task: Task,
+    tests: Sequence[Examples],
+) -> list[Evaluation]:
+    """`evaluate` for several clients at once: `predict` takes inputs [clients, N, ...]."""
+    counts, device = [test.num_examples for test in tests], tests[0].targets.device
+    for client, count in zip(clients, counts, strict=True):
+        if not count:
+            raise SparsonaError(f"client {client} has no test data to be evaluated on", expected="at least one example")
+    sums = torch.zeros(4, len(clients), dtype=torch.float64, device=device)  # right, of, loss, weight
+    confusion = None
+    if task.num_classes <= MAX_CONFUSION:
+        confusion = torch.zeros(len(clients), task.num_classes**2, dtype=torch.int64, device=device)
+    at_once = max(1, STACKED_BATCH // len(clients))
+    with torch.no_grad():
+        for start in range(0, max(counts), at_once):
+            batch = _padded(tests, start, min(at_once, max(counts) - start))
+            outputs = predict(batch.inputs)
+
+            def judge(outputs: Tensor, targets: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+                one = Batch(targets, targets, weight, targets, targets)
+                (right, of), (losses, counted) = task.score(outputs, one), task.losses(outputs, one)
+                # Padding is not a number where a model has never seen such inputs: left out, not weighed by 0.
+                return right, of, torch.where(counted > 0, losses * counted, 0.0).double().sum(), counted.sum()
+
+            found = torch.func.vmap(judge)(outputs, batch.targets, batch.weight)
+            for total, values in zip(sums, found, strict=True):
+                total += values
+            if outputs.dim() != 3:
+                confusion = None
+            if confusion is not None:
+                cells = batch.targets * task.num_classes + outputs[..., : task.num_classes].argmax(dim=-1)
+                confusion.scatter_add_(1, cells, (batch.weight > 0).long())
+    rows = sums.T.tolist()
+    matrices: Sequence[Tensor | None] = [None] * len(clients)
+    if confusion is not None:
+        matrices = confusion.view(-1, task.num_classes, task.num_classes).int().cpu().unbind()
+    for client, row in zip(clients, rows, strict=True):
+        if not row[1]:
+            raise SparsonaError(f"client {client} has no test data to be evaluated on", expected="at least one example")
+    return [
+        Evaluation(client, point, int(right), int(of), loss / weight, matrix)
+        for client, (right, of, loss, weight), matrix in zip(clients, rows, matrices, strict=True)
+    ]
+
+
+def _padded(tests: Sequence[Examples], start: int, size: int) -> Batch:
+    """Some test examples of every client, [clients, size, ...]; where a client has no more, its first with weight 0."""
+    device = tests[0].targets.device
+    position = torch.arange(start, start + size, device=device)
+    inputs, targets, weight = [], [], []
+    for test in tests:
+        is_there = position < test.num_examples
+        chosen = torch.where(is_there, position, 0)
+        inputs.append(look(test.inputs.index_select(0, chosen), test.view))
+        targets.append(test.targets.index_select(0, chosen))
+        weight.append(is_there.float())
+    noise = torch.zeros(len(tests), dtype=torch.int64, device=device)
+    return Batch(torch.stack(inputs), torch.stack(targets), torch.stack(weight), noise, noise)

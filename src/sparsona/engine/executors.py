@@ -2,27 +2,82 @@
 
 from __future__ import annotations
 
-from sparsona.core.errors import unknown_name
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.engine.jobs import Executor, Setting
 from sparsona.engine.serial import Serial
+from sparsona.engine.stacked import Stacked
 from sparsona.engine.workers import Workers, num_cores
 
 EXECUTORS = {
-    "auto": "workers where the work outweighs starting them, else serial; the choice is written into the run",
+    "auto": "what suits the device and the work; the choice is written into the run",
     "serial": "one client after another in this process, on one thread",
     "workers": "one process per core, one thread each; the same bits as serial",
+    "stacked": "many small models at once, on a GPU; as serial within rounding",
+    "graphed": "large models on a GPU, each step compiled and captured; as serial within rounding",
 }
 # What a training step costs whatever its size, and what a core does in a second; starting workers costs about three.
 STEP_SECONDS, FLOPS_PER_SECOND, WORTH_WORKERS = 1e-3, 1e10, 10.0
+SMALL_MODEL = 2_000_000  # parameters up to which a GPU is not filled by one client
+
+
+def choose_device(name: str, precision: str) -> torch.device:
+    """The device that is meant; what it cannot do is refused."""
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
+        raise SparsonaError(
+            "device cuda: torch sees no GPU here", expected="a GPU and a CUDA build of torch", mend="use --device cpu"
+        )
+    device = torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
+    if precision != "fp32" and device.type == "cpu":
+        raise SparsonaError(
+            f"precision {precision} on a CPU",
+            expected="fp32, or a GPU",
+            mend="leave --precision out: it is slower there",
+        )
+    return device
 
 
 def choose(name: str, setting: Setting) -> str:
     """What `auto` means here and now."""
     if name not in EXECUTORS:
         raise unknown_name("executor", name, EXECUTORS)
+    is_gpu = setting.device.type == "cuda"
+    if name == "workers" and is_gpu:
+        raise SparsonaError(
+            "executor workers on a GPU",
+            expected="stacked, graphed or serial",
+            mend="leave --executor out, or --device cpu",
+        )
+    if name == "graphed" and not is_gpu:
+        raise SparsonaError(
+            "executor graphed without a GPU", expected="serial, workers or stacked", mend="leave it out"
+        )
     if name != "auto":
         return name
+    if is_gpu:
+        return "stacked" if setting.task.layout.size <= SMALL_MODEL else "graphed"
     return "workers" if num_cores() > 1 and _expected_seconds(setting) > WORTH_WORKERS else "serial"
+
+
+@contextmanager
+def rounding_as_asked(setting: Setting) -> Iterator[None]:
+    """Products on a GPU in the precision asked for; the settings are the process's, so they are put back."""
+    if setting.device.type != "cuda":
+        yield
+        return
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)
+    matmul.allow_tf32 = cudnn.allow_tf32 = setting.precision != "fp32"
+    cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
 
 
 def _expected_seconds(setting: Setting) -> float:
@@ -38,4 +93,10 @@ def _expected_seconds(setting: Setting) -> float:
 
 def open_executor(name: str, setting: Setting) -> Executor:
     """Start the named executor."""
+    if name == "graphed":
+        from sparsona.engine.graphed import Graphed  # which takes a compiler along
+
+        return Graphed(setting)
+    if name == "stacked":
+        return Stacked(setting)
     return Workers(setting) if name == "workers" else Serial(setting)

@@ -5,27 +5,39 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
+
+import torch
 
 from sparsona.core.errors import MaskMismatchError, SparsonaError
-from sparsona.core.method import Client, Method, Round, State, Tree, Work
+from sparsona.core.method import Client, Method, Round, State, Tree, Update, Work
 from sparsona.core.task import Task
+from sparsona.core.tree import map_leaves
 from sparsona.data.federation import Federation
 from sparsona.engine.evaluate import Evaluation, evaluate
 from sparsona.engine.plan import Plan
 from sparsona.engine.turn import ClientProbe, Tally, client_turn, tuning_turn
 from sparsona.wire.codec import decode, encode
 
+T = TypeVar("T")
+# Encoded, or as it is where sender and receiver share a memory: then only its bytes are counted.
+Message = bytes | Update
+
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything a turn needs besides its job; the same in the parent and in every worker process."""
+    """Everything a turn needs besides its job; the same in the parent and in every worker process.
+
+    Models, states and the data live on `device`.
+    """
 
     task: Task
     make_method: Callable[[Task], Method]
     federation: Federation
     plan: Plan
     capacities: tuple[float, ...] = (1.0,)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    precision: str = "fp32"
     method: Method = field(init=False)
     clients: tuple[Client, ...] = field(init=False)
     params: Tree = field(init=False)
@@ -36,14 +48,27 @@ class Setting:
         for name, value in (
             ("method", self.make_method(self.task)),
             ("clients", self.federation.clients(self.capacities)),
-            ("params", params),
-            ("buffers", buffers),
+            ("federation", self.federation.to(self.device)),
+            ("params", self.place(params)),
+            ("buffers", self.place(buffers)),
         ):
             object.__setattr__(self, name, value)
 
+    @property
+    def encodes(self) -> bool:
+        """Whether one client at a time sends bytes: on a GPU they would travel to the host and back."""
+        return self.device.type == "cpu"
+
+    def place(self, value: T) -> T:
+        """A State, Server, Work or tree with its tensors on the device."""
+        if self.device.type == "cpu":
+            return value  # the very same trees, which remember what was found out about them
+        return map_leaves(lambda _path, tensor: tensor.to(self.device), value)
+
     def fresh_state(self, client: int) -> State:
         """A client's State before its first turn."""
-        return self.method.init_client(self.params, self.buffers, self.clients[client], self.plan.seeds.of(client))
+        made = self.method.init_client(self.params, self.buffers, self.clients[client], self.plan.seeds.of(client))
+        return self.place(made)
 
 
 @dataclass(frozen=True)
@@ -53,7 +78,7 @@ class Job:
     do: Literal["train", "evaluate", "tune"]
     client: int
     round: Round
-    messages: tuple[bytes, ...]
+    messages: tuple[Message, ...]
     state: State | None
     points: tuple[str, ...] = ()
     global_model: Tree | None = None
@@ -68,14 +93,19 @@ class Outcome:
     client: int
     lacks_mask: bool = False
     state: State | None = None
-    message: bytes | None = None
+    message: Message | None = None
     work: Work | None = None
     tally: Tally = field(default_factory=Tally)
     evaluations: tuple[Evaluation, ...] = ()
 
 
 class Executor(Protocol):
-    """Runs jobs, one way or another, and gives their outcomes in the order of the jobs."""
+    """Runs jobs, one way or another, and gives their outcomes in the order of the jobs.
+
+    `encodes`: messages go in and out as bytes; otherwise as updates, which stay where they are.
+    """
+
+    encodes: bool
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]: ...
 
@@ -102,10 +132,15 @@ def settle(job: Job, outcome: Outcome) -> Job | None:
     return job.resend()
 
 
+def opened(message: Message) -> Update:
+    """The update inside a message."""
+    return message if isinstance(message, Update) else decode(message)
+
+
 def _perform(setting: Setting, job: Job) -> Outcome:
     method, task, data = setting.method, setting.task, setting.federation
     round_ = job.round.on(setting.clients[job.client])
-    inbox = tuple(decode(message) for message in job.messages)
+    inbox = tuple(opened(message) for message in job.messages)
     state = setting.fresh_state(job.client) if job.state is None else job.state
     own = (data.examples(job.client, "train"), data.examples(job.client, "validation"))
 
@@ -115,7 +150,7 @@ def _perform(setting: Setting, job: Job) -> Outcome:
     if job.do == "train":
         new_state, update, work, tally = client_turn(method, task, state, inbox, *own, round_)
         seen = tuple(result(point, work) for point in job.points)
-        sent = None if update is None else encode(update)
+        sent = update if update is None or not setting.encodes else encode(update)
         return Outcome(job.client, state=new_state, message=sent, tally=tally, evaluations=seen)
     if job.do == "tune":
         work, tally = tuning_turn(method, task, state, inbox, *own, round_, setting.plan.tune_epochs)

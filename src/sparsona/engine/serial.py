@@ -14,6 +14,7 @@ class Serial:
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
+        self.encodes = setting.encodes
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         for job in jobs:

@@ -9,10 +9,11 @@ from typing import Literal
 from sparsona.core.errors import MaskMismatchError, SparsonaError
 from sparsona.core.method import Inbox, Round, Server, State, Tree, Update, Work
 from sparsona.engine.evaluate import Evaluation
-from sparsona.engine.jobs import Executor, Job, Outcome, Setting
+from sparsona.engine.jobs import Executor, Job, Message, Outcome, Setting, opened
 from sparsona.engine.plan import novel_clients, participation
 from sparsona.engine.turn import ClientProbe, Tally, check_finite
-from sparsona.wire.codec import decode, encode
+from sparsona.wire.codec import encode
+from sparsona.wire.format import message_size, sizes_of
 from sparsona.wire.ledger import Traffic, paper_bytes
 
 
@@ -71,7 +72,7 @@ class Star:
     def start(self) -> Population:
         half = self.method.server
         server = half.init(self.setting.params, self.setting.clients, self.plan.seeds) if half else None
-        return Population(server, {})
+        return Population(self.setting.place(server), {})
 
     def play(self, population: Population, index: int) -> tuple[Population, RoundRecord]:
         """One round: reply, train, aggregate. Updates stream: memory does not grow with the number of clients."""
@@ -131,9 +132,9 @@ class Star:
         update = half.reply(population.server, self.setting.clients[client], round_)
         sent[client] = Traffic()
 
-        def message(update: Update) -> tuple[bytes]:
-            data = encode(update)
-            sent[client] += Traffic(down=len(data), paper_down=paper_bytes(update))
+        def message(update: Update) -> tuple[Message]:
+            data = encode(update) if self._executor.encodes else update
+            sent[client] += Traffic(down=_length(data), paper_down=paper_bytes(update))
             return (data,)
 
         if self.plan.stateless:
@@ -145,7 +146,7 @@ class Star:
         """A client's update as it arrives, checked and counted. What is lost on the way was sent all the same."""
         if outcome.message is None:
             return None, sent
-        update = decode(outcome.message)
+        update = opened(outcome.message)
         if (update.sender, update.round) != (outcome.client, index):
             raise SparsonaError(
                 f"client {outcome.client}'s message of round {index} says {update.sender}, round {update.round}",
@@ -153,7 +154,7 @@ class Star:
                 mend="make updates with core.update.message(round, ...)",
             )
         check_finite(update)
-        return update, sent + Traffic(up=len(outcome.message), paper_up=paper_bytes(update))
+        return update, sent + Traffic(up=_length(outcome.message), paper_up=paper_bytes(update))
 
     def evaluate(self, population: Population, completed: int) -> list[Evaluation]:
         """Every participating client's model on its own test data, at the plan's points that need no training."""
@@ -197,6 +198,11 @@ class Star:
             record.turns.append(Turn(outcome.client, outcome.tally, sent.pop(outcome.client), False, False))
             record.evaluations.extend(outcome.evaluations)
         return record, tuned
+
+
+def _length(message: Message) -> int:
+    """The bytes of a message. One that is not encoded has as many: sizes follow from its parts."""
+    return len(message) if isinstance(message, bytes) else message_size(sizes_of(message))
 
 
 def received_work(setting: Setting, population: Population, client: int) -> Work:

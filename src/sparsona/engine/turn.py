@@ -92,25 +92,33 @@ def run_phase(phase: Phase, work: Work, task: Task, train: Examples, probe: Prob
     """Train for the phase's epochs. The reference that faster executors must equal."""
     if phase.enter is not None:
         work = phase.enter(work, probe, round_)
-    flops = phase.flops(work) if phase.flops is not None else 3 * task.layout.forward_flops()
+    flops = phase_flops(phase, work, task)
     lr_scale = torch.tensor(round_.lr_scale, dtype=torch.float32)
     # Kept as a tensor until the phase ends: asking for its value would wait for every step.
-    loss_sum = torch.zeros((), dtype=torch.float64)
+    loss_sum = torch.zeros((), dtype=torch.float64, device=train.targets.device)
     examples = steps = 0
     for size, batch in _groups(phase, train, round_):
         for _ in range(phase.repeats):
             tick = Tick(lr_scale, torch.tensor(steps, dtype=torch.int64))
-            work, loss = _step(phase, work, batch, tick)
+            work, loss = take_step(phase, work, batch, tick)
             loss_sum += loss * size
             examples += size
             steps += 1
         if phase.after_batch is not None:
             with torch.no_grad():
                 work = phase.after_batch(work, batch, tick)
+    record_phase(phase, work, tally, round_, examples, steps, flops, float(loss_sum))
+    return work
+
+
+def record_phase(
+    phase: Phase, work: Work, tally: Tally, round_: Round, examples: int, steps: int, flops: int, loss_sum: float
+) -> None:
+    """Count what a phase did, and refuse a model that is no longer made of numbers."""
     tally.examples += examples
     tally.steps += steps
     tally.train_flops += examples * flops
-    tally.loss = float(loss_sum) / max(examples, 1)
+    tally.loss = loss_sum / max(examples, 1)
     trained = [tensor for name in phase.trains for _, tensor in leaves(getattr(work, name))]
     if not math.isfinite(tally.loss) or not all(bool(tensor.isfinite().all()) for tensor in trained):
         assert round_.client is not None
@@ -120,14 +128,21 @@ def run_phase(phase: Phase, work: Work, task: Task, train: Examples, probe: Prob
             expected="finite numbers",
             mend="lower the learning rate (--lr), or clip gradients (--set clip_norm=1)",
         )
-    return work
+
+
+def phase_batch_size(phase: Phase, train: Examples, round_: Round) -> int:
+    """A phase that looks at two batches at once needs two, also of a client whose data would fit into one."""
+    return max(1, min(round_.batch_size, train.num_examples // phase.batches_per_step))
+
+
+def phase_flops(phase: Phase, work: Work, task: Task) -> int:
+    """FLOPs of one example's step."""
+    return phase.flops(work) if phase.flops is not None else 3 * task.layout.forward_flops()
 
 
 def _groups(phase: Phase, train: Examples, round_: Round) -> Iterator[tuple[int, Any]]:
     """The batches of all epochs, in groups if the phase looks at several at once; with the number of examples."""
-
-    # A phase that looks at two batches at once needs two, also of a client whose data would fit into one.
-    size = max(1, min(round_.batch_size, train.num_examples // phase.batches_per_step))
+    size = phase_batch_size(phase, train, round_)
 
     def batches() -> Iterator[Batch]:
         for epoch in range(phase.epochs):
@@ -143,7 +158,7 @@ def _groups(phase: Phase, train: Examples, round_: Round) -> Iterator[tuple[int,
             yield sum(len(batch.targets) for batch in group), group
 
 
-def _step(phase: Phase, work: Work, batch: Any, tick: Tick) -> tuple[Work, Tensor]:
+def take_step(phase: Phase, work: Work, batch: Any, tick: Tick) -> tuple[Work, Tensor]:
     """One gradient step: the executor differentiates, the method says what to do with the gradient."""
     leaf_of: list[Tensor] = []
 

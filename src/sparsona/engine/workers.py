@@ -98,6 +98,8 @@ class _Worker:
 class Workers:
     """The executor for a CPU with several cores."""
 
+    encodes = True
+
     def __init__(self, setting: Setting, num_workers: int | None = None) -> None:
         _sweep()
         self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))

@@ -88,12 +88,12 @@ def fedspa(task: Task, config: FedSpaConfig) -> Method:
     def receive(state: FedSpaState, inbox, probe, round_):
         (update,) = inbox
         part = update.parts["model"]
-        mask = state.mask if part.mask is None else part.mask  # a client that lost its mask is sent it
+        mask = part.bitmap or state.mask  # a client that lost its mask is sent it
         params = part.tree(mask)
         return FedSpaWork(params, state.buffers, params, mask.like(mask.flat.to(params.flat.dtype)))
 
     def finish(state: FedSpaState, work: FedSpaWork, inbox, probe, round_):
-        mask = work.mask.like(work.mask.flat.bool())
+        mask = next(iter(inbox)).parts["model"].bitmap or state.mask
         parts = {"update": masked(tree.subtract(work.start, work.params), mask)}  # U_k, Algorithm 1 line 17
         if evolves:
             mask = next_mask(work, mask, probe, round_)

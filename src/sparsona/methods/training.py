@@ -54,7 +54,7 @@ def sgd(params: Tree, grads: Tree, tick: Tick, config: Training, mask: Tree | No
         size = lr * (config.clip_norm / (tree.norm(grads) + 1e-6)).clamp(max=1.0)
     # Not params * (1 - lr * decay): next to 1, a small decay drowns in rounding.
     flat = params.flat.addcmul(params.flat, lr * config.weight_decay, value=-1.0)
-    flat.addcmul_(grads.flat, size, value=-1.0)
+    flat = flat.addcmul(grads.flat, size, value=-1.0)  # not in place: a stack of clients has no such operation
     return params.like(flat if mask is None else flat.mul_(mask.flat))
 
 

@@ -191,7 +191,7 @@ def _filled(template: Any, stored: dict[str, Tensor], what: str) -> Any:
             expected=_shapes(expected),
             mend="use the version of sparsona, the model and the data this run was started with",
         )
-    return map_leaves(lambda path, _value: stored[path], template)
+    return map_leaves(lambda path, value: stored[path].to(value.device), template)
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> str:
@@ -215,7 +215,7 @@ def _as_file(value: Any) -> dict[str, Tensor]:
         if tensor.dtype is torch.bool:
             found[f"{path}{BITS}{','.join(map(str, tensor.shape))}"] = pack_bits(tensor.reshape(-1))
         else:
-            found[path] = tensor.detach().contiguous().clone()  # shared storage is refused by the format
+            found[path] = tensor.detach().cpu().contiguous().clone()  # shared storage is refused by the format
     return found
 
 

@@ -57,7 +57,11 @@ class RunConfig(BaseModel):
     batch_size: int = Field(16, ge=1, description="examples in a training batch")
     lr_decay: float = Field(0.998, gt=0, le=1, description="factor on the learning rate after each round")
     seed: int = Field(0, ge=0, description="varies everything: partition, weights, sampling, batches, masks")
-    executor: str = Field("auto", description="serial, workers or auto")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where models are trained; auto: a GPU if any")
+    precision: Literal["fp32", "tf32", "bf16"] = Field(
+        "fp32", description="of convolutions and products on a GPU; weights stay in fp32"
+    )
+    executor: str = Field("auto", description="serial, workers, stacked, graphed or auto")
     eval_every: int = Field(1, ge=1, description="rounds between evaluations (the last ten are always evaluated)")
     points: Annotated[tuple[POINT, ...], BeforeValidator(listed)] = Field(
         (), description="which models to evaluate besides the headline's"

@@ -9,7 +9,7 @@ from typing import Any
 
 from sparsona.core.errors import SparsonaError
 from sparsona.engine.evaluate import Evaluation
-from sparsona.engine.executors import open_executor
+from sparsona.engine.executors import open_executor, rounding_as_asked
 from sparsona.engine.jobs import Executor, Job, Outcome, Setting
 from sparsona.engine.serial import Serial
 from sparsona.engine.star import Population, RoundRecord, Star
@@ -44,6 +44,7 @@ class _Watched:
 
     def __init__(self, executor: Executor, tell: Callable[[str, int], None]) -> None:
         self._executor, self._tell = executor, tell
+        self.encodes = executor.encodes
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         doing = ""
@@ -79,7 +80,8 @@ def play(
     executor = open_executor(executor_name, setting)
     try:
         session.star = Star(setting, _Watched(executor, session.tell))
-        return session.run(max_seconds)
+        with rounding_as_asked(setting):
+            return session.run(max_seconds)
     finally:
         executor.close()
 

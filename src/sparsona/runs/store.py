@@ -117,6 +117,7 @@ def environment() -> dict[str, Any]:
         "processor": _processor(),
         "system": platform.system(),
         "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.seeds import generator
-from sparsona.core.tree import Tree
+from sparsona.core.tree import Tree, counts
 from sparsona.sparsity.erk import ROUNDING_SLACK
 
 if TYPE_CHECKING:
@@ -46,10 +46,9 @@ def evolve(params: Tree, mask: Tree, rate: float, scores: Tree | None, seed: int
     random = generator(seed)
     flat = mask.flat.clone()
     end = 0
-    for size in mask.layout.sizes:
+    for size, active in zip(mask.layout.sizes, counts(mask), strict=True):
         start, end = end, end + size
         before = mask.flat[start:end]
-        active = int(before.count_nonzero())
         moved = min(active, math.ceil(rate * active * (1 - ROUNDING_SLACK)))
         if moved == 0 or active == size:
             # In a dense tensor the pruned entries are the only candidates and would all grow again.
@@ -68,6 +67,12 @@ def evolve(params: Tree, mask: Tree, rate: float, scores: Tree | None, seed: int
 
 def _smallest(values: Tensor, among: Tensor, count: int) -> Tensor:
     """Flags of the `count` smallest values where `among` is true; of equal ones those that come first."""
+    import torch
+
+    if values.device.type != "cpu":
+        # A GPU sorts faster than it selects, and need not be waited for.
+        order = values.where(among, math.inf).argsort(stable=True)[:count]
+        return torch.zeros_like(among).index_fill_(0, order, True)
     # Selecting the threshold and then counting off its ties gives what a stable sort would, several times faster.
     # Infinity fills the places that do not take part: it cannot lower the threshold, and ties are looked for `among`.
     threshold = values.where(among, math.inf).kthvalue(count).values

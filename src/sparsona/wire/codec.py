@@ -76,23 +76,25 @@ def _part_head(part: Part, size: PartSize) -> PartHead:
             expected="float32 or bool in one dimension",
             mend="send one client's flat buffer, as float32 or as a bool mask",
         )
+    mask = part.mask
+    if part.support is Support.BITS and (mask is None or mask.flat.dtype is not torch.bool or mask.flat.dim() != 1):
+        raise SparsonaError(
+            f"part {short(size.name)} is to send a bitmap but holds no bool mask",
+            mend="make the part with `masked`; one that arrived as KNOWN or SEED has no mask to pass on",
+        )
     # Only what the support calls for travels: a SEED part that fell back to BITS still holds its seed.
     return PartHead(
         size,
-        digest=b"" if part.support is Support.DENSE else part.digest,
+        digest=b"" if part.support is Support.DENSE else part.proof,
         seed=part.seed if part.support is Support.SEED else b"",
     )
 
 
 def _sendable_mask(head: PartHead, part: Part) -> Tree:
-    mask, name = part.mask, short(head.size.name)
-    if mask is None or mask.flat.dtype is not torch.bool or mask.flat.dim() != 1:
-        raise SparsonaError(
-            f"part {name} is to send a bitmap but holds no bool mask",
-            mend="make the part with `masked`; one that arrived as KNOWN or SEED has no mask to pass on",
-        )
+    mask = part.mask
+    assert mask is not None
     if mask.layout.digest != part.layout.digest:
-        raise SparsonaError(f"part {name} and its mask have different layouts", expected="one layout")
+        raise SparsonaError(f"part {short(head.size.name)} and its mask have different layouts", expected="one layout")
     _check_mask(head, mask)
     return mask
 

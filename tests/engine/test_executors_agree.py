@@ -1,0 +1,129 @@
+"""What runs many clients at once does what `serial` does: the same messages, costs and masks, weights within rounding.
+
+On a CPU `graphed` neither compiles nor captures; how it loads, schedules and unloads clients is the same.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sparsona as sp
+from sparsona import methods, prepare
+from sparsona.core.errors import SparsonaError
+from sparsona.core.tree import leaves
+from sparsona.engine.executors import choose, choose_device
+from sparsona.engine.graphed import Graphed
+from sparsona.engine.serial import Serial
+from sparsona.engine.stacked import Stacked
+from sparsona.engine.star import Star
+
+COMMON = {"clients": 6, "per_round": 4, "rounds": 2, "epochs": 1, "batch_size": 8, "lr_decay": 0.5, "device": "cpu"}
+EXECUTORS = {"stacked": Stacked, "stacked by two": lambda s: Stacked(s, 2), "graphed": lambda s: Graphed(s, 3)}
+
+
+def play(make, name, model=None, federation=None, **more):
+    """Everything two rounds and the closing leave behind."""
+    options = {**COMMON, "points": ["trained"], **more}
+    if federation is not None:
+        del options["clients"]
+    config = prepare.make_config(name, options, federation, model)
+    setting = prepare.make_setting(config, federation, model)
+    star = Star(setting, make(setting))
+    population, records = star.start(), []
+    for index in range(config.rounds):
+        population, record = star.play(population, index)
+        records.append(record)
+    records[-1].evaluations.extend(star.evaluate(population, config.rounds))
+    closing, tuned = star.closing(population)
+    return population, [*records, closing], tuned
+
+
+def assert_agree(one, other):
+    (population, records, tuned), (population2, records2, tuned2) = one, other
+    for value, value2 in (
+        (population.server, population2.server),
+        (population.states, population2.states),
+        (tuned, tuned2),
+    ):
+        pairs = list(zip(leaves(value), leaves(value2), strict=True))
+        for (path, tensor), (path2, tensor2) in pairs:
+            assert path == path2
+            if tensor.dtype is torch.bool:
+                assert torch.equal(tensor, tensor2), path
+            else:
+                # Mostly 1e-7; an activation next to zero, or a tie of two pixels, may fall either way. A wrong batch
+                # or learning rate makes 1e-2 of it.
+                torch.testing.assert_close(tensor, tensor2, rtol=0, atol=2e-4)
+    for record, record2 in zip(records, records2, strict=True):
+        for turn, turn2 in zip(record.turns, record2.turns, strict=True):
+            assert (turn.client, turn.traffic, turn.aggregated, turn.dropped) == (
+                turn2.client,
+                turn2.traffic,
+                turn2.aggregated,
+                turn2.dropped,
+            )
+            for count in ("examples", "steps", "train_flops", "search_flops"):
+                assert getattr(turn.tally, count) == getattr(turn2.tally, count), count
+            assert turn.tally.loss == pytest.approx(turn2.tally.loss, rel=1e-4)
+        for found, found2 in zip(record.evaluations, record2.evaluations, strict=True):
+            assert (found.client, found.point, found.count) == (found2.client, found2.point, found2.count)
+            assert abs(found.correct - found2.correct) <= 1  # a tie may fall either way
+            assert found.loss == pytest.approx(found2.loss, rel=1e-3)
+            assert int(found2.confusion.sum()) == found2.count
+
+
+@pytest.mark.parametrize("executor", sorted(EXECUTORS))
+@pytest.mark.parametrize("name", sorted(methods.METHODS))
+def test_every_method(name, executor):
+    assert_agree(play(Serial, name), play(EXECUTORS[executor], name))
+
+
+@pytest.mark.parametrize("executor", sorted(EXECUTORS))
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"batch_size": 1000},  # larger than anybody's data
+        {"drop_rate": 0.4, "novel": 1, "tune_epochs": 1},
+        {"everyone_trains": True},  # masks must be sent again
+        {"stateless": True, "points": ["trained", "global"]},
+        {"capacities": [0.2, 0.5, 1.0], "partition": "dirichlet:0.5"},
+    ],
+    ids=lambda more: "-".join(more),
+)
+def test_whatever_the_engine_is_asked(executor, more):
+    assert_agree(play(Serial, "fedspa", **more), play(EXECUTORS[executor], "fedspa", **more))
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(16), nn.Dropout(0.5)], ids=["BatchNorm", "dropout"])
+@pytest.mark.parametrize("executor", sorted(EXECUTORS))
+def test_what_must_not_be_stacked_is_not(executor, layer):
+    def model():
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), layer, nn.ReLU(), nn.Linear(16, 10))
+
+    assert_agree(play(Serial, "fedavg", model), play(EXECUTORS[executor], "fedavg", model))
+
+
+@pytest.mark.parametrize("executor", sorted(EXECUTORS))
+def test_images_are_cropped_and_mirrored_alike(executor):
+    rng, y = np.random.default_rng(0), np.arange(240) % 4
+    x = (rng.integers(60, size=(240, 3, 8, 8)) + 45 * y[:, None, None, None]).astype(np.uint8)
+    look = sp.View((0.5,) * 3, (0.25,) * 3, pad=2, flip=True)
+    federation = sp.federate(x, y, clients=5, partition="dirichlet:1", view=look)
+    one, other = (play(make, "fedspa", "digits-cnn", federation) for make in (Serial, EXECUTORS[executor]))
+    assert_agree(one, other)
+
+
+def test_choices_that_cannot_be_are_refused():
+    setting = prepare.make_setting(prepare.make_config("fedavg", {"device": "cpu"}))
+    assert choose("auto", setting) in ("serial", "workers")
+    assert choose("stacked", setting) == "stacked"
+    with pytest.raises(SparsonaError, match="without a GPU"):
+        choose("graphed", setting)
+    with pytest.raises(SparsonaError, match="precision bf16 on a CPU"):
+        choose_device("cpu", "bf16")
+    if not torch.cuda.is_available():
+        with pytest.raises(SparsonaError, match="no GPU"):
+            choose_device("cuda", "fp32")
