@@ -464,4 +464,7 @@ def test_what_has_costs_only_is_known_by_name(say):
     assert set(COST_ONLY) == set(COST_RULES)
     assert "sparsona cost dispfl" in say("run", "dispfl").err
     assert "dispfl" in say("methods").out
+    told_options = say("methods", "dispfl").out
+    assert "topology = random (random | ring | full)" in told_options
+    assert "capacities = [1.0]" in told_options
     assert "--samples instead" in say("cost", "fedavg", "--data", "arrays:x.npz").err

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -156,20 +156,25 @@ def methods(name: str | None, as_json: bool) -> None:
     """List the methods: paper, what a client keeps, what travels. With NAME, also every option it has."""
     from sparsona.methods import COST_ONLY, METHODS, card, factory
 
+    if name in COST_ONLY:
+        from sparsona.costs import CostConfig
+        from sparsona.methods.cost_rules import COST_RULES
+
+        rule = COST_RULES[name]
+        click.echo(f"{rule.title}\n  paper: {rule.paper}\n  costs only: `sparsona cost {name}`; it cannot be run yet\n")
+        preset = {**rule.options, **rule.engine}
+        show_options(f"Options of {rule.title}", rule.config.model_fields, preset)
+        show_options("Options of every cost", CostConfig.model_fields, preset)
+        return
     if name is not None:
         from sparsona.runs.config import RunConfig
 
         row = card(name)
         click.echo(f"{row.title}\n  paper:   {row.paper}\n  kept:    {row.kept}\n  travels: {row.travels}\n")
         preset = {**row.options, **row.engine}
-        own = factory(name)[1].model_fields
         every = {key: RunConfig.model_fields[key] for key in RunConfig.model_fields if key not in ("method", "options")}
-        for title, fields in ((f"Options of {row.title}", own), ("Options of every run", every)):
-            click.echo(f"{title}, set with --set KEY=VALUE:")
-            for key, field in fields.items():
-                choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-                among = f" ({' | '.join(choices)})" if choices else ""
-                click.echo(f"  {key} = {preset.get(key, field.default)}{among}\n      {field.description}")
+        show_options(f"Options of {row.title}", factory(name)[1].model_fields, preset)
+        show_options("Options of every run", every, preset)
         return
     rows = [
         {"name": row.name, "method": row.title, "paper": row.paper, "kept": row.kept, "travels": row.travels}
@@ -220,6 +225,16 @@ def models(name: str | None, classes: int | None, shape: str | None, as_json: bo
 
 cli.add_command(data)
 cli.add_command(cost)
+
+
+def show_options(title: str, fields: Mapping[str, Any], preset: Mapping[str, Any]) -> None:
+    click.echo(f"{title}, set with --set KEY=VALUE:")
+    for key, field in fields.items():
+        choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        among = f" ({' | '.join(choices)})" if choices else ""
+        value = preset.get(key, field.default)
+        shown = "none" if value is None else list(value) if isinstance(value, tuple) else value  # as one would write it
+        click.echo(f"  {key} = {shown}{among}\n      {field.description}")
 
 
 def find(text: str) -> Path:
