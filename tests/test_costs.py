@@ -19,10 +19,10 @@ from torch import nn
 import sparsona as sp
 from sparsona.cli import cli
 from sparsona.core.errors import SparsonaError
+from sparsona.cost_rules import COST_RULES
 from sparsona.costs import QUIRKS, cost
 from sparsona.data import SOURCES
 from sparsona.methods import METHODS
-from sparsona.methods.cost_rules import COST_RULES
 from sparsona.models import MODELS, outline
 
 PAGE = Path(__file__).parents[1] / "docs" / "accounting.md"
@@ -458,8 +458,8 @@ def test_methods_side_by_side(say):
 
 
 def test_what_has_costs_only_is_known_by_name(say):
+    from sparsona.cost_rules import COST_RULES
     from sparsona.methods import COST_ONLY
-    from sparsona.methods.cost_rules import COST_RULES
 
     assert set(COST_ONLY) == set(COST_RULES)
     assert "sparsona cost dispfl" in say("run", "dispfl").err

@@ -157,8 +157,8 @@ def methods(name: str | None, as_json: bool) -> None:
     from sparsona.methods import COST_ONLY, METHODS, card, factory
 
     if name in COST_ONLY:
+        from sparsona.cost_rules import COST_RULES
         from sparsona.costs import CostConfig
-        from sparsona.methods.cost_rules import COST_RULES
 
         rule = COST_RULES[name]
         click.echo(f"{rule.title}\n  paper: {rule.paper}\n  costs only: `sparsona cost {name}`; it cannot be run yet\n")

@@ -21,7 +21,7 @@ from sparsona.core.round import Client, Round
 from sparsona.core.seeds import Seeds
 from sparsona.core.update import Cost, PartSize
 from sparsona.cost_report import CostReport, Flops, Memory, Number, Traffic
-from sparsona.methods.cost_rules import COST_RULES, RuleCard
+from sparsona.cost_rules import COST_RULES, RuleCard
 from sparsona.runs import config as configs
 from sparsona.wire.format import message_size, paper_size, payload_size
 
