@@ -105,7 +105,7 @@ def train_stacked(
 
 
 def _step(phase: Phase, work: Work, batch: Any, tick: Tick) -> tuple[Work, Tensor]:
-    """`turn._step` for a stack: the gradient of the sum is every client's own gradient."""
+    """`turn.take_step` for a stack: the gradient of the sum is every client's own gradient."""
     leaf_of: list[Tensor] = []
 
     def leaf(_path: str, value: Tensor) -> Tensor:
