@@ -5,25 +5,46 @@ Tracing (make_fx) records what a function does to tensors, whatever Python it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 Program = Callable[[Sequence[Tensor]], list[Tensor]]
+CACHE = "TORCHINDUCTOR_CACHE_DIR"  # where compiled programs are kept for the next run
 
 
-def compile_program(function: Callable[..., list[Tensor]], examples: Sequence[Tensor]) -> Program:
-    """`function` of these tensors (and of any others of the same shapes), traced and compiled; on a CPU as it is."""
+def compile_program(
+    function: Callable[..., list[Tensor]],
+    examples: Sequence[Tensor],
+    decompositions: Mapping[Any, Any] | None = None,
+    fuses: bool = True,
+) -> Program:
+    """`function` of these tensors (and of any others of the same shapes), traced and compiled; on a CPU as it is.
+
+    Without `fuses` it is traced alone: for what is run too seldom to be worth a compiler's time.
+    """
     if examples[0].device.type != "cuda":
         return lambda tensors: function(*tensors)
-    from torch._inductor import compile as compile_graph
-    from torch._inductor import config
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    graph = make_fx(function, tracing_mode="real")(*examples)
-    with config.patch(force_layout_optimization=True):  # channels last: cuDNN would turn each convolution around
+    graph = make_fx(function, decomposition_table=decompositions, tracing_mode="real")(*examples)
+    if not fuses:
+        return lambda tensors: list(graph(*tensors))
+    os.environ.setdefault(CACHE, str(Path("~/.cache/sparsona/compiled").expanduser()))
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import compile as compile_graph
+    from torch._inductor import config
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    # Compiled programs are found again by the next run only if shapes have an environment, though none is unknown here.
+    shapes = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True))
+    # Channels last: cuDNN would turn each convolution around.
+    with config.patch(force_layout_optimization=True), tracing(shapes):
         compiled: Any = compile_graph(graph, list(examples))
     return lambda tensors: list(compiled(*tensors))
 
@@ -34,12 +55,12 @@ class Captured:
     The tensors it works on must stay alive as long as this does. Without a GPU it is simply called.
     """
 
-    def __init__(self, function: Callable[[], None], device: torch.device) -> None:
+    def __init__(self, function: Callable[[], None], device: torch.device, stream: Any = None) -> None:
         self._function, self._graph = function, None
-        self.stream = None
+        self.stream = stream
         if device.type != "cuda":
             return
-        self.stream = torch.cuda.Stream(device)
+        self.stream = stream or torch.cuda.Stream(device)
         self.stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self.stream):
             for _ in range(3):  # libraries choose their algorithms in the first calls

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -53,25 +54,35 @@ def evaluate(client: int, point: str, predict: Callable[[Tensor], Tensor], task:
             if confusion is not None:
                 cells = batch.targets * task.num_classes + outputs[:, : task.num_classes].argmax(dim=1)
                 confusion += torch.bincount(cells, minlength=task.num_classes**2).view_as(confusion).int()
-    if not count:
-        raise SparsonaError(f"client {client} has no test data to be evaluated on", expected="at least one example")
+    check_tested(client, count)
     return Evaluation(
         client, point, correct, count, loss_sum / weight_sum, None if confusion is None else confusion.cpu()
     )
 
 
+def check_tested(client: int, count: int) -> None:
+    if not count:
+        raise SparsonaError(f"client {client} has no test data to be evaluated on", expected="at least one example")
+
+
+def judge(task: Task, outputs: Tensor, targets: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    """How many are right, of how many, the sum of the losses and that of their weights; padding has weight 0."""
+    one = Batch(targets, targets, weight, targets, targets)
+    (right, of), (losses, counted) = task.score(outputs, one), task.losses(outputs, one)
+    # Padding is not a number where a model has never seen such inputs: left out, not weighed by 0.
+    return right, of, torch.where(counted > 0, losses * counted, 0.0).double().sum(), counted.sum()
+
+
 def evaluate_stacked(
     clients: Sequence[int],
-    point: str,
     predict: Callable[[Tensor], Tensor],
     task: Task,
     tests: Sequence[Examples],
 ) -> list[Evaluation]:
-    """`evaluate` for several clients at once: `predict` takes inputs [clients, N, ...]."""
+    """`evaluate` for several clients at once, at no point yet: `predict` takes inputs [clients, N, ...]."""
     counts, device = [test.num_examples for test in tests], tests[0].targets.device
     for client, count in zip(clients, counts, strict=True):
-        if not count:
-            raise SparsonaError(f"client {client} has no test data to be evaluated on", expected="at least one example")
+        check_tested(client, count)
     sums = torch.zeros(4, len(clients), dtype=torch.float64, device=device)  # right, of, loss, weight
     confusion = None
     if task.num_classes <= MAX_CONFUSION:
@@ -82,13 +93,7 @@ def evaluate_stacked(
             batch = _padded(tests, start, min(at_once, max(counts) - start))
             outputs = predict(batch.inputs)
 
-            def judge(outputs: Tensor, targets: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-                one = Batch(targets, targets, weight, targets, targets)
-                (right, of), (losses, counted) = task.score(outputs, one), task.losses(outputs, one)
-                # Padding is not a number where a model has never seen such inputs: left out, not weighed by 0.
-                return right, of, torch.where(counted > 0, losses * counted, 0.0).double().sum(), counted.sum()
-
-            found = torch.func.vmap(judge)(outputs, batch.targets, batch.weight)
+            found = torch.func.vmap(partial(judge, task))(outputs, batch.targets, batch.weight)
             for total, values in zip(sums, found, strict=True):
                 total += values
             if outputs.dim() != 3:
@@ -101,10 +106,9 @@ def evaluate_stacked(
     if confusion is not None:
         matrices = confusion.view(-1, task.num_classes, task.num_classes).int().cpu().unbind()
     for client, row in zip(clients, rows, strict=True):
-        if not row[1]:
-            raise SparsonaError(f"client {client} has no test data to be evaluated on", expected="at least one example")
+        check_tested(client, int(row[1]))
     return [
-        Evaluation(client, point, int(right), int(of), loss / weight, matrix)
+        Evaluation(client, "", int(right), int(of), loss / weight, matrix)
         for client, (right, of, loss, weight), matrix in zip(clients, rows, matrices, strict=True)
     ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sparsona.core.errors import MaskMismatchError
@@ -10,7 +10,8 @@ from sparsona.core.method import Phase, Probe, Round, State, Update, Work
 from sparsona.data.batches import Examples
 from sparsona.engine.evaluate import Evaluation, evaluate
 from sparsona.engine.jobs import Job, Outcome, Setting, opened, settle
-from sparsona.engine.turn import ClientProbe, Tally
+from sparsona.engine.stacking import own_memory
+from sparsona.engine.turn import ClientProbe, Tally, run_phase
 
 
 @dataclass
@@ -44,38 +45,42 @@ def take_seat(setting: Setting, job: Job) -> Seat:
     return Seat(job, round_, state, inbox, train, probe, tally, work)
 
 
-def finish_seats(
-    setting: Setting,
-    seats: Sequence[Seat],
-    train: Callable[[Phase, Sequence[Seat]], None],
-    test: Callable[[Sequence[Seat], str], list[Evaluation]],
-) -> list[Outcome]:
-    """Do the jobs, which are all of one kind: `train` runs a phase for all, `test` evaluates all at a point."""
-    method, do = setting.method, seats[0].job.do
-    if do == "tune":
+def phases_of(setting: Setting, job: Job) -> Sequence[Phase]:
+    """What is trained in a job."""
+    method = setting.method
+    if job.do == "tune":
         assert method.tune is not None
-        train(replace(method.tune, epochs=setting.plan.tune_epochs), seats)
-    elif do == "train":
-        for phase in method.phases:
-            if phase.when(seats[0].job.round):
-                train(phase, seats)
-    found: list[list[Evaluation]] = [[] for _ in seats]
-    for point in dict.fromkeys(point for seat in seats for point in seat.job.points if point != "global"):
-        asked = [place for place, seat in enumerate(seats) if point in seat.job.points]
-        for place, result in zip(asked, test([seats[place] for place in asked], point), strict=True):
-            found[place].append(result)
-    outcomes = []
-    for seat, evaluations in zip(seats, found, strict=True):
-        if seat.job.global_model is not None:
-            evaluations.append(_test_global(setting, seat))
-        done = Outcome(seat.job.client, tally=seat.tally, evaluations=tuple(evaluations))
-        if do == "tune":
-            done = replace(done, work=seat.work)
-        elif do == "train":
-            state, update = method.finish(seat.state, seat.work, seat.inbox, seat.probe, seat.round)
-            done = replace(done, state=state, message=update)
-        outcomes.append(done)
-    return outcomes
+        return (replace(method.tune, epochs=setting.plan.tune_epochs),)
+    return tuple(phase for phase in method.phases if job.do == "train" and phase.when(job.round))
+
+
+def must_be_alone(phase: Phase, setting: Setting) -> bool:
+    """Whether a phase can be neither stacked nor captured."""
+    return phase.mixes_examples or not phase.traceable or setting.task.draws_noise
+
+
+def train_alone(phase: Phase, seat: Seat, setting: Setting) -> None:
+    """As `serial` does it."""
+    seat.work = run_phase(phase, seat.work, setting.task, seat.train, seat.probe, seat.round, seat.tally)
+
+
+def own_points(job: Job) -> list[str]:
+    """The points at which the client's own model is tested: one and the same model within a job."""
+    return [point for point in job.points if point != "global"]
+
+
+def finish_seat(setting: Setting, seat: Seat, tested: Evaluation | None) -> Outcome:
+    """End a client's turn; `tested` is what its own model did, if it was asked."""
+    found = [] if tested is None else [replace(tested, point=point) for point in own_points(seat.job)]
+    if seat.job.global_model is not None:
+        found.append(_test_global(setting, seat))
+    done = Outcome(seat.job.client, tally=seat.tally, evaluations=tuple(found))
+    if seat.job.do == "tune":
+        return replace(done, work=own_memory(seat.work))
+    if seat.job.do == "train":
+        state, update = setting.method.finish(seat.state, seat.work, seat.inbox, seat.probe, seat.round)
+        return replace(done, state=own_memory(state), message=update)
+    return done
 
 
 def _test_global(setting: Setting, seat: Seat) -> Evaluation:

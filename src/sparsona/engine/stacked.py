@@ -6,25 +6,21 @@ noise, or it says that it is not traceable) is run for one client after another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from sparsona.core.method import Phase, Round, Tick, Work
-from sparsona.core.tree import leaves, map_leaves
-from sparsona.data.batches import Examples
+from sparsona.core.method import Phase, Work
 from sparsona.engine.evaluate import Evaluation, evaluate_stacked
+from sparsona.engine.gradient import CapturedTask
 from sparsona.engine.jobs import Job, Outcome, Setting
-from sparsona.engine.schedule import plan_batches
-from sparsona.engine.seats import Seat, finish_seats, take_seat
-from sparsona.engine.turn import phase_flops, record_phase, run_phase
+from sparsona.engine.lanes import Lane, Programs, meaning
+from sparsona.engine.seats import Seat, finish_seat, must_be_alone, own_points, phases_of, take_seat, train_alone
+from sparsona.engine.stacking import over_clients, stack
 
-T = TypeVar("T")
 MOST_AT_ONCE = 128
 
 
@@ -34,136 +30,56 @@ class Stacked:
     encodes = False
 
     def __init__(self, setting: Setting, most_at_once: int = MOST_AT_ONCE) -> None:
-        self._setting, self._most = setting, most_at_once
+        task: Any = CapturedTask(setting.task, setting.plan.batch_size)
+        self._setting, self._most = replace(setting, task=task), most_at_once
+        self._programs = Programs()
+        self._lanes: dict[Hashable, Lane] = {}
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         waiting = iter(jobs)
         while group := list(islice(waiting, self._most)):
             seats = [take_seat(self._setting, job) for job in group]
-            yield from finish_seats(self._setting, seats, self._train, self._test)
+            for phase in phases_of(self._setting, group[0]):
+                self._train(phase, seats)
+            tested = [seat for seat in seats if own_points(seat.job)]
+            found = dict(zip(map(id, tested), self._test(tested), strict=True))
+            for seat in seats:
+                yield finish_seat(self._setting, seat, found.get(id(seat)))
 
     def close(self) -> None:
-        pass
+        self._lanes.clear()
+        self._programs = Programs()
 
-    def _test(self, seats: Sequence[Seat], point: str) -> list[Evaluation]:
+    def _test(self, seats: Sequence[Seat]) -> list[Evaluation]:
         setting = self._setting
+        if not seats:
+            return []
         tests = [setting.federation.examples(seat.job.client, "test") for seat in seats]
         predict = vectorised(setting.method.predict, [seat.work for seat in seats])
-        return evaluate_stacked([seat.job.client for seat in seats], point, predict, setting.task, tests)
+        return evaluate_stacked([seat.job.client for seat in seats], predict, setting.task, tests)
 
     def _train(self, phase: Phase, seats: Sequence[Seat]) -> None:
-        task = self._setting.task
-        if phase.mixes_examples or not phase.traceable or task.draws_noise or len(seats) == 1:
+        setting = self._setting
+        if must_be_alone(phase, setting):
             for seat in seats:
-                seat.work = run_phase(phase, seat.work, task, seat.train, seat.probe, seat.round, seat.tally)
+                train_alone(phase, seat, setting)
             return
         if phase.enter is not None:
             for seat in seats:
                 seat.work = phase.enter(seat.work, seat.probe, seat.round)
-        flops = [phase_flops(phase, seat.work, task) for seat in seats]
-        works, steps, loss_sums = train_stacked(
-            phase, [seat.work for seat in seats], [seat.train for seat in seats], [seat.round for seat in seats]
-        )
-        for seat, work, (num_steps, examples), loss_sum, each in zip(
-            seats, works, steps, loss_sums, flops, strict=True
-        ):
-            seat.work = work
-            record_phase(phase, work, seat.tally, seat.round, examples, num_steps, each, loss_sum)
-
-
-def train_stacked(
-    phase: Phase, works: Sequence[Work], trains: Sequence[Examples], rounds: Sequence[Round]
-) -> tuple[list[Work], list[tuple[int, int]], list[float]]:
-    """`turn.run_phase` for several clients: their works, their steps and examples, and sums of their losses."""
-    schedule = plan_batches(phase, trains, rounds)
-    device, at_once = trains[0].inputs.device, phase.batches_per_step
-    work = stack(works)
-    lr_scale = torch.tensor(rounds[0].lr_scale, dtype=torch.float32, device=device)
-    loss_sum = torch.zeros(len(works), dtype=torch.float64, device=device)
-    sizes = schedule.sizes.view(len(works), -1, at_once).sum(-1)  # of each step
-    kept = (sizes > 0).to(device)
-    counted = sizes.to(device, torch.float64)
-    step = torch.zeros((), dtype=torch.int64, device=device)
-    for number in range(sizes.shape[1]):
-        batch: Any = schedule.batch(number * at_once)
-        if at_once > 1:
-            batch = tuple(schedule.batch(number * at_once + place) for place in range(at_once))
-        before, is_whole = work, bool((sizes[:, number] > 0).all())
-        for _ in range(phase.repeats):
-            tick = Tick(lr_scale, step)
-            work, loss = _step(phase, work, batch, tick)
-            loss_sum += torch.where(kept[:, number], loss.double() * counted[:, number], 0.0)
-            step = step + 1
-        if phase.after_batch is not None:
-            with torch.no_grad():
-                work = _over_clients(partial(_after_batch, phase.after_batch, tick), work, batch)
-        if not is_whole:
-            work = _where(kept[:, number], work, before)
-    sums = loss_sum.tolist()
-    done = [(int((row > 0).sum()) * phase.repeats, int(row.sum()) * phase.repeats) for row in sizes]
-    return unstack(work, len(works)), done, sums
-
-
-def _step(phase: Phase, work: Work, batch: Any, tick: Tick) -> tuple[Work, Tensor]:
-    """`turn.take_step` for a stack: the gradient of the sum is every client's own gradient."""
-    leaf_of: list[Tensor] = []
-
-    def leaf(_path: str, value: Tensor) -> Tensor:
-        leaf_of.append(value.detach().requires_grad_())
-        return leaf_of[-1]
-
-    live = {name: map_leaves(leaf, getattr(work, name)) for name in phase.trains}
-    losses, buffers = _over_clients(phase.loss, replace(work, **live), batch)
-    flat = iter(torch.autograd.grad(losses.sum(), leaf_of, materialize_grads=True))
-    with torch.no_grad():
-        grads = {name: map_leaves(lambda _path, _value: next(flat), live[name]) for name in phase.trains}
-        if buffers is not work.buffers:
-            work = replace(work, buffers=map_leaves(lambda _path, value: value.detach(), buffers))
-        return _over_clients(lambda w, g: phase.update(w, g, tick), work, grads), losses.detach()
-
-
-def _after_batch(do: Callable[[Work, Any, Tick], Work], tick: Tick, work: Work, batch: Any) -> Work:
-    return do(work, batch, tick)
-
-
-def _over_clients(function: Callable[..., T], *values: Any) -> T:
-    """`function` for every client of stacked values: dataclasses, trees, dicts and tuples of tensors."""
-    flat = [tensor for value in values for _, tensor in leaves(value)]
-    shape: list[Any] = []
-
-    def plain(*tensors: Tensor) -> tuple[Tensor, ...]:
-        source = iter(tensors)
-        result = function(*(map_leaves(lambda _path, _value: next(source), value) for value in values))
-        shape[:] = [result]
-        return tuple(tensor for _, tensor in leaves(result))
-
-    found = iter(torch.func.vmap(plain, in_dims=0, out_dims=0)(*flat))
-    return map_leaves(lambda _path, _value: next(found), shape[0])
+        key = meaning(phase)
+        if key not in self._lanes:
+            # As many places as are ever taken in training, so that one program serves every group.
+            everybody = len(setting.clients) if setting.plan.everyone_trains else setting.plan.per_round
+            places = min(self._most, max(everybody, len(seats)))
+            self._lanes[key] = Lane(setting, phase, seats[0].work, self._programs, places)
+        lane = self._lanes[key]
+        for start in range(0, len(seats), lane.num_seats):
+            lane.load(phase, seats[start : start + lane.num_seats])
+            lane.unload()
 
 
 def vectorised(predict: Callable[[Work, Tensor], Tensor], works: Sequence[Work]) -> Callable[[Tensor], Tensor]:
     """`predict` for several clients: inputs [clients, N, ...] to outputs [clients, N, ...]."""
     work = stack(works)
-    return lambda inputs: _over_clients(lambda w, x: predict(w, x), work, inputs)
-
-
-def stack(values: Sequence[T]) -> T:
-    """One value whose tensors have a first dimension of clients."""
-    rows = [[tensor for _, tensor in leaves(value)] for value in values]
-    stacked = iter([torch.stack(column) for column in zip(*rows, strict=True)])
-    return map_leaves(lambda _path, _value: next(stacked), values[0])
-
-
-def unstack(value: T, count: int) -> list[T]:
-    """The clients of a stack, each in memory of its own: a slice would keep the whole stack alive."""
-    return [map_leaves(lambda _path, tensor, place=place: tensor[place].clone(), value) for place in range(count)]  # type: ignore[misc]
-
-
-def _where(kept: Tensor, new: T, old: T) -> T:
-    """`new` for the clients that are kept, `old` for the others."""
-    before = iter([tensor for _, tensor in leaves(old)])
-
-    def choose(_path: str, value: Tensor) -> Tensor:
-        return torch.where(kept.view(-1, *[1] * (value.dim() - 1)), value, next(before))
-
-    return map_leaves(choose, new)
+    return lambda inputs: over_clients(lambda w, x: predict(w, x), work, inputs)

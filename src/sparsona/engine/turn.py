@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -107,20 +107,26 @@ def run_phase(phase: Phase, work: Work, task: Task, train: Examples, probe: Prob
         if phase.after_batch is not None:
             with torch.no_grad():
                 work = phase.after_batch(work, batch, tick)
-    record_phase(phase, work, tally, round_, examples, steps, flops, float(loss_sum))
+    is_finite = all(bool(finite) for finite in are_finite(phase, work, 0))
+    record_phase(tally, round_, examples, steps, flops, float(loss_sum), is_finite)
     return work
 
 
+def are_finite(phase: Phase, work: Work, kept_dims: int) -> list[Tensor]:
+    """For each tensor that was trained, whether all its numbers are finite; for each client where they are stacked."""
+    trained = [tensor for name in phase.trains for _, tensor in leaves(getattr(work, name))]
+    return [tensor.isfinite().flatten(kept_dims).all(-1) for tensor in trained]
+
+
 def record_phase(
-    phase: Phase, work: Work, tally: Tally, round_: Round, examples: int, steps: int, flops: int, loss_sum: float
+    tally: Tally, round_: Round, examples: int, steps: int, flops: int, loss_sum: float, is_finite: bool
 ) -> None:
     """Count what a phase did, and refuse a model that is no longer made of numbers."""
     tally.examples += examples
     tally.steps += steps
     tally.train_flops += examples * flops
     tally.loss = loss_sum / max(examples, 1)
-    trained = [tensor for name in phase.trains for _, tensor in leaves(getattr(work, name))]
-    if not math.isfinite(tally.loss) or not all(bool(tensor.isfinite().all()) for tensor in trained):
+    if not math.isfinite(tally.loss) or not is_finite:
         assert round_.client is not None
         what = "weights are not finite" if math.isfinite(tally.loss) else f"loss is {tally.loss}"
         raise SparsonaError(
@@ -158,8 +164,17 @@ def _groups(phase: Phase, train: Examples, round_: Round) -> Iterator[tuple[int,
             yield sum(len(batch.targets) for batch in group), group
 
 
-def take_step(phase: Phase, work: Work, batch: Any, tick: Tick) -> tuple[Work, Tensor]:
-    """One gradient step: the executor differentiates, the method says what to do with the gradient."""
+def at_once(function: Callable[..., Any], *values: Any) -> Any:
+    return function(*values)
+
+
+def take_step(
+    phase: Phase, work: Work, batch: Any, tick: Tick, over: Callable[..., Any] = at_once
+) -> tuple[Work, Tensor]:
+    """One gradient step: the executor differentiates, the method says what to do with the gradient.
+
+    `over` calls a function for one client, or for each of a stack: the gradient of the sum is everybody's own.
+    """
     leaf_of: list[Tensor] = []
 
     def leaf(_path: str, value: Tensor) -> Tensor:
@@ -167,13 +182,13 @@ def take_step(phase: Phase, work: Work, batch: Any, tick: Tick) -> tuple[Work, T
         return leaf_of[-1]
 
     live = {name: map_leaves(leaf, getattr(work, name)) for name in phase.trains}
-    loss, buffers = phase.loss(replace(work, **live), batch)
-    flat = iter(torch.autograd.grad(loss, leaf_of, materialize_grads=True))
+    loss, buffers = over(phase.loss, replace(work, **live), batch)
+    flat = iter(torch.autograd.grad(loss, leaf_of, torch.ones_like(loss), materialize_grads=True))
     with torch.no_grad():
         grads = {name: map_leaves(lambda _path, _value: next(flat), live[name]) for name in phase.trains}
         if buffers is not work.buffers:
             work = replace(work, buffers=map_leaves(lambda _path, value: value.detach(), buffers))
-        return phase.update(work, grads, tick), loss.detach()
+        return over(lambda w, g: phase.update(w, g, tick), work, grads), loss.detach()
 
 
 def check_finite(update: Update) -> None:

@@ -1,0 +1,204 @@
+"""A lane: memory for one client, or for a stack of them, and a phase's step on it, compiled and captured.
+
+Clients are copied in, their steps are replayed with no Python in between, and they are copied out. Without a GPU the
+step is neither compiled nor captured, and all else is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from sparsona.core.method import Phase, Tick, Work
+from sparsona.core.tree import leaves, map_leaves
+from sparsona.engine.compiled import Captured, Program, compile_program
+from sparsona.engine.grouped import as_products
+from sparsona.engine.jobs import Setting
+from sparsona.engine.schedule import NUM_FIELDS, gather, plan_rows
+from sparsona.engine.seats import Seat
+from sparsona.engine.stacking import over_clients, stack, unstack, where_kept
+from sparsona.engine.turn import are_finite, at_once, phase_flops, record_phase, take_step
+
+
+Made = dict[Hashable, tuple[Program, list[int]]]
+
+
+def meaning(phase: Phase) -> Hashable:
+    """What a step of the phase does, whatever it is called and however long it goes on."""
+    return phase.loss, phase.update, phase.after_batch, phase.trains, phase.batches_per_step, phase.repeats
+
+
+@dataclass
+class Programs:
+    """What lanes of one executor share: the compiled steps of each phase, and which tensors they change."""
+
+    steps: Made = field(default_factory=dict)
+    ends: Made = field(default_factory=dict)
+
+
+class Lane:
+    """Runs one phase for one client at a time, or for `stacked` clients at once."""
+
+    def __init__(self, setting: Setting, phase: Phase, work: Work, programs: Programs, stacked: int | None) -> None:
+        self._setting, self._phase, self._programs = setting, phase, programs
+        self._stacked, self.num_seats = stacked, stacked or 1
+        self._template = work if stacked is None else stack([work] * stacked)
+        self._leaves = [tensor.clone() for _, tensor in leaves(self._template)]
+        device, lead = setting.device, () if stacked is None else (stacked,)
+        self._size = min(setting.plan.batch_size, max(client.num_examples for client in setting.clients))
+        self._batch = torch.zeros(1, dtype=torch.int64, device=device)  # which row of the schedule is next
+        self._step = torch.zeros((), dtype=torch.int64, device=device)
+        self._lr_scale = torch.ones((), device=device)
+        self._loss_sum = torch.zeros(lead, dtype=torch.float64, device=device)
+        # A client's batches are as many as the largest client's, or fewer.
+        batches = phase.epochs * -(-max(client.num_examples for client in setting.clients) // self._size)
+        self._reserve(max(8, batches // phase.batches_per_step))  # a capture tries its first few
+        self._present: list[Seat] = []
+        self._num_steps = 0
+
+    def _reserve(self, steps: int) -> None:
+        """Room for a schedule of so many steps; it is captured anew if there was too little."""
+        phase, device = self._phase, self._setting.device
+        lead = () if self._stacked is None else (self._stacked,)
+        shape = (steps, phase.batches_per_step, NUM_FIELDS, *lead, self._size)
+        # Where a copy to the device need not be waited for, what is copied must not move.
+        pinned = device.type == "cuda"
+        self._rows_here = torch.zeros(shape, dtype=torch.int64, pin_memory=pinned)
+        self._sizes_here = torch.zeros((steps, *lead), dtype=torch.int64, pin_memory=pinned)
+        self._rows, self._sizes = self._rows_here.to(device), self._sizes_here.to(device)
+        self._captured: Captured | None = None
+
+    def _batch_at(self, row: Tensor, x: Tensor, y: Tensor) -> object:
+        noise = torch.zeros(row.shape[2:-1], dtype=torch.int64, device=row.device)
+        batches = tuple(gather(x, y, one, self._setting.federation.view, noise) for one in row)
+        return batches[0] if len(batches) == 1 else batches
+
+    def _take(self, changed: list[int], *tensors: Tensor) -> list[Tensor]:
+        """A whole step as a function of tensors: gather, augment, loss, gradient, update."""
+        own, (x, y, row, size, lr_scale, step) = tensors[: len(self._leaves)], tensors[len(self._leaves) :]
+        before = self._work_of(own)
+        over = at_once if self._stacked is None else over_clients
+        work, loss = take_step(self._phase, before, self._batch_at(row, x, y), Tick(lr_scale, step), over)
+        loss = loss.double() * size
+        if self._stacked is not None:
+            work, loss = where_kept(size > 0, work, before), torch.where(size > 0, loss, 0.0)
+        return [*_changes(own, work, changed), loss]
+
+    def _end_batch(self, changed: list[int], *tensors: Tensor) -> list[Tensor]:
+        """What the method does after the steps on one batch."""
+        own, (x, y, row, size, lr_scale, step) = tensors[: len(self._leaves)], tensors[len(self._leaves) :]
+        before, tick = self._work_of(own), Tick(lr_scale, step)
+        over = at_once if self._stacked is None else over_clients
+        after = self._phase.after_batch
+        assert after is not None
+        with torch.no_grad():
+            work = over(lambda w, b: after(w, b, tick), before, self._batch_at(row, x, y))
+        if self._stacked is not None:
+            work = where_kept(size > 0, work, before)
+        return _changes(own, work, changed)
+
+    def _work_of(self, own: Sequence[Tensor]) -> Work:
+        source = iter(own)
+        return map_leaves(lambda _path, _value: next(source), self._template)
+
+    def _inputs(self) -> list[Tensor]:
+        row, size = (values.index_select(0, self._batch)[0] for values in (self._rows, self._sizes))
+        data = self._setting.federation
+        return [*self._leaves, data.x, data.y, row, size, self._lr_scale, self._step]
+
+    def _program(self, kept: Made, function: Callable[..., list[Tensor]]) -> tuple[Program, list[int]]:
+        name = meaning(self._phase)
+        if name not in kept:
+            changed: list[int] = []
+            products = None if self._stacked is None else as_products(self._stacked)
+            kept[name] = (compile_program(partial(function, changed), self._inputs(), products), changed)
+        return kept[name]
+
+    def _advance(self) -> None:
+        """All steps on one batch, on this lane's memory."""
+        program, changed = self._program(self._programs.steps, self._take)
+        for _ in range(self._phase.repeats):
+            *after, loss = program(self._inputs())
+            for place, value in zip(changed, after, strict=True):
+                self._leaves[place].copy_(value)
+            self._loss_sum += loss
+            last_step = self._step.clone()
+            self._step += 1
+        if self._phase.after_batch is not None:
+            program, changed = self._program(self._programs.ends, self._end_batch)
+            after = program([*self._inputs()[:-1], last_step])
+            for place, value in zip(changed, after, strict=True):
+                self._leaves[place].copy_(value)
+        self._batch += 1
+
+    def load(self, phase: Phase, seats: Sequence[Seat]) -> None:
+        """Take clients in and start their steps; `unload` waits for them. `phase` may differ in its epochs alone."""
+        self._phase, setting = phase, self._setting
+        rows, sizes = plan_rows(
+            phase,
+            [seat.train for seat in seats],
+            [setting.federation.splits[seat.job.client].train.cpu() for seat in seats],
+            [seat.round for seat in seats],
+            self._size,
+            self.num_seats,
+        )
+        if len(rows) > len(self._rows):
+            self._reserve(2 * len(rows))
+        if self._captured is None:
+            self._program(self._programs.steps, self._take)
+            if phase.after_batch is not None:
+                self._program(self._programs.ends, self._end_batch)
+            self._batch.zero_()
+            self._captured = Captured(self._advance, setting.device)
+        steps = self._num_steps = len(rows)
+        self._counted = sizes
+        self._rows_here[:steps] = rows if self._stacked is not None else rows.squeeze(3)
+        self._sizes_here[:steps] = sizes if self._stacked is not None else sizes.squeeze(1)
+        self._rows[:steps].copy_(self._rows_here[:steps], non_blocking=True)
+        self._sizes[:steps].copy_(self._sizes_here[:steps], non_blocking=True)
+        columns = zip(*([tensor for _, tensor in leaves(seat.work)] for seat in seats), strict=True)
+        for fixed, column in zip(self._leaves, columns, strict=True):
+            if self._stacked is None:
+                fixed.copy_(column[0])
+            else:
+                torch.stack(column, out=fixed[: len(seats)])
+        self._batch.zero_()
+        self._step.zero_()
+        self._loss_sum.zero_()
+        self._lr_scale.fill_(seats[0].round.lr_scale)
+        self._present = list(seats)
+        self._captured.begin()
+        for _ in range(steps):
+            self._captured.replay()
+
+    def unload(self) -> None:
+        """Hand the clients' models back to their seats, and count what was done."""
+        assert self._captured is not None
+        self._captured.end()
+        seats, phase = self._present, self._phase
+        work = self._work_of([tensor.clone() for tensor in self._leaves])
+        # One wait for everything that is asked.
+        finite = are_finite(phase, work, 0 if self._stacked is None else 1)
+        told = (
+            torch.stack([self._loss_sum, *(flags.double() for flags in finite)]).reshape(1 + len(finite), -1).tolist()
+        )
+        works = [work] if self._stacked is None else unstack(work, len(seats))
+        for place, (seat, own) in enumerate(zip(seats, works, strict=True)):
+            counted = self._counted[:, place]
+            steps, examples = (phase.repeats * int(n) for n in ((counted > 0).sum(), counted.sum()))
+            flops = phase_flops(phase, seat.work, self._setting.task)
+            is_finite = all(flags[place] for flags in told[1:])
+            record_phase(seat.tally, seat.round, examples, steps, flops, told[0][place], is_finite)
+            seat.work = own
+        self._present = []
+
+
+def _changes(own: Sequence[Tensor], work: Work, changed: list[int]) -> list[Tensor]:
+    """The tensors of `work` that are not those it had before; `changed` says where they are."""
+    after = [tensor for _, tensor in leaves(work)]
+    changed[:] = [place for place, (old, new) in enumerate(zip(own, after, strict=True)) if old is not new]
+    return [after[place] for place in changed]

@@ -1,0 +1,69 @@
+"""Values of several clients as one value whose tensors have a first dimension of clients, and functions of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from sparsona.core.tree import leaves, map_leaves
+
+T = TypeVar("T")
+
+
+def stack(values: Sequence[T]) -> T:
+    """One value whose tensors have a first dimension of clients."""
+    rows = [[tensor for _, tensor in leaves(value)] for value in values]
+    stacked = iter([torch.stack(column) for column in zip(*rows, strict=True)])
+    return map_leaves(lambda _path, _value: next(stacked), values[0])
+
+
+def unstack(value: T, count: int) -> list[T]:
+    """The clients of a stack, as slices of it; what is kept for long needs `own_memory`."""
+    return [map_leaves(lambda _path, tensor, place=place: tensor[place], value) for place in range(count)]  # type: ignore[misc]
+
+
+def own_memory(value: T) -> T:
+    """The same with tensors of their own: a slice would keep the whole stack alive."""
+
+    def own(_path: str, tensor: Tensor) -> Tensor:
+        is_slice = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
+        return tensor.clone() if is_slice else tensor
+
+    return map_leaves(own, value)
+
+
+def over_clients(function: Callable[..., T], *values: Any) -> T:
+    """`function` for every client of stacked values: dataclasses, trees, dicts and tuples of tensors.
+
+    What the function hands on as it got it is the same tensor as before.
+    """
+    flat = [tensor for value in values for _, tensor in leaves(value)]
+    shape: list[Any] = []
+    handed_on: list[int | None] = []
+
+    def plain(*tensors: Tensor) -> tuple[Tensor, ...]:
+        source = iter(tensors)
+        result = function(*(map_leaves(lambda _path, _value: next(source), value) for value in values))
+        shape[:] = [result]
+        place = {id(tensor): number for number, tensor in enumerate(tensors)}
+        found = [tensor for _, tensor in leaves(result)]
+        handed_on[:] = [place.get(id(tensor)) for tensor in found]
+        return tuple(tensor for tensor, number in zip(found, handed_on, strict=True) if number is None)
+
+    made = iter(torch.func.vmap(plain, in_dims=0, out_dims=0)(*flat))
+    found = iter([next(made) if number is None else flat[number] for number in handed_on])
+    return map_leaves(lambda _path, _value: next(found), shape[0])
+
+
+def where_kept(kept: Tensor, new: T, old: T) -> T:
+    """`new` for the clients that are kept, `old` for the others; what did not change is not looked at."""
+    before = iter([tensor for _, tensor in leaves(old)])
+
+    def choose(_path: str, value: Tensor) -> Tensor:
+        was = next(before)
+        return value if value is was else torch.where(kept.view(-1, *[1] * (value.dim() - 1)), value, was)
+
+    return map_leaves(choose, new)
