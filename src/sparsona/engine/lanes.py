@@ -23,7 +23,6 @@ from sparsona.engine.seats import Seat
 from sparsona.engine.stacking import over_clients, stack, unstack, where_kept
 from sparsona.engine.turn import are_finite, at_once, phase_flops, record_phase, take_step
 
-
 Made = dict[Hashable, tuple[Program, list[int]]]
 
 
