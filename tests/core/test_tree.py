@@ -154,3 +154,13 @@ def test_unknown_name_suggests_the_nearest():
     error = unknown_name("method", "fedspaa", ["fedspa", "fedavg"])
     assert "did you mean 'fedspa'?" in str(error)
     assert pickle.loads(pickle.dumps(error)).mend == error.mend
+
+
+def test_counts_are_taken_once_and_passed_on(monkeypatch):
+    mask = Tree.of({"a": torch.tensor([True, False, True]), "b": torch.tensor([[False, True]])})
+    assert tree.counts(tree.as_numbers(mask, torch.float32)) == (2, 1)  # nobody asked the mask itself yet
+    assert tree.counts(mask) == (2, 1)
+    numbers = tree.as_numbers(mask, torch.float32)
+    monkeypatch.setattr(torch.Tensor, "count_nonzero", None)
+    assert tree.counts(mask) == tree.counts(numbers) == (2, 1)
+    assert numbers.flat.tolist() == [1.0, 0.0, 1.0, 0.0, 1.0]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sparsona.core.layout import Layout, Slot
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 T = TypeVar("T")
@@ -21,7 +22,7 @@ T = TypeVar("T")
 class Tree(Mapping[str, "Tensor"]):
     """An immutable mapping of names to tensors that share one flat buffer."""
 
-    __slots__ = ("_digest", "_views", "flat", "layout")
+    __slots__ = ("_counts", "_digest", "_views", "flat", "layout")
 
     def __init__(self, layout: Layout, flat: Tensor) -> None:
         if flat.shape[-1] != layout.size:
@@ -29,7 +30,9 @@ class Tree(Mapping[str, "Tensor"]):
         self.layout = layout
         self.flat = flat
         self._views: tuple[Tensor, ...] | None = None
+        # Found out once, since a tree is a value: on a GPU each question waits for all that is under way.
         self._digest: bytes | None = None
+        self._counts: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, named: Mapping[str, Tensor], layout: Layout | None = None) -> Tree:
@@ -123,13 +126,22 @@ def norm(a: Tree) -> Tensor:
 
 
 def counts(mask: Tree) -> tuple[int, ...]:
-    """Number of non-zero entries of each tensor."""
+    """Number of non-zero entries of each tensor; remembered, since a mask is a value."""
     import torch
 
-    if not len(mask):
-        return ()
-    found: list[int] = torch.stack([mask[name].count_nonzero() for name in mask]).tolist()  # one wait for all
-    return tuple(found)
+    if mask._counts is None:
+        found: list[int] = []
+        if len(mask):
+            found = torch.stack([mask[name].count_nonzero() for name in mask]).tolist()  # one wait for all
+        mask._counts = tuple(found)
+    return mask._counts
+
+
+def as_numbers(mask: Tree, dtype: torch.dtype) -> Tree:
+    """A bool mask as numbers to multiply by: 1 inside, 0 outside. What is known of its counts is passed on."""
+    numbers = mask.like(mask.flat.to(dtype))
+    numbers._counts = mask._counts
+    return numbers
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
