@@ -107,6 +107,21 @@ def test_masked_part_round_trip(some):
     assert dense(some).tree().flat is some.flat
 
 
+def test_a_part_is_gathered_only_if_its_values_are_asked_for(some, monkeypatch):
+    whole = some.like(torch.tensor([-1.0, float("nan"), -0.0, float("inf"), 1.0, 2.0, -2.0, -0.0, -0.0]))
+    mask = some.like(torch.tensor([1, 0, 1, 0, 0, 1, 1, 0, 0]).bool())
+    part = masked(whole, mask)
+    arrived = Part(part.layout, part.values, part.support, mask)  # as from another process
+    bits = arrived.tree(mask).flat.numpy().tobytes()
+    monkeypatch.setattr("sparsona.core.update._places", None)
+    assert (part.num_values, part.dtype) == (4, torch.float32)
+    assert part.tree(mask).flat.numpy().tobytes() == bits
+    assert part.with_bitmap().tree().flat.numpy().tobytes() == bits
+    assert part.is_finite()  # what is outside the mask does not travel
+    assert not masked(whole, some.like(~mask.flat)).is_finite()
+    assert not dense(whole).is_finite()
+
+
 def test_a_mask_that_differs_is_noticed_and_a_bitmap_mends_it(some):
     mask = some.like(torch.tensor([1, 0, 1, 0, 0, 1, 1, 0, 0]).bool())
     other = some.like(~mask.flat)
