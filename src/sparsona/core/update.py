@@ -6,16 +6,33 @@ import enum
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from sparsona.core.errors import MaskMismatchError, SparsonaError
 from sparsona.core.layout import Layout
+from sparsona.core.resting import pack_bits, unpack_bits
 from sparsona.core.round import Round
 from sparsona.core.tree import Tree, counts
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+__all__ = [
+    "SERVER",
+    "Cost",
+    "Inbox",
+    "Part",
+    "PartSize",
+    "Support",
+    "Update",
+    "dense",
+    "mask_digest",
+    "masked",
+    "message",
+]
+__all__ += ["pack_bits", "unpack_bits"]
 
 SERVER = -1
 
@@ -64,13 +81,13 @@ class Part:
             return self.arrived.numel()
         assert self.whole is not None
         if self.support is Support.DENSE:
-            return self.whole.flat.numel()
+            return prod(self.whole.shape)
         assert self.mask is not None
         return sum(counts(self.mask))
 
     @property
     def dtype(self) -> torch.dtype:
-        values = self.arrived if self.whole is None else self.whole.flat
+        values = self.arrived if self.whole is None else self.whole
         assert values is not None
         return values.dtype
 
@@ -86,13 +103,13 @@ class Part:
     def tree(self, mask: Tree | None = None) -> Tree:
         """The whole tree, zero outside the support. KNOWN and SEED need the receiver's `mask`."""
         if self.support is Support.DENSE:
-            return self.whole or Tree(self.layout, self.values)
+            return Tree(self.layout, self.values) if self.whole is None else self.whole
         if self.support is Support.BITS:
             mask = self.mask
         elif mask is None:
             raise MaskMismatchError(f"a part with support {self.support.name} needs the receiver's mask to be read")
-        # A mask that never left this process is known by its memory: no need to read it.
-        elif not (self.mask is not None and self.mask.flat is mask.flat) and mask_digest(mask) != self.proof:
+        # A mask that never left this process need not be read to be known.
+        elif not (self.mask is not None and self.mask.known is mask.known) and mask_digest(mask) != self.proof:
             raise MaskMismatchError("this message assumes a mask that the receiver does not hold")
         assert mask is not None
         if self.whole is not None:
@@ -135,35 +152,18 @@ def _places(mask: Tree) -> Tensor:
     import numpy as np
     import torch
 
-    if mask.flat.device.type != "cpu":
-        return mask.flat.nonzero().squeeze(1)
-    return torch.from_numpy(np.flatnonzero(mask.flat.numpy()))
+    flags = mask.flat
+    if flags.device.type != "cpu":
+        return flags.nonzero().squeeze(1)
+    return torch.from_numpy(np.flatnonzero(flags.numpy()))
 
 
 def mask_digest(mask: Tree) -> bytes:
     """Eight bytes that tell masks apart; remembered, since a mask is a value."""
-    if mask._digest is None:
-        mask._digest = hashlib.blake2b(
-            mask.layout.digest + pack_bits(mask.flat).numpy().tobytes(), digest_size=8
-        ).digest()
-    return mask._digest
-
-
-def pack_bits(flags: Tensor) -> Tensor:
-    """A bool tensor as bytes, lowest index in the lowest bit."""
-    import numpy as np
-    import torch
-
-    return torch.from_numpy(np.packbits(flags.detach().cpu().numpy(), bitorder="little"))
-
-
-def unpack_bits(packed: Tensor, size: int) -> Tensor:
-    """The inverse of pack_bits."""
-    import numpy as np
-    import torch
-
-    bits = np.unpackbits(packed.detach().cpu().numpy(), count=size, bitorder="little")
-    return torch.from_numpy(bits.view(np.bool_))
+    if mask.known.digest is None:
+        text = mask.layout.digest + mask.bits().numpy().tobytes()
+        mask.known.digest = hashlib.blake2b(text, digest_size=8).digest()
+    return mask.known.digest
 
 
 @dataclass(frozen=True)
