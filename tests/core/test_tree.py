@@ -107,6 +107,21 @@ def test_masked_part_round_trip(some):
     assert dense(some).tree().flat is some.flat
 
 
+def test_a_part_is_gathered_only_if_its_values_are_asked_for(some, monkeypatch):
+    whole = some.like(torch.tensor([-1.0, float("nan"), -0.0, float("inf"), 1.0, 2.0, -2.0, -0.0, -0.0]))
+    mask = some.like(torch.tensor([1, 0, 1, 0, 0, 1, 1, 0, 0]).bool())
+    part = masked(whole, mask)
+    arrived = Part(part.layout, part.values, part.support, mask)  # as from another process
+    bits = arrived.tree(mask).flat.numpy().tobytes()
+    monkeypatch.setattr("sparsona.core.update._places", None)
+    assert (part.num_values, part.dtype) == (4, torch.float32)
+    assert part.tree(mask).flat.numpy().tobytes() == bits
+    assert part.with_bitmap().tree().flat.numpy().tobytes() == bits
+    assert part.is_finite()  # what is outside the mask does not travel
+    assert not masked(whole, some.like(~mask.flat)).is_finite()
+    assert not dense(whole).is_finite()
+
+
 def test_a_mask_that_differs_is_noticed_and_a_bitmap_mends_it(some):
     mask = some.like(torch.tensor([1, 0, 1, 0, 0, 1, 1, 0, 0]).bool())
     other = some.like(~mask.flat)
@@ -154,3 +169,13 @@ def test_unknown_name_suggests_the_nearest():
     error = unknown_name("method", "fedspaa", ["fedspa", "fedavg"])
     assert "did you mean 'fedspa'?" in str(error)
     assert pickle.loads(pickle.dumps(error)).mend == error.mend
+
+
+def test_counts_are_taken_once_and_passed_on(monkeypatch):
+    mask = Tree.of({"a": torch.tensor([True, False, True]), "b": torch.tensor([[False, True]])})
+    assert tree.counts(tree.as_numbers(mask, torch.float32)) == (2, 1)  # nobody asked the mask itself yet
+    assert tree.counts(mask) == (2, 1)
+    numbers = tree.as_numbers(mask, torch.float32)
+    monkeypatch.setattr(torch.Tensor, "count_nonzero", None)
+    assert tree.counts(mask) == tree.counts(numbers) == (2, 1)
+    assert numbers.flat.tolist() == [1.0, 0.0, 1.0, 0.0, 1.0]

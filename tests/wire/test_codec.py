@@ -219,11 +219,12 @@ class TestEncodeRefuses:
             ({"mask": Tree(Layout((Slot("w", (13,)),)), MASK.flat)}, "different layouts"),
             ({"mask": Tree(LAYOUT, ~MASK.flat)}, "values for a mask"),
             ({"digest": bytes(8)}, "does not match its digest"),
-            ({"values": torch.zeros(14)}, "14 values"),
+            ({"arrived": torch.zeros(14)}, "14 values"),
         ],
     )
     def test_masks_that_do_not_fit(self, change: dict, message: str) -> None:
-        part = replace(masked(Tree(LAYOUT, torch.zeros(13)), MASK, Support.BITS), **change)
+        sound = masked(Tree(LAYOUT, torch.zeros(13)), MASK, Support.BITS)
+        part = replace(Part(LAYOUT, sound.values, Support.BITS, MASK), **change)
         with pytest.raises(SparsonaError, match=message):
             encode(Update(0, 0, 1.0, {"p": part}))
 

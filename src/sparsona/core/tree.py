@@ -11,25 +11,45 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparsona.core.layout import Layout, Slot
+from sparsona.core.resting import Rest, pack_bits
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 T = TypeVar("T")
 
 
+class Known:
+    """What was found out about a tree's value, shared by all trees that are known to hold that very value.
+
+    The same object means the same value, whether it is at hand or rests: trees are compared by it instead of by bits.
+    """
+
+    __slots__ = ("counts", "digest")
+
+    def __init__(self) -> None:
+        # On a GPU each question waits for all that is under way.
+        self.counts: tuple[int, ...] | None = None
+        self.digest: bytes | None = None
+
+
 class Tree(Mapping[str, "Tensor"]):
-    """An immutable mapping of names to tensors that share one flat buffer."""
+    """An immutable mapping of names to tensors that share one flat buffer.
 
-    __slots__ = ("_digest", "_views", "flat", "layout")
+    A tree may rest, packed or moved elsewhere: `flat` then brings the buffer back each time it is asked for.
+    """
 
-    def __init__(self, layout: Layout, flat: Tensor) -> None:
+    __slots__ = ("__weakref__", "_flat", "_known", "_rest", "_views", "layout")
+
+    def __init__(self, layout: Layout, flat: Tensor | Rest, known: Known | None = None) -> None:
         if flat.shape[-1] != layout.size:
             raise ValueError(f"a layout of {layout.size} entries cannot hold a buffer of shape {tuple(flat.shape)}")
         self.layout = layout
-        self.flat = flat
+        self._flat: Tensor | None = None if isinstance(flat, Rest) else flat
+        self._rest: Rest | None = flat if isinstance(flat, Rest) else None
         self._views: tuple[Tensor, ...] | None = None
-        self._digest: bytes | None = None
+        self._known = known
 
     @classmethod
     def of(cls, named: Mapping[str, Tensor], layout: Layout | None = None) -> Tree:
@@ -42,11 +62,67 @@ class Tree(Mapping[str, "Tensor"]):
             return cls(layout, torch.zeros(0))
         return cls(layout, torch.cat([named[slot.name].detach().reshape(-1) for slot in layout.slots]))
 
+    @property
+    def flat(self) -> Tensor:
+        """The buffer. That of a resting tree is brought back, and not kept."""
+        if self._flat is not None:
+            return self._flat
+        assert self._rest is not None
+        return self._rest.bring()
+
+    @property
+    def known(self) -> Known:
+        """What is known of this value; the same object for every tree that is known to have it."""
+        if self._known is None:
+            self._known = Known()
+        return self._known
+
+    @property
+    def _lies(self) -> Tensor | Rest:
+        found = self._rest if self._flat is None else self._flat
+        assert found is not None
+        return found
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._lies.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._lies.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the buffer is, or will be brought back to."""
+        return self._lies.device
+
+    def rest(self) -> Rest:
+        """Put the buffer away, packed if it is bool; returns where it lies, for it to be moved elsewhere."""
+        if self._rest is None:
+            assert self._flat is not None
+            self._rest = Rest(self._flat)
+        self._flat = self._views = None
+        return self._rest
+
+    def awake(self) -> Tree:
+        """The same value with its buffer at hand, for those who will ask for it often. This tree goes on resting."""
+        if self._flat is not None:
+            return self
+        tree = Tree(self.layout, self.flat, self.known)
+        tree._rest = self._rest  # should that one rest, too, they share what is put away
+        return tree
+
+    def bits(self) -> Tensor:
+        """A bool tree's entries as packed bits on the host."""
+        return pack_bits(self.flat.reshape(-1)) if self._rest is None else self._rest.bits()
+
     def __getitem__(self, name: str) -> Tensor:
+        if self._flat is None:
+            return self.awake()[name]
         if self._views is None:
             # One split for all: its backward pass is one concatenation, whatever the number of tensors.
-            parts = self.flat.split(self.layout.sizes, dim=-1)  # type: ignore[no-untyped-call]
-            lead = tuple(self.flat.shape[:-1])
+            parts = self._flat.split(self.layout.sizes, dim=-1)  # type: ignore[no-untyped-call]
+            lead = tuple(self._flat.shape[:-1])
             self._views = tuple(
                 part.view(lead + slot.shape) for part, slot in zip(parts, self.layout.slots, strict=True)
             )
@@ -63,10 +139,14 @@ class Tree(Mapping[str, "Tensor"]):
     __hash__ = object.__hash__
 
     def __reduce__(self) -> tuple[Any, ...]:
+        import torch
+
+        if self.dtype is torch.bool and self.device.type == "cpu":  # travels, and arrives, as bits
+            return (_from_bits, (self.layout, self.bits(), self.shape, self.known.counts, self.known.digest))
         return (Tree, (self.layout, self.flat))
 
     def __repr__(self) -> str:
-        return f"Tree({len(self)} tensors, {self.layout.size} entries, {self.flat.dtype})"
+        return f"Tree({len(self)} tensors, {self.layout.size} entries, {self.dtype})"
 
     def like(self, flat: Tensor) -> Tree:
         """Another tree of the same layout."""
@@ -76,6 +156,14 @@ class Tree(Mapping[str, "Tensor"]):
         """A tree of some of the tensors: a detached copy."""
         layout = self.layout.select(names)
         return Tree.of({name: self[name] for name in layout.names}, layout)
+
+
+def _from_bits(
+    layout: Layout, bits: Tensor, shape: tuple[int, ...], counts: tuple[int, ...] | None, digest: bytes | None
+) -> Tree:
+    tree = Tree(layout, Rest.of_bits(bits, shape))
+    tree.known.counts, tree.known.digest = counts, digest
+    return tree
 
 
 def join(layout: Layout, *parts: Tree) -> Tree:
@@ -123,30 +211,45 @@ def norm(a: Tree) -> Tensor:
 
 
 def counts(mask: Tree) -> tuple[int, ...]:
-    """Number of non-zero entries of each tensor."""
+    """Number of non-zero entries of each tensor; remembered, since a mask is a value."""
     import torch
 
-    if not len(mask):
-        return ()
-    found: list[int] = torch.stack([mask[name].count_nonzero() for name in mask]).tolist()  # one wait for all
-    return tuple(found)
+    if mask.known.counts is None:
+        at_hand, found = mask.awake(), []
+        if len(mask):
+            found = torch.stack([at_hand[name].count_nonzero() for name in mask]).tolist()  # one wait for all
+        mask.known.counts = tuple(found)
+    return mask.known.counts
+
+
+def as_numbers(mask: Tree, dtype: torch.dtype) -> Tree:
+    """A bool mask as numbers to multiply by: 1 inside, 0 outside. What is known of its counts is passed on."""
+    numbers = mask.like(mask.flat.to(dtype))
+    numbers.known.counts = mask.known.counts
+    return numbers
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     """The tensors inside a State, Server or Work, each with a path that names its place."""
+    for place, leaf in parts(value, path):
+        yield place, leaf.flat if isinstance(leaf, Tree) else leaf
+
+
+def parts(value: Any, path: str = "") -> Iterator[tuple[str, Tree | Tensor]]:
+    """The trees and single tensors inside a State, Server or Work; trees that rest are left to rest."""
     if value is None:
         return
     if isinstance(value, Tree):
-        yield path, value.flat
+        yield path, value
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from leaves(getattr(value, field.name), f"{path}.{field.name}" if path else field.name)
+            yield from parts(getattr(value, field.name), f"{path}.{field.name}" if path else field.name)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from leaves(item, f"{path}[{key}]")
+            yield from parts(item, f"{path}[{key}]")
     elif isinstance(value, tuple):
         for position, item in enumerate(value):
-            yield from leaves(item, f"{path}[{position}]")
+            yield from parts(item, f"{path}[{position}]")
     elif hasattr(value, "dtype"):
         yield path, value
     else:
@@ -158,21 +261,33 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def map_leaves(fn: Callable[[str, Tensor], Tensor], value: T, path: str = "") -> T:
     """The same structure with every tensor replaced by fn(path, tensor)."""
+    return map_parts(
+        lambda place, leaf: leaf.like(fn(place, leaf.flat)) if isinstance(leaf, Tree) else fn(place, leaf), value, path
+    )
+
+
+def map_parts(fn: Callable[[str, Any], Any], value: T, path: str = "") -> T:
+    """The same structure with every tree and every single tensor replaced by fn(path, it)."""
     result: Any
     if value is None:
         result = None
     elif isinstance(value, Tree):
-        result = value.like(fn(path, value.flat))
+        result = fn(path, value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         changed = {
-            field.name: map_leaves(fn, getattr(value, field.name), f"{path}.{field.name}" if path else field.name)
+            field.name: map_parts(fn, getattr(value, field.name), f"{path}.{field.name}" if path else field.name)
             for field in dataclasses.fields(value)
         }
         result = dataclasses.replace(value, **changed)
     elif isinstance(value, Mapping):
-        result = {key: map_leaves(fn, item, f"{path}[{key}]") for key, item in value.items()}
+        result = {key: map_parts(fn, item, f"{path}[{key}]") for key, item in value.items()}
     elif isinstance(value, tuple):
-        result = tuple(map_leaves(fn, item, f"{path}[{position}]") for position, item in enumerate(value))
+        result = tuple(map_parts(fn, item, f"{path}[{position}]") for position, item in enumerate(value))
     else:
-        result = fn(path, value)  # type: ignore[arg-type]
+        result = fn(path, value)
     return result  # type: ignore[no-any-return]
+
+
+def awake(value: T) -> T:
+    """The same structure with every tree's buffer at hand."""
+    return map_parts(lambda _path, leaf: leaf.awake() if isinstance(leaf, Tree) else leaf, value)

@@ -6,15 +6,33 @@ import enum
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from sparsona.core.errors import MaskMismatchError, SparsonaError
 from sparsona.core.layout import Layout
+from sparsona.core.resting import pack_bits, unpack_bits
 from sparsona.core.round import Round
-from sparsona.core.tree import Tree
+from sparsona.core.tree import Tree, counts
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+__all__ = [
+    "SERVER",
+    "Cost",
+    "Inbox",
+    "Part",
+    "PartSize",
+    "Support",
+    "Update",
+    "dense",
+    "mask_digest",
+    "masked",
+    "message",
+]
+__all__ += ["pack_bits", "unpack_bits"]
 
 SERVER = -1
 
@@ -33,31 +51,73 @@ class Part:
     """One tree of an update, reduced to the values inside its support.
 
     `values` is one-dimensional, in the layout's order: float32, or bool (one bit each on the wire). `mask` is there at
-    the sender, and at the receiver if it travelled; `digest` is what arrived of it otherwise.
+    the sender, and at the receiver if it travelled; `digest` is what arrived of it otherwise. A part that never left
+    this process holds the `whole` tree: its values are gathered only if it is encoded.
     """
 
     layout: Layout
-    values: Tensor
+    arrived: Tensor | None = None
     support: Support = Support.DENSE
     mask: Tree | None = None
     digest: bytes = b""
     seed: bytes = b""
+    whole: Tree | None = None
+
+    @property
+    def values(self) -> Tensor:
+        """The values inside the support; gathered anew each time if this part holds a whole tree."""
+        if self.arrived is not None:
+            return self.arrived
+        assert self.whole is not None
+        if self.support is Support.DENSE:
+            return self.whole.flat
+        assert self.mask is not None
+        return self.whole.flat.index_select(0, _places(self.mask))
+
+    @property
+    def num_values(self) -> int:
+        """How many values there are, without gathering them."""
+        if self.arrived is not None:
+            return self.arrived.numel()
+        assert self.whole is not None
+        if self.support is Support.DENSE:
+            return prod(self.whole.shape)
+        assert self.mask is not None
+        return sum(counts(self.mask))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        values = self.arrived if self.whole is None else self.whole
+        assert values is not None
+        return values.dtype
+
+    def is_finite(self) -> bool:
+        """Whether all values are numbers, without gathering them."""
+        if not self.dtype.is_floating_point:
+            return True
+        if self.whole is None or self.support is Support.DENSE:
+            return bool(self.values.isfinite().all())
+        assert self.mask is not None
+        return bool((self.whole.flat.isfinite() | ~self.mask.flat).all())
 
     def tree(self, mask: Tree | None = None) -> Tree:
         """The whole tree, zero outside the support. KNOWN and SEED need the receiver's `mask`."""
         if self.support is Support.DENSE:
-            return Tree(self.layout, self.values)
+            return Tree(self.layout, self.values) if self.whole is None else self.whole
         if self.support is Support.BITS:
             mask = self.mask
         elif mask is None:
             raise MaskMismatchError(f"a part with support {self.support.name} needs the receiver's mask to be read")
-        # A mask that never left this process is known by its memory: no need to read it.
-        elif not (self.mask is not None and self.mask.flat is mask.flat) and mask_digest(mask) != self.proof:
+        # A mask that never left this process need not be read to be known.
+        elif not (self.mask is not None and self.mask.known is mask.known) and mask_digest(mask) != self.proof:
             raise MaskMismatchError("this message assumes a mask that the receiver does not hold")
         assert mask is not None
+        if self.whole is not None:
+            flat = self.whole.flat
+            return Tree(self.layout, flat.where(mask.flat, flat.new_zeros(())))  # the bits of gather and scatter
         places = _places(mask)
-        if len(places) != len(self.values):
-            raise SparsonaError(f"{len(self.values)} values for a mask of {len(places)} entries", expected="one each")
+        if len(places) != self.num_values:
+            raise SparsonaError(f"{self.num_values} values for a mask of {len(places)} entries", expected="one each")
         return Tree(self.layout, self.values.new_zeros(self.layout.size).scatter_(0, places, self.values))
 
     @property
@@ -79,12 +139,12 @@ class Part:
 
 def dense(tree: Tree) -> Part:
     """A part that covers every entry; a bool tree is a mask that travels as bits."""
-    return Part(tree.layout, tree.flat)
+    return Part(tree.layout, whole=tree)
 
 
 def masked(tree: Tree, mask: Tree, support: Support = Support.KNOWN, seed: bytes = b"") -> Part:
     """The entries of `tree` where the bool tree `mask` is true."""
-    return Part(tree.layout, tree.flat.index_select(0, _places(mask)), support, mask, seed=seed)
+    return Part(tree.layout, None, support, mask, seed=seed, whole=tree)
 
 
 def _places(mask: Tree) -> Tensor:
@@ -92,35 +152,18 @@ def _places(mask: Tree) -> Tensor:
     import numpy as np
     import torch
 
-    if mask.flat.device.type != "cpu":
-        return mask.flat.nonzero().squeeze(1)
-    return torch.from_numpy(np.flatnonzero(mask.flat.numpy()))
+    flags = mask.flat
+    if flags.device.type != "cpu":
+        return flags.nonzero().squeeze(1)
+    return torch.from_numpy(np.flatnonzero(flags.numpy()))
 
 
 def mask_digest(mask: Tree) -> bytes:
     """Eight bytes that tell masks apart; remembered, since a mask is a value."""
-    if mask._digest is None:
-        mask._digest = hashlib.blake2b(
-            mask.layout.digest + pack_bits(mask.flat).numpy().tobytes(), digest_size=8
-        ).digest()
-    return mask._digest
-
-
-def pack_bits(flags: Tensor) -> Tensor:
-    """A bool tensor as bytes, lowest index in the lowest bit."""
-    import numpy as np
-    import torch
-
-    return torch.from_numpy(np.packbits(flags.detach().cpu().numpy(), bitorder="little"))
-
-
-def unpack_bits(packed: Tensor, size: int) -> Tensor:
-    """The inverse of pack_bits."""
-    import numpy as np
-    import torch
-
-    bits = np.unpackbits(packed.detach().cpu().numpy(), count=size, bitorder="little")
-    return torch.from_numpy(bits.view(np.bool_))
+    if mask.known.digest is None:
+        text = mask.layout.digest + mask.bits().numpy().tobytes()
+        mask.known.digest = hashlib.blake2b(text, digest_size=8).digest()
+    return mask.known.digest
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 
 from sparsona.core.errors import MaskMismatchError, SparsonaError
 from sparsona.core.method import Client, Method, Round, State, Tree, Update, Work
 from sparsona.core.task import Task
-from sparsona.core.tree import map_leaves
+from sparsona.core.tree import awake, map_parts
 from sparsona.data.federation import Federation
 from sparsona.engine.evaluate import Evaluation, evaluate
 from sparsona.engine.plan import Plan
+from sparsona.engine.shelf import Shelf
 from sparsona.engine.turn import ClientProbe, Tally, client_turn, tuning_turn
 from sparsona.wire.codec import decode, encode
 
@@ -42,6 +44,8 @@ class Setting:
     clients: tuple[Client, ...] = field(init=False)
     params: Tree = field(init=False)
     buffers: Tree = field(init=False)
+    shelf: Shelf = field(init=False)  # where what clients keep lies between their turns
+    _placed: WeakKeyDictionary[Tree, Tree] = field(init=False, default_factory=WeakKeyDictionary)
 
     def __post_init__(self) -> None:
         params, buffers = self.task.init(self.plan.seeds.shared("model"))
@@ -51,6 +55,7 @@ class Setting:
             ("federation", self.federation.to(self.device)),
             ("params", self.place(params)),
             ("buffers", self.place(buffers)),
+            ("shelf", Shelf(self.device)),
         ):
             object.__setattr__(self, name, value)
 
@@ -63,12 +68,24 @@ class Setting:
         """A State, Server, Work or tree with its tensors on the device."""
         if self.device.type == "cpu":
             return value  # the very same trees, which remember what was found out about them
-        return map_leaves(lambda _path, tensor: tensor.to(self.device), value)
+        return map_parts(self._place, value)
+
+    def _place(self, _path: str, leaf: Any) -> Any:
+        if not isinstance(leaf, Tree):
+            return leaf.to(self.device)
+        # A tree that many clients share is one tree on the device, too.
+        if leaf not in self._placed:
+            flat = leaf.flat
+            moved = flat.to(self.device)
+            if moved is flat:
+                return leaf
+            self._placed[leaf] = Tree(leaf.layout, moved, leaf.known)
+        return self._placed[leaf]
 
     def fresh_state(self, client: int) -> State:
         """A client's State before its first turn."""
         made = self.method.init_client(self.params, self.buffers, self.clients[client], self.plan.seeds.of(client))
-        return self.place(made)
+        return awake(self.place(made))
 
 
 @dataclass(frozen=True)
@@ -141,7 +158,7 @@ def _perform(setting: Setting, job: Job) -> Outcome:
     method, task, data = setting.method, setting.task, setting.federation
     round_ = job.round.on(setting.clients[job.client])
     inbox = tuple(opened(message) for message in job.messages)
-    state = setting.fresh_state(job.client) if job.state is None else job.state
+    state = setting.fresh_state(job.client) if job.state is None else awake(job.state)
     own = (data.examples(job.client, "train"), data.examples(job.client, "validation"))
 
     def result(point: str, work: Work) -> Evaluation:

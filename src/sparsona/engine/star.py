@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Literal
 
 from sparsona.core.errors import MaskMismatchError, SparsonaError
 from sparsona.core.method import Inbox, Round, Server, State, Tree, Update, Work
+from sparsona.core.tree import awake
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.jobs import Executor, Job, Message, Outcome, Setting, opened
 from sparsona.engine.plan import novel_clients, participation
@@ -72,7 +73,17 @@ class Star:
     def start(self) -> Population:
         half = self.method.server
         server = half.init(self.setting.params, self.setting.clients, self.plan.seeds) if half else None
-        return Population(self.setting.place(server), {})
+        server = self.setting.place(server)
+        self._rest_memories(server, None)
+        return Population(server, {})
+
+    def _rest_memories(self, server: Server | None, before: Server | None) -> None:
+        """Let what the server remembers of each client rest, where that changed."""
+        known = {} if before is None else memories(before)
+        for name, values in {} if server is None else memories(server).items():
+            old = known.get(name, {})
+            fresh = {id(value): value for client, value in values.items() if old.get(client) is not value}
+            self.setting.shelf.rest(tuple(fresh.values()))  # clients may share one
 
     def play(self, population: Population, index: int) -> tuple[Population, RoundRecord]:
         """One round: reply, train, aggregate. Updates stream: memory does not grow with the number of clients."""
@@ -94,6 +105,7 @@ class Star:
                 dropped = update is not None and client in who.dropped  # who sends nothing can lose nothing
                 if not dropped and not self.plan.stateless:
                     states[client] = outcome.state
+                    self.setting.shelf.rest(outcome.state)
                 aggregated = update is not None and client in who.aggregated
                 record.turns.append(Turn(client, outcome.tally, traffic, aggregated, dropped))
                 record.evaluations.extend(outcome.evaluations)
@@ -106,13 +118,15 @@ class Star:
             server = self.method.server.aggregate(server, inbox, round_)
         for _ in inbox:  # whatever the method left unread, and every turn where there is no server
             pass
+        self._rest_memories(server, population.server)
         return Population(server, states), record
 
     def _looks_at_trained(self, index: int) -> bool:
         return "trained" in self.plan.points and self.plan.evaluates_after(index + 1)
 
     def _state(self, population: Population, client: int) -> State | None:
-        return None if self.plan.stateless else population.states.get(client)
+        state = None if self.plan.stateless else population.states.get(client)
+        return state if self._executor.encodes else awake(state)  # what goes to a process goes as it rests
 
     def _job(
         self,
@@ -195,9 +209,20 @@ class Star:
 
         for outcome in self._executor.run(jobs()):
             tuned[outcome.client] = outcome.work
+            self.setting.shelf.rest(outcome.work)
             record.turns.append(Turn(outcome.client, outcome.tally, sent.pop(outcome.client), False, False))
             record.evaluations.extend(outcome.evaluations)
         return record, tuned
+
+
+def memories(server: Server) -> dict[str, dict[int, Any]]:
+    """Fields of a server that remember something about each client."""
+    assert is_dataclass(server)
+    return {
+        field.name: value
+        for field in fields(server)
+        if isinstance(value := getattr(server, field.name), dict) and all(isinstance(key, int) for key in value)
+    }
 
 
 def _length(message: Message) -> int:
@@ -218,6 +243,6 @@ def received_work(setting: Setting, population: Population, client: int) -> Work
     own = (setting.federation.examples(client, "train"), setting.federation.examples(client, "validation"))
     probe = ClientProbe(setting.task, *own, round_, Tally())
     try:
-        return setting.method.receive(state, inbox, probe, round_)
+        return setting.method.receive(awake(state), inbox, probe, round_)
     except MaskMismatchError:
         return setting.method.receive(state, [update.with_bitmaps() for update in inbox], probe, round_)

@@ -194,7 +194,7 @@ def take_step(
 def check_finite(update: Update) -> None:
     """Refuse an update that would poison the mean."""
     for name, part in update.parts.items():
-        if part.values.is_floating_point() and not bool(part.values.isfinite().all()):
+        if not part.is_finite():
             raise SparsonaError(
                 f"client {update.sender}'s update in round {update.round} has values in '{name}' that are not finite",
                 expected="finite numbers",

@@ -6,55 +6,27 @@ import contextlib
 import os
 import selectors
 import shutil
-import socket
 import subprocess
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import cloudpickle
 
 from sparsona.core.errors import SparsonaError
 from sparsona.engine.jobs import Job, Outcome, Setting, settle
+from sparsona.engine.scratch import claim, make_folder
 from sparsona.engine.worker import read_frame, write_frame
 
 TRIES = 3  # a job that kills its worker this often is given up
-PREFIX, OWNER = "sparsona-data-", "owner"  # folders that hold the data for workers, and the file that says whose it is
+PREFIX = "sparsona-data-"  # of folders that hold the data for workers
 
 
 def num_cores() -> int:
     """Cores this process may use, which can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _sweep() -> None:
-    """Remove the folders of processes that were killed."""
-    for owner in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{OWNER}"):
-        with contextlib.suppress(OSError, ValueError, OverflowError):  # somebody else's, just gone, or none of ours
-            host, pid = owner.read_text(encoding="utf-8").split()
-            if host == socket.gethostname() and not _is_alive(int(pid)):
-                shutil.rmtree(owner.parent, ignore_errors=True)
-
-
-def _claim(folder: Path) -> None:
-    """Say whose it is, at one stroke: half a number would be somebody else's."""
-    aside = folder / f"{OWNER}.part"
-    aside.write_text(f"{socket.gethostname()} {os.getpid()}", encoding="utf-8")
-    os.replace(aside, folder / OWNER)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)  # asks, and does nothing
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 class _Worker:
@@ -101,11 +73,10 @@ class Workers:
     encodes = True
 
     def __init__(self, setting: Setting, num_workers: int | None = None) -> None:
-        _sweep()
-        self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self._folder = make_folder(PREFIX)
         self._workers: list[_Worker] = []
         try:
-            _claim(self._folder)
+            claim(self._folder)
             setting.federation.save(self._folder)
             self._recipe = cloudpickle.dumps(
                 (setting.task, setting.make_method, str(self._folder), setting.plan, setting.capacities)

@@ -90,7 +90,7 @@ def fedspa(task: Task, config: FedSpaConfig) -> Method:
         part = update.parts["model"]
         mask = part.bitmap or state.mask  # a client that lost its mask is sent it
         params = part.tree(mask)
-        return FedSpaWork(params, state.buffers, params, mask.like(mask.flat.to(params.flat.dtype)))
+        return FedSpaWork(params, state.buffers, params, tree.as_numbers(mask, params.flat.dtype))
 
     def finish(state: FedSpaState, work: FedSpaWork, inbox, probe, round_):
         mask = next(iter(inbox)).parts["model"].bitmap or state.mask

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.tree import leaves, map_leaves
+from sparsona.core.tree import Tree, map_parts, parts
 from sparsona.core.update import pack_bits, unpack_bits
 from sparsona.engine.jobs import Setting
-from sparsona.engine.star import Population, received_work
+from sparsona.engine.shelf import Shelf
+from sparsona.engine.star import Population, memories, received_work
 from sparsona.runs.store import read_json, telling_disk_errors, write_atomically
 
 FORMAT = 1
@@ -46,7 +47,7 @@ class Checkpoints:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "checkpoint"
         self._files: dict[str, str] = {}
-        self._saved: dict[str, tuple[Tensor, ...]] = {}  # what is on disk, to be compared by identity
+        self._saved: dict[str, tuple[object, ...]] = {}  # what is on disk, to be compared by identity
         self._number = 0
 
     def save(self, progress: Progress, initial: Population) -> None:
@@ -54,18 +55,18 @@ class Checkpoints:
         with telling_disk_errors(self._folder):
             self._folder.mkdir(exist_ok=True)
         self._number += 1
-        start = {owner: _tensors(value) for owner, value in _owners(initial, {}).items()}
+        start = {owner: _marks(value) for owner, value in _owners(initial, {}).items()}
         names = dict(self._files)
         saved = dict(self._saved)
         for owner, value in _owners(progress.population, progress.tuned).items():
-            tensors = _tensors(value)
-            if _same(tensors, saved.get(owner)) or (owner not in saved and _same(tensors, start.get(owner))):
+            marks = _marks(value)
+            if _same(marks, saved.get(owner)) or (owner not in saved and _same(marks, start.get(owner))):
                 continue
             name = f"{owner.replace('/', '-')}.{self._number}.safetensors"
             data = save(_as_file(value))
             write_atomically(self._folder / name, data)
             names[owner] = f"{name} {zlib.crc32(data):08x}"
-            saved[owner] = tensors
+            saved[owner] = marks
         manifest = {
             "format": FORMAT,
             "completed": progress.completed,
@@ -102,21 +103,43 @@ class Checkpoints:
                 mend="restore it from a copy, or start the run again in another folder",
             )
         self._number, self._files = manifest["number"], manifest["files"]
-        stored = {owner: self._read(entry) for owner, entry in self._files.items()}
-        server = _filled_server(initial.server, stored) if initial.server is not None else None
-        states = {
-            client: _filled(setting.fresh_state(client), tensors, f"client {client}")
-            for client, tensors in _of_kind(stored, "client")
-        }
+        server = None
+        if initial.server is not None:
+            server = self._filled_server(initial.server, setting.shelf)
+        states: dict[int, Any] = {}
+        for client, entry in self._of_kind("client"):
+            states[client] = _filled(setting.fresh_state(client), self._read(entry), f"client {client}")
+            setting.shelf.rest(states[client])
         population = Population(server, states)
-        tuned = {
-            client: _filled(received_work(setting, population, client), tensors, f"client {client}'s tuned model")
-            for client, tensors in _of_kind(stored, "tuned")
-        }
+        tuned: dict[int, Any] = {}
+        for client, entry in self._of_kind("tuned"):
+            work = received_work(setting, population, client)
+            tuned[client] = _filled(work, self._read(entry), f"client {client}'s tuned model")
+            setting.shelf.rest(tuned[client])
         self._saved = {
-            owner: _tensors(value) for owner, value in _owners(population, tuned).items() if owner in self._files
+            owner: _marks(value) for owner, value in _owners(population, tuned).items() if owner in self._files
         }
         return Progress(manifest["completed"], manifest["seconds"], population, tuned, manifest["finished"])
+
+    def _of_kind(self, kind: str) -> list[tuple[int, str]]:
+        """Clients and their files, for one kind of owner."""
+        start = f"{kind}/"
+        return [(int(owner[len(start) :]), entry) for owner, entry in self._files.items() if owner.startswith(start)]
+
+    def _filled_server(self, server: Any, shelf: Shelf) -> Any:
+        """The server as stored: its own fields from one file, its memory of each changed client from another."""
+        memory = memories(server)
+        bare = replace(server, **{name: {} for name in memory})
+        if "server" in self._files:
+            bare = _filled(bare, self._read(self._files["server"]), "the server")
+        changed = {name: dict(values) for name, values in memory.items()}
+        for client, entry in self._of_kind("server"):
+            own = {name: values[client] for name, values in memory.items() if client in values}
+            found = _filled(own, self._read(entry), f"the server's memory of client {client}")
+            shelf.rest(found)
+            for name, value in found.items():
+                changed[name][client] = value
+        return replace(bare, **changed)
 
     def _read(self, entry: str) -> dict[str, Tensor]:
         name, _, checksum = entry.partition(" ")
@@ -138,16 +161,12 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(manifest, sort_keys=True).encode()):08x}"
 
 
-def _of_kind(stored: Mapping[str, dict[str, Tensor]], kind: str) -> list[tuple[int, dict[str, Tensor]]]:
-    return [(int(owner.partition("/")[2]), found) for owner, found in stored.items() if owner.startswith(f"{kind}/")]
-
-
 def _owners(population: Population, tuned: Mapping[int, Any]) -> dict[str, Any]:
     """Everything to be stored, by who owns it. A server's dict by client is one owner per client."""
     owners: dict[str, Any] = {}
     server = population.server
     if server is not None:
-        memory = _memories(server)
+        memory = memories(server)
         owners["server"] = replace(server, **{name: {} for name in memory})
         for client in sorted({client for values in memory.values() for client in values}):
             owners[f"server/{client}"] = {name: values[client] for name, values in memory.items() if client in values}
@@ -156,33 +175,9 @@ def _owners(population: Population, tuned: Mapping[int, Any]) -> dict[str, Any]:
     return owners
 
 
-def _memories(server: Any) -> dict[str, dict[int, Any]]:
-    """Fields of a server that remember something about each client."""
-    assert is_dataclass(server)
-    return {
-        field.name: value
-        for field in fields(server)
-        if isinstance(value := getattr(server, field.name), dict) and all(isinstance(key, int) for key in value)
-    }
-
-
-def _filled_server(server: Any, stored: Mapping[str, dict[str, Tensor]]) -> Any:
-    """The server as stored: its own fields from one file, its memory of each changed client from another."""
-    memory = _memories(server)
-    bare = replace(server, **{name: {} for name in memory})
-    if "server" in stored:
-        bare = _filled(bare, stored["server"], "the server")
-    changed = {name: dict(values) for name, values in memory.items()}
-    for client, tensors in _of_kind(stored, "server"):
-        own = {name: values[client] for name, values in memory.items() if client in values}
-        for name, value in _filled(own, tensors, f"the server's memory of client {client}").items():
-            changed[name][client] = value
-    return replace(bare, **changed)
-
-
 def _filled(template: Any, stored: dict[str, Tensor], what: str) -> Any:
     """The template's structure with the stored tensors in it."""
-    expected = dict(leaves(template))
+    expected = dict(parts(template))
     if expected.keys() != stored.keys() or any(
         stored[path].shape != value.shape or stored[path].dtype != value.dtype for path, value in expected.items()
     ):
@@ -191,30 +186,38 @@ def _filled(template: Any, stored: dict[str, Tensor], what: str) -> Any:
             expected=_shapes(expected),
             mend="use the version of sparsona, the model and the data this run was started with",
         )
-    return map_leaves(lambda path, value: stored[path].to(value.device), template)
+
+    def fill(path: str, leaf: Tree | Tensor) -> Tree | Tensor:
+        tensor = stored[path].to(leaf.device)
+        return leaf.like(tensor) if isinstance(leaf, Tree) else tensor
+
+    return map_parts(fill, template)
 
 
-def _shapes(tensors: Mapping[str, Tensor]) -> str:
+def _shapes(tensors: Mapping[str, Tree | Tensor]) -> str:
     return (
         ", ".join(f"{path} {list(value.shape)} {value.dtype}" for path, value in sorted(tensors.items())) or "nothing"
     )
 
 
-def _tensors(value: Any) -> tuple[Tensor, ...]:
-    return tuple(tensor for _, tensor in leaves(value))
+def _marks(value: Any) -> tuple[object, ...]:
+    """What tells a value from another without holding it: values are never edited in place."""
+    return tuple(leaf.known if isinstance(leaf, Tree) else leaf for _, leaf in parts(value))
 
 
-def _same(now: tuple[Tensor, ...], before: tuple[Tensor, ...] | None) -> bool:
-    """Whether nothing changed: values are never edited in place, so the same tensor is the same value."""
+def _same(now: tuple[object, ...], before: tuple[object, ...] | None) -> bool:
+    """Whether nothing changed."""
     return before is not None and len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
 
 
 def _as_file(value: Any) -> dict[str, Tensor]:
     found = {}
-    for path, tensor in leaves(value):
-        if tensor.dtype is torch.bool:
-            found[f"{path}{BITS}{','.join(map(str, tensor.shape))}"] = pack_bits(tensor.reshape(-1))
+    for path, leaf in parts(value):
+        if leaf.dtype is torch.bool:
+            bits = leaf.bits() if isinstance(leaf, Tree) else pack_bits(leaf.reshape(-1))
+            found[f"{path}{BITS}{','.join(map(str, leaf.shape))}"] = bits
         else:
+            tensor = leaf.flat if isinstance(leaf, Tree) else leaf
             found[path] = tensor.detach().cpu().contiguous().clone()  # shared storage is refused by the format
     return found
 

@@ -28,12 +28,13 @@ from sparsona.wire.format import (
 
 def encode(update: Update) -> bytes:
     """The message that carries an update. What `decode` would refuse is refused here."""
-    heads = tuple(_part_head(part, size) for part, size in zip(update.parts.values(), sizes_of(update), strict=True))
+    parts = [(part, part.values) for part in update.parts.values()]  # gathered once
+    heads = tuple(_part_head(*part, size) for part, size in zip(parts, sizes_of(update), strict=True))
     blocks: list[bytes | memoryview] = [write_head(Head(update.sender, update.round, update.weight, heads))]
-    for head, part in zip(heads, update.parts.values(), strict=True):
+    for head, (part, values) in zip(heads, parts, strict=True):
         if part.support is Support.BITS:
             blocks += _block(pack_bits(_sendable_mask(head, part).flat))
-        blocks += _block(pack_bits(part.values) if part.values.dtype is torch.bool else part.values)
+        blocks += _block(pack_bits(values) if values.dtype is torch.bool else values)
     checksum = 0
     for block in blocks:
         checksum = zlib.crc32(block, checksum)
@@ -69,10 +70,10 @@ def decode(data: bytes | bytearray | memoryview) -> Update:
     return Update(head.sender, head.round, head.weight, parts)
 
 
-def _part_head(part: Part, size: PartSize) -> PartHead:
-    if part.values.dim() != 1 or part.values.dtype not in (torch.float32, torch.bool):
+def _part_head(part: Part, values: Tensor, size: PartSize) -> PartHead:
+    if values.dim() != 1 or values.dtype not in (torch.float32, torch.bool):
         raise SparsonaError(
-            f"part {short(size.name)} holds {part.values.dtype} values of shape {tuple(part.values.shape)}",
+            f"part {short(size.name)} holds {values.dtype} values of shape {tuple(values.shape)}",
             expected="float32 or bool in one dimension",
             mend="send one client's flat buffer, as float32 or as a bool mask",
         )

@@ -101,7 +101,7 @@ def paper_size(parts: tuple[PartSize, ...]) -> int:
 def sizes_of(update: Update) -> tuple[PartSize, ...]:
     """What `message_size` and `paper_size` need to know of an update."""
     return tuple(
-        PartSize(name, part.layout, part.values.numel(), part.support, not part.values.is_floating_point())
+        PartSize(name, part.layout, part.num_values, part.support, not part.dtype.is_floating_point)
         for name, part in update.parts.items()
     )
 
