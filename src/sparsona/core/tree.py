@@ -21,7 +21,7 @@ T = TypeVar("T")
 class Tree(Mapping[str, "Tensor"]):
     """An immutable mapping of names to tensors that share one flat buffer."""
 
-    __slots__ = ("_digest", "_views", "flat", "layout")
+    __slots__ = ("_counts", "_digest", "_views", "flat", "layout")
 
     def __init__(self, layout: Layout, flat: Tensor) -> None:
         if flat.shape[-1] != layout.size:
@@ -30,6 +30,7 @@ class Tree(Mapping[str, "Tensor"]):
         self.flat = flat
         self._views: tuple[Tensor, ...] | None = None
         self._digest: bytes | None = None
+        self._counts: tuple[int, ...] | None = None
 
     @classmethod
     def of(cls, named: Mapping[str, Tensor], layout: Layout | None = None) -> Tree:
@@ -123,13 +124,15 @@ def norm(a: Tree) -> Tensor:
 
 
 def counts(mask: Tree) -> tuple[int, ...]:
-    """Number of non-zero entries of each tensor."""
+    """Number of non-zero entries of each tensor; counted once, as a tree does not change."""
     import torch
 
-    if not len(mask):
-        return ()
-    found: list[int] = torch.stack([mask[name].count_nonzero() for name in mask]).tolist()  # one wait for all
-    return tuple(found)
+    if mask._counts is None:
+        found: list[int] = []
+        if len(mask):
+            found = torch.stack([mask[name].count_nonzero() for name in mask]).tolist()  # one wait for all
+        mask._counts = tuple(found)
+    return mask._counts
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
