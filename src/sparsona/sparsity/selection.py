@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -53,7 +55,9 @@ def kernels_for(*values: Tensor) -> ModuleType | None:
 
 @lru_cache(maxsize=1)
 def _have_triton() -> bool:
-    return find_spec("triton") is not None
+    # It compiles a little C for every kernel, with the compiler that it finds like this; without one, sort.
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    return find_spec("triton") is not None and compiler is not None
 
 
 def _by_sorting(values: Tensor, among: Tensor, number: int) -> Tensor:
