@@ -9,6 +9,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.seeds import generator
 from sparsona.core.tree import Tree, counts
 from sparsona.sparsity.erk import ROUNDING_SLACK
+from sparsona.sparsity.selection import kernels_for, select
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,50 +37,61 @@ def evolve(params: Tree, mask: Tree, rate: float, scores: Tree | None, seed: int
     used). Ties go to the lowest index, both in pruning and in growing. Any rate above 0 moves at least one entry of a
     tensor, rate 0 none; a dense or empty tensor stays as it is. 0.1 of 30 is 3, whatever floats make of it.
     """
-    import torch
-
     _check_rate(rate)
+    mask = mask.awake()
     _check_mask(mask)
-    _check_tree("params", params, mask)
+    _check_layout("params", params, mask)
     if scores is not None:
-        _check_tree("scores", scores, mask)
-    random = generator(seed)
-    flat = mask.flat.clone()
-    end = 0
-    for size, active in zip(mask.layout.sizes, counts(mask), strict=True):
-        start, end = end, end + size
-        before = mask.flat[start:end]
-        moved = min(active, math.ceil(rate * active * (1 - ROUNDING_SLACK)))
-        if moved == 0 or active == size:
-            # In a dense tensor the pruned entries are the only candidates and would all grow again.
-            continue
-        kept = before & ~_smallest(params.flat[start:end].detach().abs(), before, moved)
-        free = ~kept
-        if scores is None:
-            # Drawn on the CPU, so that it is the same on every device.
-            drawn = torch.randperm(size - active + moved, generator=random)[:moved].to(free.device)
-            kept[free.nonzero().squeeze(1)[drawn]] = True
-        else:
-            kept |= _smallest(-scores.flat[start:end].detach().abs(), free, moved)
-        flat[start:end] = kept
-    return mask.like(flat)
+        _check_layout("scores", scores, mask)
+    kernels = kernels_for(params.flat) if scores is None else kernels_for(params.flat, scores.flat)
+    if scores is not None and kernels is not None:
+        evolved, broken = kernels.evolve(params.flat, mask.flat, scores.flat, mask.layout.sizes, rate, ROUNDING_SLACK)
+        # The only time the GPU is waited for, when it has been given all its work. A NaN must be refused here: the mask
+        # does not show what it was made from.
+        if any(broken.tolist()):
+            _check_numbers(params, scores)
+        return _of_same_counts(mask, evolved)
+    _check_numbers(params, scores)
+    moved = _moved(mask, rate)
+    kept = mask.flat & ~select(params.flat, mask.flat, mask.layout.sizes, moved)
+    if scores is None:
+        return _of_same_counts(mask, _grown_at_random(mask, kept, moved, seed))
+    return _of_same_counts(mask, kept | select(scores.flat, ~kept, mask.layout.sizes, moved, largest=True))
 
 
-def _smallest(values: Tensor, among: Tensor, count: int) -> Tensor:
-    """Flags of the `count` smallest values where `among` is true; of equal ones those that come first."""
+def _moved(mask: Tree, rate: float) -> tuple[int, ...]:
+    """How many entries of each tensor move."""
+    return tuple(
+        # In a dense tensor the pruned entries are the only candidates and would all grow again.
+        0 if active == size else min(active, math.ceil(rate * active * (1 - ROUNDING_SLACK)))
+        for size, active in zip(mask.layout.sizes, counts(mask), strict=True)
+    )
+
+
+def _grown_at_random(mask: Tree, kept: Tensor, moved: tuple[int, ...], seed: int) -> Tensor:
     import torch
 
-    if values.device.type != "cpu":
-        # A GPU sorts faster than it selects, and need not be waited for.
-        order = values.where(among, math.inf).argsort(stable=True)[:count]
-        return torch.zeros_like(among).index_fill_(0, order, True)
-    # Selecting the threshold and then counting off its ties gives what a stable sort would, several times faster.
-    # Infinity fills the places that do not take part: it cannot lower the threshold, and ties are looked for `among`.
-    threshold = values.where(among, math.inf).kthvalue(count).values
-    chosen = among & (values < threshold)
-    ties = (among & (values == threshold)).nonzero().squeeze(1)
-    chosen[ties[: count - int(chosen.count_nonzero())]] = True
-    return chosen
+    random = generator(seed)
+    ranks, passed = [torch.zeros(0, dtype=torch.int64)], 0
+    for size, active, number in zip(mask.layout.sizes, counts(mask), moved, strict=True):
+        num_free = size - active + number
+        if number:
+            # Drawn on the CPU, so that it is the same on every device.
+            ranks.append(passed + torch.randperm(num_free, generator=random)[:number])
+        passed += num_free
+    drawn = torch.cat(ranks).to(kept.device)
+    if kept.device.type == "cpu":
+        places = (~kept).nonzero().squeeze(1)[drawn]
+    else:
+        # The same places, without the wait to learn how many there are.
+        places = torch.searchsorted((~kept).cumsum(0), drawn + 1)
+    return kept.index_fill(0, places, True)
+
+
+def _of_same_counts(mask: Tree, flat: Tensor) -> Tree:
+    evolved = mask.like(flat)
+    evolved.known.counts = counts(mask)  # waited for once, for the first mask of all
+    return evolved
 
 
 def _check_rate(rate: float) -> None:
@@ -92,26 +104,34 @@ def _check_rate(rate: float) -> None:
 def _check_mask(mask: Tree) -> None:
     import torch
 
-    if mask.flat.dtype is not torch.bool or mask.flat.dim() != 1:
+    if mask.dtype is not torch.bool or len(mask.shape) != 1:
         raise SparsonaError(
-            f"a mask of shape {tuple(mask.flat.shape)} and type {mask.flat.dtype}",
+            f"a mask of shape {mask.shape} and type {mask.dtype}",
             expected="the bool mask of one client",
             mend="a float mask becomes one with mask.like(mask.flat != 0)",
         )
 
 
-def _check_tree(what: str, tree: Tree, mask: Tree) -> None:
+def _check_layout(what: str, tree: Tree, mask: Tree) -> None:
     if tree.layout is not mask.layout and tree.layout.digest != mask.layout.digest:
         raise SparsonaError(
             f"{what} and mask have different layouts: {tree} and {mask}",
             expected="the same names and shapes in the same order",
             mend=f"select the mask's tensors from the {what}",
         )
-    # A sum is NaN if an entry is, and ten times faster to look at; inf - inf makes one too, so make sure.
-    if bool(tree.flat.sum().isnan()) and bool(tree.flat.isnan().any()):
-        names = ", ".join(name for name in tree if bool(tree[name].isnan().any()))
-        raise SparsonaError(
-            f"{what} are not a number (NaN) in {names}",
-            expected="numbers, or there is no smallest weight and no largest score",
-            mend="training diverged: lower the learning rate or clip gradients",
-        )
+
+
+def _check_numbers(params: Tree, scores: Tree | None) -> None:
+    import torch
+
+    trees = {"params": params} if scores is None else {"params": params, "scores": scores}
+    # A sum is NaN if an entry is, and ten times faster to look at; inf - inf makes one too, so make sure. One wait.
+    suspects = torch.stack([tree.flat.sum().isnan() for tree in trees.values()]).tolist()
+    for (what, tree), suspect in zip(trees.items(), suspects, strict=True):
+        if suspect and bool(tree.flat.isnan().any()):
+            names = ", ".join(name for name in tree if bool(tree[name].isnan().any()))
+            raise SparsonaError(
+                f"{what} are not a number (NaN) in {names}",
+                expected="numbers, or there is no smallest weight and no largest score",
+                mend="training diverged: lower the learning rate or clip gradients",
+            )
