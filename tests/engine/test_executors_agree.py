@@ -1,9 +1,12 @@
 """What runs many clients at once does what `serial` does: the same messages, costs and masks, weights within rounding.
 
-On a CPU `graphed` neither compiles nor captures; how it loads, schedules and unloads clients is the same.
+On a CPU `graphed` and `stacked` neither compile nor capture; how they load, schedule and unload clients is the same.
+SPARSONA_TEST_DEVICE=cuda runs all of this on a GPU.
 """
 
 from __future__ import annotations
+
+import os
 
 import numpy as np
 import pytest
@@ -14,13 +17,14 @@ import sparsona as sp
 from sparsona import methods, prepare
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
-from sparsona.engine.executors import choose, choose_device
+from sparsona.engine.executors import choose, choose_device, rounding_as_asked
 from sparsona.engine.graphed import Graphed
 from sparsona.engine.serial import Serial
 from sparsona.engine.stacked import Stacked
 from sparsona.engine.star import Star
 
-COMMON = {"clients": 6, "per_round": 4, "rounds": 2, "epochs": 1, "batch_size": 8, "lr_decay": 0.5, "device": "cpu"}
+DEVICE = os.environ.get("SPARSONA_TEST_DEVICE", "cpu")
+COMMON = {"clients": 6, "per_round": 4, "rounds": 2, "epochs": 1, "batch_size": 8, "lr_decay": 0.5, "device": DEVICE}
 EXECUTORS = {"stacked": Stacked, "stacked by two": lambda s: Stacked(s, 2), "graphed": lambda s: Graphed(s, 3)}
 
 
@@ -46,12 +50,13 @@ def play(make, name, model=smooth_net, federation=None, **more):
     config = prepare.make_config(name, options, federation, model)
     setting = prepare.make_setting(config, federation, model)
     star = Star(setting, make(setting))
-    population, records = star.start(), []
-    for index in range(config.rounds):
-        population, record = star.play(population, index)
-        records.append(record)
-    records[-1].evaluations.extend(star.evaluate(population, config.rounds))
-    closing, tuned = star.closing(population)
+    with rounding_as_asked(setting):
+        population, records = star.start(), []
+        for index in range(config.rounds):
+            population, record = star.play(population, index)
+            records.append(record)
+        records[-1].evaluations.extend(star.evaluate(population, config.rounds))
+        closing, tuned = star.closing(population)
     return population, [*records, closing], tuned
 
 
