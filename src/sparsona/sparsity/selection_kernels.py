@@ -310,9 +310,10 @@ def _mark(
     tied = taking & (keys == threshold) & (wanted > 0)
     if wanted < existing:
         earlier = tl.zeros([1024], dtype=tl.int32)
-        for at in range(first, program, 1024):
-            others = at + tl.arange(0, 1024)
+        while first < program:  # not a range: the interpreter of Triton 3.6 cannot count from a loaded number
+            others = first + tl.arange(0, 1024)
             earlier += tl.load(ties + others, mask=others < program, other=0)
+            first += 1024
         tied = tied & (tl.sum(earlier, 0) + tl.cumsum(tied.to(tl.int32), 0) <= wanted)
     chosen = ((taking & (keys < threshold)) | tied).to(tl.uint8)
     if FLIP:
