@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 Program = Callable[[Sequence[Tensor]], list[Tensor]]
+FORCE_CHANNELS_LAST = True  # cuDNN would turn each convolution around
 
 
 def compile_program(function: Callable[..., list[Tensor]], examples: Sequence[Tensor]) -> Program:
@@ -22,8 +23,10 @@ def compile_program(function: Callable[..., list[Tensor]], examples: Sequence[Te
     from torch._inductor import config
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    graph = make_fx(function, tracing_mode="real")(*examples)
-    with config.patch(force_layout_optimization=True):  # channels last: cuDNN would turn each convolution around
+    from sparsona.engine.fused_norm import fuse_group_norms
+
+    graph = fuse_group_norms(make_fx(function, tracing_mode="real")(*examples))
+    with config.patch(force_layout_optimization=FORCE_CHANNELS_LAST):
         compiled: Any = compile_graph(graph, list(examples))
     return lambda tensors: list(compiled(*tensors))
 
