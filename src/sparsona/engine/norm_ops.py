@@ -94,7 +94,8 @@ def forward_by_triton(x, shift, weight, bias, residual, groups, eps, relu) -> tu
 
     x, residual = _channels_last(x), _channels_last(residual)
     y, (mean, rstd) = _like(x), (x.new_empty((x.shape[0], groups), dtype=torch.float32) for _ in range(2))
-    norm_kernels.forward(x, shift, weight.contiguous(), bias.contiguous(), residual, y, mean, rstd, eps, relu)
+    with torch.cuda.device_of(x):  # Triton starts kernels on the current GPU
+        norm_kernels.forward(x, shift, weight.contiguous(), bias.contiguous(), residual, y, mean, rstd, eps, relu)
     return y, mean, rstd
 
 
@@ -109,7 +110,8 @@ def backward_by_triton(
     dx, dresidual = _like(x), _like(x) if has_residual else None
     shares = x.new_empty((x.shape[0], 2 if shift is None else 3, x.shape[1]), dtype=torch.float32)
     fixed = (weight.contiguous(), bias.contiguous(), mean, rstd)
-    norm_kernels.backward(dy, dy2, x, shift, y, *fixed, dx, dresidual, shares, relu)
+    with torch.cuda.device_of(x):
+        norm_kernels.backward(dy, dy2, x, shift, y, *fixed, dx, dresidual, shares, relu)
     return dx, x.new_empty(0) if dresidual is None else dresidual, shares
 
 
