@@ -15,6 +15,7 @@ from torch import Tensor
 
 Program = Callable[[Sequence[Tensor]], list[Tensor]]
 CACHE = "TORCHINDUCTOR_CACHE_DIR"  # where compiled programs are kept for the next run
+FORCE_CHANNELS_LAST = True  # cuDNN would turn each convolution around
 
 
 def compile_program(
@@ -31,7 +32,9 @@ def compile_program(
         return lambda tensors: function(*tensors)
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    graph = make_fx(function, decomposition_table=decompositions, tracing_mode="real")(*examples)
+    from sparsona.engine.fused_norm import fuse_group_norms
+
+    graph = fuse_group_norms(make_fx(function, decomposition_table=decompositions, tracing_mode="real")(*examples))
     if not fuses:
         return lambda tensors: list(graph(*tensors))
     os.environ.setdefault(CACHE, str(Path("~/.cache/sparsona/compiled").expanduser()))
@@ -43,8 +46,7 @@ def compile_program(
 
     # Compiled programs are found again by the next run only if shapes have an environment, though none is unknown here.
     shapes = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True))
-    # Channels last: cuDNN would turn each convolution around.
-    with config.patch(force_layout_optimization=True), tracing(shapes):
+    with config.patch(force_layout_optimization=FORCE_CHANNELS_LAST), tracing(shapes):
         compiled: Any = compile_graph(graph, list(examples))
     return lambda tensors: list(compiled(*tensors))
 
