@@ -16,7 +16,6 @@ from sparsona.cli_data import data
 from sparsona.cli_options import PROFILE, check_names, gather, with_options
 from sparsona.core.errors import SparsonaError
 from sparsona.core.version import VERSION
-from sparsona.engine.clock import START, Clock
 from sparsona.terminal import print_profile, print_results, print_table, print_text, progress_bar, show_rows
 
 DEFAULT_COMPARISON = ("local", "fedavg", "fedavg-ft", "fedspa", "fedspa-rsm")
@@ -57,6 +56,8 @@ def run(
     """
     options = gather(config, pairs, flags)
     check_names([method], options)
+    from sparsona.engine.clock import START, Clock
+
     clock = Clock(is_on=profile)
     with clock.measure(f"{START}import"):
         from sparsona import api
@@ -117,6 +118,7 @@ def resume(path: str, as_json: bool, profile: bool) -> None:
     is_comparison = (folder / "comparison.json").exists()
     if profile and is_comparison:
         raise SparsonaError("--profile for a comparison", expected="one run", mend="resume its runs one by one")
+    from sparsona.engine.clock import START, Clock
     from sparsona.runs.profile import is_profiled
 
     clock = Clock(is_on=profile or is_profiled(folder))
