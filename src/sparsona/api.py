@@ -16,6 +16,7 @@ from sparsona import methods
 from sparsona.analysis import summary as summaries
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.data.federation import Federation
+from sparsona.engine.clock import OFF, START, Clock
 from sparsona.engine.executors import choose
 from sparsona.engine.jobs import Setting
 from sparsona.engine.serial import Serial
@@ -24,6 +25,7 @@ from sparsona.prepare import GIVEN, OF_DATA, ignores_capacity, make_config, make
 from sparsona.results import Comparison, Run, planned_runs, views_in
 from sparsona.runs import config as configs
 from sparsona.runs.config import RunConfig
+from sparsona.runs.profile import is_profiled
 from sparsona.runs.session import Event, Listener, play
 from sparsona.runs.store import RunFolder, environment, make_empty_folder, warn, write_atomically
 
@@ -44,6 +46,7 @@ def train(
     *,
     out: str | Path | None = None,
     listen: Listener = lambda event: None,
+    profile: bool | Clock = False,
     **options: Any,
 ) -> Run:
     """Train a method and return the finished run.
@@ -52,11 +55,20 @@ def train(
     `model` may be an nn.Module (its present weights are the start) or a function that builds one (called under the
     seed). `options` are those of the run and of the method, as `sparsona run --help` and `sparsona methods` list them.
     `out` is the run's folder, made anew. `listen` is called after every round: `listen=print` shows that it is alive.
+    `profile` measures where the time goes, for `run.profile()`: the run takes longer, its result is the same. A Clock
+    in place of True has begun earlier.
     """
+    clock = _clock(profile)
     config = make_config(method, options, federation, model)
     path = Path(out) if out else _new_path(config)
     with _saying_how_to_go_on(path):
-        return _train(config, federation, model, path, listen)
+        return _train(config, federation, model, path, listen, clock)
+
+
+def _clock(profile: bool | Clock) -> Clock:
+    if isinstance(profile, Clock):
+        return profile
+    return Clock() if profile else OFF
 
 
 @contextmanager
@@ -69,8 +81,23 @@ def _saying_how_to_go_on(path: Path) -> Iterator[None]:
         raise
 
 
-def _train(config: RunConfig, federation: Federation | None, model: Any, path: Path, listen: Listener) -> Run:
-    setting = make_setting(config, federation, model)
+def _train(
+    config: RunConfig, federation: Federation | None, model: Any, path: Path, listen: Listener, clock: Clock = OFF
+) -> Run:
+    listen(_first_event(config, federation))
+    with clock.measure(f"{START}build"):
+        setting = make_setting(config, federation, model, clock)
+        config, about = _described(config, setting)
+    with RunFolder.create(path, configs.dump(config), about) as folder:
+        return _play(folder, setting, config, listen)
+
+
+def _first_event(config: RunConfig, federation: Federation | None) -> Event:
+    return Event(0, config.rounds, None, 0.0, f"reading {config.data}" if federation is None else "preparing")
+
+
+def _described(config: RunConfig, setting: Setting) -> tuple[RunConfig, dict[str, Any]]:
+    """The config with what was left to be found out, and what a folder says about the run."""
     Star(setting, Serial(setting))  # what method and plan cannot do together is told before a folder is made
     found = {"clients": setting.federation.num_clients, "device": setting.device.type}
     found["executor"] = choose(config.executor, setting)
@@ -94,8 +121,7 @@ def _train(config: RunConfig, federation: Federation | None, model: Any, path: P
         "sizes": setting.federation.sizes().tolist(),
         "label_counts": None if counts is None else counts.tolist(),
     }
-    with RunFolder.create(path, configs.dump(config), about) as folder:
-        return _play(folder, setting, config, listen)
+    return config, about
 
 
 def _play(folder: RunFolder, setting: Setting, config: RunConfig, listen: Listener) -> Run:
@@ -112,20 +138,27 @@ def resume(
     model: Any = None,
     *,
     listen: Listener = lambda event: None,
+    profile: bool | Clock = False,
 ) -> Run:
     """Go on with a run from its last checkpoint; the result is what it would have been without the interruption.
 
-    A run on a person's own data or model needs them again.
+    A run on a person's own data or model needs them again. A profiled run goes on being profiled.
     """
     with _saying_how_to_go_on(Path(path)):
-        return _resume(Path(path), federation, model, listen)
+        return _resume(Path(path), federation, model, listen, profile)
 
 
-def _resume(path: Path, federation: Federation | None, model: Any, listen: Listener) -> Run:
+def _resume(
+    path: Path, federation: Federation | None, model: Any, listen: Listener, profile: bool | Clock = False
+) -> Run:
+    clock = _clock(profile or is_profiled(path))
     folder = RunFolder.open(path)
     config = configs.validated(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
     with folder:
-        setting = _setting_again(folder, config, federation, model)
+        if folder.summary is None:
+            listen(_first_event(config, federation))
+        with clock.measure(f"{START}build"):
+            setting = _setting_again(folder, config, federation, model, clock)
         now, then = environment(), folder.environment
         changed = [f"{key} {then.get(key)} -> {now[key]}" for key in now if now[key] != then.get(key)]
         if changed:
@@ -140,7 +173,9 @@ def load(path: str | Path, federation: Federation | None = None, model: Any = No
     return Run(folder, lambda: _setting_again(folder, config, federation, model))
 
 
-def _setting_again(folder: RunFolder, config: RunConfig, federation: Federation | None, model: Any) -> Setting:
+def _setting_again(
+    folder: RunFolder, config: RunConfig, federation: Federation | None, model: Any, clock: Clock = OFF
+) -> Setting:
     """A run's setting rebuilt, and checked to be the same."""
     for what, value, given in (("data", config.data, federation), ("model", config.model, model)):
         if value == GIVEN and given is None:
@@ -149,7 +184,7 @@ def _setting_again(folder: RunFolder, config: RunConfig, federation: Federation 
                 expected=f"that {what} again",
                 mend=f"call sparsona.resume or sparsona.load with the same {'federation' if what == 'data' else what}",
             )
-    setting = make_setting(config, federation, model)
+    setting = make_setting(config, federation, model, clock)
     about = folder.about
     if setting.federation.digest() != about["federation"]:
         raise SparsonaError(f"the data is not that of '{folder.path}'", expected="the same examples, labels and splits")

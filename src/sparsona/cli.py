@@ -13,10 +13,10 @@ import click
 
 from sparsona.cli_cost import cost
 from sparsona.cli_data import data
-from sparsona.cli_options import check_names, gather, with_options
+from sparsona.cli_options import PROFILE, check_names, gather, with_options
 from sparsona.core.errors import SparsonaError
 from sparsona.core.version import VERSION
-from sparsona.terminal import print_results, print_table, print_text, progress_bar, show_rows
+from sparsona.terminal import print_profile, print_results, print_table, print_text, progress_bar, show_rows
 
 DEFAULT_COMPARISON = ("local", "fedavg", "fedavg-ft", "fedspa", "fedspa-rsm")
 
@@ -34,8 +34,15 @@ def cli(debug: bool) -> None:
 @cli.command()
 @click.argument("method")
 @with_options
+@PROFILE
 def run(
-    method: str, out: Path | None, config: Path | None, pairs: tuple[str, ...], as_json: bool, **flags: Any
+    method: str,
+    out: Path | None,
+    config: Path | None,
+    pairs: tuple[str, ...],
+    as_json: bool,
+    profile: bool,
+    **flags: Any,
 ) -> None:
     """Train METHOD and show how well it serves every client.
 
@@ -49,10 +56,14 @@ def run(
     """
     options = gather(config, pairs, flags)
     check_names([method], options)
-    from sparsona import api
+    from sparsona.engine.clock import START, Clock
+
+    clock = Clock(is_on=profile)
+    with clock.measure(f"{START}import"):
+        from sparsona import api
 
     with progress_bar() as bar:
-        result = api.train(method, out=out, listen=bar.of(method), **options)
+        result = api.train(method, out=out, listen=bar.of(method), profile=clock, **options)
     show_run(result, as_json)
 
 
@@ -97,23 +108,32 @@ def compare(
 @cli.command()
 @click.argument("path", metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout.")
-def resume(path: str, as_json: bool) -> None:
+@PROFILE
+def resume(path: str, as_json: bool, profile: bool) -> None:
     """Go on with RUN (a folder, or its name in ./runs) where it was stopped. A comparison works too.
 
-    The result is the same, bit for bit, as if it had never been stopped.
+    The result is the same, bit for bit, as if it had never been stopped. A profiled run goes on being profiled.
     """
-    from sparsona import api
-    from sparsona.runs.store import RunFolder
-
     folder = find(path)
+    is_comparison = (folder / "comparison.json").exists()
+    if profile and is_comparison:
+        raise SparsonaError("--profile for a comparison", expected="one run", mend="resume its runs one by one")
+    from sparsona.engine.clock import START, Clock
+    from sparsona.runs.profile import is_profiled
+
+    clock = Clock(is_on=profile or is_profiled(folder))
+    with clock.measure(f"{START}import"):
+        from sparsona import api
+        from sparsona.runs.store import RunFolder
+
     with progress_bar() as bar:
-        if (folder / "comparison.json").exists():
+        if is_comparison:
             comparison = api.resume_comparison(
                 folder, listen=lambda title, seed, event: bar.of(f"{title}, seed {seed}")(event)
             )
         else:
-            result = api.resume(folder, listen=bar.of(RunFolder.open(folder).config["method"]))
-    if (folder / "comparison.json").exists():
+            result = api.resume(folder, listen=bar.of(RunFolder.open(folder).config["method"]), profile=clock)
+    if is_comparison:
         show_comparison(comparison, as_json)
     else:
         show_run(result, as_json)
@@ -249,13 +269,17 @@ def find(text: str) -> Path:
 
 def show_run(result: Any, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(result.summary))
+        click.echo(
+            json.dumps({**result.summary, "profile": result.profile()} if result.is_profiled else result.summary)
+        )
         return
     from sparsona.analysis.table import rows
     from sparsona.api import views_in
 
     print_results(rows(views_in(result.path)))
     print_text(f"\nHow this was measured: {result.protocol}\n")
+    if result.is_profiled:
+        print_profile(result.profile())
     click.echo(f"run:    {result.path}")
     click.echo(f"report: {write_page(lambda: result.report(result.path / 'report.html'))}")
 

@@ -12,7 +12,7 @@ from sparsona.core.errors import SparsonaError
 
 # Words of the commands themselves, which a config file or --set must not overrule.
 OWN_WORDS = frozenset(
-    {"method", "methods", "names", "out", "seeds", "federation", "listen", "config", "json", "options"}
+    {"method", "methods", "names", "out", "seeds", "federation", "listen", "config", "json", "options", "profile"}
 )
 
 SHARING_OPTIONS = [
@@ -50,6 +50,14 @@ OPTIONS = [
     ),
     click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout."),
 ]
+
+
+PROFILE = click.option(
+    "--profile",
+    is_flag=True,
+    help="Measure where the time goes, phase by phase: a table, and profile.json in the run's folder. A GPU is waited "
+    "for wherever a phase ends, which slows the run; its results stay the same.",
+)
 
 
 def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,6 +102,6 @@ def gather(config: Path | None, pairs: tuple[str, ...], flags: dict[str, Any]) -
         raise SparsonaError(
             f"'{misplaced[0]}' is no option of a run",
             expected="options, in a config file and in --set",
-            mend="methods, --out and --seeds are said on the command line itself",
+            mend="methods, --out, --seeds and --profile are said on the command line itself",
         )
     return found

@@ -17,6 +17,7 @@ from sparsona.core.task import Task
 from sparsona.data.federation import Federation
 from sparsona.data.sharing import share
 from sparsona.data.sources import read
+from sparsona.engine.clock import OFF, START, Clock
 from sparsona.engine.executors import choose_device
 from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import Plan
@@ -97,10 +98,13 @@ def read_data(config: RunConfig, listen: Callable[[int, int], None] | None = Non
     return share(pool, seed=config.seed, **{key: getattr(config, key) for key in SHARING})
 
 
-def make_setting(config: RunConfig, federation: Federation | None = None, model: Any = None) -> Setting:
+def make_setting(
+    config: RunConfig, federation: Federation | None = None, model: Any = None, clock: Clock = OFF
+) -> Setting:
     """Everything a run needs. Only now, if the data says how many clients there are, is that number known."""
     if federation is None:
-        federation = read_data(config)
+        with clock.measure(f"{START}read data"):
+            federation = read_data(config)
         config = config.model_copy(update={"clients": federation.num_clients})
         if found := config.conflicts():
             raise configs.all_of(found)
@@ -138,7 +142,7 @@ def make_setting(config: RunConfig, federation: Federation | None = None, model:
         stateless=config.stateless,
         num_novel=config.novel,
     )
-    setting = Setting(task, make_method, federation, plan, config.capacities, device, config.precision)
+    setting = Setting(task, make_method, federation, plan, config.capacities, device, config.precision, clock)
     smallest = min(client.num_examples for client in setting.clients)
     if task.mixes_examples and min(smallest, config.batch_size) < 2:
         raise SparsonaError(

@@ -12,6 +12,7 @@ from sparsona.engine.jobs import Setting
 from sparsona.engine.serial import Serial
 from sparsona.engine.star import Star, received_work
 from sparsona.runs.checkpoint import Checkpoints
+from sparsona.runs.profile import is_profiled, read_profile
 from sparsona.runs.store import RunFolder, read_json
 
 if TYPE_CHECKING:
@@ -61,6 +62,15 @@ class Run:
         if setting.method.deploy is None:
             raise SparsonaError(f"{setting.method.name} deploys no plain model: its prediction takes more than weights")
         return setting.task.module(*setting.method.deploy(work))
+
+    @property
+    def is_profiled(self) -> bool:
+        """Whether it was measured where the time went."""
+        return is_profiled(self.path)
+
+    def profile(self) -> dict[str, Any]:
+        """Where the time went, phase by phase, as docs/profile.md describes it; only of a run that was profiled."""
+        return read_profile(self.path)
 
     def report(self, path: str | Path) -> Path:
         """Write a self-contained HTML page."""

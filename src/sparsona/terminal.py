@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from sparsona.core.errors import SparsonaError
+
 
 def show_rows(rows: list[dict[str, Any]], as_json: bool, hint: str) -> None:
     if as_json:
@@ -63,6 +65,53 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     Console(highlight=False, width=width).print(table)
 
 
+def print_profile(profile: dict[str, Any]) -> None:
+    """Where the time went, of the last part: the others were shown when they were measured."""
+    part = profile["parts"][-1]
+    begun, done, workers = part["rounds"]["from"], part["rounds"]["to"], part["workers"]
+    rounds = f"rounds {begun + 1} to {done}" if begun else f"{done} round{'s' * (done != 1)}"
+    click.echo(f"Where the time went: {rounds} in {part['seconds']:.1f} s, {part['executor']} on {part['device']}")
+    _print_phases(part["phases"])
+    if workers is not None:
+        count = workers["processes"]
+        click.echo(f"\nIn {count} worker process{'es' * (count > 1)}, which lived {workers['seconds']:.1f} s together")
+        _print_phases(workers["phases"], " in one process")
+    memory = part["memory"]
+    peaks = [f"{_size(memory['process'])} in this process"]
+    if memory["workers"]:
+        peaks.append(f"up to {_size(max(memory['workers']))} in a worker")
+    if memory["gpu"] is not None:
+        peaks.append(f"{_size(memory['gpu'])} on the GPU")
+    print_text(f"most memory: {', '.join(peaks)}")
+    print_text("finish: what the method does after training, such as mask search; other: what no phase covers\n")
+
+
+def _print_phases(phases: list[dict[str, Any]], where: str = "") -> None:
+    def shown(value: float | None) -> str:
+        return "–" if value is None else f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
+
+    print_table(
+        [
+            {
+                "phase": phase["phase"],
+                "seconds": f"{phase['seconds']:,.2f}",
+                "share": f"{phase['share']:.1%}",
+                "calls": f"{phase['calls']:,}" if phase["calls"] else "–",
+                "ms per call": shown(phase["ms_per_call"]),
+            }
+            for phase in phases
+        ]
+    )
+    for phase in phases:
+        if phase.get("steps"):
+            speed = f"{shown(phase['ms_per_step'])} ms each, {phase['examples_per_second']:,.0f} examples/s{where}"
+            print_text(f"{phase['phase']}: {phase['steps']:,} client-steps, {speed}")
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+
+
 def print_partition(partition: Any) -> None:
     """A `picture.Partition` as wide as the terminal; into a pipe without colours, 80 characters wide."""
     from rich.console import Console
@@ -82,12 +131,21 @@ class Bar:
         self._progress = progress
         self._tasks: dict[str, Any] = {}
 
+    def drop_unbegun(self) -> None:
+        """Take bars away that never got anywhere: they would stand above the message that says why."""
+        for task in list(self._progress.tasks):
+            if not task.completed:
+                self._progress.remove_task(task.id)
+
     def of(self, title: str) -> Callable[[Any], None]:
         def listen(event: Any) -> None:
             if title not in self._tasks:
                 self._tasks[title] = self._progress.add_task(title, total=event.total, accuracy="", doing="")
             shown = "" if event.accuracy is None else f"accuracy {event.accuracy:.1%}"
-            self._progress.update(self._tasks[title], completed=event.completed, accuracy=shown, doing=event.doing)
+            # The other columns, with the least of a bar, take 38 characters and their texts; they are not to be cut.
+            room = self._progress.console.width - 38 - len(title) - len(shown) - 2 * len(str(event.total))
+            doing = event.doing if len(event.doing) <= room else event.doing[: max(0, room - 1)] + "…"
+            self._progress.update(self._tasks[title], completed=event.completed, accuracy=shown, doing=doing)
 
         return listen
 
@@ -155,4 +213,9 @@ def progress_bar() -> Iterator[Bar]:
         TimeRemainingColumn(),
         console=Console(stderr=True),
     ) as progress:
-        yield Bar(progress)
+        bar = Bar(progress)
+        try:
+            yield bar
+        except SparsonaError:
+            bar.drop_unbegun()
+            raise

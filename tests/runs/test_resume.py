@@ -29,8 +29,8 @@ import sparsona.runs.session as session
 opened = session.open_executor
 
 class Watched:
-    def __init__(self, name, setting):
-        self.inner, self.left = opened(name, setting), {count}
+    def __init__(self, *how):
+        self.inner, self.left = opened(*how), {count}
         self.encodes = self.inner.encodes
 
     def run(self, jobs):

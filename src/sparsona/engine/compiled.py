@@ -45,7 +45,8 @@ def compile_program(
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     # Compiled programs are found again by the next run only if shapes have an environment, though none is unknown here.
-    shapes = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True))
+    known = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
+    shapes = TracingContext(known)
     with config.patch(force_layout_optimization=FORCE_CHANNELS_LAST), tracing(shapes):
         compiled: Any = compile_graph(graph, list(examples))
     return lambda tensors: list(compiled(*tensors))

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import torch
 
 from sparsona.core.errors import SparsonaError, unknown_name
-from sparsona.engine.jobs import Executor, Setting
+from sparsona.engine.clock import START
+from sparsona.engine.jobs import Executor, Setting, Tell
 from sparsona.engine.serial import Serial
 from sparsona.engine.stacked import Stacked
 from sparsona.engine.workers import Workers, num_cores
@@ -91,12 +92,14 @@ def _expected_seconds(setting: Setting) -> float:
     return plan.rounds * plan.per_round * seconds / len(clients)
 
 
-def open_executor(name: str, setting: Setting) -> Executor:
-    """Start the named executor."""
+def open_executor(name: str, setting: Setting, tell: Tell = lambda text: None) -> Executor:
+    """Start the named executor; it says through `tell` what its start-up is doing, "" when that is over."""
+    if name == "workers":
+        with setting.clock.measure(f"{START}workers"):
+            return Workers(setting, tell=tell)
+    tell("")  # the others are ready at once
     if name == "graphed":
         from sparsona.engine.graphed import Graphed  # which takes a compiler along
 
         return Graphed(setting)
-    if name == "stacked":
-        return Stacked(setting)
-    return Workers(setting) if name == "workers" else Serial(setting)
+    return Stacked(setting) if name == "stacked" else Serial(setting)

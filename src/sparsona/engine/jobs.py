@@ -15,6 +15,7 @@ from sparsona.core.method import Client, Method, Round, State, Tree, Update, Wor
 from sparsona.core.task import Task
 from sparsona.core.tree import awake, map_parts
 from sparsona.data.federation import Federation
+from sparsona.engine.clock import OFF, Clock
 from sparsona.engine.evaluate import Evaluation, evaluate
 from sparsona.engine.plan import Plan
 from sparsona.engine.shelf import Shelf
@@ -24,13 +25,16 @@ from sparsona.wire.codec import decode, encode
 T = TypeVar("T")
 # Encoded, or as it is where sender and receiver share a memory: then only its bytes are counted.
 Message = bytes | Update
+# How an executor says what its start-up is doing ("starting 2 workers", "compiling"); "" when that is over. It may be
+# called at any time, also again: whoever shows progress shows the last text until a round or an outcome is told.
+Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Setting:
     """Everything a turn needs besides its job; the same in the parent and in every worker process.
 
-    Models, states and the data live on `device`.
+    Models, states and the data live on `device`. `clock` measures where the time goes; it is off unless asked for.
     """
 
     task: Task
@@ -40,6 +44,7 @@ class Setting:
     capacities: tuple[float, ...] = (1.0,)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     precision: str = "fp32"
+    clock: Clock = OFF
     method: Method = field(init=False)
     clients: tuple[Client, ...] = field(init=False)
     params: Tree = field(init=False)
@@ -58,6 +63,7 @@ class Setting:
             ("shelf", Shelf(self.device)),
         ):
             object.__setattr__(self, name, value)
+        self.clock.attach(self.device)
 
     @property
     def encodes(self) -> bool:
@@ -84,8 +90,9 @@ class Setting:
 
     def fresh_state(self, client: int) -> State:
         """A client's State before its first turn."""
-        made = self.method.init_client(self.params, self.buffers, self.clients[client], self.plan.seeds.of(client))
-        return awake(self.place(made))
+        with self.clock.measure("init"):
+            made = self.method.init_client(self.params, self.buffers, self.clients[client], self.plan.seeds.of(client))
+            return awake(self.place(made))
 
 
 @dataclass(frozen=True)
@@ -149,35 +156,48 @@ def settle(job: Job, outcome: Outcome) -> Job | None:
     return job.resend()
 
 
-def opened(message: Message) -> Update:
+def opened(message: Message, clock: Clock = OFF) -> Update:
     """The update inside a message."""
-    return message if isinstance(message, Update) else decode(message)
+    if isinstance(message, Update):
+        return message
+    with clock.measure("decode"):
+        return decode(message)
 
 
 def _perform(setting: Setting, job: Job) -> Outcome:
     method, task, data = setting.method, setting.task, setting.federation
     round_ = job.round.on(setting.clients[job.client])
-    inbox = tuple(opened(message) for message in job.messages)
+    clock = setting.clock
+    inbox = tuple(opened(message, clock) for message in job.messages)
     state = setting.fresh_state(job.client) if job.state is None else awake(job.state)
     own = (data.examples(job.client, "train"), data.examples(job.client, "validation"))
 
-    def result(point: str, work: Work) -> Evaluation:
-        return evaluate(job.client, point, partial(method.predict, work), task, data.examples(job.client, "test"))
+    def results(work: Work) -> tuple[Evaluation, ...]:
+        points, test = [point for point in job.points if point != "global"], data.examples(job.client, "test")
+        return tuple(evaluate(job.client, point, partial(method.predict, work), task, test) for point in points)
+
+    def seen(work: Work) -> tuple[Evaluation, ...]:
+        if not job.points:
+            return ()
+        with clock.measure("evaluate"):
+            return results(work)
 
     if job.do == "train":
-        new_state, update, work, tally = client_turn(method, task, state, inbox, *own, round_)
-        seen = tuple(result(point, work) for point in job.points)
-        sent = update if update is None or not setting.encodes else encode(update)
-        return Outcome(job.client, state=new_state, message=sent, tally=tally, evaluations=seen)
+        new_state, update, work, tally = client_turn(method, task, state, inbox, *own, round_, clock)
+        sent: Message | None = update
+        if update is not None and setting.encodes:
+            with clock.measure("encode"):
+                sent = encode(update)
+        return Outcome(job.client, state=new_state, message=sent, tally=tally, evaluations=seen(work))
     if job.do == "tune":
-        work, tally = tuning_turn(method, task, state, inbox, *own, round_, setting.plan.tune_epochs)
-        seen = tuple(result(point, work) for point in job.points)
-        return Outcome(job.client, work=work, tally=tally, evaluations=seen)
+        work, tally = tuning_turn(method, task, state, inbox, *own, round_, setting.plan.tune_epochs, clock)
+        return Outcome(job.client, work=work, tally=tally, evaluations=seen(work))
     # Evaluation is ours, not the client's: what it looks at here is on nobody's bill.
-    received = method.receive(state, inbox, ClientProbe(task, *own, round_, Tally()), round_)
-    found = [result(point, received) for point in job.points if point != "global"]
-    if job.global_model is not None:
-        model, buffers = job.global_model, getattr(state, "buffers", setting.buffers)
-        test = data.examples(job.client, "test")
-        found.append(evaluate(job.client, "global", lambda x: task.forward(model, buffers, x, False)[0], task, test))
-    return Outcome(job.client, evaluations=tuple(found))
+    with clock.measure("evaluate"):
+        received = method.receive(state, inbox, ClientProbe(task, *own, round_, Tally()), round_)
+        found = results(received)
+        if job.global_model is not None:
+            model, buffers = job.global_model, getattr(state, "buffers", setting.buffers)
+            test = data.examples(job.client, "test")
+            found += (evaluate(job.client, "global", lambda x: task.forward(model, buffers, x, False)[0], task, test),)
+        return Outcome(job.client, evaluations=found)

@@ -115,7 +115,8 @@ class Star:
         inbox = arriving()
         server = population.server
         if self.method.server is not None and who.aggregated:
-            server = self.method.server.aggregate(server, inbox, round_)
+            with self.setting.clock.measure("aggregate"):
+                server = self.method.server.aggregate(server, inbox, round_)
         for _ in inbox:  # whatever the method left unread, and every turn where there is no server
             pass
         self._rest_memories(server, population.server)
@@ -143,12 +144,15 @@ class Star:
         if half is None:
             sent[client] = Traffic()
             return Job(do, client, round_, (), self._state(population, client), points, model)
-        update = half.reply(population.server, self.setting.clients[client], round_)
+        clock = self.setting.clock
+        with clock.measure("reply"):
+            update = half.reply(population.server, self.setting.clients[client], round_)
         sent[client] = Traffic()
 
         def message(update: Update) -> tuple[Message]:
-            data = encode(update) if self._executor.encodes else update
-            sent[client] += Traffic(down=_length(data), paper_down=paper_bytes(update))
+            with clock.measure("encode"):
+                data = encode(update) if self._executor.encodes else update
+                sent[client] += Traffic(down=_length(data), paper_down=paper_bytes(update))
             return (data,)
 
         if self.plan.stateless:
@@ -160,7 +164,7 @@ class Star:
         """A client's update as it arrives, checked and counted. What is lost on the way was sent all the same."""
         if outcome.message is None:
             return None, sent
-        update = opened(outcome.message)
+        update = opened(outcome.message, self.setting.clock)
         if (update.sender, update.round) != (outcome.client, index):
             raise SparsonaError(
                 f"client {outcome.client}'s message of round {index} says {update.sender}, round {update.round}",

@@ -18,6 +18,7 @@ from sparsona.core.task import Task
 from sparsona.core.tree import leaves, map_leaves
 from sparsona.data.batches import in_order, shuffled
 from sparsona.data.federation import Examples
+from sparsona.engine.clock import OFF, Clock
 
 
 @dataclass
@@ -57,16 +58,26 @@ class ClientProbe(Probe):
 
 
 def client_turn(
-    method: Method, task: Task, state: State, inbox: Inbox, train: Examples, validation: Examples, round_: Round
+    method: Method,
+    task: Task,
+    state: State,
+    inbox: Inbox,
+    train: Examples,
+    validation: Examples,
+    round_: Round,
+    clock: Clock = OFF,
 ) -> tuple[State, Update | None, Work, Tally]:
     """Receive, train, finish. `inbox` must be re-iterable; `round_` is bound to the client."""
     tally = Tally()
     probe = ClientProbe(task, train, validation, round_, tally)
-    work = method.receive(state, inbox, probe, round_)
+    with clock.measure("receive"):
+        work = method.receive(state, inbox, probe, round_)
     for phase in method.phases:
         if phase.when(round_):
-            work = run_phase(phase, work, task, train, probe, round_, tally)
-    state, update = method.finish(state, work, inbox, probe, round_)
+            with clock.training(phase.name, [tally]):
+                work = run_phase(phase, work, task, train, probe, round_, tally)
+    with clock.measure("finish"):
+        state, update = method.finish(state, work, inbox, probe, round_)
     return state, update, work, tally
 
 
@@ -79,13 +90,16 @@ def tuning_turn(
     validation: Examples,
     round_: Round,
     epochs: int,
+    clock: Clock = OFF,
 ) -> tuple[Work, Tally]:
     """Receive and tune; nothing is sent."""
     assert method.tune is not None
     tally = Tally()
     probe = ClientProbe(task, train, validation, round_, tally)
-    work = method.receive(state, inbox, probe, round_)
-    return run_phase(replace(method.tune, epochs=epochs), work, task, train, probe, round_, tally), tally
+    with clock.measure("receive"):
+        work = method.receive(state, inbox, probe, round_)
+    with clock.training("tune", [tally]):  # whatever its phase is called: often "train", too
+        return run_phase(replace(method.tune, epochs=epochs), work, task, train, probe, round_, tally), tally
 
 
 def run_phase(phase: Phase, work: Work, task: Task, train: Examples, probe: Probe, round_: Round, tally: Tally) -> Work:

@@ -14,20 +14,24 @@ import sys
 import traceback
 from typing import Any, BinaryIO
 
+from sparsona.engine.clock import IDLE, OFF, START, Clock
+
 FRAME = struct.Struct("<Q")
 
 
-def read_frame(stream: BinaryIO) -> Any:
+def read_frame(stream: BinaryIO, clock: Clock = OFF) -> Any:
     """The next object, or EOFError when the other side is gone."""
-    head = stream.read(FRAME.size)
+    with clock.measure(IDLE):
+        head = stream.read(FRAME.size)
     if len(head) < FRAME.size:
         raise EOFError
     (size,) = FRAME.unpack(head)
-    body = stream.read(size)
-    if len(body) < size:
-        raise EOFError
-    # Only the parent that started this process can write to this pipe.
-    return pickle.loads(body)
+    with clock.measure("pipe"):
+        body = stream.read(size)
+        if len(body) < size:
+            raise EOFError
+        # Only the parent that started this process can write to this pipe.
+        return pickle.loads(body)
 
 
 def write_frame(stream: BinaryIO, value: Any) -> None:
@@ -44,19 +48,20 @@ def main() -> None:
     outbox = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
-        sys.path[:] = read_frame(inbox)
+        sys.path[:], is_profiled = read_frame(inbox)
         # Before torch is imported, so that the parent can write to all workers while they start together.
-        _serve(read_frame(inbox), inbox, outbox)
+        _serve(read_frame(inbox), inbox, outbox, Clock(is_on=is_profiled))
     except (EOFError, BrokenPipeError):
         os._exit(0)  # the parent is gone: nothing is left to be flushed
 
 
-def _serve(request: tuple[str, Any], inbox: BinaryIO, outbox: BinaryIO) -> None:
-    import torch
+def _serve(request: tuple[str, Any], inbox: BinaryIO, outbox: BinaryIO, clock: Clock) -> None:
+    with clock.measure(f"{START}import"):
+        import torch
 
-    from sparsona.core.errors import SparsonaError
-    from sparsona.data.federation import Federation
-    from sparsona.engine.jobs import Setting, perform
+        from sparsona.core.errors import SparsonaError
+        from sparsona.data.federation import Federation
+        from sparsona.engine.jobs import Setting, perform
 
     torch.set_num_threads(1)
     setting: Setting | None = None
@@ -65,18 +70,23 @@ def _serve(request: tuple[str, Any], inbox: BinaryIO, outbox: BinaryIO) -> None:
         answer: Any
         try:
             if kind == "open":
-                task, make_method, folder, plan, capacities = pickle.loads(value)
-                setting = Setting(task, make_method, Federation.open(folder), plan, capacities)
+                with clock.measure(f"{START}build"):
+                    task, make_method, folder, plan, capacities = pickle.loads(value)
+                    setting = Setting(task, make_method, Federation.open(folder), plan, capacities, clock=clock)
+                answer = None
+            elif kind == "report":
                 answer = None
             else:
                 assert setting is not None
                 answer = perform(setting, value)
-            write_frame(outbox, ("done", answer))
+            report = clock.take() if clock.is_on else None
+            with clock.measure("pipe"):
+                write_frame(outbox, ("done", (answer, report)))
         except SparsonaError as error:
             write_frame(outbox, ("error", error))
         except Exception:
             write_frame(outbox, ("crash", traceback.format_exc()))
-        request = read_frame(inbox)
+        request = read_frame(inbox, clock)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from typing import Any, BinaryIO, cast
 import cloudpickle
 
 from sparsona.core.errors import SparsonaError
-from sparsona.engine.jobs import Job, Outcome, Setting, settle
+from sparsona.engine.clock import START, WAIT, Clock
+from sparsona.engine.jobs import Job, Outcome, Setting, Tell, settle
 from sparsona.engine.scratch import claim, make_folder
 from sparsona.engine.worker import read_frame, write_frame
 
@@ -32,7 +33,8 @@ def num_cores() -> int:
 class _Worker:
     """One process and its two pipes."""
 
-    def __init__(self, recipe: bytes) -> None:
+    def __init__(self, recipe: bytes, clock: Clock) -> None:
+        self._clock, self._number = clock, clock.hire()
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "sparsona.engine.worker"],
@@ -44,27 +46,36 @@ class _Worker:
         self.stdin, self.stdout = cast(BinaryIO, self.process.stdin), cast(BinaryIO, self.process.stdout)
         self.job: tuple[int, Job] | None = None
         self.opening = True
-        write_frame(self.stdin, sys.path)
+        write_frame(self.stdin, (sys.path, clock.is_on))
         write_frame(self.stdin, ("open", recipe))
 
     def send(self, number: int, job: Job) -> None:
         self.job = (number, job)
-        write_frame(self.stdin, ("job", replace(job, resend=None)))
+        with self._clock.measure("pipe"):
+            write_frame(self.stdin, ("job", replace(job, resend=None)))
 
     def receive(self) -> Any:
-        kind, value = read_frame(self.stdout)
+        with self._clock.measure("pipe"):
+            kind, value = read_frame(self.stdout)
         if kind == "error":
             raise value
         if kind == "crash":
             raise RuntimeError(f"a worker process failed:\n{value}")
-        return value
+        answer, report = value
+        self._clock.hear(self._number, report)
+        return answer
 
     def end(self) -> None:
+        if self._clock.is_on and self.job is None and not self.opening:
+            with contextlib.suppress(OSError, EOFError):
+                write_frame(self.stdin, ("report", None))  # what it measured since its last job: how long it waited
+                self.receive()
         for pipe in (self.stdin, self.stdout):
             with contextlib.suppress(OSError):
                 pipe.close()
         self.process.terminate()
         self.process.wait()
+        self._clock.dismiss(self._number)
 
 
 class Workers:
@@ -72,7 +83,10 @@ class Workers:
 
     encodes = True
 
-    def __init__(self, setting: Setting, num_workers: int | None = None) -> None:
+    def __init__(self, setting: Setting, num_workers: int | None = None, tell: Tell = lambda text: None) -> None:
+        self._clock, self._tell = setting.clock, tell
+        num_workers = num_workers or num_cores()
+        tell(f"starting {num_workers} worker{'s' * (num_workers > 1)}")
         self._folder = make_folder(PREFIX)
         self._workers: list[_Worker] = []
         try:
@@ -81,8 +95,8 @@ class Workers:
             self._recipe = cloudpickle.dumps(
                 (setting.task, setting.make_method, str(self._folder), setting.plan, setting.capacities)
             )
-            for _ in range(num_workers or num_cores()):
-                self._workers.append(_Worker(self._recipe))
+            for _ in range(num_workers):
+                self._workers.append(_Worker(self._recipe, self._clock))
         except OSError as error:
             self.close()
             raise SparsonaError(
@@ -132,6 +146,8 @@ class Workers:
                     continue
                 if worker.opening:
                     worker.opening = False
+                    if not any(other.opening for other in self._workers):
+                        self._tell("")
                     continue
                 assert worker.job is not None
                 number, job = worker.job
@@ -150,7 +166,9 @@ class Workers:
             for place, worker in enumerate(self._workers):
                 if worker.job is not None or worker.opening:
                     selector.register(worker.stdout, selectors.EVENT_READ, place)
-            return [key.data for key, _ in selector.select()]
+            starting = any(worker.opening for worker in self._workers)
+            with self._clock.measure(f"{START}workers" if starting else WAIT):
+                return [key.data for key, _ in selector.select()]
 
     def _replace(self, place: int, tries: dict[int, int]) -> _Worker:
         """A new process for one that died; its job, if any, is done again."""
@@ -164,7 +182,7 @@ class Workers:
                 expected="workers that live; -9 usually means that memory ran out",
                 mend="use --executor serial, a smaller model or a smaller batch",
             )
-        self._workers[place] = _Worker(self._recipe)
+        self._workers[place] = _Worker(self._recipe, self._clock)
         return self._workers[place]
 
     def close(self) -> None:

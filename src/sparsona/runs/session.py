@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from sparsona.core.errors import SparsonaError
+from sparsona.engine.clock import OTHER, START, Clock
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.executors import open_executor, rounding_as_asked
 from sparsona.engine.jobs import Executor, Job, Outcome, Setting
 from sparsona.engine.serial import Serial
 from sparsona.engine.star import Population, RoundRecord, Star
 from sparsona.runs.checkpoint import Checkpoints, Progress
+from sparsona.runs.profile import ProfileFile
 from sparsona.runs.store import RunFolder, pack_confusion
 from sparsona.wire.ledger import Traffic
 
@@ -27,7 +30,7 @@ TELL_SECONDS = 2.0  # a round that takes longer is told about while it is played
 
 @dataclass(frozen=True)
 class Event:
-    """What a progress bar shows after a round, or, with `doing`, in the middle of a long one."""
+    """What a progress bar shows after a round, or, with `doing`, in the middle of a long one or of start-up."""
 
     completed: int
     total: int
@@ -42,8 +45,8 @@ Listener = Callable[[Event], None]
 class _Watched:
     """An executor whose every outcome is told."""
 
-    def __init__(self, executor: Executor, tell: Callable[[str, int], None]) -> None:
-        self._executor, self._tell = executor, tell
+    def __init__(self, executor: Executor, tell: Callable[[str, int], None], clock: Clock) -> None:
+        self._executor, self._tell, self._clock = executor, tell, clock
         self.encodes = executor.encodes
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
@@ -55,8 +58,13 @@ class _Watched:
                 doing = job.do
                 yield job
 
-        for done, outcome in enumerate(self._executor.run(seen()), 1):
-            self._tell(doing, done)
+        outcomes = self._executor.run(seen())
+        for done in count(1):
+            with self._clock.measure(OTHER):  # whoever asks for outcomes (the server) has not spent this
+                outcome = next(outcomes, None)
+                if outcome is None:
+                    return
+                self._tell(doing, done)
             yield outcome
 
     def close(self) -> None:
@@ -77,22 +85,31 @@ def play(
     session = _Session(folder, setting, listen)
     if session.progress.finished:
         return session.progress  # and no worker is started
-    executor = open_executor(executor_name, setting)
+    about = {"executor": executor_name, "device": setting.device.type}
+    session.profile = ProfileFile(folder.path, setting.clock, session.progress.completed, **about)
+    session.profile.write(session.progress.completed)  # from now on this is a profiled run, also after a kill
+    session.tell_start("starting")
+    executor = open_executor(executor_name, setting, session.tell_start)
     try:
-        session.star = Star(setting, _Watched(executor, session.tell))
+        session.star = Star(setting, _Watched(executor, session.tell, setting.clock))
         with rounding_as_asked(setting):
             return session.run(max_seconds)
     finally:
         executor.close()
+        session.profile.write(session.progress.completed)
 
 
 class _Session:
     def __init__(self, folder: RunFolder, setting: Setting, listen: Listener) -> None:
         self.folder, self.setting, self.listen = folder, setting, listen
-        self.star = Star(setting, Serial(setting))
+        self.clock = setting.clock
+        self.profile: ProfileFile | None = None
         self.checkpoints = Checkpoints(folder.path)
-        self.initial: Population = self.star.start()
-        found = self.checkpoints.load(setting, self.initial)
+        with self.clock.measure(f"{START}build"):
+            self.star = Star(setting, Serial(setting))
+            self.initial: Population = self.star.start()
+        with self.clock.measure("checkpoint"):
+            found = self.checkpoints.load(setting, self.initial)
         self.progress = found or Progress(0, 0.0, self.initial, {})
         self.began = time.monotonic() - self.progress.seconds
         self.checkpoint_at = time.monotonic()
@@ -107,8 +124,10 @@ class _Session:
                     expected="the manifest that goes with the records of this run",
                     mend="restore it from a copy, or start the run again in another folder",
                 )
-            self.checkpoints.save(self.progress, self.initial)
-        folder.check_records(self.progress.completed)
+            with self.clock.measure("checkpoint"):
+                self.checkpoints.save(self.progress, self.initial)
+        with self.clock.measure("records"):
+            folder.check_records(self.progress.completed)
 
     @property
     def seconds(self) -> float:
@@ -123,15 +142,19 @@ class _Session:
             what = {"train": "trained", "evaluate": "tested", "tune": "tuned"}[doing]
             self._tell(self.accuracy, f"{done} of {total} clients {what}")
 
+    def tell_start(self, doing: str) -> None:
+        """What start-up is doing; "" when it is over."""
+        self._tell(self.accuracy, doing)
+
     def _tell(self, accuracy: float | None, doing: str = "") -> None:
         self.told, self.accuracy = time.monotonic(), accuracy
         self.listen(Event(self.progress.completed, self.setting.plan.rounds, accuracy, self.seconds, doing))
 
     def run(self, max_seconds: float | None) -> Progress:
-        self.folder.rewind(self.progress.completed)
+        with self.clock.measure("records"):
+            self.folder.rewind(self.progress.completed)
         deadline = None if max_seconds is None else time.monotonic() + max_seconds
         unsaved = False
-        self._tell(None, "starting")
         try:
             while self.progress.completed < self.setting.plan.rounds:
                 self._round()
@@ -166,7 +189,7 @@ class _Session:
         completed = self.progress.completed
         if not self.setting.plan.evaluates_after(completed):
             found = self.star.evaluate(self.progress.population, completed)
-            with self.folder.writing():
+            with self.clock.measure("records"), self.folder.writing():
                 self.folder.insert("evaluations", (_row(completed, evaluation) for evaluation in found))
 
     def _close(self) -> None:
@@ -186,8 +209,12 @@ class _Session:
 
     def _save(self) -> None:
         began = time.monotonic()
-        self.folder.flush()
-        self.checkpoints.save(self.progress, self.initial)
+        with self.clock.measure("records"):
+            self.folder.flush()
+        with self.clock.measure("checkpoint"):
+            self.checkpoints.save(self.progress, self.initial)
+            if self.profile is not None:
+                self.profile.write(self.progress.completed)
         self.checkpoint_at = time.monotonic()
         self.checkpoint_cost = self.checkpoint_at - began
 
@@ -208,7 +235,7 @@ class _Session:
             sum(turn.tally.search_flops for turn in turns),
             seconds,
         )
-        with self.folder.writing():
+        with self.clock.measure("records"), self.folder.writing():
             self.folder.insert("rounds", [summary])
             self.folder.insert(
                 "turns",

@@ -26,8 +26,9 @@ from torch import Tensor
 # several times that, and 16 would double the number of passes.
 WIDTHS = (7, 6, 6, 6, 6)
 BINS = 2 ** max(WIDTHS)
-BLOCK = 4096
-WARPS = 8
+# Measured on an H200 for VGG11: 0.54 ms an evolution; blocks of 4,096 take 0.57, with eight warps 0.62.
+BLOCK = 2048
+WARPS = 4
 # Entries are numbered in 32 bits.
 MOST_ENTRIES = 2**31 - 2 * BLOCK
 

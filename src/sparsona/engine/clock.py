@@ -1,0 +1,218 @@
+"""Where the time goes, phase by phase: what `--profile` measures with.
+
+`with setting.clock.measure("finish"): ...` counts the time until the block is left, less what blocks inside it count
+for themselves, so that all shares add up to the wall time. A clock that is off hands out one block that does nothing.
+Never hold a block over a `yield` (another block would be closed first), nor open one while a CUDA graph is captured.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+START = "start: "  # how the names of start-up's parts begin
+TRAIN = "train"
+WAIT, IDLE, OTHER = "wait for workers", "idle", "other"
+# In this order they are shown: as a run goes. What is not named here comes where "" is.
+_ORDER = (
+    *(f"{START}import", f"{START}read data", f"{START}build", START.rstrip(": ")),
+    *("reply", "encode", "decode", "init", "receive", TRAIN, "finish", "", "aggregate", "evaluate"),
+    *("records", "checkpoint", "pipe", WAIT, IDLE),
+)
+_NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
+
+
+class Counts(Protocol):
+    """What training counts by itself; a turn's Tally has it."""
+
+    steps: int
+    examples: int
+
+
+@dataclass
+class Span:
+    """What was measured under one name."""
+
+    seconds: float = 0.0
+    calls: int = 0
+    steps: int = 0
+    examples: int = 0
+
+    def add(self, other: Span) -> None:
+        self.seconds += other.seconds
+        self.calls += other.calls
+        self.steps += other.steps
+        self.examples += other.examples
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a worker process measured since its last report, and the most memory it ever held."""
+
+    spans: dict[str, Span]
+    peak_bytes: int
+
+
+@dataclass
+class _Crew:
+    """Worker processes, as the clock of their parent sees them."""
+
+    began: dict[int, float] = field(default_factory=dict)
+    ended: dict[int, float] = field(default_factory=dict)
+    peak_bytes: dict[int, int] = field(default_factory=dict)
+    spans: dict[str, Span] = field(default_factory=dict)
+
+
+class Clock:
+    """Measures one process, and is told what its workers measured. Begins when it is made."""
+
+    def __init__(self, is_on: bool = True) -> None:
+        self.is_on = is_on
+        self._began = self._since = time.perf_counter()
+        self._open: list[str] = []
+        self._spans: dict[str, Span] = {}
+        self._crew = _Crew()
+        self._device: Any = None
+
+    def attach(self, device: Any) -> None:
+        """Wait for this torch device wherever a block begins or ends: its work then counts where it was asked for."""
+        if self.is_on and device.type == "cuda":
+            import torch
+
+            self._device = device
+            torch.cuda.reset_peak_memory_stats(device)
+
+    def measure(self, name: str) -> AbstractContextManager[None]:
+        """A block whose time counts as `name`."""
+        return _Block(self, name) if self.is_on else _NOTHING
+
+    def training(self, phase: str, tallies: Iterable[Counts]) -> AbstractContextManager[None]:
+        """A block that runs a training phase of one or more clients; their tallies tell its steps and examples."""
+        if not self.is_on:
+            return _NOTHING
+        return _Block(self, TRAIN if phase == TRAIN else f"{TRAIN}: {phase}", tuple(tallies))
+
+    def take(self) -> Report:
+        """What was measured since this was last asked: how a worker reports."""
+        spans, self._spans = self._spans, {}
+        return Report(spans, peak_bytes())
+
+    def hire(self) -> int:
+        """A worker process is started; its number, for `hear` and `dismiss`."""
+        number = len(self._crew.began)
+        if self.is_on:
+            self._crew.began[number] = time.perf_counter()
+        return number
+
+    def hear(self, number: int, report: Report | None) -> None:
+        """A worker's report."""
+        if report is None or not self.is_on:
+            return
+        for name, span in report.spans.items():
+            self._crew.spans.setdefault(name, Span()).add(span)
+        self._crew.peak_bytes[number] = report.peak_bytes
+
+    def dismiss(self, number: int) -> None:
+        """A worker process has ended."""
+        if self.is_on:
+            self._crew.ended.setdefault(number, time.perf_counter())
+
+    def profile(self) -> dict[str, Any]:
+        """Everything measured until now, as docs/profile.md describes it. The shares of each list add up to 1."""
+        now = self._turn()
+        crew, wall = self._crew, now - self._began
+        gpu = None
+        if self._device is not None:
+            import torch
+
+            gpu = torch.cuda.max_memory_allocated(self._device)
+        workers = None
+        if crew.began:
+            lived = sum(crew.ended.get(number, now) - began for number, began in crew.began.items())
+            workers = {"processes": len(crew.began), "seconds": lived, "phases": _rows(crew.spans, lived)}
+        peaks = list(crew.peak_bytes.values())
+        memory = {"process": peak_bytes(), "workers": peaks, "gpu": gpu}
+        return {"seconds": wall, "phases": _rows(self._spans, wall), "workers": workers, "memory": memory}
+
+    def _turn(self) -> float:
+        """Count the time until now for the innermost open block."""
+        if self._device is not None:
+            import torch
+
+            torch.cuda.synchronize(self._device)
+        now = time.perf_counter()
+        if self._open:
+            self._spans.setdefault(self._open[-1], Span()).seconds += now - self._since
+        self._since = now
+        return now
+
+    def _enter(self, name: str) -> None:
+        self._turn()
+        self._open.append(name)
+
+    def _leave(self, steps: int, examples: int) -> None:
+        self._turn()
+        self._spans.setdefault(self._open.pop(), Span()).add(Span(0.0, 1, steps, examples))
+
+
+class _Block:
+    """One measured block."""
+
+    def __init__(self, clock: Clock, name: str, tallies: Sequence[Counts] = ()) -> None:
+        self._clock, self._name, self._tallies = clock, name, tallies
+
+    def _counted(self) -> tuple[int, int]:
+        return sum(tally.steps for tally in self._tallies), sum(tally.examples for tally in self._tallies)
+
+    def __enter__(self) -> None:
+        self._steps, self._examples = self._counted()
+        self._clock._enter(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        steps, examples = self._counted()
+        self._clock._leave(steps - self._steps, examples - self._examples)
+
+
+OFF = Clock(is_on=False)
+
+
+def _rows(spans: dict[str, Span], wall: float) -> list[dict[str, Any]]:
+    """What was measured in a fixed order, and what was not as the last row."""
+    found = {name: span for name, span in spans.items() if name != OTHER}
+    rest = Span(max(0.0, wall - sum(span.seconds for span in found.values())))
+    rows = []
+    for name, span in [*sorted(found.items(), key=lambda item: _place(item[0])), (OTHER, rest)]:
+        row: dict[str, Any] = {"phase": name, "seconds": span.seconds, "share": span.seconds / wall if wall else 0.0}
+        row |= {"calls": span.calls, "ms_per_call": 1e3 * span.seconds / span.calls if span.calls else None}
+        if span.steps:
+            row |= {"steps": span.steps, "ms_per_step": 1e3 * span.seconds / span.steps}
+            row |= {"examples": span.examples, "examples_per_second": span.examples / span.seconds}
+        rows.append(row)
+    return rows
+
+
+def _place(name: str) -> int:
+    """Where a name is shown, or the word before its colon; equal places stay as they were first measured."""
+    known = [text for text in (name, name.partition(":")[0], "") if text in _ORDER]
+    return _ORDER.index(known[0])
+
+
+def peak_bytes() -> int:
+    """The most memory this process has ever held."""
+    try:
+        # Not getrusage's figure: a process begins with its parent's there.
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    import resource
+    import sys
+
+    found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return found if sys.platform == "darwin" else found * 1024

@@ -1,0 +1,51 @@
+"""RUN/profile.json: where the time went, one part for each time a profiled run was started or gone on with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sparsona.core.errors import SparsonaError
+from sparsona.engine.clock import Clock
+from sparsona.runs.store import read_json, write_atomically
+
+NAME, FORMAT = "profile.json", 1
+
+
+class ProfileFile:
+    """The profile of a run folder, its last part being measured now. With a clock that is off it writes nothing."""
+
+    def __init__(self, folder: Path, clock: Clock, completed: int, **about: Any) -> None:
+        self._path, self._clock, self._first, self._about = folder / NAME, clock, completed, about
+        self._before = read_profile(folder)["parts"] if clock.is_on and is_profiled(folder) else []
+
+    def write(self, completed: int) -> None:
+        """What was measured until now; `completed` rounds are done."""
+        if self._clock.is_on:
+            part = {"rounds": {"from": self._first, "to": completed}, **self._about, **self._clock.profile()}
+            value = {"format": FORMAT, "parts": [*self._before, part]}
+            write_atomically(self._path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def is_profiled(folder: Path) -> bool:
+    """Whether this run is one that is measured."""
+    return (folder / NAME).is_file()
+
+
+def read_profile(folder: Path) -> dict[str, Any]:
+    """The file's content."""
+    if not is_profiled(folder):
+        raise SparsonaError(
+            f"'{folder}' has no profile",
+            expected="a run that was measured",
+            mend="run with --profile, or train(..., profile=True)",
+        )
+    value = read_json(folder / NAME)
+    if value.get("format") != FORMAT or not isinstance(value.get("parts"), list):
+        raise SparsonaError(
+            f"'{folder / NAME}' is none of this version's profiles",
+            expected=f"format {FORMAT}, as sparsona wrote it",
+            mend="remove it: the run itself does not need it",
+        )
+    return value
