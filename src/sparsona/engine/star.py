@@ -11,7 +11,7 @@ from sparsona.core.method import Inbox, Round, Server, State, Tree, Update, Work
 from sparsona.core.tree import awake
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.jobs import Executor, Job, Message, Outcome, Setting, opened
-from sparsona.engine.plan import novel_clients, participation
+from sparsona.engine.plan import novel_clients, participation, tested_clients
 from sparsona.engine.turn import ClientProbe, Tally, check_finite
 from sparsona.wire.codec import encode
 from sparsona.wire.format import message_size, sizes_of
@@ -171,14 +171,11 @@ class Star:
         return update, sent + Traffic(up=_length(outcome.message), paper_up=paper_bytes(update))
 
     def evaluate(self, population: Population, completed: int) -> list[Evaluation]:
-        """Every participating client's model on its own test data, at the plan's points that need no training."""
+        """Clients' models on their own test data, at the plan's points that need no training."""
         points = tuple(point for point in self.plan.points if point in ("received", "global"))
         if not points:
             return []
-        return self._look(population, completed, points, self._participants())
-
-    def _participants(self) -> list[int]:
-        return [client.index for client in self.setting.clients if client.index not in self.novel]
+        return self._look(population, completed, points, tested_clients(self.plan, self.setting.clients))
 
     def _look(
         self, population: Population, completed: int, points: tuple[str, ...], clients: list[int]
@@ -221,7 +218,7 @@ def memories(server: Server) -> dict[str, dict[int, Any]]:
     return {
         field.name: value
         for field in fields(server)
-        if isinstance(value := getattr(server, field.name), dict) and all(isinstance(key, int) for key in value)
+        if isinstance(value := getattr(server, field.name), dict) and set(map(type, value)) <= {int}
     }
 
 
