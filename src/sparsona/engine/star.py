@@ -110,6 +110,7 @@ class Star:
                 record.turns.append(Turn(client, outcome.tally, traffic, aggregated, dropped))
                 record.evaluations.extend(outcome.evaluations)
                 if update is not None and aggregated:
+                    self._rest_masks(update)
                     yield update
 
         inbox = arriving()
@@ -120,6 +121,12 @@ class Star:
             pass
         self._rest_memories(server, population.server)
         return Population(server, states), record
+
+    def _rest_masks(self, update: Update) -> None:
+        """A server usually keeps the masks that it is sent: at rest, or memory would grow with every update."""
+        for part in update.parts.values():
+            if part.whole is not None and not part.dtype.is_floating_point:
+                self.setting.shelf.rest(part.whole)
 
     def _looks_at_trained(self, index: int) -> bool:
         return "trained" in self.plan.points and self.plan.evaluates_after(index + 1)

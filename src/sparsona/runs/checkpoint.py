@@ -75,7 +75,7 @@ class Checkpoints:
             "files": names,
         }
         manifest["checksum"] = _checksum(manifest)
-        write_atomically(self._folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
+        write_atomically(self._folder / "manifest.json", (json.dumps(manifest) + "\n").encode())
         self._files, self._saved = names, saved
         keep = {entry.split()[0] for entry in names.values()} | {"manifest.json"}
         with telling_disk_errors(self._folder):
