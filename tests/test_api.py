@@ -15,6 +15,7 @@ from torch import nn
 
 import sparsona as sp
 from sparsona import api
+from sparsona.core.errors import SparsonaError
 from sparsona.runs.store import unpack_confusion
 
 CLIENTS, CLASSES = 9, 4
@@ -315,3 +316,27 @@ def test_novel_clients_have_models_too(federation, tmp_path):
     for client in range(CLIENTS):
         assert run.personal_model(client)(torch.zeros(2, 6)).shape == (2, CLASSES)
     assert run.report(tmp_path / "page.html").exists()
+
+
+def test_some_clients_stand_for_all(federation, tmp_path):
+    options = {**OPTIONS, "density": 0.4, "points": ["global"]}
+    run = sp.train("fedspa", federation, net, eval_clients=2, novel=1, out=tmp_path / "run", **options)
+    with sqlite3.connect(run.path / "records.sqlite") as records:
+        tested = records.execute(
+            "SELECT DISTINCT client FROM evaluations WHERE point IN ('received', 'global')"
+        ).fetchall()
+        novel = records.execute("SELECT DISTINCT client FROM evaluations WHERE point = 'novel'").fetchall()
+    assert len(tested) == 2  # the same ones after every round
+    assert len(novel) == 1
+    assert not set(tested) & set(novel)
+    assert np.isfinite(run.accuracies()).sum() == 2
+    assert "mean over 2 clients" in run.protocol
+    assert f"the same for every evaluation, from the {CLIENTS - 1} that took part" in run.protocol
+    assert "1 novel clients took no part" in run.protocol
+    all_tested = sp.train("fedspa", federation, net, novel=1, out=tmp_path / "all", **options)
+    chosen = np.isfinite(run.accuracies())
+    assert np.array_equal(run.accuracies()[chosen], all_tested.accuracies()[chosen])
+    assert "drawn once" not in all_tested.protocol
+    assert run.report(tmp_path / "page.html").exists()
+    with pytest.raises(SparsonaError, match="eval_clients"):
+        sp.train("fedspa", federation, net, eval_clients=0, out=tmp_path / "none", **OPTIONS)

@@ -35,7 +35,7 @@ RUNS = Path("runs")
 # What all methods of a comparison must have in common, for their results to be comparable.
 CONDITIONS = frozenset(
     {*OF_DATA, "model", "seed", "rounds", "per_round", "everyone_trains", "stateless", "novel", "drop_rate"}
-    | {"capacities", "max_seconds", "precision"}
+    | {"capacities", "max_seconds", "precision", "eval_clients"}
 )
 
 

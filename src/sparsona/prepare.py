@@ -18,7 +18,7 @@ from sparsona.data.federation import Federation
 from sparsona.data.sharing import share
 from sparsona.data.sources import read
 from sparsona.engine.clock import OFF, START, Clock
-from sparsona.engine.executors import choose_device
+from sparsona.engine.executors import choose_device, kinds
 from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import Plan
 from sparsona.runs import config as configs
@@ -134,6 +134,7 @@ def make_setting(
         seed=config.seed,
         lr_decay=config.lr_decay,
         eval_every=config.eval_every,
+        eval_clients=config.eval_clients,
         points=config.all_points,
         tune_epochs=config.tune_epochs,
         tune_lr_scale=config.tune_lr_scale,
@@ -164,7 +165,7 @@ def start_digest(setting: Setting) -> str:
 def ignores_capacity(setting: Setting) -> bool:
     """Whether any client is handed, or keeps, more than its device is said to hold."""
     size, round_ = setting.task.layout.size, setting.plan.round_at(0)
-    for client in setting.clients:
+    for client, _ in kinds(setting.clients):
         down = setting.method.cost(setting.task.layout, client, round_).down
         held = size if down is None else max(part.num_values for part in down if not part.is_mask)
         if held > client.capacity * size:

@@ -39,7 +39,7 @@ class Run:
         return self.summary["protocol"]
 
     def accuracies(self) -> np.ndarray:
-        """Each client's accuracy on its own test data at the headline point, from 0 to 1; NaN for novel clients."""
+        """Each client's accuracy on its own test data at the headline point, from 0 to 1; NaN for those not tested."""
         import numpy as np
 
         _, _, correct, count = summaries.headline(self._folder)

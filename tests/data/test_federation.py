@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Client
 from sparsona.core.seeds import Seeds
-from sparsona.data.federation import PARTS, Federation
+from sparsona.data.federation import PARTS, Federation, Split
 from sparsona.data.partition import partition
 from sparsona.data.sharing import federate
 from sparsona.data.sources import load
@@ -350,3 +350,21 @@ def test_what_is_wrong_with_a_question_is_told():
             f.clients(capacities)
     with pytest.raises(SparsonaError, match="validation_rate is 1"):
         Federation.from_clients([GOOD], validation_rate=1)
+
+
+def test_splits_are_cut_where_they_are_looked_at():
+    """Splits handed in one by one are kept as one index; all that is asked of them stays as it was."""
+    parts = [([4, 5], [], [6]), ([0], [1], [2, 3])]
+    splits = tuple(Split(*(torch.tensor(part, dtype=torch.int64) for part in client)) for client in parts)
+    x, y = torch.arange(14.0).view(7, 2), torch.tensor([0, 1, 1, 0, 1, 1, 0])
+    f = Federation(x, y, splits, 2)
+    assert [[getattr(split, part).tolist() for part in PARTS] for split in f.splits] == [list(c) for c in parts]
+    assert f.splits[-1].test.tolist() == [2, 3]
+    with pytest.raises(IndexError):
+        f.splits[2]
+    assert f.sizes().tolist() == [[2, 0, 1], [1, 1, 2]]
+    assert f.label_counts("train").tolist() == [[0, 2], [1, 0]]
+    assert f.label_counts("test").tolist() == [[1, 0], [1, 1]]
+    assert [(c.num_examples, c.num_validation) for c in f.clients()] == [(2, 0), (1, 1)]
+    assert f.client(1) == f.clients()[1]
+    assert f.examples(1, "test").inputs.tolist() == [[4.0, 5.0], [6.0, 7.0]]

@@ -63,6 +63,20 @@ def test_a_resting_mask_is_the_same_mask_in_an_eighth_of_the_memory():
     assert torch.equal(part.tree(again).flat, torch.where(before, some(2).flat, 0))
 
 
+def test_places_of_bits_are_used_again_and_shared_by_nobody():
+    masks = [mask_of(seed) for seed in range(4)]
+    for mask in masks:
+        mask.rest()
+    bits, again = masks[1].bits(), masks[2].awake()
+    place = masks[1].rest()._kept.data_ptr()
+    del masks[1], mask
+    late = mask_of(9)
+    assert late.rest()._kept.data_ptr() == place
+    assert torch.equal(bits, pack_bits(mask_of(1).flat))  # what was given out is a copy
+    assert torch.equal(again.flat, mask_of(2).flat)
+    assert [torch.equal(m.flat, mask_of(k).flat) for m, k in zip(masks, (0, 2, 3), strict=True)] == [True] * 3
+
+
 def test_masks_travel_between_processes_as_bits():
     mask = mask_of(1)
     counts(mask), mask_digest(mask)
@@ -178,6 +192,27 @@ def test_a_run_that_lives_in_files_has_the_same_bits(method, tmp_path):
     kept = [tree for _, tree in parts(value2[1:]) if tree.layout.size]
     assert all(tree._flat is None for tree in kept)
     assert {tree.rest().where for tree in kept if tree.dtype is torch.float32} == {"file"}
+
+
+def test_masks_rest_as_they_arrive():
+    """However many are sampled, no mask is at hand while the updates of others are awaited."""
+    config = prepare.make_config("fedspa", {"clients": 4, "per_round": 4, "rounds": 1, "epochs": 1, "device": "cpu"})
+    setting = prepare.make_setting(config)
+    star, at_hand = Star(setting, Serial(setting)), []
+    aggregate = setting.method.server.aggregate
+
+    def watched(server, inbox, round_):
+        def seen():
+            for update in inbox:
+                at_hand.append(update.parts["mask"].tree()._flat)
+                yield update
+
+        return aggregate(server, seen(), round_)
+
+    object.__setattr__(setting.method.server, "aggregate", watched)
+    population, _ = star.play(star.start(), 0)
+    assert at_hand == [None] * 4
+    assert all(mask._flat is None for mask in population.server.masks.values())
 
 
 def bits(value) -> dict[str, bytes]:

@@ -79,7 +79,7 @@ def headline(folder: RunFolder) -> tuple[str, int, np.ndarray, np.ndarray]:
         point = "received"
         found = folder.select("SELECT MAX(completed) FROM evaluations WHERE point = 'received'")[0][0]
         rows = _evaluated(folder, found, point)
-    # One entry per client, in order: those not evaluated here (novel ones) have no test examples.
+    # One entry per client, in order: those not evaluated here (novel, or not drawn) have no test examples.
     correct, count = np.zeros((2, len(folder.about["sizes"])), dtype=int)
     clients = [row[0] for row in rows]
     correct[clients], count[clients] = _arrays(rows)
@@ -99,8 +99,11 @@ def protocol(folder: RunFolder) -> str:
         f"{unit}, {chosen}never used in any decision); mean over {len(tested)} clients, each counting the same; "
         f"after round {completed} of {config['rounds']}, the last and not the best."
     )
-    if len(tested) < len(count):
-        text += f" {len(count) - len(tested)} novel clients took no part and are not among them."
+    took_part = len(count) - config["novel"]
+    if len(tested) < took_part:
+        text += f" They were drawn once, the same for every evaluation, from the {took_part:,} that took part."
+    if config["novel"]:
+        text += f" {config['novel']} novel clients took no part and are not among them."
     if about["ignores_capacity"]:
         text += " Capacities are not kept: this method's models are larger than some clients can hold."
     if about["has_batch_statistics"] and not config["stateless"]:

@@ -34,6 +34,13 @@ class Layout:
 
     slots: tuple[Slot, ...]
 
+    def __hash__(self) -> int:
+        return self._hash  # asked for with every client, by what remembers results
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self.slots)
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         return tuple(slot.name for slot in self.slots)

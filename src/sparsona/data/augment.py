@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -63,9 +64,16 @@ def scale(inputs: Tensor, view: View) -> Tensor:
         return inputs.long()
     factor = 1 / 255 if inputs.dtype == torch.uint8 else 1.0
     if view.mean:
-        mean, std = (torch.tensor(values, device=inputs.device).view(-1, 1, 1) for values in (view.mean, view.std))
+        mean, std = _statistics(view, inputs.device)
         return inputs.float().mul_(factor / std).sub_(mean / std) if factor != 1.0 else (inputs - mean) / std
     return inputs.float().mul_(factor) if factor != 1.0 else inputs
+
+
+@lru_cache(maxsize=16)
+def _statistics(view: View, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The channels' mean and spread; kept, since a copy to a device is waited for."""
+    mean, std = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (view.mean, view.std))
+    return mean, std
 
 
 def _cut(inputs: Tensor, view: View) -> tuple[int, int]:

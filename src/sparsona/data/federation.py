@@ -6,9 +6,9 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +25,12 @@ from sparsona.data.augment import look
 from sparsona.data.batches import Examples
 from sparsona.data.owners import asks
 from sparsona.data.pool import View
+from sparsona.data.splits import PARTS, Split, Splits
 from sparsona.data.splitting import carve, check_rates, no_data, nothing_to_score, round_to, stratum
 
 Array = npt.NDArray[Any]
 MANIFEST = "federation.json"
 FORMAT = 2
-
-
-@dataclass(frozen=True, eq=False)
-class Split:
-    """Which examples of the pool a client trains, validates and tests on: int64 indices, without overlap.
-
-    Two clients' test examples may be the same, if they were drawn from one published test set.
-    """
-
-    train: Tensor
-    validation: Tensor
-    test: Tensor
-
-
-PARTS = tuple(field.name for field in fields(Split))
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,12 +44,21 @@ class Federation:
 
     x: Tensor
     y: Tensor
-    splits: tuple[Split, ...]
+    splits: Sequence[Split]
     num_classes: int
     name: str = "arrays"
     view: View = field(default_factory=View)
     tested_on: str = "given"
     left_out: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.splits, Splits):
+            object.__setattr__(self, "splits", Splits.of(self.splits))
+
+    @property
+    def _splits(self) -> Splits:
+        assert isinstance(self.splits, Splits)
+        return self.splits
 
     @property
     def num_clients(self) -> int:
@@ -88,8 +83,7 @@ class Federation:
         """The same federation with everything on `device`."""
         if self.x.device == device:
             return self
-        splits = (Split(*(getattr(split, part).to(device) for part in PARTS)) for split in self.splits)
-        return replace(self, x=self.x.to(device), y=self.y.to(device), splits=tuple(splits))
+        return replace(self, x=self.x.to(device), y=self.y.to(device), splits=self._splits.to(device))
 
     def client(self, index: int, capacity: float = 1.0) -> Client:
         """The client as methods see it."""
@@ -105,7 +99,9 @@ class Federation:
                 expected="one or more densities, each greater than 0 and at most 1",
                 mend="write for example [0.2, 0.5, 1.0], or leave them out: every client then holds a dense model",
             )
-        return tuple(self.client(index, capacities[index % len(capacities)]) for index in range(self.num_clients))
+        num, every = self.num_clients, len(capacities)
+        rows = enumerate(self._splits.sizes.tolist())
+        return tuple(Client(k, train, capacities[k % every], held, num) for k, (train, held, _) in rows)
 
     def examples(self, client: int, part: str) -> Examples:
         """A copy of a client's "train", "validation" or "test" examples, scaled as a model takes them.
@@ -118,16 +114,24 @@ class Federation:
             return Examples(inputs, targets, self.view)
         return Examples(look(inputs, self.view), targets)
 
+    def train_on_host(self, client: int) -> Tensor:
+        """A client's training examples, as indices into the pool: for those who lay out batches on the host."""
+        return self._splits.train_on_host(client)
+
     def sizes(self) -> Tensor:
         """How many examples each client trains, validates and tests on: int64 [clients, 3]."""
-        return torch.tensor([[len(getattr(split, part)) for part in PARTS] for split in self.splits])
+        return torch.from_numpy(self._splits.sizes.copy())
 
     def label_counts(self, part: str) -> Tensor | None:
         """How many examples of each class each client has: int64 [clients, classes]; None if tokens are asked for."""
         if self.asks_per_token:
             return None
-        rows = [self.y[self._indices(k, part)].bincount(minlength=self.num_classes) for k in range(self.num_clients)]
-        return torch.stack(rows)
+        if part not in PARTS:
+            raise unknown_name("part of the data", part, PARTS)
+        client, example = self._splits.clients_of(part)
+        cells = client * self.num_classes + self.y.cpu().numpy()[example]
+        found = np.bincount(cells, minlength=self.num_clients * self.num_classes)
+        return torch.from_numpy(found.reshape(self.num_clients, self.num_classes))
 
     def digest(self) -> str:
         """Tells apart federations that differ in any example, label or split; the name does not count."""
@@ -148,13 +152,11 @@ class Federation:
             raise unknown_name("part of the data", part, PARTS)
         if not 0 <= client < self.num_clients:
             raise SparsonaError(f"there is no client {client}", expected=f"0 to {self.num_clients - 1}")
-        indices: Tensor = getattr(self.splits[client], part)
-        return indices
+        return self._splits.part(client, PARTS.index(part))
 
     def _flat_splits(self) -> tuple[Array, Array]:
         """All indices end to end, and how many each client has of each part."""
-        parts = [getattr(split, part).cpu().numpy() for split in self.splits for part in PARTS]
-        return np.concatenate(parts), np.array([len(part) for part in parts]).reshape(-1, len(PARTS))
+        return self._splits.entries.cpu().numpy(), self._splits.sizes
 
     def save(self, folder: str | Path) -> None:
         """Write it to a folder from which `Federation.open` maps it into memory, for other processes to share."""
@@ -193,8 +195,7 @@ class Federation:
             index, sizes = (np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("index", "sizes"))
             if sizes.sum() != len(index) or len(x) != len(y):
                 raise ValueError("its files do not belong together")
-            pieces = map(torch.from_numpy, np.split(index, np.cumsum(sizes)[:-1]))
-            splits = tuple(Split(*(next(pieces) for _ in PARTS)) for _ in sizes)
+            splits = Splits(torch.from_numpy(index), sizes)
             seen: dict[str, Any] = manifest["view"]
             view = View(**seen | {"mean": tuple(seen["mean"]), "std": tuple(seen["std"])})
             tensors = (torch.from_numpy(x), torch.from_numpy(y))
@@ -257,14 +258,14 @@ class Federation:
         num_classes = checked.count_classes(y, num_classes, x if y.dim() == 2 else None)
         labels, splits, start = stratum(y.numpy()), [], 0
         for index, size in enumerate(sizes):
-            ends = np.cumsum([start, *(size[part] for part in PARTS)])
+            ends = list(accumulate((size[part] for part in PARTS), initial=start))
             train, validation, test = (np.arange(a, b) for a, b in pairwise(ends))
-            if len(clients[index]) == 4:
+            wanted = round_to(len(train) * validation_rate, validation_rate > 0, len(train) - 1)
+            if len(clients[index]) == 4 and wanted:
                 rng = np.random.Generator(np.random.PCG64(Seeds(seed).of(index).own("split")))
-                wanted = round_to(len(train) * validation_rate, validation_rate > 0, len(train) - 1)
                 validation, train = carve(train, labels, wanted, rng)
             if y.dim() == 2 and not asks(y[test].numpy()).any():
                 raise nothing_to_score(index)
-            splits.append(Split(*map(torch.from_numpy, (train, validation, test))))
-            start = int(ends[-1])
-        return cls(x, y, tuple(splits), num_classes, name, view or View())
+            splits.append((train, validation, test))
+            start = ends[-1]
+        return cls(x, y, Splits.of(splits), num_classes, name, view or View())

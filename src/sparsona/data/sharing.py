@@ -13,10 +13,11 @@ from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.seeds import Seeds
 from sparsona.data import TESTS
 from sparsona.data import arrays as checked
-from sparsona.data.federation import Federation, Split
+from sparsona.data.federation import Federation
 from sparsona.data.owners import asks, count_by_owner, find_by_owner, keep_able, number_owners
 from sparsona.data.partition import partition as partition_labels
 from sparsona.data.pool import Pool, View
+from sparsona.data.splits import Splits
 from sparsona.data.splitting import carve, check_rates, cut_off, no_data, nothing_to_score, round_to, stratum
 from sparsona.data.testing import draw_by_shares
 
@@ -158,8 +159,9 @@ def share(
     x, y, splits = _compact(pool, splits)
     tested_on = how if per_client is None else f"{how}:{per_client}"
     tensors = [torch.from_numpy(np.require(array, requirements=["W"])) for array in (x, y)]
-    made = tuple(Split(*map(torch.from_numpy, split)) for split in splits)
-    return Federation(tensors[0], tensors[1], made, pool.num_classes, pool.name, pool.view, tested_on, left_out)
+    return Federation(
+        tensors[0], tensors[1], Splits.of(splits), pool.num_classes, pool.name, pool.view, tested_on, left_out
+    )
 
 
 @dataclass(frozen=True)

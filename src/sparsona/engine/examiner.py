@@ -24,7 +24,7 @@ class Examiner:
         data, device = setting.federation, setting.device
         self._setting, self._template = setting, work
         self._leaves = [tensor.clone() for _, tensor in leaves(work)]
-        self._size = min(MOST, max(len(split.test) for split in data.splits))
+        self._size = min(MOST, int(data.sizes()[:, 2].max()))
         self._index = torch.zeros(self._size, dtype=torch.int64, device=device)
         self._weight = torch.zeros(self._size, device=device)
         classes = setting.task.num_classes

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.round import Client
 from sparsona.engine.clock import START
 from sparsona.engine.jobs import Executor, Setting, Tell
 from sparsona.engine.serial import Serial
@@ -86,10 +88,22 @@ def _expected_seconds(setting: Setting) -> float:
     plan, clients = setting.plan, setting.clients
     epochs = sum(phase.epochs for phase in setting.method.phases)
     seconds = 0.0
-    for client in clients:
+    for client, count in kinds(clients):
         flops = setting.method.cost(setting.task.layout, client, plan.round_at(0)).train_flops
-        seconds += epochs * -(-client.num_examples // plan.batch_size) * STEP_SECONDS + flops / FLOPS_PER_SECOND
+        each = epochs * -(-client.num_examples // plan.batch_size) * STEP_SECONDS + flops / FLOPS_PER_SECOND
+        seconds += count * each
     return plan.rounds * plan.per_round * seconds / len(clients)
+
+
+def kinds(clients: Iterable[Client]) -> Iterator[tuple[Client, int]]:
+    """One client of each kind, and how many there are of it: costs follow from capacity and amounts of data."""
+    first: dict[tuple[float, ...], Client] = {}
+    counts: Counter[tuple[float, ...]] = Counter()
+    for client in clients:
+        kind = (client.capacity, client.num_examples, client.num_validation)
+        first.setdefault(kind, client)
+        counts[kind] += 1
+    return ((client, counts[kind]) for kind, client in first.items())
 
 
 def open_executor(name: str, setting: Setting, tell: Tell = lambda text: None) -> Executor:

@@ -140,7 +140,7 @@ class Lane:
         rows, sizes = plan_rows(
             phase,
             [seat.train for seat in seats],
-            [setting.federation.splits[seat.job.client].train.cpu() for seat in seats],
+            [setting.federation.train_on_host(seat.job.client) for seat in seats],
             [seat.round for seat in seats],
             self._size,
             self.num_seats,

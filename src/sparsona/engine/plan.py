@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +21,7 @@ class Plan:
     seed: int
     lr_decay: float = 1.0  # the learning rate is multiplied by this every round
     eval_every: int = 1
+    eval_clients: int | None = None  # how many are tested, always the same ones; None: all that take part
     points: tuple[str, ...] = ("received",)
     tune_epochs: int = 0  # final tuning of every client; 0: none
     tune_lr_scale: float = 1.0  # the learning rate of tuning, as a share of the first round's
@@ -63,10 +65,22 @@ def novel_clients(plan: Plan, clients: tuple[Client, ...]) -> frozenset[int]:
     return frozenset(int(place) for place in order[: plan.num_novel])
 
 
+def tested_clients(plan: Plan, clients: tuple[Client, ...]) -> list[int]:
+    """Who is tested after rounds: everybody who takes part, or as many of them as are wanted, drawn once."""
+    held_out = novel_clients(plan, clients)
+    pool = [place for place in range(len(clients)) if place not in held_out]
+    if plan.eval_clients is None or plan.eval_clients >= len(pool):
+        return pool
+    order = torch.randperm(len(pool), generator=generator(plan.seeds.shared("evaluate")))
+    return sorted(pool[place] for place in order[: plan.eval_clients].tolist())
+
+
 def participation(plan: Plan, clients: tuple[Client, ...], index: int) -> Participation:
     """Who does what in this round. Depends on the seed and the round alone, so every method meets the same clients."""
     held_out = novel_clients(plan, clients)
-    pool = [client.index for client in clients if client.index not in held_out]
+    pool: Sequence[int] = range(len(clients))  # clients are numbered by their place
+    if held_out:
+        pool = [place for place in pool if place not in held_out]
     seeds = plan.seeds.at(index)
     order = torch.randperm(len(pool), generator=generator(seeds.shared("sample")))
     sampled = frozenset(pool[int(place)] for place in order[: plan.per_round])

@@ -11,7 +11,7 @@ from sparsona.core.method import Inbox, Round, Server, State, Tree, Update, Work
 from sparsona.core.tree import awake
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.jobs import Executor, Job, Message, Outcome, Setting, opened
-from sparsona.engine.plan import novel_clients, participation
+from sparsona.engine.plan import novel_clients, participation, tested_clients
 from sparsona.engine.turn import ClientProbe, Tally, check_finite
 from sparsona.wire.codec import encode
 from sparsona.wire.format import message_size, sizes_of
@@ -110,6 +110,7 @@ class Star:
                 record.turns.append(Turn(client, outcome.tally, traffic, aggregated, dropped))
                 record.evaluations.extend(outcome.evaluations)
                 if update is not None and aggregated:
+                    self._rest_masks(update)
                     yield update
 
         inbox = arriving()
@@ -121,6 +122,12 @@ class Star:
             pass
         self._rest_memories(server, population.server)
         return Population(server, states), record
+
+    def _rest_masks(self, update: Update) -> None:
+        """A server usually keeps the masks that it is sent: at rest, or memory would grow with every update."""
+        for part in update.parts.values():
+            if part.whole is not None and not part.dtype.is_floating_point:
+                self.setting.shelf.rest(part.whole)
 
     def _looks_at_trained(self, index: int) -> bool:
         return "trained" in self.plan.points and self.plan.evaluates_after(index + 1)
@@ -175,14 +182,11 @@ class Star:
         return update, sent + Traffic(up=_length(outcome.message), paper_up=paper_bytes(update))
 
     def evaluate(self, population: Population, completed: int) -> list[Evaluation]:
-        """Every participating client's model on its own test data, at the plan's points that need no training."""
+        """Clients' models on their own test data, at the plan's points that need no training."""
         points = tuple(point for point in self.plan.points if point in ("received", "global"))
         if not points:
             return []
-        return self._look(population, completed, points, self._participants())
-
-    def _participants(self) -> list[int]:
-        return [client.index for client in self.setting.clients if client.index not in self.novel]
+        return self._look(population, completed, points, tested_clients(self.plan, self.setting.clients))
 
     def _look(
         self, population: Population, completed: int, points: tuple[str, ...], clients: list[int]
@@ -225,7 +229,7 @@ def memories(server: Server) -> dict[str, dict[int, Any]]:
     return {
         field.name: value
         for field in fields(server)
-        if isinstance(value := getattr(server, field.name), dict) and all(isinstance(key, int) for key in value)
+        if isinstance(value := getattr(server, field.name), dict) and set(map(type, value)) <= {int}
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,12 +55,11 @@ class Checkpoints:
         with telling_disk_errors(self._folder):
             self._folder.mkdir(exist_ok=True)
         self._number += 1
-        start = {owner: _marks(value) for owner, value in _owners(initial, {}).items()}
         names = dict(self._files)
         saved = dict(self._saved)
-        for owner, value in _owners(progress.population, progress.tuned).items():
+        for owner, value in _owners(progress.population, progress.tuned, initial, saved):
             marks = _marks(value)
-            if _same(marks, saved.get(owner)) or (owner not in saved and _same(marks, start.get(owner))):
+            if _same(marks, saved.get(owner)):
                 continue
             name = f"{owner.replace('/', '-')}.{self._number}.safetensors"
             data = save(_as_file(value))
@@ -76,7 +75,7 @@ class Checkpoints:
             "files": names,
         }
         manifest["checksum"] = _checksum(manifest)
-        write_atomically(self._folder / "manifest.json", (json.dumps(manifest, indent=1) + "\n").encode())
+        write_atomically(self._folder / "manifest.json", (json.dumps(manifest) + "\n").encode())
         self._files, self._saved = names, saved
         keep = {entry.split()[0] for entry in names.values()} | {"manifest.json"}
         with telling_disk_errors(self._folder):
@@ -117,7 +116,9 @@ class Checkpoints:
             tuned[client] = _filled(work, self._read(entry), f"client {client}'s tuned model")
             setting.shelf.rest(tuned[client])
         self._saved = {
-            owner: _marks(value) for owner, value in _owners(population, tuned).items() if owner in self._files
+            owner: _marks(value)
+            for owner, value in _owners(population, tuned, initial, self._files)
+            if owner in self._files
         }
         return Progress(manifest["completed"], manifest["seconds"], population, tuned, manifest["finished"])
 
@@ -161,18 +162,31 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(manifest, sort_keys=True).encode()):08x}"
 
 
-def _owners(population: Population, tuned: Mapping[int, Any]) -> dict[str, Any]:
-    """Everything to be stored, by who owns it. A server's dict by client is one owner per client."""
-    owners: dict[str, Any] = {}
-    server = population.server
+def _owners(
+    population: Population, tuned: Mapping[int, Any], initial: Population, saved: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Everything to be stored, by who owns it. A server's dict by client is one owner per client.
+
+    What neither was saved before nor differs from the start has no owner: most clients of many.
+    """
+    server, first = population.server, initial.server
     if server is not None:
-        memory = memories(server)
-        owners["server"] = replace(server, **{name: {} for name in memory})
-        for client in sorted({client for values in memory.values() for client in values}):
-            owners[f"server/{client}"] = {name: values[client] for name, values in memory.items() if client in values}
-    owners |= {f"client/{client}": state for client, state in sorted(population.states.items())}
-    owners |= {f"tuned/{client}": work for client, work in sorted(tuned.items())}
-    return owners
+        memory, before = memories(server), memories(first) if first is not None else {}
+        bare = replace(server, **{name: {} for name in memory})
+        start = None if first is None else replace(first, **{name: {} for name in before})
+        if "server" in saved or not _same(_marks(bare), _marks(start)):
+            yield "server", bare
+        known = {int(owner[len("server/") :]) for owner in saved if owner.startswith("server/")}
+        changed = {
+            client
+            for name, values in memory.items()
+            for client, value in values.items()
+            if before.get(name, {}).get(client) is not value
+        }
+        for client in sorted(changed | known):
+            yield f"server/{client}", {name: values[client] for name, values in memory.items() if client in values}
+    yield from ((f"client/{client}", state) for client, state in sorted(population.states.items()))
+    yield from ((f"tuned/{client}", work) for client, work in sorted(tuned.items()))
 
 
 def _filled(template: Any, stored: dict[str, Tensor], what: str) -> Any:

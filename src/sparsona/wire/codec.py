@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.resting import Rest
 from sparsona.core.tree import Tree
 from sparsona.core.update import Part, PartSize, Support, Update, mask_digest, pack_bits, unpack_bits
 from sparsona.wire.format import (
@@ -64,9 +65,16 @@ def decode(data: bytes | bytearray | memoryview) -> Update:
             mask = Tree(size.layout, _read_bits(raw, at, size.layout.size))
             at += padded(bitmap_bytes)
             _check_mask(part, mask)
-        values = _read_bits(raw, at, size.num_values) if size.is_mask else _read_floats(raw, at, size.num_values)
+        values = whole = None
+        if not size.is_mask:
+            values = _read_floats(raw, at, size.num_values)
+        elif size.support is Support.DENSE:
+            # Left as bits: whoever receives a mask usually keeps it.
+            whole = Tree(size.layout, Rest.of_bits(_read_packed(raw, at, size.num_values), (size.num_values,)))
+        else:
+            values = _read_bits(raw, at, size.num_values)
         at += padded(value_bytes)
-        parts[size.name] = Part(size.layout, values, size.support, mask, part.digest, part.seed)
+        parts[size.name] = Part(size.layout, values, size.support, mask, part.digest, part.seed, whole)
     return Update(head.sender, head.round, head.weight, parts)
 
 
@@ -131,8 +139,12 @@ def _read_floats(raw: np.ndarray, start: int, count: int) -> Tensor:
 
 
 def _read_bits(raw: np.ndarray, start: int, count: int) -> Tensor:
+    return unpack_bits(_read_packed(raw, start, count), count)
+
+
+def _read_packed(raw: np.ndarray, start: int, count: int) -> Tensor:
     packed = _read_block(raw, start, -(-count // 8))
     # One mask, one message: anything could hide in the spare bits of the last byte.
     if count % 8 and packed[-1] >> (count % 8):
         raise malformed("spare bits are not zero", "zero bits")
-    return unpack_bits(torch.from_numpy(packed.copy()), count)
+    return torch.from_numpy(packed.copy())
