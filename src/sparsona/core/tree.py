@@ -223,9 +223,9 @@ def counts(mask: Tree) -> tuple[int, ...]:
 
 
 def as_numbers(mask: Tree, dtype: torch.dtype) -> Tree:
-    """A bool mask as numbers to multiply by: 1 inside, 0 outside. What is known of its counts is passed on."""
+    """A bool mask as numbers to multiply by: 1 inside, 0 outside. It has the same counts."""
     numbers = mask.like(mask.flat.to(dtype))
-    numbers.known.counts = mask.known.counts
+    numbers.known.counts = counts(mask)
     return numbers
 
 
@@ -260,10 +260,16 @@ def parts(value: Any, path: str = "") -> Iterator[tuple[str, Tree | Tensor]]:
 
 
 def map_leaves(fn: Callable[[str, Tensor], Tensor], value: T, path: str = "") -> T:
-    """The same structure with every tensor replaced by fn(path, tensor)."""
-    return map_parts(
-        lambda place, leaf: leaf.like(fn(place, leaf.flat)) if isinstance(leaf, Tree) else fn(place, leaf), value, path
-    )
+    """The same structure with every tensor replaced by fn(path, tensor); a tree whose tensor stays is the same tree."""
+
+    def change(place: str, leaf: Any) -> Any:
+        if not isinstance(leaf, Tree):
+            return fn(place, leaf)
+        flat = leaf.flat
+        changed = fn(place, flat)
+        return leaf if changed is flat else leaf.like(changed)
+
+    return map_parts(change, value, path)
 
 
 def map_parts(fn: Callable[[str, Any], Any], value: T, path: str = "") -> T:

@@ -115,5 +115,5 @@ def open_executor(name: str, setting: Setting, tell: Tell = lambda text: None) -
     if name == "graphed":
         from sparsona.engine.graphed import Graphed  # which takes a compiler along
 
-        return Graphed(setting)
+        return Graphed(setting, tell=tell)
     return Stacked(setting) if name == "stacked" else Serial(setting)

@@ -41,6 +41,7 @@ class _Norm:
 def fuse_group_norms(module: GraphModule) -> GraphModule:
     """The same computation with fewer kernels. A graph that writes into its images is handed back as it is."""
     graph = module.graph
+    _write_elsewhere(graph)
     if not any(_can_fuse(node) for node in graph.nodes) or not all(_is_pure(node) for node in graph.nodes):
         return module
     _drop_detached(graph)
@@ -67,6 +68,18 @@ def _can_fuse(node: Node) -> bool:
         return False
     x = node.args[0].meta["val"]  # type: ignore[union-attr]
     return x.dim() == 4 and x.dtype is torch.float32 and x.numel() > 0
+
+
+# What is written into is new and nobody else's: that it is written into shows nowhere.
+MAKES_NEW = (aten._to_copy.default, aten.mul.Tensor, aten.sub.Tensor)
+IN_PLACE = {aten.mul_.Tensor: aten.mul.Tensor, aten.sub_.Tensor: aten.sub.Tensor}
+
+
+def _write_elsewhere(graph: Graph) -> None:
+    """Images are scaled in place, as suits a CPU; here that becomes what it means."""
+    for node in graph.nodes:
+        if node.target in IN_PLACE and node.args[0].target in MAKES_NEW and len(node.args[0].users) == 1:
+            node.target = IN_PLACE[node.target]
 
 
 def _is_pure(node: Node) -> bool:

@@ -18,9 +18,18 @@ from sparsona.core.method import Phase
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.examiner import Examiner
 from sparsona.engine.gradient import CapturedTask
-from sparsona.engine.jobs import Job, Outcome, Setting
+from sparsona.engine.jobs import Job, Outcome, Setting, Tell
 from sparsona.engine.lanes import Lane, Programs, meaning
-from sparsona.engine.seats import Seat, finish_seat, must_be_alone, own_points, phases_of, take_seat, train_alone
+from sparsona.engine.seats import (
+    Seat,
+    finish_seat,
+    must_be_alone,
+    own_points,
+    phases_of,
+    take_seat,
+    train_alone,
+    training,
+)
 
 LANES = 4
 TESTED_TOGETHER = 64  # clients whose results are waited for at once
@@ -41,12 +50,12 @@ class Graphed:
 
     encodes = False
 
-    def __init__(self, setting: Setting, lanes: int = LANES) -> None:
+    def __init__(self, setting: Setting, lanes: int = LANES, tell: Tell = lambda text: None) -> None:
         setting.task.channels_last = True  # as convolutions on a GPU like it
         task: Any = CapturedTask(setting.task, setting.plan.batch_size)
         self._setting = replace(setting, task=task)
         self._num_lanes = lanes
-        self._programs = Programs()
+        self._programs = Programs(tell)
         self._lanes: dict[tuple[Hashable, int], Lane] = {}
         self._examiner: Examiner | None = None
 
@@ -100,9 +109,14 @@ class Graphed:
             key = (meaning(phase), client.place)
             if key not in self._lanes:
                 self._lanes[key] = Lane(setting, phase, seat.work, self._programs, None)
-            client.lane = self._lanes[key]
-            client.lane.load(phase, [seat])
-            return
+            lane = self._lanes[key]
+            with training(phase, [seat], setting):
+                lane.load(phase, [seat])
+                if setting.clock.is_on:  # what is measured is waited for: one client after another
+                    lane.unload()
+            if not setting.clock.is_on:
+                client.lane = lane
+                return
 
     def _evaluate(self, jobs: Iterator[Job]) -> Iterator[Outcome]:
         while group := list(islice(jobs, TESTED_TOGETHER)):
@@ -117,9 +131,10 @@ class Graphed:
                 yield finish_seat(self._setting, seat, found.get(seat.job.client))
 
     def _look(self, seat: Seat) -> Tensor:
-        if self._examiner is None:
-            self._examiner = Examiner(self._setting, seat.work)
-        return self._examiner.look(seat.job.client, seat.work)
+        with self._setting.clock.measure("evaluate"):
+            if self._examiner is None:
+                self._examiner = Examiner(self._setting, seat.work)
+            return self._examiner.look(seat.job.client, seat.work)
 
     def _examined(self, clients: Sequence[int], rows: Sequence[Tensor]) -> list[Evaluation]:
         assert self._examiner is not None

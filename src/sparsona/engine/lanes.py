@@ -15,9 +15,10 @@ from torch import Tensor
 
 from sparsona.core.method import Phase, Tick, Work
 from sparsona.core.tree import leaves, map_leaves
+from sparsona.engine.clock import START
 from sparsona.engine.compiled import Captured, Program, compile_program
 from sparsona.engine.grouped import as_products
-from sparsona.engine.jobs import Setting
+from sparsona.engine.jobs import Setting, Tell
 from sparsona.engine.schedule import NUM_FIELDS, gather, plan_rows
 from sparsona.engine.seats import Seat
 from sparsona.engine.stacking import over_clients, stack, unstack, where_kept
@@ -35,6 +36,7 @@ def meaning(phase: Phase) -> Hashable:
 class Programs:
     """What lanes of one executor share: the compiled steps of each phase, and which tensors they change."""
 
+    tell: Tell = lambda text: None  # of compiling, which takes long
     steps: Made = field(default_factory=dict)
     ends: Made = field(default_factory=dict)
 
@@ -134,6 +136,18 @@ class Lane:
                 self._leaves[place].copy_(value)
         self._batch += 1
 
+    def _capture(self) -> Captured:
+        with self._setting.clock.measure(f"{START}compile"):
+            if self._setting.device.type == "cuda" and meaning(self._phase) not in self._programs.steps:
+                self._programs.tell("compiling, kept for later runs")
+            self._program(self._programs.steps, self._take)
+            if self._phase.after_batch is not None:
+                self._program(self._programs.ends, self._end_batch)
+            self._batch.zero_()
+            captured = Captured(self._advance, self._setting.device)
+            self._programs.tell("")
+            return captured
+
     def load(self, phase: Phase, seats: Sequence[Seat]) -> None:
         """Take clients in and start their steps; `unload` waits for them. `phase` may differ in its epochs alone."""
         self._phase, setting = phase, self._setting
@@ -148,11 +162,7 @@ class Lane:
         if len(rows) > len(self._rows):
             self._reserve(2 * len(rows))
         if self._captured is None:
-            self._program(self._programs.steps, self._take)
-            if phase.after_batch is not None:
-                self._program(self._programs.ends, self._end_batch)
-            self._batch.zero_()
-            self._captured = Captured(self._advance, setting.device)
+            self._captured = self._capture()
         steps = self._num_steps = len(rows)
         self._counted = sizes
         self._rows_here[:steps] = rows if self._stacked is not None else rows.squeeze(3)

@@ -306,8 +306,8 @@ def _backward(
             _leave(arrived2, normed2, scale, gamma, level, along, dx, dresidual, more, still, SHORTCUT)
 
 
-FORWARD_TILE = 32768  # elements; one float of each is kept
-BACKWARD_TILE = 16384  # two are: the gradient, and x normalised
+FORWARD_TILE = 8192  # elements; one float of each is kept
+BACKWARD_TILE = 8192  # two are: the gradient, and x normalised
 
 
 def forward(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from sparsona.core.errors import MaskMismatchError
@@ -35,9 +36,10 @@ def take_seat(setting: Setting, job: Job) -> Seat:
     train, validation = (setting.federation.examples(job.client, part) for part in ("train", "validation"))
     tally = Tally()
     probe = ClientProbe(setting.task, train, validation, round_, tally)
-    inbox = tuple(opened(message) for message in job.messages)
+    inbox = tuple(opened(message, setting.clock) for message in job.messages)
     try:
-        work = setting.method.receive(state, inbox, probe, round_)
+        with setting.clock.measure("receive" if job.do == "train" else job.do):
+            work = setting.method.receive(state, inbox, probe, round_)
     except MaskMismatchError:
         again = settle(job, Outcome(job.client, lacks_mask=True))
         assert again is not None
@@ -61,7 +63,14 @@ def must_be_alone(phase: Phase, setting: Setting) -> bool:
 
 def train_alone(phase: Phase, seat: Seat, setting: Setting) -> None:
     """As `serial` does it."""
-    seat.work = run_phase(phase, seat.work, setting.task, seat.train, seat.probe, seat.round, seat.tally)
+    with training(phase, [seat], setting):
+        seat.work = run_phase(phase, seat.work, setting.task, seat.train, seat.probe, seat.round, seat.tally)
+
+
+def training(phase: Phase, seats: Sequence[Seat], setting: Setting) -> AbstractContextManager[None]:
+    """A block that is measured as training these clients."""
+    name = "tune" if seats[0].job.do == "tune" else phase.name
+    return setting.clock.training(name, [seat.tally for seat in seats])
 
 
 def own_points(job: Job) -> list[str]:
@@ -73,12 +82,14 @@ def finish_seat(setting: Setting, seat: Seat, tested: Evaluation | None) -> Outc
     """End a client's turn; `tested` is what its own model did, if it was asked."""
     found = [] if tested is None else [replace(tested, point=point) for point in own_points(seat.job)]
     if seat.job.global_model is not None:
-        found.append(_test_global(setting, seat))
+        with setting.clock.measure("evaluate"):
+            found.append(_test_global(setting, seat))
     done = Outcome(seat.job.client, tally=seat.tally, evaluations=tuple(found))
     if seat.job.do == "tune":
         return replace(done, work=own_memory(seat.work))
     if seat.job.do == "train":
-        state, update = setting.method.finish(seat.state, seat.work, seat.inbox, seat.probe, seat.round)
+        with setting.clock.measure("finish"):
+            state, update = setting.method.finish(seat.state, seat.work, seat.inbox, seat.probe, seat.round)
         return replace(done, state=own_memory(state), message=update)
     return done
 

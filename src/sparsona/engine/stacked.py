@@ -16,9 +16,18 @@ from torch import Tensor
 from sparsona.core.method import Phase, Work
 from sparsona.engine.evaluate import Evaluation, evaluate_stacked
 from sparsona.engine.gradient import CapturedTask
-from sparsona.engine.jobs import Job, Outcome, Setting
+from sparsona.engine.jobs import Job, Outcome, Setting, Tell
 from sparsona.engine.lanes import Lane, Programs, meaning
-from sparsona.engine.seats import Seat, finish_seat, must_be_alone, own_points, phases_of, take_seat, train_alone
+from sparsona.engine.seats import (
+    Seat,
+    finish_seat,
+    must_be_alone,
+    own_points,
+    phases_of,
+    take_seat,
+    train_alone,
+    training,
+)
 from sparsona.engine.stacking import over_clients, stack
 
 MOST_AT_ONCE = 128
@@ -29,10 +38,10 @@ class Stacked:
 
     encodes = False
 
-    def __init__(self, setting: Setting, most_at_once: int = MOST_AT_ONCE) -> None:
+    def __init__(self, setting: Setting, most_at_once: int = MOST_AT_ONCE, tell: Tell = lambda text: None) -> None:
         task: Any = CapturedTask(setting.task, setting.plan.batch_size)
         self._setting, self._most = replace(setting, task=task), most_at_once
-        self._programs = Programs()
+        self._programs = Programs(tell)
         self._lanes: dict[Hashable, Lane] = {}
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
@@ -56,7 +65,8 @@ class Stacked:
             return []
         tests = [setting.federation.examples(seat.job.client, "test") for seat in seats]
         predict = vectorised(setting.method.predict, [seat.work for seat in seats])
-        return evaluate_stacked([seat.job.client for seat in seats], predict, setting.task, tests)
+        with setting.clock.measure("evaluate"):
+            return evaluate_stacked([seat.job.client for seat in seats], predict, setting.task, tests)
 
     def _train(self, phase: Phase, seats: Sequence[Seat]) -> None:
         setting = self._setting
@@ -75,8 +85,10 @@ class Stacked:
             self._lanes[key] = Lane(setting, phase, seats[0].work, self._programs, places)
         lane = self._lanes[key]
         for start in range(0, len(seats), lane.num_seats):
-            lane.load(phase, seats[start : start + lane.num_seats])
-            lane.unload()
+            some = seats[start : start + lane.num_seats]
+            with training(phase, some, setting):
+                lane.load(phase, some)
+                lane.unload()
 
 
 def vectorised(predict: Callable[[Work, Tensor], Tensor], works: Sequence[Work]) -> Callable[[Tensor], Tensor]:
