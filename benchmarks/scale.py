@@ -30,7 +30,7 @@ SIZES = {
     "round": (10, 100, 1_000),  # clients sampled, of as many as the largest
     "start": (100, 1_000, 10_000, 100_000),  # clients registered, 100 of them sampled
 }
-TINY = {"memory": (3, 6), "round": (2, 4), "start": (5,)}
+TINY = {"memory": (3, 6), "round": (2,), "start": (5,)}
 
 
 def federation_of(num_clients: int) -> sp.Federation:
