@@ -67,6 +67,11 @@ def test_benchmarks_run(tmp_path):
     words = ["--repeats", "1", "--epochs", "1", "--out", "found.json"]
     run([sys.executable, str(ROOT / "benchmarks" / "overhead.py"), *words], tmp_path)
     assert "turn_over_bare" in (tmp_path / "found.json").read_text()
+    run(
+        [sys.executable, str(ROOT / "benchmarks" / "scale.py"), "--tiny", "--only", "round", "--out", "scale.json"],
+        tmp_path,
+    )
+    assert "peak_mib_here" in (tmp_path / "scale.json").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

@@ -22,10 +22,13 @@ class Rest:
     It lies where the tensor was until it is moved. A file belongs to this value alone and goes with it.
     """
 
-    __slots__ = ("__weakref__", "_folder", "_kept", "_path", "device", "dtype", "shape")
+    __slots__ = ("__weakref__", "_folder", "_kept", "_path", "device", "dtype", "is_bits", "shape")
 
     def __init__(self, tensor: Tensor) -> None:
+        import torch
+
         tensor = tensor.detach()
+        self.is_bits = tensor.dtype is torch.bool
         self.shape, self.dtype, self.device = tuple(tensor.shape), tensor.dtype, tensor.device
         self._kept: Tensor | None = tensor if not self.is_bits else _shelved(pack_there(tensor.reshape(-1)))
         self._path: Path | None = None
@@ -46,14 +49,8 @@ class Rest:
     def _let_go(self) -> None:
         """Give back the place of bits on the host; nobody else has seen that memory."""
         kept, self._kept = getattr(self, "_kept", None), None
-        if kept is not None and self.is_bits and kept.device.type == "cpu" and len(kept):
+        if kept is not None and self.is_bits and kept.device.type == "cpu" and len(kept) and _FREE is not None:
             _FREE.setdefault(len(kept), []).append(kept)
-
-    @property
-    def is_bits(self) -> bool:
-        import torch
-
-        return self.dtype is torch.bool
 
     @property
     def num_bytes(self) -> int:

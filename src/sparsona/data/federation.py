@@ -8,7 +8,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -244,28 +243,32 @@ class Federation:
                 x = checked.inputs(x, where, as_bytes=view is not None, as_tokens=tokens)
                 y = checked.labels(y, where, as_tokens=tokens)
                 checked.check_lengths(x, y, where)
-                if not len(x) and part != "validation":
+                if not x.shape[0] and part != "validation":
                     raise no_data(index, 0, f"{part} ")
                 if xs and x.shape[1:] != xs[0].shape[1:]:
                     raise SparsonaError(
                         f"{where}examples of shape {tuple(x.shape[1:])}",
                         expected=f"{tuple(xs[0].shape[1:])}, as in the training data of client 0",
                     )
-                sizes[-1][part] = len(x)
+                sizes[-1][part] = x.shape[0]
                 xs.append(x)
                 ys.append(y)
         x, y = torch.cat(xs), torch.cat(ys)
         num_classes = checked.count_classes(y, num_classes, x if y.dim() == 2 else None)
-        labels, splits, start = stratum(y.numpy()), [], 0
-        for index, size in enumerate(sizes):
-            ends = list(accumulate((size[part] for part in PARTS), initial=start))
-            train, validation, test = (np.arange(a, b) for a, b in pairwise(ends))
-            wanted = round_to(len(train) * validation_rate, validation_rate > 0, len(train) - 1)
-            if len(clients[index]) == 4 and wanted:
+        labels, counts = stratum(y.numpy()), np.array([[size[part] for part in PARTS] for size in sizes])
+        entries = np.arange(len(x))  # everybody's parts lie end to end, as they were given
+        starts = np.cumsum(counts.sum(1)) - counts.sum(1)
+        for index, (start, (num_train, num_validation, num_test)) in enumerate(
+            zip(starts.tolist(), counts.tolist(), strict=True)
+        ):
+            wanted = round_to(num_train * validation_rate, validation_rate > 0, num_train - 1)
+            if wanted and len(clients[index]) == 4:
                 rng = np.random.Generator(np.random.PCG64(Seeds(seed).of(index).own("split")))
-                validation, train = carve(train, labels, wanted, rng)
-            if y.dim() == 2 and not asks(y[test].numpy()).any():
+                train = entries[start : start + num_train]
+                validation, rest = carve(train.copy(), labels, wanted, rng)
+                train[:] = np.concatenate([rest, validation])
+                counts[index] = len(rest), wanted, num_test
+            test = start + num_train + num_validation
+            if y.dim() == 2 and not asks(y[test : test + num_test].numpy()).any():
                 raise nothing_to_score(index)
-            splits.append((train, validation, test))
-            start = ends[-1]
-        return cls(x, y, Splits.of(splits), num_classes, name, view or View())
+        return cls(x, y, Splits(torch.from_numpy(entries), counts), num_classes, name, view or View())
