@@ -6,6 +6,7 @@ noise, or it says that it is not traceable) is run for one client after another.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -34,7 +35,9 @@ class Stacked:
     encodes = False
 
     def __init__(self, setting: Setting, most_at_once: int = MOST_AT_ONCE) -> None:
-        self._setting, self._most = setting, most_at_once
+        task = copy.copy(setting.task)
+        task.channels_last = False  # a stack of images has five dimensions, for which there is no such layout
+        self._setting, self._most = replace(setting, task=task), most_at_once
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         waiting = iter(jobs)
