@@ -30,8 +30,15 @@ def read_frame(stream: BinaryIO) -> Any:
     return pickle.loads(body)
 
 
+def pack(value: Any) -> bytes:
+    return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+
+
 def write_frame(stream: BinaryIO, value: Any) -> None:
-    body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    write_body(stream, pack(value))
+
+
+def write_body(stream: BinaryIO, body: bytes) -> None:
     stream.write(FRAME.pack(len(body)))
     stream.write(body)
     stream.flush()

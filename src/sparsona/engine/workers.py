@@ -20,7 +20,7 @@ import cloudpickle
 
 from sparsona.core.errors import SparsonaError
 from sparsona.engine.jobs import Job, Outcome, Setting, settle
-from sparsona.engine.worker import read_frame, write_frame
+from sparsona.engine.worker import pack, read_frame, write_body, write_frame
 
 TRIES = 3  # a job that kills its worker this often is given up
 PREFIX, OWNER = "sparsona-data-", "owner"  # folders that hold the data for workers, and the file that says whose it is
@@ -57,6 +57,14 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
+class _Packed:
+    """A job, its place among the others, and the bytes of it that a worker reads."""
+
+    def __init__(self, number: int, job: Job) -> None:
+        self.number, self.job = number, job
+        self.body = pack(("job", replace(job, resend=None)))
+
+
 class _Worker:
     """One process and its two pipes."""
 
@@ -75,9 +83,9 @@ class _Worker:
         write_frame(self.stdin, sys.path)
         write_frame(self.stdin, ("open", recipe))
 
-    def send(self, number: int, job: Job) -> None:
-        self.job = (number, job)
-        write_frame(self.stdin, ("job", replace(job, resend=None)))
+    def send(self, packed: _Packed) -> None:
+        self.job = (packed.number, packed.job)
+        write_body(self.stdin, packed.body)
 
     def receive(self) -> Any:
         kind, value = read_frame(self.stdout)
@@ -129,25 +137,28 @@ class Workers:
         tries: dict[int, int] = {}
         ready: dict[int, Outcome] = {}
         next_number = 0
-        exhausted = False
+
+        def following() -> _Packed | None:
+            item = again.popleft() if again else next(waiting, None)
+            return None if item is None else _Packed(*item)
+
+        packed: _Packed | None = None
         while True:
             # Only idle workers are written to, so neither side can wait for the other to read.
             for place, worker in enumerate(self._workers):
-                while worker.job is None and not exhausted:
-                    item = again.popleft() if again else next(waiting, None)
-                    if item is None:
-                        exhausted = True
-                        break
+                while worker.job is None and (packed := packed or following()) is not None:
                     try:
-                        worker.send(*item)
+                        worker.send(packed)
+                        packed = None
                     except (BrokenPipeError, OSError):
-                        again.append(item)
                         worker = self._replace(place, tries)
+            # Workers do not wait for what is done with outcomes, nor for the next job to be made and packed.
+            while next_number in ready:
+                yield ready.pop(next_number)
+                next_number += 1
             if not any(worker.job for worker in self._workers):
-                if exhausted and not again:
-                    return
-                exhausted = False
-                continue
+                return
+            packed = packed or following()
             for place in self._readable():
                 worker = self._workers[place]
                 assert worker.job is not None or worker.opening
@@ -156,7 +167,6 @@ class Workers:
                 except EOFError:
                     if worker.job is not None:
                         again.append(worker.job)
-                    exhausted = False
                     self._replace(place, tries)
                     continue
                 if worker.opening:
@@ -167,12 +177,8 @@ class Workers:
                 worker.job = None
                 if (instead := settle(job, answer)) is not None:
                     again.append((number, instead))
-                    exhausted = False
                 else:
                     ready[number] = answer
-            while next_number in ready:
-                yield ready.pop(next_number)
-                next_number += 1
 
     def _readable(self) -> list[int]:
         with selectors.DefaultSelector() as selector:
