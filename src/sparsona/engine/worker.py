@@ -6,28 +6,35 @@ the parent's to handle, and leaves when the pipe closes.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import signal
 import struct
 import sys
 import traceback
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
+Readable = io.BufferedIOBase | io.RawIOBase
 FRAME = struct.Struct("<Q")
 
 
-def read_frame(stream: BinaryIO) -> Any:
+def read_frame(stream: Readable) -> Any:
     """The next object, or EOFError when the other side is gone."""
-    head = stream.read(FRAME.size)
-    if len(head) < FRAME.size:
-        raise EOFError
-    (size,) = FRAME.unpack(head)
-    body = stream.read(size)
-    if len(body) < size:
-        raise EOFError
+    (size,) = FRAME.unpack(_read(stream, FRAME.size))
     # Only the parent that started this process can write to this pipe.
-    return pickle.loads(body)
+    return pickle.loads(_read(stream, size))
+
+
+def _read(stream: Readable, size: int) -> bytearray:
+    """So many bytes: a pipe gives them in pieces."""
+    body, done = bytearray(size), 0
+    while done < size:
+        count = stream.readinto(memoryview(body)[done:])
+        if not count:
+            raise EOFError
+        done += count
+    return body
 
 
 def pack(value: Any) -> bytes:
@@ -46,7 +53,7 @@ def write_body(stream: BinaryIO, body: bytes) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    inbox = sys.stdin.buffer
+    inbox = cast(Readable, sys.stdin.buffer)
     # Whatever a user's model prints must not end up among the outcomes.
     outbox = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -58,7 +65,7 @@ def main() -> None:
         os._exit(0)  # the parent is gone: nothing is left to be flushed
 
 
-def _serve(request: tuple[str, Any], inbox: BinaryIO, outbox: BinaryIO) -> None:
+def _serve(request: tuple[str, Any], inbox: Readable, outbox: BinaryIO) -> None:
     import torch
 
     from sparsona.core.errors import SparsonaError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import selectors
 import shutil
@@ -77,7 +78,9 @@ class _Worker:
             env={**os.environ, **threads},
             process_group=0,  # a terminal sends Ctrl-C to a whole group: it is ours to handle, not theirs
         )
-        self.stdin, self.stdout = cast(BinaryIO, self.process.stdin), cast(BinaryIO, self.process.stdout)
+        self.stdin = cast(BinaryIO, self.process.stdin)
+        # Not through a buffer: an answer that it had read along with the one before would never be waited for.
+        self.stdout: io.RawIOBase = cast(Any, self.process.stdout).raw
         self.job: tuple[int, Job] | None = None
         self.opening = True
         write_frame(self.stdin, sys.path)
@@ -96,9 +99,9 @@ class _Worker:
         return value
 
     def end(self) -> None:
-        for pipe in (self.stdin, self.stdout):
+        for pipe in (self.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
-                pipe.close()
+                cast(BinaryIO, pipe).close()
         self.process.terminate()
         self.process.wait()
 
