@@ -32,8 +32,13 @@ format: setup
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup  ## what the engine costs over a bare loop
-	$(BIN)/python benchmarks/overhead.py --repeats 9 --epochs 2
+# Contenders that have an environment of their own, as benchmarks/requirements.txt says; the others are left out.
+CONTENDERS := $(foreach name,pfl flower fedlab,$(if $(wildcard .venv-$(name)/bin/python),--python $(name)=.venv-$(name)/bin/python))
+
+bench: setup  ## what the engine costs over a bare loop, and a round against other people's code
+	$(BIN)/python benchmarks/overhead.py --repeats 9 --epochs 2 --out benchmarks/results/overhead.json
+	$(BIN)/python benchmarks/compare.py --out benchmarks/results/compare.json $(CONTENDERS)
+	$(BIN)/python benchmarks/draw.py benchmarks/results/compare.json docs/performance.md
 
 clean:
 	rm -rf .venv

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import sparsona as sp
+from sparsona.core.task import with_channels_last
 from sparsona.data.batches import shuffled
 from sparsona.engine.jobs import perform
 from sparsona.engine.serial import Serial
@@ -42,14 +43,15 @@ def federation_of(shape: tuple[int, ...], examples: int) -> sp.Federation:
 
 
 def bare_loop(module: nn.Module, mask: dict[str, torch.Tensor], setting, round_, epochs: int) -> float:
-    """Forward, backward, clip, decay, step, mask, all in place: nothing is counted, sent, checked or kept."""
+    """Forward, backward, clip, decay, step, mask, all in place: nothing is counted, sent, checked or kept. Channels
+    last, as the engine has them: what is measured is the engine, not the layout."""
     examples = setting.federation.examples(0, "train")
     params = list(module.named_parameters())
     began = time.thread_time()
     module.train()
     for epoch in range(epochs):
         for batch in shuffled(examples, round_.batch_size, round_.seeds.own(f"train/{epoch}")):
-            loss = nn.functional.cross_entropy(module(batch.inputs), batch.targets)
+            loss = nn.functional.cross_entropy(module(with_channels_last(batch.inputs)), batch.targets)
             grads = torch.autograd.grad(loss, [value for _, value in params])
             with torch.no_grad():
                 norm = torch.sqrt(sum(grad.square().sum() for grad in grads))
@@ -69,6 +71,7 @@ def measure(shape, model: str, examples: int, batch: int, epochs: int, repeats: 
     reply = setting.method.server.reply(population.server, setting.clients[0], round_)
     mask = {name: value.float() for name, value in population.server.masks[0].items()}
     module = setting.task.module(reply.parts["model"].tree(population.server.masks[0]), setting.buffers)
+    module = module.to(memory_format=torch.channels_last)
     job = star._job("train", 0, population, round_, (), {})
     bound = round_.on(setting.clients[0])
     times: dict[str, list[float]] = {"bare": [], "turn": [], "turn and wire": []}

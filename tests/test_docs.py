@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -72,6 +73,23 @@ def test_benchmarks_run(tmp_path):
         tmp_path,
     )
     assert "peak_mib_here" in (tmp_path / "scale.json").read_text()
+
+
+def test_the_comparison_runs(tmp_path):
+    """Ours and the bare way on a little of the work: the same steps, a ratio, a table and a picture."""
+    words = ["--tiny", "--repeats", "1", "--rounds", "1", "--only", "naive", "--work", "lenet5", "--out", "found.json"]
+    told = run([sys.executable, str(ROOT / "benchmarks" / "compare.py"), *words], tmp_path)
+    assert "deepcopy + DataLoader" in told
+    rows = json.loads((tmp_path / "found.json").read_text())["results"]["lenet5"]["rows"]
+    assert {row["contender"] for row in rows} == {"sparsona", "naive"}
+    assert {row["steps"] for row in rows} == {10}
+    assert all(row["loss_after"] < row["loss_before"] for row in rows)
+    page = tmp_path / "performance.md"
+    shutil.copy(ROOT / "docs" / "performance.md", page)
+    for _ in range(2):  # the second time over what the first wrote
+        run([sys.executable, str(ROOT / "benchmarks" / "draw.py"), "found.json", page.name], tmp_path)
+        assert page.read_text().count("\n| LeNet5") == len(rows)
+    assert (tmp_path / "performance-cpu.svg").read_text().count("<rect") == 2
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

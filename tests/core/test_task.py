@@ -43,6 +43,7 @@ def test_forward_equals_the_module_and_moves_buffers_purely(conv):
     params, buffers = conv.init(0)
     inputs = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     before = buffers.flat.clone()
+    conv.channels_last = False  # as the module that is handed out, to the bit
     module = conv.module(params, buffers).train()
     expected = module(inputs)
     outputs, after = conv.forward(params, buffers, inputs, train=True)
@@ -319,3 +320,52 @@ def test_flops_of_a_transposed_convolution():
     )
     costs = {slot.name: slot.flops_per_weight for slot in task.layout.slots}
     assert (costs["0.weight"], costs["0.bias"]) == (2 * 16, 64)
+
+
+class Seen(nn.Module):
+    """Lets images through, and remembers whether their channels lay side by side."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = []
+
+    def forward(self, images):
+        self.last.append(images.is_contiguous(memory_format=torch.channels_last) and images.stride(1) == 1)
+        return images
+
+
+class Flattens(nn.Module):
+    """As many people write it: a view() that only channels first allow."""
+
+    def forward(self, images):
+        return images.view(len(images), -1)
+
+
+def _layout_task(channels, flatten):
+    seen = Seen()
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(channels, 4, 3), nn.MaxPool2d(2), seen, nn.Tanh(), flatten, nn.Linear(36, 3))
+    task = Task(lambda: net, (channels, 8, 8), 3)
+    return task, next(layer for layer in task._module if isinstance(layer, Seen))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_lie_with_channels_last_on_a_cpu(channels):
+    """Also with one channel, where strides are ambiguous; what is computed stays the same."""
+    task, seen = _layout_task(channels, nn.Flatten())
+    params, buffers = task.init(0)
+    images = torch.rand(5, channels, 8, 8)
+    batch = Batch(images, torch.tensor([0, 1, 2, 0, 1]), torch.ones(5), torch.arange(5), torch.tensor(0))
+    found = task.gradient(params, buffers, batch)
+    assert seen.last[-1]
+    task.channels_last = False
+    expected = task.gradient(params, buffers, batch)
+    assert not seen.last[-1]
+    torch.testing.assert_close(found.flat, expected.flat, rtol=1e-5, atol=1e-6)
+
+
+def test_a_network_that_asks_for_channels_first_gets_them():
+    task, seen = _layout_task(3, Flattens())
+    params, buffers = task.init(0)
+    assert task.forward(params, buffers, torch.rand(5, 3, 8, 8), train=True)[0].shape == (5, 3)
+    assert not seen.last[-1]

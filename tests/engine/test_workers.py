@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import signal
 import socket
 import sqlite3
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import textwrap
 import time
 from contextlib import closing
@@ -24,6 +27,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
 from sparsona.engine.serial import Serial
 from sparsona.engine.star import Star
+from sparsona.engine.worker import FRAME, pack
 from sparsona.engine.workers import Workers
 
 SMALL = {"clients": 5, "per_round": 4, "rounds": 3, "epochs": 1, "batch_size": 16}
@@ -103,6 +107,28 @@ def test_workers_killed_in_the_middle_of_a_pass(workers):
         os.kill(worker.process.pid, signal.SIGKILL)
     found += list(outcomes)
     assert [outcome.client for outcome in found] == [job.client for job in jobs]
+
+
+def test_answers_that_arrive_together_are_both_seen(workers):
+    """The parent looks when the second is there, too: a buffer would swallow it, and the parent wait for ever."""
+    setting = setting_of()
+    executor = workers(setting, 1)
+    (worker,) = executor._workers
+    job = next(iter(_evaluation_jobs(setting)))
+    first, look = FRAME.size + len(pack(("done", None))), executor._readable
+
+    def late():
+        while worker.opening and _arrived(worker) <= first:
+            time.sleep(0.01)
+        return look()
+
+    executor._readable = late
+    assert [outcome.client for outcome in executor.run([job])] == [job.client]
+
+
+def _arrived(worker) -> int:
+    """Bytes in the pipe that nobody has read."""
+    return struct.unpack("i", fcntl.ioctl(worker.stdout, termios.FIONREAD, b"\0" * 4))[0]
 
 
 def test_data_that_a_killed_process_left_is_removed(workers, tmp_path, monkeypatch):

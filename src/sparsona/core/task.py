@@ -44,7 +44,7 @@ class Task:
         self.losses, self.score = losses, score
         # How a forward pass is done, not what it means: an executor may say so.
         self.half: torch.dtype | None = None  # convolutions and products in this type, weights in float32
-        self.channels_last = False
+        self.channels_last: bool | None = None  # None: on a CPU, where the network is one that gains by it
         self._start = copy.deepcopy(model) if isinstance(model, nn.Module) else model
         self._module = self._build(0)
         trial = _random_pair(self.input_shape, tokens)
@@ -58,6 +58,7 @@ class Task:
         shapes = {name: tuple(value.shape) for name, value in self._module.named_buffers()}
         self.buffer_layout = Layout(tuple(Slot(name, shapes[name]) for name in self._buffer_kinds))
         self._places = _places(self._module, self._buffer_kinds)
+        self.takes_channels_last = _takes_channels_last(self._module, trial)
         # A network that knows its parts says so in an attribute `roles`.
         self.roles = roles or getattr(self._module, "roles", None) or _guess_roles(self._module)
 
@@ -114,13 +115,16 @@ class Task:
         """The module with these tensors in place of its own: torch.func.functional_call without its checks, which cost
         a quarter of a small network's forward pass. A buffer that the pass replaces is replaced in `named`."""
         own = [store[key] for store, key, _ in self._places]
+        last = self.channels_last
+        if last is None:
+            last = self.takes_channels_last and inputs.device.type == "cpu"
         for store, key, name in self._places:
             tensor = named[name]
-            if self.channels_last and tensor.dim() == 4:
+            if last and tensor.dim() == 4:
                 tensor = tensor.contiguous(memory_format=torch.channels_last)
             store[key] = tensor
-        if self.channels_last and inputs.dim() == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        if last and inputs.dim() == 4:
+            inputs = with_channels_last(inputs)
         try:
             with self._in_half(inputs):
                 outputs: Tensor = self._module(inputs)
@@ -200,6 +204,30 @@ def _train_once(module: nn.Module, inputs: Tensor) -> tuple[bool, dict[str, Tens
     after = dict(trial.named_buffers())
     moved = {n: after[n] for n, value in module.named_buffers() if n in after and not _is_same(value, after[n])}
     return draws_noise, moved
+
+
+def with_channels_last(images: Tensor) -> Tensor:
+    """The same images, their channels side by side in memory. With one channel there is nothing to move; the strides
+    must say so all the same, or convolutions fall back to channels first, whose pooling takes ten times as long."""
+    _, channels, height, width = images.shape
+    if channels == 1 and images.device.type == "cpu":
+        return images.contiguous().as_strided(images.shape, (height * width, 1, width, 1))
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def _takes_channels_last(module: nn.Module, images: Tensor) -> bool:
+    """Whether the network convolves images and does not mind how they lie in memory. Tried: a view() that asks for
+    channels first fails, and training must not. A rule of the network alone, never of a clock: every machine has the
+    same bits."""
+    if images.dim() != 4 or not any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
+        return False
+    trial: nn.Module = copy.deepcopy(module).train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            trial(with_channels_last(images)).sum().backward()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _is_same(first: Tensor, second: Tensor) -> bool:

@@ -6,6 +6,7 @@ turns and the next ones take their seats.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,8 +52,9 @@ class Graphed:
     encodes = False
 
     def __init__(self, setting: Setting, lanes: int = LANES, tell: Tell = lambda text: None) -> None:
-        setting.task.channels_last = True  # as convolutions on a GPU like it
-        task: Any = CapturedTask(setting.task, setting.plan.batch_size)
+        laid_out = copy.copy(setting.task)
+        laid_out.channels_last = laid_out.takes_channels_last  # as convolutions on a GPU like it
+        task: Any = CapturedTask(laid_out, setting.plan.batch_size)
         self._setting = replace(setting, task=task)
         self._num_lanes = lanes
         self._programs = Programs(tell)

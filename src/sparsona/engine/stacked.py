@@ -6,6 +6,7 @@ noise, or it says that it is not traceable) is run for one client after another.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -39,7 +40,9 @@ class Stacked:
     encodes = False
 
     def __init__(self, setting: Setting, most_at_once: int = MOST_AT_ONCE, tell: Tell = lambda text: None) -> None:
-        task: Any = CapturedTask(setting.task, setting.plan.batch_size)
+        plain = copy.copy(setting.task)
+        plain.channels_last = False  # a stack of images has five dimensions, for which there is no such layout
+        task: Any = CapturedTask(plain, setting.plan.batch_size)
         self._setting, self._most = replace(setting, task=task), most_at_once
         self._programs = Programs(tell)
         self._lanes: dict[Hashable, Lane] = {}

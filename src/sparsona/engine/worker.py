@@ -6,36 +6,50 @@ the parent's to handle, and leaves when the pipe closes.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import signal
 import struct
 import sys
 import traceback
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from sparsona.engine.clock import IDLE, OFF, START, Clock
 
+Readable = io.BufferedIOBase | io.RawIOBase
 FRAME = struct.Struct("<Q")
 
 
-def read_frame(stream: BinaryIO, clock: Clock = OFF) -> Any:
+def read_frame(stream: Readable, clock: Clock = OFF) -> Any:
     """The next object, or EOFError when the other side is gone."""
     with clock.measure(IDLE):
-        head = stream.read(FRAME.size)
-    if len(head) < FRAME.size:
-        raise EOFError
-    (size,) = FRAME.unpack(head)
+        (size,) = FRAME.unpack(_read(stream, FRAME.size))
     with clock.measure("pipe"):
-        body = stream.read(size)
-        if len(body) < size:
-            raise EOFError
         # Only the parent that started this process can write to this pipe.
-        return pickle.loads(body)
+        return pickle.loads(_read(stream, size))
+
+
+def _read(stream: Readable, size: int) -> bytearray:
+    """So many bytes: a pipe gives them in pieces."""
+    body, done = bytearray(size), 0
+    while done < size:
+        count = stream.readinto(memoryview(body)[done:])
+        if not count:
+            raise EOFError
+        done += count
+    return body
+
+
+def pack(value: Any) -> bytes:
+    return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def write_frame(stream: BinaryIO, value: Any) -> None:
-    body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    write_body(stream, pack(value))
+
+
+def write_body(stream: BinaryIO, body: bytes) -> None:
     stream.write(FRAME.pack(len(body)))
     stream.write(body)
     stream.flush()
@@ -43,7 +57,7 @@ def write_frame(stream: BinaryIO, value: Any) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    inbox = sys.stdin.buffer
+    inbox = cast(Readable, sys.stdin.buffer)
     # Whatever a user's model prints must not end up among the outcomes.
     outbox = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -55,7 +69,7 @@ def main() -> None:
         os._exit(0)  # the parent is gone: nothing is left to be flushed
 
 
-def _serve(request: tuple[str, Any], inbox: BinaryIO, outbox: BinaryIO, clock: Clock) -> None:
+def _serve(request: tuple[str, Any], inbox: Readable, outbox: BinaryIO, clock: Clock) -> None:
     with clock.measure(f"{START}import"):
         import torch
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import selectors
 import shutil
@@ -19,7 +20,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.engine.clock import START, WAIT, Clock
 from sparsona.engine.jobs import Job, Outcome, Setting, Tell, settle
 from sparsona.engine.scratch import claim, make_folder
-from sparsona.engine.worker import read_frame, write_frame
+from sparsona.engine.worker import pack, read_frame, write_body, write_frame
 
 TRIES = 3  # a job that kills its worker this often is given up
 PREFIX = "sparsona-data-"  # of folders that hold the data for workers
@@ -28,6 +29,14 @@ PREFIX = "sparsona-data-"  # of folders that hold the data for workers
 def num_cores() -> int:
     """Cores this process may use, which can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Packed:
+    """A job, its place among the others, and the bytes of it that a worker reads."""
+
+    def __init__(self, number: int, job: Job) -> None:
+        self.number, self.job = number, job
+        self.body = pack(("job", replace(job, resend=None)))
 
 
 class _Worker:
@@ -43,16 +52,18 @@ class _Worker:
             env={**os.environ, **threads},
             process_group=0,  # a terminal sends Ctrl-C to a whole group: it is ours to handle, not theirs
         )
-        self.stdin, self.stdout = cast(BinaryIO, self.process.stdin), cast(BinaryIO, self.process.stdout)
+        self.stdin = cast(BinaryIO, self.process.stdin)
+        # Not through a buffer: an answer that it had read along with the one before would never be waited for.
+        self.stdout: io.RawIOBase = cast(Any, self.process.stdout).raw
         self.job: tuple[int, Job] | None = None
         self.opening = True
         write_frame(self.stdin, (sys.path, clock.is_on))
         write_frame(self.stdin, ("open", recipe))
 
-    def send(self, number: int, job: Job) -> None:
-        self.job = (number, job)
+    def send(self, packed: _Packed) -> None:
+        self.job = (packed.number, packed.job)
         with self._clock.measure("pipe"):
-            write_frame(self.stdin, ("job", replace(job, resend=None)))
+            write_body(self.stdin, packed.body)
 
     def receive(self) -> Any:
         with self._clock.measure("pipe"):
@@ -70,9 +81,9 @@ class _Worker:
             with contextlib.suppress(OSError, EOFError):
                 write_frame(self.stdin, ("report", None))  # what it measured since its last job: how long it waited
                 self.receive()
-        for pipe in (self.stdin, self.stdout):
+        for pipe in (self.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
-                pipe.close()
+                cast(BinaryIO, pipe).close()
         self.process.terminate()
         self.process.wait()
         self._clock.dismiss(self._number)
@@ -114,25 +125,28 @@ class Workers:
         tries: dict[int, int] = {}
         ready: dict[int, Outcome] = {}
         next_number = 0
-        exhausted = False
+
+        def following() -> _Packed | None:
+            item = again.popleft() if again else next(waiting, None)
+            return None if item is None else _Packed(*item)
+
+        packed: _Packed | None = None
         while True:
             # Only idle workers are written to, so neither side can wait for the other to read.
             for place, worker in enumerate(self._workers):
-                while worker.job is None and not exhausted:
-                    item = again.popleft() if again else next(waiting, None)
-                    if item is None:
-                        exhausted = True
-                        break
+                while worker.job is None and (packed := packed or following()) is not None:
                     try:
-                        worker.send(*item)
+                        worker.send(packed)
+                        packed = None
                     except (BrokenPipeError, OSError):
-                        again.append(item)
                         worker = self._replace(place, tries)
+            # Workers do not wait for what is done with outcomes, nor for the next job to be made and packed.
+            while next_number in ready:
+                yield ready.pop(next_number)
+                next_number += 1
             if not any(worker.job for worker in self._workers):
-                if exhausted and not again:
-                    return
-                exhausted = False
-                continue
+                return
+            packed = packed or following()
             for place in self._readable():
                 worker = self._workers[place]
                 assert worker.job is not None or worker.opening
@@ -141,7 +155,6 @@ class Workers:
                 except EOFError:
                     if worker.job is not None:
                         again.append(worker.job)
-                    exhausted = False
                     self._replace(place, tries)
                     continue
                 if worker.opening:
@@ -154,12 +167,8 @@ class Workers:
                 worker.job = None
                 if (instead := settle(job, answer)) is not None:
                     again.append((number, instead))
-                    exhausted = False
                 else:
                     ready[number] = answer
-            while next_number in ready:
-                yield ready.pop(next_number)
-                next_number += 1
 
     def _readable(self) -> list[int]:
         with selectors.DefaultSelector() as selector:
