@@ -33,8 +33,10 @@ def compile_program(
     from torch.fx.experimental.proxy_tensor import make_fx
 
     from sparsona.engine.fused_norm import fuse_group_norms
+    from sparsona.engine.padded import pad_few_channels
 
-    graph = fuse_group_norms(make_fx(function, decomposition_table=decompositions, tracing_mode="real")(*examples))
+    traced = make_fx(function, decomposition_table=decompositions, tracing_mode="real")(*examples)
+    graph = pad_few_channels(fuse_group_norms(traced))
     if not fuses:
         return lambda tensors: list(graph(*tensors))
     os.environ.setdefault(CACHE, str(Path("~/.cache/sparsona/compiled").expanduser()))

@@ -6,9 +6,9 @@ step is neither compiled nor captured, and all else is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -21,10 +21,10 @@ from sparsona.engine.grouped import as_products
 from sparsona.engine.jobs import Setting, Tell
 from sparsona.engine.schedule import NUM_FIELDS, gather, plan_rows
 from sparsona.engine.seats import Seat
-from sparsona.engine.stacking import over_clients, stack, unstack, where_kept
+from sparsona.engine.stacking import over_clients, stack, where_kept
 from sparsona.engine.turn import are_finite, at_once, phase_flops, record_phase, take_step
 
-Made = dict[Hashable, tuple[Program, list[int]]]
+Made = dict[Hashable, Program]
 
 
 def meaning(phase: Phase) -> Hashable:
@@ -34,11 +34,12 @@ def meaning(phase: Phase) -> Hashable:
 
 @dataclass
 class Programs:
-    """What lanes of one executor share: the compiled steps of each phase, and which tensors they change."""
+    """What lanes of one executor share: the compiled steps of each phase, and which of a Work's tensors they change."""
 
     tell: Tell = lambda text: None  # of compiling, which takes long
     steps: Made = field(default_factory=dict)
     ends: Made = field(default_factory=dict)
+    changed: dict[Hashable, set[int]] = field(default_factory=dict)
 
 
 class Lane:
@@ -78,7 +79,7 @@ class Lane:
         batches = tuple(gather(x, y, one, self._setting.federation.view, noise) for one in row)
         return batches[0] if len(batches) == 1 else batches
 
-    def _take(self, changed: list[int], *tensors: Tensor) -> list[Tensor]:
+    def _take(self, *tensors: Tensor) -> list[Tensor]:
         """A whole step as a function of tensors: gather, augment, loss, gradient, update."""
         own, (x, y, row, size, lr_scale, step) = tensors[: len(self._leaves)], tensors[len(self._leaves) :]
         before = self._work_of(own)
@@ -87,9 +88,10 @@ class Lane:
         loss = loss.double() * size
         if self._stacked is not None:
             work, loss = where_kept(size > 0, work, before), torch.where(size > 0, loss, 0.0)
-        return [*_changes(own, work, changed), loss]
+        self._write(own, work)
+        return [loss]
 
-    def _end_batch(self, changed: list[int], *tensors: Tensor) -> list[Tensor]:
+    def _end_batch(self, *tensors: Tensor) -> list[Tensor]:
         """What the method does after the steps on one batch."""
         own, (x, y, row, size, lr_scale, step) = tensors[: len(self._leaves)], tensors[len(self._leaves) :]
         before, tick = self._work_of(own), Tick(lr_scale, step)
@@ -100,7 +102,15 @@ class Lane:
             work = over(lambda w, b: after(w, b, tick), before, self._batch_at(row, x, y))
         if self._stacked is not None:
             work = where_kept(size > 0, work, before)
-        return _changes(own, work, changed)
+        self._write(own, work)
+        return []
+
+    def _write(self, own: Sequence[Tensor], work: Work) -> None:
+        """What changed goes back to where it was, as part of the program: a copy afterwards would be one more pass."""
+        for place, (old, (_, new)) in enumerate(zip(own, leaves(work), strict=True)):
+            if new is not old:
+                old.copy_(new)
+                self._programs.changed.setdefault(meaning(self._phase), set()).add(place)
 
     def _work_of(self, own: Sequence[Tensor]) -> Work:
         source = iter(own)
@@ -111,29 +121,22 @@ class Lane:
         data = self._setting.federation
         return [*self._leaves, data.x, data.y, row, size, self._lr_scale, self._step]
 
-    def _program(self, kept: Made, function: Callable[..., list[Tensor]]) -> tuple[Program, list[int]]:
+    def _program(self, kept: Made, function: Callable[..., list[Tensor]]) -> Program:
         name = meaning(self._phase)
         if name not in kept:
-            changed: list[int] = []
             products = None if self._stacked is None else as_products(self._stacked)
-            kept[name] = (compile_program(partial(function, changed), self._inputs(), products), changed)
+            kept[name] = compile_program(function, self._inputs(), products)
         return kept[name]
 
     def _advance(self) -> None:
         """All steps on one batch, on this lane's memory."""
-        program, changed = self._program(self._programs.steps, self._take)
         for _ in range(self._phase.repeats):
-            *after, loss = program(self._inputs())
-            for place, value in zip(changed, after, strict=True):
-                self._leaves[place].copy_(value)
+            (loss,) = self._program(self._programs.steps, self._take)(self._inputs())
             self._loss_sum += loss
             last_step = self._step.clone()
             self._step += 1
         if self._phase.after_batch is not None:
-            program, changed = self._program(self._programs.ends, self._end_batch)
-            after = program([*self._inputs()[:-1], last_step])
-            for place, value in zip(changed, after, strict=True):
-                self._leaves[place].copy_(value)
+            self._program(self._programs.ends, self._end_batch)([*self._inputs()[:-1], last_step])
         self._batch += 1
 
     def _capture(self) -> Captured:
@@ -189,25 +192,23 @@ class Lane:
         assert self._captured is not None
         self._captured.end()
         seats, phase = self._present, self._phase
-        work = self._work_of([tensor.clone() for tensor in self._leaves])
         # One wait for everything that is asked.
-        finite = are_finite(phase, work, 0 if self._stacked is None else 1)
-        told = (
-            torch.stack([self._loss_sum, *(flags.double() for flags in finite)]).reshape(1 + len(finite), -1).tolist()
-        )
-        works = [work] if self._stacked is None else unstack(work, len(seats))
-        for place, (seat, own) in enumerate(zip(seats, works, strict=True)):
+        finite = are_finite(phase, self._work_of(self._leaves), 0 if self._stacked is None else 1)
+        asked = torch.stack([self._loss_sum, *(flags.double() for flags in finite)])
+        loss_sums, *are_numbers = asked.reshape(len(asked), self.num_seats).tolist()
+        # What no step changes is what the client came with, not this lane's copy of it.
+        after = {number: self._leaves[number].clone() for number in self._programs.changed[meaning(phase)]}
+        for place, seat in enumerate(seats):
             counted = self._counted[:, place]
             steps, examples = (phase.repeats * int(n) for n in ((counted > 0).sum(), counted.sum()))
             flops = phase_flops(phase, seat.work, self._setting.task)
-            is_finite = all(flags[place] for flags in told[1:])
-            record_phase(seat.tally, seat.round, examples, steps, flops, told[0][place], is_finite)
-            seat.work = own
+            is_finite = all(flags[place] for flags in are_numbers)
+            record_phase(seat.tally, seat.round, examples, steps, flops, loss_sums[place], is_finite)
+            numbers = count()
+
+            def now(_path: str, came: Tensor, place: int = place, numbers: Iterator[int] = numbers) -> Tensor:
+                found = after.get(next(numbers), came)
+                return found if found is came or self._stacked is None else found[place]
+
+            seat.work = map_leaves(now, seat.work)
         self._present = []
-
-
-def _changes(own: Sequence[Tensor], work: Work, changed: list[int]) -> list[Tensor]:
-    """The tensors of `work` that are not those it had before; `changed` says where they are."""
-    after = [tensor for _, tensor in leaves(work)]
-    changed[:] = [place for place, (old, new) in enumerate(zip(own, after, strict=True)) if old is not new]
-    return [after[place] for place in changed]

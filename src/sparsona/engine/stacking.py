@@ -20,11 +20,6 @@ def stack(values: Sequence[T]) -> T:
     return map_leaves(lambda _path, _value: next(stacked), values[0])
 
 
-def unstack(value: T, count: int) -> list[T]:
-    """The clients of a stack, as slices of it; what is kept for long needs `own_memory`."""
-    return [map_leaves(lambda _path, tensor, place=place: tensor[place], value) for place in range(count)]  # type: ignore[misc]
-
-
 def own_memory(value: T) -> T:
     """The same with tensors of their own: a slice would keep the whole stack alive."""
 
