@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 import sparsona as sp
+from sparsona.engine.executors import rounding_as_asked
 from sparsona.engine.graphed import Graphed
 from sparsona.engine.jobs import Executor, Setting
 from sparsona.engine.serial import Serial
@@ -46,20 +47,33 @@ def measure(
     rounds: int,
     **more: Any,
 ) -> dict[str, float]:
-    """Seconds of the first round, which compiles, and of the others; milliseconds a client's step, everything in."""
+    """Seconds of the first round, which compiles, of the best other, of testing everybody; ms a step, everything in."""
     config = make_config(method, {"rounds": 1000, "eval_every": 1000, **more}, federation, model)
     setting = make_setting(config, federation, model)
-    star = Star(setting, open_executor(setting))
-    population, seconds, steps = star.start(), [], 0
-    for index in range(1 + rounds):
-        began = time.perf_counter()
-        population, record = star.play(population, index)
-        if setting.device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-        steps = sum(turn.tally.steps for turn in record.turns)
+    with rounding_as_asked(setting):
+        star = Star(setting, open_executor(setting))
+        population, seconds, steps = star.start(), [], 0
+
+        def timed(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
+            began = time.perf_counter()
+            found = function(*args)
+            if setting.device.type == "cuda":
+                torch.cuda.synchronize()
+            return found, time.perf_counter() - began
+
+        for index in range(1 + rounds):
+            (population, record), took = timed(star.play, population, index)
+            seconds.append(took)
+            steps = sum(turn.tally.steps for turn in record.turns)
+        star.evaluate(population, 1 + rounds)
+        _, testing = timed(star.evaluate, population, 1 + rounds)
     best = min(seconds[1:])
-    return {"first_round_s": seconds[0], "round_s": best, "ms_per_client_step": 1e3 * best / steps}
+    return {
+        "first_round_s": seconds[0],
+        "round_s": best,
+        "ms_per_client_step": 1e3 * best / steps,
+        "testing_all_s": testing,
+    }
 
 
 def main() -> None:
@@ -80,7 +94,7 @@ def main() -> None:
             found[f"{method}, lenet5, {name}"] = measure(method, "lenet5", grey, executor, 1, **small)
     for model in ("pfedgate-cifar10",) if args.tiny else ("vgg11", "resnet18"):
         for method in ("fedavg", "fedspa"):
-            found[f"{method}, {model}, graphed"] = measure(method, model, colour, lambda s: Graphed(s, 5), 2, **large)
+            found[f"{method}, {model}, graphed"] = measure(method, model, colour, Graphed, 2, **large)
     for name, row in found.items():
         print(f"{name:32}", "  ".join(f"{key} {value:.3f}" for key, value in row.items()))
     for method in ("fedavg", "fedspa"):

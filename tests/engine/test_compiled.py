@@ -10,7 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import sparsona as sp
-from sparsona import prepare
+from sparsona import methods, prepare
+from sparsona.core.tree import map_leaves
 from sparsona.engine.fused_norm import fuse_group_norms
 from sparsona.engine.graphed import Graphed
 from sparsona.engine.grouped import as_products
@@ -69,8 +70,10 @@ def test_convolutions_of_a_stack_are_products(stride, padding):
 
 
 @pytest.mark.parametrize("stacked", [None, 3])
-def test_a_whole_step_is_traced_and_its_norms_are_fused(stacked):
-    """With images that are cropped, mirrored and scaled in place, and an update inside a mask."""
+@pytest.mark.parametrize("name", sorted(methods.METHODS))
+def test_every_methods_step_is_traced_and_its_norms_are_fused(name, stacked):
+    """What a GPU asks of a method: no `.item()`, no branch on a tensor, in its steps and in `predict`. With images that
+    are cropped, mirrored and scaled in place."""
     rng = np.random.default_rng(0)
     x, y = rng.integers(256, size=(60, 3, 8, 8)).astype(np.uint8), np.arange(60) % 4
     federation = sp.federate(x, y, clients=3, partition="iid", view=sp.View((0.5,) * 3, (0.25,) * 3, pad=2, flip=True))
@@ -80,7 +83,7 @@ def test_a_whole_step_is_traced_and_its_norms_are_fused(stacked):
             nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.AvgPool2d(6), nn.Flatten(), nn.Linear(8, 4)
         )
 
-    config = prepare.make_config("fedspa", {"batch_size": 8, "device": "cpu", "per_round": 3}, federation, model)
+    config = prepare.make_config(name, {"batch_size": 8, "device": "cpu", "per_round": 3}, federation, model)
     setting = prepare.make_setting(config, federation, model)
     setting.task.channels_last = stacked is None
     star = Star(setting, Graphed(setting))
@@ -100,6 +103,11 @@ def test_a_whole_step_is_traced_and_its_norms_are_fused(stacked):
     for fixed, value in zip(lane._leaves, before, strict=True):
         fixed.copy_(value)
     graph(*lane._inputs())
+    seen = torch.rand(5, 3, 8, 8)
+    traced = make_fx(lambda flat, images: setting.method.predict(map_leaves(lambda _, v: v * flat, seat.work), images))
+    torch.testing.assert_close(
+        traced(torch.ones(()), seen)(torch.ones(()), seen), setting.method.predict(seat.work, seen)
+    )
     moved = 0.0
     for found, value, old in zip(lane._leaves, wanted, before, strict=True):
         torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-5)

@@ -89,7 +89,8 @@ class Method:
     - `phases`: what is trained.
     - `finish(state, work, inbox, probe, round)`: the new State, and the Update to send (None: nothing is sent). The new
       State is provisional: the engine keeps the old one if the Update is lost.
-    - `predict(work, inputs)`: what the client would deploy; each prediction depends on its own input alone.
+    - `predict(work, inputs)`: what the client would deploy; each prediction depends on its own input alone. Executors
+      capture it, too: it keeps the rules of a Phase's loss.
     - `cost(layout, client, round)`: messages and FLOPs of one turn without training; equals the ledger exactly.
     - `deploy(work)`: predict as plain (params, buffers) of the task's module, or None where no plain weights do it.
     - `tune`: the phase of final fine-tuning and of onboarding novel clients.

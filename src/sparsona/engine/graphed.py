@@ -23,11 +23,13 @@ from sparsona.engine.jobs import Job, Outcome, Setting, Tell
 from sparsona.engine.lanes import Lane, Programs, meaning
 from sparsona.engine.seats import (
     Seat,
+    can_be_traced,
     finish_seat,
     must_be_alone,
     own_points,
     phases_of,
     take_seat,
+    test_alone,
     train_alone,
     training,
 )
@@ -95,8 +97,10 @@ class Graphed:
                     continue
             free.append(client.place)
             seat = client.seat
-            tested = self._examined([seat.job.client], [self._look(seat)]) if own_points(seat.job) else None
-            yield finish_seat(self._setting, seat, None if tested is None else tested[0])
+            tested = None
+            if own_points(seat.job):
+                (tested,) = self._told([(seat.job.client, self._look(seat))])
+            yield finish_seat(self._setting, seat, tested)
 
     def _go_on(self, client: _Underway) -> None:
         """Start the client's next phase in its lane; what cannot be captured is done here and now."""
@@ -128,16 +132,22 @@ class Graphed:
                 if own_points(job):
                     rows.append((job.client, self._look(seat)))
                 seats.append(replace(seat, work=None))  # needed only while it is looked at
-            found = {one.client: one for one in self._examined(*zip(*rows, strict=True))} if rows else {}
+            found = {one.client: one for one in self._told(rows)}
             for seat in seats:
                 yield finish_seat(self._setting, seat, found.get(seat.job.client))
 
-    def _look(self, seat: Seat) -> Tensor:
+    def _look(self, seat: Seat) -> Tensor | Evaluation:
+        """A client's model on its test data: sums that are not waited for yet, or the result."""
         with self._setting.clock.measure("evaluate"):
+            if not can_be_traced(self._setting):
+                return test_alone(seat, self._setting)
             if self._examiner is None:
                 self._examiner = Examiner(self._setting, seat.work)
             return self._examiner.look(seat.job.client, seat.work)
 
-    def _examined(self, clients: Sequence[int], rows: Sequence[Tensor]) -> list[Evaluation]:
-        assert self._examiner is not None
-        return self._examiner.tell(clients, rows)
+    def _told(self, looks: Sequence[tuple[int, Tensor | Evaluation]]) -> list[Evaluation]:
+        """What came of looks, waited for together."""
+        sums = [(client, found) for client, found in looks if isinstance(found, Tensor)]
+        if self._examiner is None or not sums:
+            return [found for _, found in looks if isinstance(found, Evaluation)]
+        return self._examiner.tell([client for client, _ in sums], [found for _, found in sums])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from sparsona.core.errors import MaskMismatchError
 from sparsona.core.method import Phase, Probe, Round, State, Update, Work
@@ -59,6 +60,17 @@ def phases_of(setting: Setting, job: Job) -> Sequence[Phase]:
 def must_be_alone(phase: Phase, setting: Setting) -> bool:
     """Whether a phase can be neither stacked nor captured."""
     return phase.mixes_examples or not phase.traceable or setting.task.draws_noise
+
+
+def can_be_traced(setting: Setting) -> bool:
+    """Whether `predict` can be captured or run for several clients at once: it keeps the rules of the phases."""
+    return all(phase.traceable for phase in setting.method.phases)
+
+
+def test_alone(seat: Seat, setting: Setting) -> Evaluation:
+    """As `serial` does it, at no point yet."""
+    test = setting.federation.examples(seat.job.client, "test")
+    return evaluate(seat.job.client, "", partial(setting.method.predict, seat.work), setting.task, test)
 
 
 def train_alone(phase: Phase, seat: Seat, setting: Setting) -> None:

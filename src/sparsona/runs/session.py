@@ -13,6 +13,7 @@ from sparsona.engine.clock import OTHER, START, Clock
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.executors import open_executor, rounding_as_asked
 from sparsona.engine.jobs import Executor, Job, Outcome, Setting
+from sparsona.engine.plan import tested_clients
 from sparsona.engine.serial import Serial
 from sparsona.engine.star import Population, RoundRecord, Star
 from sparsona.runs.checkpoint import Checkpoints, Progress
@@ -115,6 +116,7 @@ class _Session:
         self.checkpoint_at = time.monotonic()
         self.checkpoint_cost = 0.0
         self.told = time.monotonic()
+        self.num_tested = len(tested_clients(setting.plan, setting.clients))
         self.accuracy: float | None = None
         if found is None:
             # A manifest precedes the first record: records without one have lost it, and are not begun anew.
@@ -138,7 +140,7 @@ class _Session:
         if time.monotonic() - self.told >= TELL_SECONDS:
             plan, num = self.setting.plan, len(self.setting.clients)
             trains = num - plan.num_novel if plan.everyone_trains else plan.per_round
-            total = {"train": trains, "evaluate": num - plan.num_novel, "tune": num}[doing]
+            total = {"train": trains, "evaluate": self.num_tested, "tune": num}[doing]
             what = {"train": "trained", "evaluate": "tested", "tune": "tuned"}[doing]
             self._tell(self.accuracy, f"{done} of {total} clients {what}")
 
