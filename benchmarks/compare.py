@@ -25,6 +25,8 @@ from typing import Any
 
 import torch
 from contenders import BATCH, CLIENTS, CONTENDERS, WORKS, cores
+from rich.console import Console
+from rich.progress import Progress
 
 from sparsona.runs.store import environment
 
@@ -80,8 +82,9 @@ def measure(work: str, contenders: list[str], pythons: dict[str, str], args: arg
     rows: dict[str, dict[str, Any]] = {}
     runs = [(name, threads) for name in contenders for threads in counts(name, args.tiny)]
     missing: set[str] = set()
-    for _ in range(args.repeats):
-        for name, threads in runs:
+    turns = [run for _ in range(args.repeats) for run in runs]
+    with Progress(console=Console(stderr=True)) as bar:
+        for name, threads in bar.track(turns, description=work):
             if name in missing:
                 continue
             told = run_once(pythons.get(name, sys.executable), name, threads, work, args.rounds, args.tiny)
@@ -148,10 +151,10 @@ def main() -> None:
     for work in args.work:
         results[work] = measure(work, contenders, pythons, args)
         tell(work, results[work])
-    if args.out:
-        about = {"environment": environment() | {"commit": commit()}, "sgemm_flops": args.limit, "cores": cores()}
-        about |= {"repeats": args.repeats, "rounds": args.rounds}
-        args.out.write_text(json.dumps(about | {"results": results}, indent=2) + "\n")
+        if args.out:  # after each piece of work: what was measured is not lost if the next is cut short
+            about = {"environment": environment() | {"commit": commit()}, "sgemm_flops": args.limit, "cores": cores()}
+            about |= {"repeats": args.repeats, "rounds": args.rounds}
+            args.out.write_text(json.dumps(about | {"results": results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

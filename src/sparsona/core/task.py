@@ -221,8 +221,18 @@ def _takes_channels_last(module: nn.Module, images: Tensor) -> bool:
     same bits."""
     if images.dim() != 4 or not any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
         return False
-    trial: nn.Module = copy.deepcopy(module).train().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    trial: nn.Module = copy.deepcopy(module).train()
+
+    def look(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        # torch's own backward pass of such a norm, over images as they come in, ends the process.
+        if not inputs[0].requires_grad:
+            raise RuntimeError("a norm of the images themselves")
+
+    for layer in trial.modules():
+        if isinstance(layer, nn.GroupNorm):
+            layer.register_forward_pre_hook(look)
     try:
+        trial.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             trial(with_channels_last(images)).sum().backward()
     except RuntimeError:

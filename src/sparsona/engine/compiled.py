@@ -5,6 +5,7 @@ Tracing (make_fx) records what a function does to tensors, whatever Python it is
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from sparsona.core.kernels import have_triton
 
 Program = Callable[[Sequence[Tensor]], list[Tensor]]
 CACHE = "TORCHINDUCTOR_CACHE_DIR"  # where compiled programs are kept for the next run
@@ -36,10 +39,12 @@ def compile_program(
     from sparsona.engine.padded import pad_few_channels
 
     traced = make_fx(function, decomposition_table=decompositions, tracing_mode="real")(*examples)
+    if not have_triton():  # nothing can be built: what was traced is captured as it is
+        return lambda tensors: list(traced(*tensors))
     graph = pad_few_channels(fuse_group_norms(traced))
     if not fuses:
         return lambda tensors: list(graph(*tensors))
-    os.environ.setdefault(CACHE, str(Path("~/.cache/sparsona/compiled").expanduser()))
+    _keep_compiled_programs()
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile as compile_graph
     from torch._inductor import config
@@ -54,18 +59,26 @@ def compile_program(
     return lambda tensors: list(compiled(*tensors))
 
 
+def _keep_compiled_programs() -> None:
+    """For the next run, unless a person said where; torch's own place is one that a machine forgets."""
+    folder = Path("~/.cache/sparsona/compiled").expanduser()
+    with contextlib.suppress(OSError):  # no home to write to: torch has its own place
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault(CACHE, str(folder))
+
+
 class Captured:
     """A function without arguments that works on fixed tensors, replayed as one CUDA graph.
 
     The tensors it works on must stay alive as long as this does. Without a GPU it is simply called.
     """
 
-    def __init__(self, function: Callable[[], None], device: torch.device, stream: Any = None) -> None:
+    def __init__(self, function: Callable[[], None], device: torch.device) -> None:
         self._function, self._graph = function, None
-        self.stream = stream
+        self.stream: Any = None
         if device.type != "cuda":
             return
-        self.stream = stream or torch.cuda.Stream(device)
+        self.stream = torch.cuda.Stream(device)
         self.stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self.stream):
             for _ in range(3):  # libraries choose their algorithms in the first calls

@@ -15,6 +15,7 @@ from sparsona.core.task import Task
 from sparsona.data.augment import look
 from sparsona.data.batches import in_order
 from sparsona.data.federation import Examples
+from sparsona.engine.stacking import over_clients
 
 BATCH = 512  # large enough to be quick, small enough for any device; predictions do not depend on it
 STACKED_BATCH = 8192  # the same for many clients at once
@@ -65,10 +66,9 @@ def check_tested(client: int, count: int) -> None:
         raise SparsonaError(f"client {client} has no test data to be evaluated on", expected="at least one example")
 
 
-def judge(task: Task, outputs: Tensor, targets: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+def judge(task: Task, outputs: Tensor, batch: Batch) -> tuple[Tensor, ...]:
     """How many are right, of how many, the sum of the losses and that of their weights; padding has weight 0."""
-    one = Batch(targets, targets, weight, targets, targets)
-    (right, of), (losses, counted) = task.score(outputs, one), task.losses(outputs, one)
+    (right, of), (losses, counted) = task.score(outputs, batch), task.losses(outputs, batch)
     # Padding is not a number where a model has never seen such inputs: left out, not weighed by 0.
     return right, of, torch.where(counted > 0, losses * counted, 0.0).double().sum(), counted.sum()
 
@@ -93,7 +93,7 @@ def evaluate_stacked(
             batch = _padded(tests, start, min(at_once, max(counts) - start))
             outputs = predict(batch.inputs)
 
-            found = torch.func.vmap(partial(judge, task))(outputs, batch.targets, batch.weight)
+            found = over_clients(partial(judge, task), outputs, batch)
             for total, values in zip(sums, found, strict=True):
                 total += values
             if outputs.dim() != 3:

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from sparsona.core.method import Work
+from sparsona.core.round import Batch
 from sparsona.core.tree import leaves, map_leaves
 from sparsona.data.augment import look
 from sparsona.engine.compiled import Captured, compile_program
 from sparsona.engine.evaluate import MAX_CONFUSION, Evaluation, check_tested, judge
 from sparsona.engine.jobs import Setting
+from sparsona.engine.stacking import kinds_of
 
 MOST = 256  # examples in one forward pass
 
@@ -22,7 +24,8 @@ class Examiner:
 
     def __init__(self, setting: Setting, work: Work) -> None:
         data, device = setting.federation, setting.device
-        self._setting, self._template = setting, work
+        self._setting, self._kinds = setting, kinds_of(work)
+        self._template = map_leaves(lambda _path, tensor: tensor.new_empty(tensor.shape, device="meta"), work)
         self._leaves = [tensor.clone() for _, tensor in leaves(work)]
         self._size = min(MOST, int(data.sizes()[:, 2].max()))
         self._index = torch.zeros(self._size, dtype=torch.int64, device=device)
@@ -42,15 +45,21 @@ class Examiner:
         source, setting = iter(own), self._setting
         work: Work = map_leaves(lambda _path, _value: next(source), self._template)
         with torch.no_grad():
-            outputs = setting.method.predict(work, look(x.index_select(0, index), setting.federation.view))
+            inputs = look(x.index_select(0, index), setting.federation.view)
+            outputs = setting.method.predict(work, inputs)
             targets = y.index_select(0, index).long()
-            found = torch.stack([value.double() for value in judge(setting.task, outputs, targets, weight)])
+            nothing = torch.zeros((), dtype=torch.int64, device=weight.device)
+            batch = Batch(inputs, targets, weight, torch.arange(len(weight), device=weight.device), nothing)
+            found = torch.stack([value.double() for value in judge(setting.task, outputs, batch)])
             if len(self._found) > 4:
                 classes = setting.task.num_classes
                 cells = targets * classes + outputs[:, :classes].argmax(dim=-1)
                 squares = torch.zeros(classes**2, dtype=torch.float64, device=weight.device)
                 found = torch.cat([found, squares.scatter_add(0, cells, (weight > 0).double())])
         return [found]
+
+    def fits(self, work: Work) -> bool:
+        return kinds_of(work) == self._kinds
 
     def look(self, client: int, work: Work) -> Tensor:
         """A client's model on its test data: sums, on the device, to be read by `tell`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ import torch
 
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.round import Client
+from sparsona.data.augment import look
 from sparsona.engine.clock import START
 from sparsona.engine.jobs import Executor, Setting, Tell
 from sparsona.engine.serial import Serial
@@ -60,11 +62,35 @@ def choose(name: str, setting: Setting) -> str:
         raise SparsonaError(
             "executor graphed without a GPU", expected="serial, workers or stacked", mend="leave it out"
         )
+    if name == "stacked" and (why := _why_not_stacked(setting)):
+        raise SparsonaError(
+            f"executor stacked with this model: torch cannot run it for several clients at once ({why})",
+            expected="a model whose every layer has a batching rule (torch.func.vmap); nn.LSTM and nn.GRU have none",
+            mend="leave --executor out",
+        )
     if name != "auto":
         return name
     if is_gpu:
-        return "stacked" if setting.task.layout.size <= SMALL_MODEL else "graphed"
+        is_small = setting.task.layout.size <= SMALL_MODEL
+        return "stacked" if is_small and not _why_not_stacked(setting) else "graphed"
     return "workers" if num_cores() > 1 and _expected_seconds(setting) > WORTH_WORKERS else "serial"
+
+
+def _why_not_stacked(setting: Setting) -> str:
+    """What torch says of running the model for two clients at once; nothing if it can. Tried: layers do not tell."""
+    data, task = setting.federation, setting.task
+    plain = copy.copy(task)
+    plain.channels_last = False
+    image = look(data.x[:1], data.view)
+    twice = torch.stack([setting.params.flat] * 2)
+    try:
+        with torch.no_grad():
+            torch.func.vmap(lambda flat: plain.forward(setting.params.like(flat), setting.buffers, image, False)[0])(
+                twice
+            )
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return ""
 
 
 @contextmanager
@@ -116,4 +142,4 @@ def open_executor(name: str, setting: Setting, tell: Tell = lambda text: None) -
         from sparsona.engine.graphed import Graphed  # which takes a compiler along
 
         return Graphed(setting, tell=tell)
-    return Stacked(setting) if name == "stacked" else Serial(setting)
+    return Stacked(setting, tell=tell) if name == "stacked" else Serial(setting)

@@ -22,6 +22,8 @@ class CapturedTask:
         self._captured: Captured | None = None
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_task":  # not there yet: this is being copied
+            raise AttributeError(name)
         return getattr(self._task, name)
 
     def gradient(self, params: Tree, buffers: Tree, batch: Batch) -> Tree:
@@ -31,28 +33,30 @@ class CapturedTask:
         if self._captured is None:
             self._capture(params, buffers, batch)
         assert self._captured is not None
-        flat, kept, inputs, targets, weight = self._fixed
+        flat, kept, inputs, targets, weight, index = self._fixed
         count = len(batch.targets)
         flat.copy_(params.flat)
         kept.copy_(buffers.flat)
         # Examples beyond the batch are whatever was there before, with weight 0.
         inputs[:count].copy_(batch.inputs)
         targets[:count].copy_(batch.targets)
-        weight[:count].fill_(1.0)
+        weight[:count].copy_(batch.weight)
         weight[count:].fill_(0.0)
+        index[:count].copy_(batch.index)
         self._captured.begin()
         self._captured.replay()
         self._captured.end()
         return params.like(self._found.clone())
 
     def _capture(self, params: Tree, buffers: Tree, batch: Batch) -> None:
-        def gradient(flat: Tensor, kept: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor) -> list[Tensor]:
-            whole = replace(batch, inputs=inputs, targets=targets, weight=weight)
+        def gradient(flat: Tensor, kept: Tensor, *fields: Tensor) -> list[Tensor]:
+            inputs, targets, weight, index = fields
+            whole = replace(batch, inputs=inputs, targets=targets, weight=weight, index=index)
             return [self._task.gradient(params.like(flat), buffers.like(kept), whole).flat]
 
         first = torch.arange(self._size, device=params.flat.device) % len(batch.targets)
         ones = torch.ones(self._size, device=params.flat.device)
-        examples = (params.flat, buffers.flat, batch.inputs[first], batch.targets[first], ones)
+        examples = (params.flat, buffers.flat, batch.inputs[first], batch.targets[first], ones, batch.index[first])
         self._fixed = [value.clone() for value in examples]
         program = compile_program(gradient, self._fixed, fuses=False)  # one step in twenty is not worth a compiler
         self._found = torch.empty_like(params.flat)

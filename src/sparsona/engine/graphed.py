@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sparsona.core.method import Phase
@@ -24,12 +25,12 @@ from sparsona.engine.lanes import Lane, Programs, meaning
 from sparsona.engine.seats import (
     Seat,
     can_be_traced,
+    examine_alone,
     finish_seat,
     must_be_alone,
     own_points,
     phases_of,
     take_seat,
-    test_alone,
     train_alone,
     training,
 )
@@ -42,6 +43,7 @@ TESTED_TOGETHER = 64  # clients whose results are waited for at once
 class _Underway:
     """A client in the middle of its turn: its place among the lanes, and what it has yet to do."""
 
+    number: int
     seat: Seat
     place: int
     phases: deque[Phase] = field(default_factory=deque)
@@ -56,7 +58,7 @@ class Graphed:
     def __init__(self, setting: Setting, lanes: int = LANES, tell: Tell = lambda text: None) -> None:
         laid_out = copy.copy(setting.task)
         laid_out.channels_last = laid_out.takes_channels_last  # as convolutions on a GPU like it
-        task: Any = CapturedTask(laid_out, setting.plan.batch_size)
+        task: Any = CapturedTask(laid_out, setting.largest_batch)
         self._setting = replace(setting, task=task)
         self._num_lanes = lanes
         self._programs = Programs(tell)
@@ -72,35 +74,50 @@ class Graphed:
         yield from self._evaluate(everybody) if first.do == "evaluate" else self._train(everybody)
 
     def close(self) -> None:
+        if self._setting.device.type == "cuda":
+            torch.cuda.synchronize(self._setting.device)  # what is let go of must not be in use
         self._lanes.clear()
         self._programs = Programs()
         self._examiner = None
 
     def _train(self, jobs: Iterator[Job]) -> Iterator[Outcome]:
-        """Turns in the order of the jobs. All have the same phases, so whoever came first is done first."""
+        """Turns, handed out in the order of the jobs. Who has more phases than others is done after them."""
         underway: deque[_Underway] = deque()
         free = deque(range(self._num_lanes))
-        while True:
-            while free and (job := next(jobs, None)) is not None:
-                seat = take_seat(self._setting, job)
-                underway.append(_Underway(seat, free.popleft(), deque(phases_of(self._setting, job))))
-                self._go_on(underway[-1])
-            if not underway:
-                return
-            client = underway.popleft()
-            if client.lane is not None:
-                client.lane.unload()
-                client.lane = None
-                self._go_on(client)
+        ready: dict[int, Outcome] = {}
+        taken = given = 0
+        try:
+            while True:
+                while free and (job := next(jobs, None)) is not None:
+                    seat = take_seat(self._setting, job)
+                    phases = deque(phases_of(self._setting, job))
+                    underway.append(_Underway(taken, seat, free.popleft(), phases))
+                    taken += 1
+                    self._go_on(underway[-1])
+                if not underway:
+                    return
+                client = underway.popleft()
                 if client.lane is not None:
-                    underway.append(client)
-                    continue
-            free.append(client.place)
-            seat = client.seat
-            tested = None
-            if own_points(seat.job):
-                (tested,) = self._told([(seat.job.client, self._look(seat))])
-            yield finish_seat(self._setting, seat, tested)
+                    client.lane.unload()
+                    client.lane = None
+                    self._go_on(client)
+                    if client.lane is not None:
+                        underway.append(client)
+                        continue
+                free.append(client.place)
+                ready[client.number] = self._finish(client.seat)
+                while given in ready:
+                    yield ready.pop(given)
+                    given += 1
+        finally:
+            if underway and self._setting.device.type == "cuda":  # given up in the middle
+                torch.cuda.synchronize(self._setting.device)
+
+    def _finish(self, seat: Seat) -> Outcome:
+        tested = None
+        if own_points(seat.job):
+            (tested,) = self._told([(seat.job.client, self._look(seat))])
+        return finish_seat(self._setting, seat, tested)
 
     def _go_on(self, client: _Underway) -> None:
         """Start the client's next phase in its lane; what cannot be captured is done here and now."""
@@ -116,6 +133,9 @@ class Graphed:
             if key not in self._lanes:
                 self._lanes[key] = Lane(setting, phase, seat.work, self._programs, None)
             lane = self._lanes[key]
+            if not lane.fits(seat):  # a tensor of another size, for instance one entry for each of its examples
+                train_alone(replace(phase, enter=None), seat, setting)
+                continue
             with training(phase, [seat], setting):
                 lane.load(phase, [seat])
                 if setting.clock.is_on:  # what is measured is waited for: one client after another
@@ -139,15 +159,16 @@ class Graphed:
     def _look(self, seat: Seat) -> Tensor | Evaluation:
         """A client's model on its test data: sums that are not waited for yet, or the result."""
         with self._setting.clock.measure("evaluate"):
-            if not can_be_traced(self._setting):
-                return test_alone(seat, self._setting)
-            if self._examiner is None:
+            if self._examiner is None and can_be_traced(self._setting):
                 self._examiner = Examiner(self._setting, seat.work)
+            if self._examiner is None or not self._examiner.fits(seat.work):
+                return examine_alone(seat, self._setting)
             return self._examiner.look(seat.job.client, seat.work)
 
     def _told(self, looks: Sequence[tuple[int, Tensor | Evaluation]]) -> list[Evaluation]:
         """What came of looks, waited for together."""
+        told = [found for _, found in looks if isinstance(found, Evaluation)]
         sums = [(client, found) for client, found in looks if isinstance(found, Tensor)]
-        if self._examiner is None or not sums:
-            return [found for _, found in looks if isinstance(found, Evaluation)]
-        return self._examiner.tell([client for client, _ in sums], [found for _, found in sums])
+        if self._examiner is not None and sums:
+            told += self._examiner.tell([client for client, _ in sums], [found for _, found in sums])
+        return told

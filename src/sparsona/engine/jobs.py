@@ -66,6 +66,11 @@ class Setting:
         self.clock.attach(self.device)
 
     @property
+    def largest_batch(self) -> int:
+        """As many examples as a batch can have."""
+        return min(self.plan.batch_size, max(client.num_examples for client in self.clients))
+
+    @property
     def encodes(self) -> bool:
         """Whether one client at a time sends bytes: on a GPU they would travel to the host and back."""
         return self.device.type == "cpu"

@@ -19,12 +19,12 @@ from sparsona.engine.clock import START
 from sparsona.engine.compiled import Captured, Program, compile_program
 from sparsona.engine.grouped import as_products
 from sparsona.engine.jobs import Setting, Tell
-from sparsona.engine.schedule import NUM_FIELDS, gather, plan_rows
+from sparsona.engine.schedule import NUM_FIELDS, WEIGHT, gather, plan_rows
 from sparsona.engine.seats import Seat
-from sparsona.engine.stacking import over_clients, stack, where_kept
-from sparsona.engine.turn import are_finite, at_once, phase_flops, record_phase, take_step
+from sparsona.engine.stacking import kinds_of, over_clients, where_kept
+from sparsona.engine.turn import are_finite, call, phase_flops, record_phase, take_step
 
-Made = dict[Hashable, Program]
+ByMeaning = dict[Hashable, Program]
 
 
 def meaning(phase: Phase) -> Hashable:
@@ -37,8 +37,8 @@ class Programs:
     """What lanes of one executor share: the compiled steps of each phase, and which of a Work's tensors they change."""
 
     tell: Tell = lambda text: None  # of compiling, which takes long
-    steps: Made = field(default_factory=dict)
-    ends: Made = field(default_factory=dict)
+    steps: ByMeaning = field(default_factory=dict)
+    ends: ByMeaning = field(default_factory=dict)
     changed: dict[Hashable, set[int]] = field(default_factory=dict)
 
 
@@ -48,10 +48,13 @@ class Lane:
     def __init__(self, setting: Setting, phase: Phase, work: Work, programs: Programs, stacked: int | None) -> None:
         self._setting, self._phase, self._programs = setting, phase, programs
         self._stacked, self.num_seats = stacked, stacked or 1
-        self._template = work if stacked is None else stack([work] * stacked)
-        self._leaves = [tensor.clone() for _, tensor in leaves(self._template)]
+        one = [tensor for _, tensor in leaves(work)]
+        self._leaves = [t.clone() if stacked is None else torch.stack([t] * stacked) for t in one]
+        self._kinds = kinds_of(work)
+        # Of the template only its structure is used.
+        self._template = map_leaves(lambda _path, tensor: tensor.new_empty(tensor.shape, device="meta"), work)
         device, lead = setting.device, () if stacked is None else (stacked,)
-        self._size = min(setting.plan.batch_size, max(client.num_examples for client in setting.clients))
+        self._size = setting.largest_batch
         self._batch = torch.zeros(1, dtype=torch.int64, device=device)  # which row of the schedule is next
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._lr_scale = torch.ones((), device=device)
@@ -70,6 +73,7 @@ class Lane:
         # Where a copy to the device need not be waited for, what is copied must not move.
         pinned = device.type == "cuda"
         self._rows_here = torch.zeros(shape, dtype=torch.int64, pin_memory=pinned)
+        self._rows_here[:, :, WEIGHT] = 1  # a mean over nothing would not be a number, also where it is only tried
         self._sizes_here = torch.zeros((steps, *lead), dtype=torch.int64, pin_memory=pinned)
         self._rows, self._sizes = self._rows_here.to(device), self._sizes_here.to(device)
         self._captured: Captured | None = None
@@ -83,7 +87,7 @@ class Lane:
         """A whole step as a function of tensors: gather, augment, loss, gradient, update."""
         own, (x, y, row, size, lr_scale, step) = tensors[: len(self._leaves)], tensors[len(self._leaves) :]
         before = self._work_of(own)
-        over = at_once if self._stacked is None else over_clients
+        over = call if self._stacked is None else over_clients
         work, loss = take_step(self._phase, before, self._batch_at(row, x, y), Tick(lr_scale, step), over)
         loss = loss.double() * size
         if self._stacked is not None:
@@ -95,7 +99,7 @@ class Lane:
         """What the method does after the steps on one batch."""
         own, (x, y, row, size, lr_scale, step) = tensors[: len(self._leaves)], tensors[len(self._leaves) :]
         before, tick = self._work_of(own), Tick(lr_scale, step)
-        over = at_once if self._stacked is None else over_clients
+        over = call if self._stacked is None else over_clients
         after = self._phase.after_batch
         assert after is not None
         with torch.no_grad():
@@ -107,10 +111,13 @@ class Lane:
 
     def _write(self, own: Sequence[Tensor], work: Work) -> None:
         """What changed goes back to where it was, as part of the program: a copy afterwards would be one more pass."""
-        for place, (old, (_, new)) in enumerate(zip(own, leaves(work), strict=True)):
-            if new is not old:
-                old.copy_(new)
-                self._programs.changed.setdefault(meaning(self._phase), set()).add(place)
+        memory = {tensor.untyped_storage()._cdata for tensor in own}
+        moves = [(place, new) for place, (_, new) in enumerate(leaves(work)) if new is not own[place]]
+        # What one tensor hands to another is put aside first: it is about to be written over.
+        moves = [(place, new.clone() if new.untyped_storage()._cdata in memory else new) for place, new in moves]
+        for place, new in moves:
+            own[place].copy_(new)
+            self._programs.changed.setdefault(meaning(self._phase), set()).add(place)
 
     def _work_of(self, own: Sequence[Tensor]) -> Work:
         source = iter(own)
@@ -121,7 +128,7 @@ class Lane:
         data = self._setting.federation
         return [*self._leaves, data.x, data.y, row, size, self._lr_scale, self._step]
 
-    def _program(self, kept: Made, function: Callable[..., list[Tensor]]) -> Program:
+    def _program(self, kept: ByMeaning, function: Callable[..., list[Tensor]]) -> Program:
         name = meaning(self._phase)
         if name not in kept:
             products = None if self._stacked is None else as_products(self._stacked)
@@ -139,9 +146,15 @@ class Lane:
             self._program(self._programs.ends, self._end_batch)([*self._inputs()[:-1], last_step])
         self._batch += 1
 
+    def fits(self, seat: Seat) -> bool:
+        """Whether a client's tensors are of the same shapes and types as those this lane was made for."""
+        return kinds_of(seat.work) == self._kinds
+
     def _capture(self) -> Captured:
+        if self._setting.device.type != "cuda":
+            return Captured(self._advance, self._setting.device)
         with self._setting.clock.measure(f"{START}compile"):
-            if self._setting.device.type == "cuda" and meaning(self._phase) not in self._programs.steps:
+            if meaning(self._phase) not in self._programs.steps:
                 self._programs.tell("compiling, kept for later runs")
             self._program(self._programs.steps, self._take)
             if self._phase.after_batch is not None:
@@ -152,8 +165,10 @@ class Lane:
             return captured
 
     def load(self, phase: Phase, seats: Sequence[Seat]) -> None:
-        """Take clients in and start their steps; `unload` waits for them. `phase` may differ in its epochs alone."""
+        """Take clients in and start their steps; `unload` waits for them. `phase` may differ in how long it goes on."""
         self._phase, setting = phase, self._setting
+        if self._captured is not None:
+            self._captured.end()  # of a round that was given up
         rows, sizes = plan_rows(
             phase,
             [seat.train for seat in seats],
@@ -197,7 +212,7 @@ class Lane:
         asked = torch.stack([self._loss_sum, *(flags.double() for flags in finite)])
         loss_sums, *are_numbers = asked.reshape(len(asked), self.num_seats).tolist()
         # What no step changes is what the client came with, not this lane's copy of it.
-        after = {number: self._leaves[number].clone() for number in self._programs.changed[meaning(phase)]}
+        after = {number: self._leaves[number].clone() for number in self._programs.changed.get(meaning(phase), ())}
         for place, seat in enumerate(seats):
             counted = self._counted[:, place]
             steps, examples = (phase.repeats * int(n) for n in ((counted > 0).sum(), counted.sum()))

@@ -42,6 +42,8 @@ def plan_rows(
     sizes = torch.zeros(most, seats, dtype=torch.int64)
     for seat, ((own_size, fields, own_sizes), mine) in enumerate(zip(plans, positions, strict=True)):
         batches = len(own_sizes)
+        if not batches:  # too little for one step
+            continue
         place = rows[:batches, :, seat]
         place[:, INDEX, :own_size] = mine[fields[0]].view(batches, own_size)
         place[:, OWN_INDEX, :own_size] = fields[0].view(batches, own_size)

@@ -39,7 +39,7 @@ def take_seat(setting: Setting, job: Job) -> Seat:
     probe = ClientProbe(setting.task, train, validation, round_, tally)
     inbox = tuple(opened(message, setting.clock) for message in job.messages)
     try:
-        with setting.clock.measure("receive" if job.do == "train" else job.do):
+        with setting.clock.measure("evaluate" if job.do == "evaluate" else "receive"):
             work = setting.method.receive(state, inbox, probe, round_)
     except MaskMismatchError:
         again = settle(job, Outcome(job.client, lacks_mask=True))
@@ -54,12 +54,14 @@ def phases_of(setting: Setting, job: Job) -> Sequence[Phase]:
     if job.do == "tune":
         assert method.tune is not None
         return (replace(method.tune, epochs=setting.plan.tune_epochs),)
-    return tuple(phase for phase in method.phases if job.do == "train" and phase.when(job.round))
+    round_ = job.round.on(setting.clients[job.client])
+    return tuple(phase for phase in method.phases if job.do == "train" and phase.when(round_))
 
 
 def must_be_alone(phase: Phase, setting: Setting) -> bool:
-    """Whether a phase can be neither stacked nor captured."""
-    return phase.mixes_examples or not phase.traceable or setting.task.draws_noise
+    """Whether a phase can be neither stacked nor captured, where batches are filled up and nothing new is drawn."""
+    task = setting.task
+    return phase.mixes_examples or not phase.traceable or task.draws_noise or task.moves_buffers
 
 
 def can_be_traced(setting: Setting) -> bool:
@@ -67,7 +69,7 @@ def can_be_traced(setting: Setting) -> bool:
     return all(phase.traceable for phase in setting.method.phases)
 
 
-def test_alone(seat: Seat, setting: Setting) -> Evaluation:
+def examine_alone(seat: Seat, setting: Setting) -> Evaluation:
     """As `serial` does it, at no point yet."""
     test = setting.federation.examples(seat.job.client, "test")
     return evaluate(seat.job.client, "", partial(setting.method.predict, seat.work), setting.task, test)

@@ -22,16 +22,16 @@ from sparsona.engine.lanes import Lane, Programs, meaning
 from sparsona.engine.seats import (
     Seat,
     can_be_traced,
+    examine_alone,
     finish_seat,
     must_be_alone,
     own_points,
     phases_of,
     take_seat,
-    test_alone,
     train_alone,
     training,
 )
-from sparsona.engine.stacking import over_clients, stack
+from sparsona.engine.stacking import kinds_of, over_clients, stack
 
 MOST_AT_ONCE = 128
 
@@ -44,7 +44,7 @@ class Stacked:
     def __init__(self, setting: Setting, most_at_once: int = MOST_AT_ONCE, tell: Tell = lambda text: None) -> None:
         plain = copy.copy(setting.task)
         plain.channels_last = False  # a stack of images has five dimensions, for which there is no such layout
-        task: Any = CapturedTask(plain, setting.plan.batch_size)
+        task: Any = CapturedTask(plain, setting.largest_batch)
         self._setting, self._most = replace(setting, task=task), most_at_once
         self._programs = Programs(tell)
         self._lanes: dict[Hashable, Lane] = {}
@@ -53,8 +53,8 @@ class Stacked:
         waiting = iter(jobs)
         while group := list(islice(waiting, self._most)):
             seats = [take_seat(self._setting, job) for job in group]
-            for phase in phases_of(self._setting, group[0]):
-                self._train(phase, seats)
+            for phase in dict.fromkeys(phase for job in group for phase in phases_of(self._setting, job)):
+                self._train(phase, [seat for seat in seats if phase in phases_of(self._setting, seat.job)])
             tested = [seat for seat in seats if own_points(seat.job)]
             found = dict(zip(map(id, tested), self._test(tested), strict=True))
             for seat in seats:
@@ -68,9 +68,9 @@ class Stacked:
         setting = self._setting
         if not seats:
             return []
-        if not can_be_traced(setting):
+        if not can_be_traced(setting) or len({kinds_of(seat.work) for seat in seats}) > 1:
             with setting.clock.measure("evaluate"):
-                return [test_alone(seat, setting) for seat in seats]
+                return [examine_alone(seat, setting) for seat in seats]
         tests = [setting.federation.examples(seat.job.client, "test") for seat in seats]
         predict = vectorised(setting.method.predict, [seat.work for seat in seats])
         with setting.clock.measure("evaluate"):
@@ -92,8 +92,14 @@ class Stacked:
             places = min(self._most, max(everybody, len(seats)))
             self._lanes[key] = Lane(setting, phase, seats[0].work, self._programs, places)
         lane = self._lanes[key]
-        for start in range(0, len(seats), lane.num_seats):
-            some = seats[start : start + lane.num_seats]
+        fitting: list[Seat] = []
+        for seat in seats:
+            if lane.fits(seat):
+                fitting.append(seat)
+            else:  # a tensor of another size, for instance one entry for each of its examples
+                train_alone(replace(phase, enter=None), seat, setting)
+        for start in range(0, len(fitting), lane.num_seats):
+            some = fitting[start : start + lane.num_seats]
             with training(phase, some, setting):
                 lane.load(phase, some)
                 lane.unload()

@@ -20,6 +20,11 @@ def stack(values: Sequence[T]) -> T:
     return map_leaves(lambda _path, _value: next(stacked), values[0])
 
 
+def kinds_of(value: Any) -> tuple[Any, ...]:
+    """Where its tensors are, and their shapes and types: what can be stacked, or take another's place, has the same."""
+    return tuple((path, tuple(tensor.shape), tensor.dtype) for path, tensor in leaves(value))
+
+
 def own_memory(value: T) -> T:
     """The same with tensors of their own: a slice would keep the whole stack alive."""
 

@@ -129,7 +129,7 @@ def run_phase(phase: Phase, work: Work, task: Task, train: Examples, probe: Prob
 def are_finite(phase: Phase, work: Work, kept_dims: int) -> list[Tensor]:
     """For each tensor that was trained, whether all its numbers are finite; for each client where they are stacked."""
     trained = [tensor for name in phase.trains for _, tensor in leaves(getattr(work, name))]
-    return [tensor.isfinite().flatten(kept_dims).all(-1) for tensor in trained]
+    return [tensor.isfinite().reshape(*tensor.shape[:kept_dims], -1).all(-1) for tensor in trained]
 
 
 def record_phase(
@@ -178,13 +178,11 @@ def _groups(phase: Phase, train: Examples, round_: Round) -> Iterator[tuple[int,
             yield sum(len(batch.targets) for batch in group), group
 
 
-def at_once(function: Callable[..., Any], *values: Any) -> Any:
+def call(function: Callable[..., Any], *values: Any) -> Any:
     return function(*values)
 
 
-def take_step(
-    phase: Phase, work: Work, batch: Any, tick: Tick, over: Callable[..., Any] = at_once
-) -> tuple[Work, Tensor]:
+def take_step(phase: Phase, work: Work, batch: Any, tick: Tick, over: Callable[..., Any] = call) -> tuple[Work, Tensor]:
     """One gradient step: the executor differentiates, the method says what to do with the gradient.
 
     `over` calls a function for one client, or for each of a stack: the gradient of the sum is everybody's own.

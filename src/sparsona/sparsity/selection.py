@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
-import shutil
-from functools import lru_cache
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from sparsona.core.kernels import have_triton
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -46,18 +44,11 @@ def kernels_for(*values: Tensor) -> ModuleType | None:
     import torch
 
     narrow = (torch.float32, torch.bfloat16, torch.float16)
-    if not all(value.is_cuda and value.dtype in narrow for value in values) or not _have_triton():
+    if not all(value.is_cuda and value.dtype in narrow for value in values) or not have_triton():
         return None
     from sparsona.sparsity import selection_kernels
 
     return selection_kernels if all(value.numel() <= selection_kernels.MOST_ENTRIES for value in values) else None
-
-
-@lru_cache(maxsize=1)
-def _have_triton() -> bool:
-    # It compiles a little C for every kernel, with the compiler that it finds like this; without one, sort.
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    return find_spec("triton") is not None and compiler is not None
 
 
 def _by_sorting(values: Tensor, among: Tensor, number: int) -> Tensor:
