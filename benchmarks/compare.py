@@ -25,10 +25,9 @@ from typing import Any
 
 import torch
 from contenders import BATCH, CLIENTS, CONTENDERS, WORKS, cores
+from record import surroundings
 from rich.console import Console
 from rich.progress import Progress
-
-from sparsona.runs.store import environment
 
 HERE = Path(__file__).resolve().parent
 THREADED = ("naive", "pfl", "fedlab")  # one process: tried with one thread, and with one a core
@@ -126,11 +125,6 @@ def tell(work: str, found: dict[str, Any]) -> None:
         )
 
 
-def commit() -> str:
-    told = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True)
-    return told.stdout.strip() or "unknown"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
@@ -152,7 +146,7 @@ def main() -> None:
         results[work] = measure(work, contenders, pythons, args)
         tell(work, results[work])
         if args.out:  # after each piece of work: what was measured is not lost if the next is cut short
-            about = {"environment": environment() | {"commit": commit()}, "sgemm_flops": args.limit, "cores": cores()}
+            about = {"environment": surroundings(), "sgemm_flops": args.limit, "cores": cores()}
             about |= {"repeats": args.repeats, "rounds": args.rounds}
             args.out.write_text(json.dumps(about | {"results": results}, indent=2) + "\n")
 

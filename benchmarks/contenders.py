@@ -121,7 +121,7 @@ def run_naive(work: Work, data: Data, rounds: int) -> Found:
 def run_sparsona(work: Work, data: Data, rounds: int) -> Found:
     """Rounds of Star with the executor that `auto` means here."""
     import sparsona as sp
-    from sparsona.engine.executors import choose, open_executor
+    from sparsona.engine.executors import choose, open_executor, rounding_as_asked
     from sparsona.engine.star import Star
     from sparsona.prepare import make_config, make_setting
 
@@ -136,10 +136,11 @@ def run_sparsona(work: Work, data: Data, rounds: int) -> Found:
     executor = open_executor(name, setting)
     try:
         star = Star(setting, executor)
-        population, marks = star.start(), [time.perf_counter()]
-        for index in range(rounds):
-            population, record = star.play(population, index)
-            marks.append(time.perf_counter())
+        with rounding_as_asked(setting):
+            population, marks = star.start(), [time.perf_counter()]
+            for index in range(rounds):
+                population, record = star.play(population, index)
+                marks.append(time.perf_counter())
     finally:
         executor.close()
     params = setting.method.server.global_model(population.server)

@@ -1,6 +1,6 @@
 """The figures of benchmarks/compare.py as a bar chart (SVG) and as a table for docs/performance.md.
 
-python benchmarks/draw.py benchmarks/results/compare.json docs/performance-cpu.svg
+python benchmarks/draw.py benchmarks/results/compare.json docs/performance.md
 """
 
 from __future__ import annotations

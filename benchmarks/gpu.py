@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from record import surroundings
 
 import sparsona as sp
 from sparsona.engine.executors import rounding_as_asked
@@ -24,7 +25,6 @@ from sparsona.engine.serial import Serial
 from sparsona.engine.stacked import Stacked
 from sparsona.engine.star import Star
 from sparsona.prepare import make_config, make_setting
-from sparsona.runs.store import environment
 
 PER_CLIENT = 500
 
@@ -101,7 +101,7 @@ def main() -> None:
         ratio = found[f"{method}, lenet5, serial"]["round_s"] / found[f"{method}, lenet5, stacked"]["round_s"]
         print(f"{method}, lenet5: stacked is {ratio:.1f} times as fast as serial")
     if args.out:
-        args.out.write_text(json.dumps({"environment": environment(), "results": found}, indent=2) + "\n")
+        args.out.write_text(json.dumps({"environment": surroundings(), "results": found}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

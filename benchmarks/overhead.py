@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import torch
+from record import surroundings
 from torch import nn
 
 import sparsona as sp
@@ -23,7 +24,6 @@ from sparsona.engine.jobs import perform
 from sparsona.engine.serial import Serial
 from sparsona.engine.star import Star
 from sparsona.prepare import make_config, make_setting
-from sparsona.runs.store import environment
 from sparsona.wire.codec import decode, encode
 
 CASES = {
@@ -110,7 +110,7 @@ def main() -> None:
         for key, value in found.items():
             print(f"  {key:32} {value:.3f}")
     if args.out:
-        args.out.write_text(json.dumps({"environment": environment(), "results": results}, indent=2) + "\n")
+        args.out.write_text(json.dumps({"environment": surroundings(), "results": results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

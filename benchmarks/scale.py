@@ -1,7 +1,8 @@
 """What many clients cost: memory when all have been touched, seconds by how many are sampled, and the start-up.
 
 FedSpa and LeNet5 on made-up 28x28 images, four to a client, one epoch of one step. Every size runs in a process of its
-own through `sparsona.train`, checkpoints and records included.
+own through `sparsona.train`, checkpoints and records included; one client is tested after rounds. Start-up is all until
+the first round begins, making the federation of arrays that are already there included.
 
     python benchmarks/scale.py [--executor serial] [--only memory] [--tiny] [--out scale.json]
 """
@@ -21,10 +22,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from record import surroundings
 
 import sparsona as sp
 from sparsona.data.pool import View
-from sparsona.runs.store import environment
 
 SIZES = {
     "memory": (10, 100, 1_000, 10_000),  # clients, all of them sampled in one round
@@ -54,10 +55,13 @@ def measure(kind: str, size: int, largest: int, executor: str) -> dict[str, floa
     sampled = min(100, size) if kind == "start" else size
     rounds = 1 if kind == "memory" else 3
     events: list[tuple[int, float]] = []
+    ready: list[float] = []
     peaks: list[float] = []
 
     def listen(event) -> None:
         peaks.append(workers_peak())
+        if event.completed == 0:
+            ready.append(time.perf_counter() - began)  # the last of these is just before the first round
         if not events or event.completed > events[-1][0]:
             events.append((event.completed, time.perf_counter() - began))
 
@@ -65,8 +69,9 @@ def measure(kind: str, size: int, largest: int, executor: str) -> dict[str, floa
     options = {"rounds": rounds, "per_round": sampled, "epochs": 1, "batch_size": 4, "eval_clients": 1}
     with tempfile.TemporaryDirectory() as folder:
         sp.train("fedspa", federation, "lenet5", out=f"{folder}/run", listen=listen, executor=executor, **options)
-    found["start_seconds"] = events[0][1]
-    found["round_seconds"] = min(b - a for (_, a), (_, b) in itertools.pairwise(events))
+    ends = [ready[-1], *(at for completed, at in events if completed)]
+    found["start_seconds"] = found["federation_seconds"] + ready[-1]
+    found["round_seconds"] = min(after - before for before, after in itertools.pairwise(ends))
     found["ms_per_client"] = 1e3 * found["round_seconds"] / sampled
     found["peak_mib_here"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     found["peak_mib_workers"] = max(peaks)  # of all together; memory that they share is counted in each
@@ -103,7 +108,7 @@ def main() -> None:
                 results[kind].append(json.loads(told.stdout))
                 print(kind, "  ".join(f"{key} {value:.4g}" for key, value in results[kind][-1].items()), flush=True)
     if args.out:
-        args.out.write_text(json.dumps({"environment": environment(), "results": results}, indent=2) + "\n")
+        args.out.write_text(json.dumps({"environment": surroundings(), "results": results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

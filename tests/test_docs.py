@@ -72,7 +72,15 @@ def test_benchmarks_run(tmp_path):
         [sys.executable, str(ROOT / "benchmarks" / "scale.py"), "--tiny", "--only", "round", "--out", "scale.json"],
         tmp_path,
     )
-    assert "peak_mib_here" in (tmp_path / "scale.json").read_text()
+    found = json.loads((tmp_path / "scale.json").read_text())
+    (row,) = found["results"]["round"]
+    assert row["peak_mib_here"] > 0
+    found["results"] |= {"memory": [row], "start": [row]}
+    (tmp_path / "scale.json").write_text(json.dumps(found))
+    page = tmp_path / "performance.md"
+    shutil.copy(ROOT / "docs" / "performance.md", page)
+    run([sys.executable, str(ROOT / "benchmarks" / "draw_scale.py"), "scale.json", page.name], tmp_path)
+    assert (tmp_path / "performance-scale.svg").read_text().count("<circle") == 3
 
 
 def test_the_comparison_runs(tmp_path):

@@ -369,3 +369,47 @@ def test_a_network_that_asks_for_channels_first_gets_them():
     params, buffers = task.init(0)
     assert task.forward(params, buffers, torch.rand(5, 3, 8, 8), train=True)[0].shape == (5, 3)
     assert not seen.last[-1]
+
+
+class _ViewsWhenTested(nn.Module):
+    """Flattens by view() in evaluation alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.last = nn.Conv2d(3, 4, 3), nn.Linear(4 * 36, 2)
+
+    def forward(self, images):
+        x = self.conv(images)
+        return self.last(x.flatten(1) if self.training else x.view(len(x), -1))
+
+
+class _SeesStrides(nn.Module):
+    """Gives other numbers where images lie otherwise."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, images):
+        x = self.conv(images)
+        return x.as_strided((len(x), 2), (x.stride(0), 1))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: nn.Sequential(nn.GroupNorm(3, 3), nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2)),
+        _ViewsWhenTested,
+        _SeesStrides,
+    ],
+    ids=["norm of raw images", "view in evaluation", "strides"],
+)
+def test_models_for_channels_first_are_left_as_they_are(model):
+    task = Task(model, (3, 8, 8), 2)
+    assert not task.takes_channels_last
+    params, buffers = task.init(0)
+    images = torch.rand(2, 3, 8, 8)
+    for train in (True, False):
+        outputs, _ = task.forward(params, buffers, images, train)
+        module = task.module(params, buffers).train(train)
+        torch.testing.assert_close(outputs, module(images))

@@ -21,6 +21,7 @@ from sparsona.core.tree import Tree, counts, leaves, parts
 from sparsona.core.update import mask_digest, masked
 from sparsona.engine.serial import Serial
 from sparsona.engine.shelf import Shelf
+from sparsona.engine.stacked import Stacked
 from sparsona.engine.star import Star
 from sparsona.runs.checkpoint import Checkpoints, Progress
 
@@ -63,7 +64,8 @@ def test_a_resting_mask_is_the_same_mask_in_an_eighth_of_the_memory():
     assert torch.equal(part.tree(again).flat, torch.where(before, some(2).flat, 0))
 
 
-def test_places_of_bits_are_used_again_and_shared_by_nobody():
+def test_places_of_bits_are_used_again_and_shared_by_nobody(monkeypatch):
+    monkeypatch.setattr(resting, "SMALL", 0)
     masks = [mask_of(seed) for seed in range(4)]
     for mask in masks:
         mask.rest()
@@ -194,11 +196,12 @@ def test_a_run_that_lives_in_files_has_the_same_bits(method, tmp_path):
     assert {tree.rest().where for tree in kept if tree.dtype is torch.float32} == {"file"}
 
 
-def test_masks_rest_as_they_arrive():
+@pytest.mark.parametrize("executor", [Serial, Stacked])  # messages as bytes, and as they are
+def test_masks_rest_as_they_arrive(executor):
     """However many are sampled, no mask is at hand while the updates of others are awaited."""
     config = prepare.make_config("fedspa", {"clients": 4, "per_round": 4, "rounds": 1, "epochs": 1, "device": "cpu"})
     setting = prepare.make_setting(config)
-    star, at_hand = Star(setting, Serial(setting)), []
+    star, at_hand = Star(setting, executor(setting)), []
     aggregate = setting.method.server.aggregate
 
     def watched(server, inbox, round_):
@@ -213,6 +216,11 @@ def test_masks_rest_as_they_arrive():
     population, _ = star.play(star.start(), 0)
     assert at_hand == [None] * 4
     assert all(mask._flat is None for mask in population.server.masks.values())
+
+
+def test_a_small_mask_takes_a_small_place():
+    mask = mask_of(0)
+    assert mask.rest()._kept.untyped_storage().nbytes() < 1024
 
 
 def bits(value) -> dict[str, bytes]:

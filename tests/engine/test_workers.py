@@ -22,13 +22,14 @@ import pytest
 import torch
 from torch import nn
 
+import sparsona as sp
 from sparsona import prepare
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
 from sparsona.engine.serial import Serial
 from sparsona.engine.star import Star
 from sparsona.engine.worker import FRAME, pack
-from sparsona.engine.workers import Workers
+from sparsona.engine.workers import AHEAD, Workers
 
 SMALL = {"clients": 5, "per_round": 4, "rounds": 3, "epochs": 1, "batch_size": 16}
 
@@ -200,6 +201,47 @@ def test_serial_gives_back_the_number_of_threads():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
+
+
+def test_a_run_gives_back_the_number_of_threads_and_sums_with_one(tmp_path):
+    """Split among threads, sums have other last bits: a server that adds up must not depend on how many there are."""
+    seen = []
+    torch.set_num_threads(2)
+    try:
+        options = {"rounds": 1, "per_round": 2, "epochs": 1, "clients": 4, "executor": "serial"}
+        sp.train("fedavg", out=tmp_path / "run", listen=lambda event: seen.append(torch.get_num_threads()), **options)
+        assert seen[-1] == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_outcomes_do_not_pile_up_behind_a_slow_client(workers):
+    """However many are sampled, only so many are begun before the first is handed out."""
+    x, y = torch.rand(1500, 4), torch.arange(1500) % 3
+    sizes = [1500, *[6] * 29]
+    federation = sp.Federation.from_clients([(x[:n], y[:n], x[:3], y[:3]) for n in sizes], validation_rate=0.0)
+    options = {"rounds": 1, "per_round": 30, "epochs": 1, "batch_size": 1, "device": "cpu"}
+    config = prepare.make_config("fedavg", options, federation, _Linear)
+    setting = prepare.make_setting(config, federation, _Linear)
+    executor, begun = workers(setting), []
+    star = Star(setting, executor)
+    population = star.start()
+
+    def jobs():
+        for client in range(30):
+            begun.append(client)
+            yield star._job("train", client, population, setting.plan.round_at(0), (), {})
+
+    outcomes = executor.run(jobs())
+    assert next(outcomes).client == 0
+    assert len(begun) <= AHEAD * 2
+    assert [outcome.client for outcome in outcomes] == list(range(1, 30))
+
+
+class _Linear(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 3))
 
 
 def test_an_unguarded_script_and_ctrl_c(tmp_path):

@@ -37,6 +37,9 @@ class Layout:
     def __hash__(self) -> int:
         return self._hash  # asked for with every client, by what remembers results
 
+    def __getstate__(self) -> dict[str, object]:
+        return {"slots": self.slots}  # not the hash: another process has another
+
     @cached_property
     def _hash(self) -> int:
         return hash(self.slots)

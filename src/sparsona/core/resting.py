@@ -49,7 +49,7 @@ class Rest:
     def _let_go(self) -> None:
         """Give back the place of bits on the host; nobody else has seen that memory."""
         kept, self._kept = getattr(self, "_kept", None), None
-        if kept is not None and self.is_bits and kept.device.type == "cpu" and len(kept) and _FREE is not None:
+        if kept is not None and self.is_bits and kept.device.type == "cpu" and len(kept) > SMALL and _FREE is not None:
             _FREE.setdefault(len(kept), []).append(kept)
 
     @property
@@ -114,6 +114,7 @@ class Rest:
 # Bits of idle clients lie side by side in large blocks. On their own, between the large tensors that come and go while
 # clients train, each would keep a hole of the heap open: ten times what they hold themselves.
 BLOCK = 4 * 2**20
+SMALL = 4096  # bytes up to which bits lie on their own: no hole of the heap is that small
 _FREE: dict[int, list[Tensor]] = {}
 
 
@@ -122,7 +123,7 @@ def _shelved(packed: Tensor) -> Tensor:
     import torch
 
     size = len(packed)
-    if packed.device.type != "cpu" or not size:
+    if packed.device.type != "cpu" or size <= SMALL:
         return packed
     free = _FREE.setdefault(size, [])
     if not free:

@@ -154,8 +154,8 @@ class Tree(Mapping[str, "Tensor"]):
 
     def select(self, names: Iterator[str] | tuple[str, ...] | list[str]) -> Tree:
         """A tree of some of the tensors: a detached copy."""
-        layout = self.layout.select(names)
-        return Tree.of({name: self[name] for name in layout.names}, layout)
+        layout, at_hand = self.layout.select(names), self.awake()
+        return Tree.of({name: at_hand[name] for name in layout.names}, layout)
 
 
 def _from_bits(
@@ -170,7 +170,7 @@ def join(layout: Layout, *parts: Tree) -> Tree:
     """One tree of the tensors of several, in the layout's order; gradients flow through, unlike through Tree.of."""
     import torch
 
-    owner = {name: part for part in parts for name in part}
+    owner = {name: part for part in map(Tree.awake, parts) for name in part}
     return Tree(layout, torch.cat([owner[name][name].reshape(-1) for name in layout.names]))
 
 

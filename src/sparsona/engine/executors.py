@@ -42,7 +42,7 @@ def choose_device(name: str, precision: str) -> torch.device:
         raise SparsonaError(
             f"precision {precision} on a CPU",
             expected="fp32, or a GPU",
-            mend="leave --precision out: it is slower there",
+            mend="leave precision out: lower ones are slower on a CPU",
         )
     return device
 
@@ -59,9 +59,7 @@ def choose(name: str, setting: Setting) -> str:
             mend="leave --executor out, or --device cpu",
         )
     if name == "graphed" and not is_gpu:
-        raise SparsonaError(
-            "executor graphed without a GPU", expected="serial, workers or stacked", mend="leave it out"
-        )
+        raise SparsonaError("executor graphed without a GPU", expected="serial or workers", mend="leave --executor out")
     if name == "stacked" and (why := _why_not_stacked(setting)):
         raise SparsonaError(
             f"executor stacked with this model: torch cannot run it for several clients at once ({why})",
@@ -95,9 +93,15 @@ def _why_not_stacked(setting: Setting) -> str:
 
 @contextmanager
 def rounding_as_asked(setting: Setting) -> Iterator[None]:
-    """Products on a GPU in the precision asked for; the settings are the process's, so they are put back."""
+    """Products on a GPU in the precision asked for, sums on a CPU by one thread: split among several they are others in
+    their last bits, and all cores are the workers'. These settings are the process's, so they are put back."""
     if setting.device.type != "cuda":
-        yield
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
         return
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)

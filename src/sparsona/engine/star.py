@@ -209,11 +209,14 @@ class Star:
         if not self.plan.tune_epochs:
             return record, tuned
         sent: dict[int, Traffic] = {}
+        tested = set(tested_clients(self.plan, self.setting.clients))
 
         def jobs() -> Iterator[Job]:
             for client in self.setting.clients:
-                point = "novel_tuned" if client.index in self.novel else "tuned"
-                yield self._job("tune", client.index, population, round_, (point,), sent)
+                # Everybody is tuned; tested are those who are tested after rounds, and the novel ones.
+                points = ("tuned",) if client.index in tested else ()
+                points = ("novel_tuned",) if client.index in self.novel else points
+                yield self._job("tune", client.index, population, round_, points, sent)
 
         for outcome in self._executor.run(jobs()):
             tuned[outcome.client] = outcome.work
@@ -253,4 +256,4 @@ def received_work(setting: Setting, population: Population, client: int) -> Work
     try:
         return setting.method.receive(awake(state), inbox, probe, round_)
     except MaskMismatchError:
-        return setting.method.receive(state, [update.with_bitmaps() for update in inbox], probe, round_)
+        return setting.method.receive(awake(state), [update.with_bitmaps() for update in inbox], probe, round_)

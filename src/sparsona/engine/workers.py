@@ -9,13 +9,14 @@ import selectors
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import cloudpickle
-import torch
 
 from sparsona.core.errors import SparsonaError
 from sparsona.engine.clock import START, WAIT, Clock
@@ -23,6 +24,7 @@ from sparsona.engine.jobs import Job, Outcome, Setting, Tell, settle
 from sparsona.engine.scratch import claim, make_folder
 from sparsona.engine.worker import pack, read_frame, write_body, write_frame
 
+AHEAD = 4  # jobs for each worker that may be begun before the first of them is handed out
 TRIES = 3  # a job that kills its worker this often is given up
 PREFIX = "sparsona-data-"  # of folders that hold the data for workers
 
@@ -99,14 +101,12 @@ class Workers:
 
     def __init__(self, setting: Setting, num_workers: int | None = None, tell: Tell = lambda text: None) -> None:
         self._clock, self._tell = setting.clock, tell
-        # All cores are the workers': a second thread here would only be waited for. Put back when they leave.
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)
         num_workers = num_workers or num_cores()
         tell(f"starting {num_workers} worker{'s' * (num_workers > 1)}")
-        self._folder = make_folder(PREFIX)
         self._workers: list[_Worker] = []
+        self._folder: Path | None = None
         try:
+            self._folder = make_folder(PREFIX)
             claim(self._folder)
             setting.federation.save(self._folder)
             self._recipe = cloudpickle.dumps(
@@ -118,7 +118,7 @@ class Workers:
             self.close()
             raise SparsonaError(
                 f"worker processes could not be started: {error}",
-                expected=f"room for the data in '{self._folder.parent}', and processes to spare",
+                expected=f"room for the data in '{tempfile.gettempdir()}', and processes to spare",
                 mend="free some space or set TMPDIR, or use --executor serial",
             ) from error
         except BaseException:
@@ -130,11 +130,18 @@ class Workers:
         again: deque[tuple[int, Job]] = deque()  # jobs whose worker died
         tries: dict[int, int] = {}
         ready: dict[int, Outcome] = {}
-        next_number = 0
+        next_number = taken = 0
 
         def following() -> _Packed | None:
-            item = again.popleft() if again else next(waiting, None)
-            return None if item is None else _Packed(*item)
+            nonlocal taken
+            if again:
+                return _Packed(*again.popleft())
+            # What is done waits for those before it: a slow one must not let the others pile up.
+            item = None if taken - next_number >= AHEAD * len(self._workers) else next(waiting, None)
+            if item is None:
+                return None
+            taken += 1
+            return _Packed(*item)
 
         packed: _Packed | None = None
         while True:
@@ -150,9 +157,11 @@ class Workers:
             while next_number in ready:
                 yield ready.pop(next_number)
                 next_number += 1
-            if not any(worker.job for worker in self._workers):
-                return
             packed = packed or following()
+            if not any(worker.job for worker in self._workers):
+                if packed is None:
+                    return
+                continue
             for place in self._readable():
                 worker = self._workers[place]
                 assert worker.job is not None or worker.opening
@@ -201,8 +210,8 @@ class Workers:
         return self._workers[place]
 
     def close(self) -> None:
-        torch.set_num_threads(self._threads)
         for worker in self._workers:
             worker.end()
         self._workers.clear()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)

@@ -83,6 +83,13 @@ def play(
 
     Whatever ends it (the last round, the time limit, Ctrl-C, an error), what was reached is on disk.
     """
+    with rounding_as_asked(setting):
+        return _play(folder, setting, executor_name, max_seconds, listen)
+
+
+def _play(
+    folder: RunFolder, setting: Setting, executor_name: str, max_seconds: float | None, listen: Listener
+) -> Progress:
     session = _Session(folder, setting, listen)
     if session.progress.finished:
         return session.progress  # and no worker is started
@@ -93,8 +100,7 @@ def play(
     executor = open_executor(executor_name, setting, session.tell_start)
     try:
         session.star = Star(setting, _Watched(executor, session.tell, setting.clock))
-        with rounding_as_asked(setting):
-            return session.run(max_seconds)
+        return session.run(max_seconds)
     finally:
         executor.close()
         session.profile.write(session.progress.completed)
