@@ -66,15 +66,17 @@ def svg(results: dict[str, list[dict[str, float]]]) -> str:
     return f'{head} aria-label="{label}"><style>{STYLE}</style>{"".join(drawn)}</svg>\n'
 
 
+def _told(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def table(results: dict[str, list[dict[str, float]]]) -> str:
-    lines = ["| | clients | peak MiB | s a round | ms a client | s to start |", "|---|---|---|---|---|---|"]
-    for kind, _, along, _ in CHARTS:
-        for row in results[kind]:
-            lines.append(
-                f"| {along} | {row['clients']:,} | {row['peak_mib_here']:,.0f} | {row['round_seconds']:.2f} "
-                f"| {row['ms_per_client']:.1f} | {row['start_seconds']:.2f} |"
-            )
-    return "\n".join(lines)
+    lines: list[str] = []
+    for kind, title, along, key in CHARTS:
+        sizes, values = ([_told(row[name]) for row in results[kind]] for name in ("clients", key))
+        lines += [f"| {along} | {' | '.join(sizes)} |", f"|{'---|' * (1 + len(sizes))}"]
+        lines += [f"| {title} | {' | '.join(values)} |", ""]
+    return "\n".join(lines[:-1])
 
 
 def block(found: dict[str, Any], picture: str) -> str:

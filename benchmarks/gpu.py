@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="few clients and a small model, to see that it runs")
     parser.add_argument("--out", type=Path, help="also write the figures here, as JSON")
     args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("a GPU is needed; `--device cpu --tiny` shows that it runs")
     clients = 4 if args.tiny else 100
     grey, colour = federation_of((1, 28, 28), 26, clients, False), federation_of((3, 32, 32), 10, clients, True)
     small = {"device": args.device, "per_round": clients, "batch_size": 50, "epochs": 1 if args.tiny else 5}

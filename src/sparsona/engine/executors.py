@@ -22,7 +22,7 @@ EXECUTORS = {
     "auto": "what suits the device and the work; the choice is written into the run",
     "serial": "one client after another in this process, on one thread",
     "workers": "one process per core, one thread each; the same bits as serial",
-    "stacked": "many small models at once, on a GPU; as serial within rounding",
+    "stacked": "many small models at once, on a GPU (on a CPU it runs, slowly); as serial within rounding",
     "graphed": "large models on a GPU, each step compiled and captured; as serial within rounding",
 }
 # What a training step costs whatever its size, and what a core does in a second; starting workers costs about three.

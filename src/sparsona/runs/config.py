@@ -130,6 +130,14 @@ class RunConfig(BaseModel):
                     mend="lower --per-round or raise --clients",
                 )
             )
+        if taking_part is not None and 1 <= taking_part < (self.eval_clients or 0):
+            found.append(
+                SparsonaError(
+                    f"cannot test {self.eval_clients} clients: only {taking_part} take part",
+                    expected=f"eval_clients from 1 to {taking_part}",
+                    mend="lower eval_clients, or leave it out: all are tested then",
+                )
+            )
         if "tuned" in self.points and not self.tune_epochs:
             found.append(
                 SparsonaError(

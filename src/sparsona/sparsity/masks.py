@@ -33,7 +33,9 @@ def random_mask(layout: Layout, kept: tuple[int, ...], seed: int) -> Tree:
         # Drawn for dense and empty tensors too: the draws of later tensors must not depend on the density.
         flat[start + torch.randperm(slot.size, generator=random)[:count]] = True
         start += slot.size
-    return Tree(layout, flat)
+    mask = Tree(layout, flat)
+    mask.rest()  # a server draws one for each of its clients before any of them is used
+    return mask
 
 
 def density(mask: Tree) -> float:
