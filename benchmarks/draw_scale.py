@@ -28,7 +28,7 @@ def chart(rows: list[dict[str, float]], title: str, along: str, key: str, x0: fl
     """One curve; both axes are logarithmic, from a power of ten to a power of ten."""
     xs, ys = [row["clients"] for row in rows], [row[key] for row in rows]
     (left, right), (low, high) = (
-        (math.floor(math.log10(min(v))), math.ceil(math.log10(max(v) * 1.001))) for v in (xs, ys)
+        (math.floor(math.log10(min(v))), math.ceil(math.log10(max(v)) - 1e-9)) for v in (xs, ys)
     )
 
     def at(x: float, y: float) -> tuple[float, float]:
@@ -41,7 +41,7 @@ def chart(rows: list[dict[str, float]], title: str, along: str, key: str, x0: fl
     for power in range(low, high + 1):
         _, y = at(1, 10.0**power)
         parts.append(f'<path class="grid" d="M{x0} {y:.1f}h{WIDTH}"/>')
-        parts.append(f'<text x="{x0 - 6}" y="{y + 4:.1f}" text-anchor="end">{10.0**power:g}</text>')
+        parts.append(f'<text x="{x0 - 6}" y="{y + 4:.1f}" text-anchor="end">{10.0**power:,g}</text>')
     for power in range(left, right + 1):
         x, _ = at(10.0**power, 1)
         label = f"{10**power:,}"
@@ -50,7 +50,7 @@ def chart(rows: list[dict[str, float]], title: str, along: str, key: str, x0: fl
     parts.append(f'<path class="line" d="M{" L".join(f"{x:.1f} {y:.1f}" for x, y in points)}"/>')
     for (x, y), value in zip(points, ys, strict=True):
         parts.append(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>')
-        parts.append(f'<text x="{x:.1f}" y="{y - 9:.1f}" text-anchor="middle">{value:,.3g}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{y - 9:.1f}" text-anchor="middle">{_told(value)}</text>')
     parts.append(f'<text x="{x0 + WIDTH / 2}" y="{TOP + HEIGHT + 38}" text-anchor="middle">{along}</text>')
     return "".join(parts)
 
