@@ -338,5 +338,8 @@ def test_some_clients_stand_for_all(federation, tmp_path):
     assert np.array_equal(run.accuracies()[chosen], all_tested.accuracies()[chosen])
     assert "drawn once" not in all_tested.protocol
     assert run.report(tmp_path / "page.html").exists()
-    with pytest.raises(SparsonaError, match="eval_clients"):
-        sp.train("fedspa", federation, net, eval_clients=0, out=tmp_path / "none", **OPTIONS)
+    tuned = sp.train("fedavg-ft", federation, net, eval_clients=2, novel=1, out=tmp_path / "tuned", **OPTIONS)
+    assert np.array_equal(np.isfinite(tuned.accuracies()), chosen)  # methods are compared on the same clients
+    for wrong in (0, CLIENTS + 1):
+        with pytest.raises(SparsonaError, match=r"eval_clients|only"):
+            sp.train("fedspa", federation, net, eval_clients=wrong, out=tmp_path / "none", **OPTIONS)

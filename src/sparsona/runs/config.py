@@ -64,7 +64,7 @@ class RunConfig(BaseModel):
     executor: str = Field("auto", description="serial, workers, stacked, graphed or auto")
     eval_every: int = Field(1, ge=1, description="rounds between evaluations (the last ten are always evaluated)")
     eval_clients: int | None = Field(
-        None, ge=1, description="clients tested after rounds, drawn once (final tuning tests all); none: all"
+        None, ge=1, description="clients tested after rounds and final tuning, drawn once; none: all"
     )
     points: Annotated[tuple[POINT, ...], BeforeValidator(listed)] = Field(
         (), description="which models to evaluate besides the headline's"

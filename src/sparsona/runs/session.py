@@ -148,7 +148,7 @@ class _Session:
             trains = num - plan.num_novel if plan.everyone_trains else plan.per_round
             total = {"train": trains, "evaluate": self.num_tested, "tune": num}[doing]
             what = {"train": "trained", "evaluate": "tested", "tune": "tuned"}[doing]
-            self._tell(self.accuracy, f"{done} of {total} clients {what}")
+            self._tell(self.accuracy, f"{done}/{total} {what}")
 
     def tell_start(self, doing: str) -> None:
         """What start-up is doing; "" when it is over."""
