@@ -25,19 +25,12 @@ from typing import Any
 
 import torch
 from contenders import BATCH, CLIENTS, CONTENDERS, WORKS, cores
-from record import surroundings
+from record import NAMES, surroundings
 from rich.console import Console
 from rich.progress import Progress
 
 HERE = Path(__file__).resolve().parent
 THREADED = ("naive", "pfl", "fedlab")  # one process: tried with one thread, and with one a core
-TELLING = {
-    "sparsona": "Sparsona",
-    "naive": "deepcopy + DataLoader",
-    "pfl": "pfl-research",
-    "flower": "Flower simulation",
-}
-TELLING["fedlab"] = "FedLab"
 
 
 def sgemm_rate(seconds: float) -> float:
@@ -89,7 +82,7 @@ def measure(work: str, contenders: list[str], pythons: dict[str, str], args: arg
             told = run_once(pythons.get(name, sys.executable), name, threads, work, args.rounds, args.tiny)
             if told is None:
                 missing.add(name)
-                print(f"{TELLING[name]} is not installed: left out", flush=True)
+                print(f"{NAMES[name]} is not installed: left out", flush=True)
                 continue
             row = rows.setdefault(f"{name}/{threads}", {"contender": name, "threads": threads, "seconds": []})
             row["seconds"].append(told.pop("seconds"))
@@ -116,7 +109,7 @@ def tell(work: str, found: dict[str, Any]) -> None:
     head = ("", "best s", "median", "worst", "x ours", "low - high", "% of sgemm", "loss")
     print(f"{head[0]:34}{head[1]:>8}{head[2]:>8}{head[3]:>8}{head[4]:>8}{head[5]:>14}{head[6]:>12}  {head[7]}")
     for row in found["rows"]:
-        name = TELLING[row["contender"]] + (f", {row['threads']} threads" if row["threads"] > 1 else "")
+        name = NAMES[row["contender"]] + (f", {row['threads']} threads" if row["threads"] > 1 else "")
         name += f" ({row['note']})" if row["note"] else ""
         spread = f"{row['times_ours_low']:.2f} - {row['times_ours_high']:.2f}"
         print(

@@ -11,13 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-NAMES = {
-    "sparsona": "Sparsona",
-    "naive": "deepcopy + DataLoader",
-    "pfl": "pfl-research",
-    "flower": "Flower simulation",
-    "fedlab": "FedLab",
-}
+from record import NAMES, write_between
+
 WORKS = {"cnn": "CNN of 256,830 parameters, 3x32x32", "lenet5": "LeNet5, 28x28"}
 # Readable on white and on dark grey; ours stands out.
 STYLE = """text{font:13px system-ui,-apple-system,'Segoe UI',Roboto,Arial,sans-serif;fill:#1f2328}
@@ -97,12 +92,8 @@ def main() -> None:
         sys.exit(__doc__)
     found, page = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     picture = page.with_name("performance-cpu.svg")
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        sys.exit(f"{page} lacks the marks {BEGIN} and {END}")
+    write_between(page, BEGIN, END, block(found, picture.name))
     picture.write_text(svg(found))
-    page.write_text(f"{before}{begin}\n{block(found, picture.name)}\n{end}{after}")
 
 
 if __name__ == "__main__":

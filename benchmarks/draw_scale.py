@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from record import write_between
+
 BEGIN, END = "<!-- scale: written by benchmarks/draw_scale.py -->", "<!-- scale: end -->"
 STYLE = """text{font:12px system-ui,-apple-system,'Segoe UI',Roboto,Arial,sans-serif;fill:#1f2328}.head{font-weight:600}
 .grid{stroke:#d0d7de;fill:none}.line{stroke:#0969da;stroke-width:2;fill:none}.dot{fill:#0969da}
@@ -89,13 +91,9 @@ def main() -> None:
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     found, page = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        sys.exit(f"{page} lacks the marks {BEGIN} and {END}")
     picture = page.with_name("performance-scale.svg")
+    write_between(page, BEGIN, END, block(found, picture.name))
     picture.write_text(svg(found["results"]))
-    page.write_text(f"{before}{begin}\n{block(found, picture.name)}\n{end}{after}")
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ from sparsona.runs.store import RunFolder
         (["compare", "fedspa", "fedspa:search=dst"], ["fedspa and fedspa:search=dst are the same method"]),
         (["compare", "fedspa", "fedavg:seed=3"], ["'fedavg:seed=3' sets seed for one method alone", "set it for all"]),
         (["compare", "fedspa", "fedavg:partition=iid"], ["sets partition for one method alone"]),
+        (["compare", "fedspa", "fedavg:eval_clients=2"], ["sets eval_clients for one method alone"]),
         (["compare", "fedspa", "--seeds", "0"], ["no seeds", "at least one"]),
         (["compare", "fedspa", "--set", "seed=abc"], ["seed = 'abc'", "a whole number"]),
         (["compare", "fedspa", "--seed", "-1"], ["seed = -1", "greater than or equal to 0"]),

@@ -13,12 +13,13 @@ import torch
 from sparsona import data, methods, models
 from sparsona.core.errors import SparsonaError
 from sparsona.core.losses import argmax_score, cross_entropy, token_cross_entropy, token_score
+from sparsona.core.round import client_kinds
 from sparsona.core.task import Task
 from sparsona.data.federation import Federation
 from sparsona.data.sharing import share
 from sparsona.data.sources import read
 from sparsona.engine.clock import OFF, START, Clock
-from sparsona.engine.executors import choose_device, kinds
+from sparsona.engine.executors import choose_device
 from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import Plan
 from sparsona.runs import config as configs
@@ -165,7 +166,7 @@ def start_digest(setting: Setting) -> str:
 def ignores_capacity(setting: Setting) -> bool:
     """Whether any client is handed, or keeps, more than its device is said to hold."""
     size, round_ = setting.task.layout.size, setting.plan.round_at(0)
-    for client, _ in kinds(setting.clients):
+    for client, _ in client_kinds(setting.clients):
         down = setting.method.cost(setting.task.layout, client, round_).down
         held = size if down is None else max(part.num_values for part in down if not part.is_mask)
         if held > client.capacity * size:

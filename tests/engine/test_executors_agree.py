@@ -17,7 +17,7 @@ import sparsona as sp
 from sparsona import methods, prepare
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
-from sparsona.engine.executors import choose, choose_device, rounding_as_asked
+from sparsona.engine.executors import choose, choose_device, open_executor, rounding_as_asked
 from sparsona.engine.graphed import Graphed
 from sparsona.engine.serial import Serial
 from sparsona.engine.stacked import Stacked
@@ -43,19 +43,24 @@ def smooth_net():
 
 
 def play(make, name, model=smooth_net, federation=None, **more):
-    """Everything two rounds and the closing leave behind."""
+    """A method by its name, for two rounds."""
     options = {**COMMON, "points": ["trained"], **more}
     if federation is not None:
         del options["clients"]
     config = prepare.make_config(name, options, federation, model)
     setting = prepare.make_setting(config, federation, model)
-    star = Star(setting, make(setting))
+    return played(make, setting)
+
+
+def played(make, setting):
+    """Everything that a run's rounds and its closing leave behind."""
+    star, rounds = Star(setting, make(setting)), setting.plan.rounds
     with rounding_as_asked(setting):
         population, records = star.start(), []
-        for index in range(config.rounds):
+        for index in range(rounds):
             population, record = star.play(population, index)
             records.append(record)
-        records[-1].evaluations.extend(star.evaluate(population, config.rounds))
+        records[-1].evaluations.extend(star.evaluate(population, rounds))
         closing, tuned = star.closing(population)
     return population, [*records, closing], tuned
 
@@ -135,6 +140,15 @@ def test_images_are_cropped_and_mirrored_alike(executor):
 
     one, other = (play(make, "fedspa", model, federation) for make in (Serial, EXECUTORS[executor]))
     assert_agree(one, other)
+
+
+@pytest.mark.parametrize("name", ["stacked", "graphed"])
+def test_they_can_tell_of_compiling(name):
+    def tell(text):
+        assert text == ""  # nothing is compiled here
+
+    setting = prepare.make_setting(prepare.make_config("fedavg", {"device": "cpu"}))
+    assert open_executor(name, setting, tell)._programs.tell is tell
 
 
 class _Recurrent(nn.Module):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from test_executors_agree import DEVICE, EXECUTORS, assert_agree
+from test_executors_agree import DEVICE, EXECUTORS, assert_agree, played
 from torch import nn
 
 import sparsona as sp
@@ -16,7 +16,6 @@ from sparsona.core.task import Task
 from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import Plan
 from sparsona.engine.serial import Serial
-from sparsona.engine.star import Star
 from sparsona.methods.averaging import weighted_mean
 from sparsona.methods.training import Training, plain_weights, predictor, sgd_phase
 
@@ -150,14 +149,7 @@ def play(make, phases, data, model):
         return averaging(task, made, made[-1])
 
     setting = Setting(task, make_method, data, plan, device=torch.device(DEVICE))
-    star = Star(setting, make(setting))
-    population, records = star.start(), []
-    for index in range(plan.rounds):
-        population, record = star.play(population, index)
-        records.append(record)
-    records[-1].evaluations.extend(star.evaluate(population, plan.rounds))
-    closing, tuned = star.closing(population)
-    return population, [*records, closing], tuned
+    return played(make, setting)
 
 
 def small_net():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -21,6 +22,17 @@ class Client:
     capacity: float = 1.0
     num_validation: int = 0
     num_clients: int = 1
+
+
+def client_kinds(clients: Iterable[Client]) -> Iterator[tuple[Client, int]]:
+    """One client of each kind, and how many there are of it: costs follow from capacity and amounts of data."""
+    first: dict[tuple[float, ...], Client] = {}
+    counts: Counter[tuple[float, ...]] = Counter()
+    for client in clients:
+        kind = (client.capacity, client.num_examples, client.num_validation)
+        first.setdefault(kind, client)
+        counts[kind] += 1
+    return ((client, counts[kind]) for kind, client in first.items())
 
 
 @dataclass(frozen=True)

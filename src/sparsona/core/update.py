@@ -11,28 +11,12 @@ from typing import TYPE_CHECKING
 
 from sparsona.core.errors import MaskMismatchError, SparsonaError
 from sparsona.core.layout import Layout
-from sparsona.core.resting import pack_bits, unpack_bits
 from sparsona.core.round import Round
 from sparsona.core.tree import Tree, counts
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-__all__ = [
-    "SERVER",
-    "Cost",
-    "Inbox",
-    "Part",
-    "PartSize",
-    "Support",
-    "Update",
-    "dense",
-    "mask_digest",
-    "masked",
-    "message",
-]
-__all__ += ["pack_bits", "unpack_bits"]
 
 SERVER = -1
 

@@ -155,7 +155,7 @@ class Federation:
 
     def _flat_splits(self) -> tuple[Array, Array]:
         """All indices end to end, and how many each client has of each part."""
-        return self._splits.entries.cpu().numpy(), self._splits.sizes
+        return self._splits.on_host.numpy(), self._splits.sizes
 
     def save(self, folder: str | Path) -> None:
         """Write it to a folder from which `Federation.open` maps it into memory, for other processes to share."""

@@ -37,7 +37,7 @@ class Splits(Sequence[Split]):
 
     def __init__(self, entries: Tensor, sizes: Array, on_host: Tensor | None = None) -> None:
         self.entries, self.sizes = entries, sizes  # int64 [entries]; int64 [clients, parts], on the host
-        self._on_host = entries.cpu() if on_host is None else on_host
+        self.on_host = entries.cpu() if on_host is None else on_host
         self._ends = np.concatenate([[0], np.cumsum(sizes)])
 
     @classmethod
@@ -73,14 +73,14 @@ class Splits(Sequence[Split]):
     def train_on_host(self, client: int) -> Tensor:
         """A client's training examples as indices on the host, wherever the others are."""
         at = client * len(PARTS) + PARTS.index("train")
-        return self._on_host[self._ends[at] : self._ends[at + 1]]
+        return self.on_host[self._ends[at] : self._ends[at + 1]]
 
     def clients_of(self, part: str) -> tuple[Array, Array]:
         """For each entry of that part, in order, whose it is; and which example."""
         number = PARTS.index(part)
         owner = np.repeat(np.arange(self.sizes.size), self.sizes.reshape(-1))
         chosen = owner % len(PARTS) == number
-        return owner[chosen] // len(PARTS), self._on_host.numpy()[chosen]
+        return owner[chosen] // len(PARTS), self.on_host.numpy()[chosen]
 
     def to(self, device: torch.device) -> Splits:
-        return Splits(self.entries.to(device), self.sizes, self._on_host)
+        return Splits(self.entries.to(device), self.sizes, self.on_host)

@@ -18,18 +18,17 @@ from sparsona.core.kernels import have_triton
 
 Program = Callable[[Sequence[Tensor]], list[Tensor]]
 CACHE = "TORCHINDUCTOR_CACHE_DIR"  # where compiled programs are kept for the next run
-FORCE_CHANNELS_LAST = True  # cuDNN would turn each convolution around
 
 
 def compile_program(
     function: Callable[..., list[Tensor]],
     examples: Sequence[Tensor],
     decompositions: Mapping[Any, Any] | None = None,
-    fuses: bool = True,
+    compiles: bool = True,
 ) -> Program:
     """`function` of these tensors (and of any others of the same shapes), traced and compiled; on a CPU as it is.
 
-    Without `fuses` it is traced alone: for what is run too seldom to be worth a compiler's time.
+    Without `compiles` it is only traced and its norms fused: for what is run too seldom to be worth a compiler's time.
     """
     if examples[0].device.type != "cuda":
         return lambda tensors: function(*tensors)
@@ -42,7 +41,7 @@ def compile_program(
     if not have_triton():  # nothing can be built: what was traced is captured as it is
         return lambda tensors: list(traced(*tensors))
     graph = pad_few_channels(fuse_group_norms(traced))
-    if not fuses:
+    if not compiles:
         return lambda tensors: list(graph(*tensors))
     _keep_compiled_programs()
     from torch._guards import TracingContext, tracing
@@ -53,8 +52,8 @@ def compile_program(
 
     # Compiled programs are found again by the next run only if shapes have an environment, though none is unknown here.
     known = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
-    shapes = TracingContext(known)
-    with config.patch(force_layout_optimization=FORCE_CHANNELS_LAST), tracing(shapes):
+    # Channels last: cuDNN would turn each convolution around.
+    with config.patch(force_layout_optimization=True), tracing(TracingContext(known)):
         compiled: Any = compile_graph(graph, list(examples))
     return lambda tensors: list(compiled(*tensors))
 

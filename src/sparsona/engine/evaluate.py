@@ -45,11 +45,10 @@ def evaluate(client: int, point: str, predict: Callable[[Tensor], Tensor], task:
     with torch.no_grad():
         for batch in in_order(test, BATCH):
             outputs = predict(batch.inputs)
-            right, of = task.score(outputs, batch)
-            losses, weight = task.losses(outputs, batch)
+            right, of, loss, weight = judge(task, outputs, batch)
             correct, count = correct + int(right), count + int(of)
-            loss_sum += float((losses * weight).double().sum())
-            weight_sum += float(weight.sum())
+            loss_sum += float(loss)
+            weight_sum += float(weight)
             if outputs.dim() != 2:
                 confusion = None
             if confusion is not None:
@@ -92,7 +91,6 @@ def evaluate_stacked(
         for start in range(0, max(counts), at_once):
             batch = _padded(tests, start, min(at_once, max(counts) - start))
             outputs = predict(batch.inputs)
-
             found = over_clients(partial(judge, task), outputs, batch)
             for total, values in zip(sums, found, strict=True):
                 total += values

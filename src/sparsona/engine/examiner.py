@@ -9,12 +9,13 @@ from torch import Tensor
 
 from sparsona.core.method import Work
 from sparsona.core.round import Batch
-from sparsona.core.tree import leaves, map_leaves
+from sparsona.core.tree import leaves
 from sparsona.data.augment import look
+from sparsona.data.splits import PARTS
 from sparsona.engine.compiled import Captured, compile_program
 from sparsona.engine.evaluate import MAX_CONFUSION, Evaluation, check_tested, judge
 from sparsona.engine.jobs import Setting
-from sparsona.engine.stacking import kinds_of
+from sparsona.engine.stacking import Template
 
 MOST = 256  # examples in one forward pass
 
@@ -24,16 +25,15 @@ class Examiner:
 
     def __init__(self, setting: Setting, work: Work) -> None:
         data, device = setting.federation, setting.device
-        self._setting, self._kinds = setting, kinds_of(work)
-        self._template = map_leaves(lambda _path, tensor: tensor.new_empty(tensor.shape, device="meta"), work)
+        self._setting, self._template = setting, Template(work)
         self._leaves = [tensor.clone() for _, tensor in leaves(work)]
-        self._size = min(MOST, int(data.sizes()[:, 2].max()))
+        self._size = min(MOST, int(data.sizes()[:, PARTS.index("test")].max()))
         self._index = torch.zeros(self._size, dtype=torch.int64, device=device)
         self._weight = torch.zeros(self._size, device=device)
         classes = setting.task.num_classes
         cells = classes**2 if classes <= MAX_CONFUSION and not data.asks_per_token else 0
         self._found = torch.zeros(4 + cells, dtype=torch.float64, device=device)  # right, of, loss, weight, confusion
-        program = compile_program(self._pass, self._inputs(), fuses=False)
+        program = compile_program(self._pass, self._inputs(), compiles=False)
         self._captured = Captured(lambda: self._found.add_(program(self._inputs())[0]), device)  # type: ignore[arg-type]
 
     def _inputs(self) -> list[Tensor]:
@@ -42,8 +42,7 @@ class Examiner:
 
     def _pass(self, *tensors: Tensor) -> list[Tensor]:
         *own, x, y, index, weight = tensors
-        source, setting = iter(own), self._setting
-        work: Work = map_leaves(lambda _path, _value: next(source), self._template)
+        setting, work = self._setting, self._template.filled(own)
         with torch.no_grad():
             inputs = look(x.index_select(0, index), setting.federation.view)
             outputs = setting.method.predict(work, inputs)
@@ -59,7 +58,7 @@ class Examiner:
         return [found]
 
     def fits(self, work: Work) -> bool:
-        return kinds_of(work) == self._kinds
+        return self._template.fits(work)
 
     def look(self, client: int, work: Work) -> Tensor:
         """A client's model on its test data: sums, on the device, to be read by `tell`."""

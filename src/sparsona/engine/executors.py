@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
 from sparsona.core.errors import SparsonaError, unknown_name
-from sparsona.core.round import Client
-from sparsona.data.augment import look
+from sparsona.core.round import client_kinds
 from sparsona.engine.clock import START
 from sparsona.engine.jobs import Executor, Setting, Tell
 from sparsona.engine.serial import Serial
-from sparsona.engine.stacked import Stacked
+from sparsona.engine.stacked import Stacked, why_not_stacked
 from sparsona.engine.workers import Workers, num_cores
 
 EXECUTORS = {
@@ -60,7 +57,7 @@ def choose(name: str, setting: Setting) -> str:
         )
     if name == "graphed" and not is_gpu:
         raise SparsonaError("executor graphed without a GPU", expected="serial or workers", mend="leave --executor out")
-    if name == "stacked" and (why := _why_not_stacked(setting)):
+    if name == "stacked" and (why := why_not_stacked(setting)):
         raise SparsonaError(
             f"executor stacked with this model: torch cannot run it for several clients at once ({why})",
             expected="a model whose every layer has a batching rule (torch.func.vmap); nn.LSTM and nn.GRU have none",
@@ -70,25 +67,8 @@ def choose(name: str, setting: Setting) -> str:
         return name
     if is_gpu:
         is_small = setting.task.layout.size <= SMALL_MODEL
-        return "stacked" if is_small and not _why_not_stacked(setting) else "graphed"
+        return "stacked" if is_small and not why_not_stacked(setting) else "graphed"
     return "workers" if num_cores() > 1 and _expected_seconds(setting) > WORTH_WORKERS else "serial"
-
-
-def _why_not_stacked(setting: Setting) -> str:
-    """What torch says of running the model for two clients at once; nothing if it can. Tried: layers do not tell."""
-    data, task = setting.federation, setting.task
-    plain = copy.copy(task)
-    plain.channels_last = False
-    image = look(data.x[:1], data.view)
-    twice = torch.stack([setting.params.flat] * 2)
-    try:
-        with torch.no_grad():
-            torch.func.vmap(lambda flat: plain.forward(setting.params.like(flat), setting.buffers, image, False)[0])(
-                twice
-            )
-    except RuntimeError as error:
-        return str(error).splitlines()[0]
-    return ""
 
 
 @contextmanager
@@ -118,22 +98,11 @@ def _expected_seconds(setting: Setting) -> float:
     plan, clients = setting.plan, setting.clients
     epochs = sum(phase.epochs for phase in setting.method.phases)
     seconds = 0.0
-    for client, count in kinds(clients):
+    for client, count in client_kinds(clients):
         flops = setting.method.cost(setting.task.layout, client, plan.round_at(0)).train_flops
         each = epochs * -(-client.num_examples // plan.batch_size) * STEP_SECONDS + flops / FLOPS_PER_SECOND
         seconds += count * each
     return plan.rounds * plan.per_round * seconds / len(clients)
-
-
-def kinds(clients: Iterable[Client]) -> Iterator[tuple[Client, int]]:
-    """One client of each kind, and how many there are of it: costs follow from capacity and amounts of data."""
-    first: dict[tuple[float, ...], Client] = {}
-    counts: Counter[tuple[float, ...]] = Counter()
-    for client in clients:
-        kind = (client.capacity, client.num_examples, client.num_validation)
-        first.setdefault(kind, client)
-        counts[kind] += 1
-    return ((client, counts[kind]) for kind, client in first.items())
 
 
 def open_executor(name: str, setting: Setting, tell: Tell = lambda text: None) -> Executor:

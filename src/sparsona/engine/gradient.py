@@ -58,6 +58,6 @@ class CapturedTask:
         ones = torch.ones(self._size, device=params.flat.device)
         examples = (params.flat, buffers.flat, batch.inputs[first], batch.targets[first], ones, batch.index[first])
         self._fixed = [value.clone() for value in examples]
-        program = compile_program(gradient, self._fixed, fuses=False)  # one step in twenty is not worth a compiler
+        program = compile_program(gradient, self._fixed, compiles=False)  # one step in twenty is not worth a compiler
         self._found = torch.empty_like(params.flat)
         self._captured = Captured(lambda: self._found.copy_(program(self._fixed)[0]), params.flat.device)  # type: ignore[arg-type]

@@ -20,15 +20,13 @@ from sparsona.core.method import Phase
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.examiner import Examiner
 from sparsona.engine.gradient import CapturedTask
-from sparsona.engine.jobs import Job, Outcome, Setting, Tell
+from sparsona.engine.jobs import Job, Outcome, Setting, Tell, examine, own_points
 from sparsona.engine.lanes import Lane, Programs, meaning
 from sparsona.engine.seats import (
     Seat,
     can_be_traced,
-    examine_alone,
     finish_seat,
     must_be_alone,
-    own_points,
     phases_of,
     take_seat,
     train_alone,
@@ -162,7 +160,7 @@ class Graphed:
             if self._examiner is None and can_be_traced(self._setting):
                 self._examiner = Examiner(self._setting, seat.work)
             if self._examiner is None or not self._examiner.fits(seat.work):
-                return examine_alone(seat, self._setting)
+                return examine(self._setting, seat.job.client, seat.work)
             return self._examiner.look(seat.job.client, seat.work)
 
     def _told(self, looks: Sequence[tuple[int, Tensor | Evaluation]]) -> list[Evaluation]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 from weakref import WeakKeyDictionary
@@ -177,15 +177,11 @@ def _perform(setting: Setting, job: Job) -> Outcome:
     state = setting.fresh_state(job.client) if job.state is None else awake(job.state)
     own = (data.examples(job.client, "train"), data.examples(job.client, "validation"))
 
-    def results(work: Work) -> tuple[Evaluation, ...]:
-        points, test = [point for point in job.points if point != "global"], data.examples(job.client, "test")
-        return tuple(evaluate(job.client, point, partial(method.predict, work), task, test) for point in points)
-
     def seen(work: Work) -> tuple[Evaluation, ...]:
-        if not job.points:
+        if not own_points(job):
             return ()
         with clock.measure("evaluate"):
-            return results(work)
+            return at_points(job, examine(setting, job.client, work))
 
     if job.do == "train":
         new_state, update, work, tally = client_turn(method, task, state, inbox, *own, round_, clock)
@@ -200,9 +196,31 @@ def _perform(setting: Setting, job: Job) -> Outcome:
     # Evaluation is ours, not the client's: what it looks at here is on nobody's bill.
     with clock.measure("evaluate"):
         received = method.receive(state, inbox, ClientProbe(task, *own, round_, Tally()), round_)
-        found = results(received)
+        found = at_points(job, examine(setting, job.client, received)) if own_points(job) else ()
         if job.global_model is not None:
-            model, buffers = job.global_model, getattr(state, "buffers", setting.buffers)
-            test = data.examples(job.client, "test")
-            found += (evaluate(job.client, "global", lambda x: task.forward(model, buffers, x, False)[0], task, test),)
+            found += (examine_global(setting, job, state),)
         return Outcome(job.client, evaluations=found)
+
+
+def own_points(job: Job) -> list[str]:
+    """The points at which the client's own model is tested: one and the same model within a job."""
+    return [point for point in job.points if point != "global"]
+
+
+def at_points(job: Job, found: Evaluation) -> tuple[Evaluation, ...]:
+    """What a client's own model did, at each of these points."""
+    return tuple(replace(found, point=point) for point in own_points(job))
+
+
+def examine(setting: Setting, client: int, work: Work) -> Evaluation:
+    """A client's own model on its test data, at no point yet."""
+    test = setting.federation.examples(client, "test")
+    return evaluate(client, "", partial(setting.method.predict, work), setting.task, test)
+
+
+def examine_global(setting: Setting, job: Job, state: State) -> Evaluation:
+    """The server's model on a client's test data, with that client's buffers."""
+    model, buffers, task = job.global_model, getattr(state, "buffers", setting.buffers), setting.task
+    assert model is not None
+    test = setting.federation.examples(job.client, "test")
+    return evaluate(job.client, "global", lambda x: task.forward(model, buffers, x, False)[0], task, test)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from sparsona.engine.grouped import as_products
 from sparsona.engine.jobs import Setting, Tell
 from sparsona.engine.schedule import NUM_FIELDS, WEIGHT, gather, plan_rows
 from sparsona.engine.seats import Seat
-from sparsona.engine.stacking import kinds_of, over_clients, where_kept
+from sparsona.engine.stacking import Template, over_clients, where_kept
 from sparsona.engine.turn import are_finite, call, phase_flops, record_phase, take_step
 
 ByMeaning = dict[Hashable, Program]
@@ -50,9 +51,8 @@ class Lane:
         self._stacked, self.num_seats = stacked, stacked or 1
         one = [tensor for _, tensor in leaves(work)]
         self._leaves = [t.clone() if stacked is None else torch.stack([t] * stacked) for t in one]
-        self._kinds = kinds_of(work)
-        # Of the template only its structure is used.
-        self._template = map_leaves(lambda _path, tensor: tensor.new_empty(tensor.shape, device="meta"), work)
+        self._template = Template(work)
+        self._over = call if stacked is None else over_clients
         device, lead = setting.device, () if stacked is None else (stacked,)
         self._size = setting.largest_batch
         self._batch = torch.zeros(1, dtype=torch.int64, device=device)  # which row of the schedule is next
@@ -63,7 +63,6 @@ class Lane:
         batches = phase.epochs * -(-max(client.num_examples for client in setting.clients) // self._size)
         self._reserve(max(8, batches // phase.batches_per_step))  # a capture tries its first few
         self._present: list[Seat] = []
-        self._num_steps = 0
 
     def _reserve(self, steps: int) -> None:
         """Room for a schedule of so many steps; it is captured anew if there was too little."""
@@ -78,39 +77,39 @@ class Lane:
         self._rows, self._sizes = self._rows_here.to(device), self._sizes_here.to(device)
         self._captured: Captured | None = None
 
-    def _batch_at(self, row: Tensor, x: Tensor, y: Tensor) -> object:
+    def _batch_at(self, row: Tensor, x: Tensor, y: Tensor) -> Any:
         noise = torch.zeros(row.shape[2:-1], dtype=torch.int64, device=row.device)
         batches = tuple(gather(x, y, one, self._setting.federation.view, noise) for one in row)
         return batches[0] if len(batches) == 1 else batches
 
     def _take(self, *tensors: Tensor) -> list[Tensor]:
         """A whole step as a function of tensors: gather, augment, loss, gradient, update."""
-        own, (x, y, row, size, lr_scale, step) = tensors[: len(self._leaves)], tensors[len(self._leaves) :]
-        before = self._work_of(own)
-        over = call if self._stacked is None else over_clients
-        work, loss = take_step(self._phase, before, self._batch_at(row, x, y), Tick(lr_scale, step), over)
+        before, batch, size, tick = self._opened(tensors)
+        work, loss = take_step(self._phase, before, batch, tick, self._over)
         loss = loss.double() * size
-        if self._stacked is not None:
-            work, loss = where_kept(size > 0, work, before), torch.where(size > 0, loss, 0.0)
-        self._write(own, work)
-        return [loss]
+        self._write(before, work, size)
+        return [loss if self._stacked is None else torch.where(size > 0, loss, 0.0)]
 
     def _end_batch(self, *tensors: Tensor) -> list[Tensor]:
         """What the method does after the steps on one batch."""
-        own, (x, y, row, size, lr_scale, step) = tensors[: len(self._leaves)], tensors[len(self._leaves) :]
-        before, tick = self._work_of(own), Tick(lr_scale, step)
-        over = call if self._stacked is None else over_clients
+        before, batch, size, tick = self._opened(tensors)
         after = self._phase.after_batch
         assert after is not None
         with torch.no_grad():
-            work = over(lambda w, b: after(w, b, tick), before, self._batch_at(row, x, y))
-        if self._stacked is not None:
-            work = where_kept(size > 0, work, before)
-        self._write(own, work)
+            work = self._over(lambda w, b: after(w, b, tick), before, batch)
+        self._write(before, work, size)
         return []
 
-    def _write(self, own: Sequence[Tensor], work: Work) -> None:
+    def _opened(self, tensors: Sequence[Tensor]) -> tuple[Work, Any, Tensor, Tick]:
+        """What `_inputs` put together: the clients' Work, their batch, how many examples it has, and the time."""
+        own, (x, y, row, size, lr_scale, step) = tensors[: len(self._leaves)], tensors[len(self._leaves) :]
+        return self._template.filled(own), self._batch_at(row, x, y), size, Tick(lr_scale, step)
+
+    def _write(self, before: Work, work: Work, size: Tensor) -> None:
         """What changed goes back to where it was, as part of the program: a copy afterwards would be one more pass."""
+        own = [tensor for _, tensor in leaves(before)]
+        if self._stacked is not None:
+            work = where_kept(size > 0, work, before)
         memory = {tensor.untyped_storage()._cdata for tensor in own}
         moves = [(place, new) for place, (_, new) in enumerate(leaves(work)) if new is not own[place]]
         # What one tensor hands to another is put aside first: it is about to be written over.
@@ -118,10 +117,6 @@ class Lane:
         for place, new in moves:
             own[place].copy_(new)
             self._programs.changed.setdefault(meaning(self._phase), set()).add(place)
-
-    def _work_of(self, own: Sequence[Tensor]) -> Work:
-        source = iter(own)
-        return map_leaves(lambda _path, _value: next(source), self._template)
 
     def _inputs(self) -> list[Tensor]:
         row, size = (values.index_select(0, self._batch)[0] for values in (self._rows, self._sizes))
@@ -148,7 +143,7 @@ class Lane:
 
     def fits(self, seat: Seat) -> bool:
         """Whether a client's tensors are of the same shapes and types as those this lane was made for."""
-        return kinds_of(seat.work) == self._kinds
+        return self._template.fits(seat.work)
 
     def _capture(self) -> Captured:
         if self._setting.device.type != "cuda":
@@ -181,7 +176,7 @@ class Lane:
             self._reserve(2 * len(rows))
         if self._captured is None:
             self._captured = self._capture()
-        steps = self._num_steps = len(rows)
+        steps = len(rows)
         self._counted = sizes
         self._rows_here[:steps] = rows if self._stacked is not None else rows.squeeze(3)
         self._sizes_here[:steps] = sizes if self._stacked is not None else sizes.squeeze(1)
@@ -208,7 +203,7 @@ class Lane:
         self._captured.end()
         seats, phase = self._present, self._phase
         # One wait for everything that is asked.
-        finite = are_finite(phase, self._work_of(self._leaves), 0 if self._stacked is None else 1)
+        finite = are_finite(phase, self._template.filled(self._leaves), 0 if self._stacked is None else 1)
         asked = torch.stack([self._loss_sum, *(flags.double() for flags in finite)])
         loss_sums, *are_numbers = asked.reshape(len(asked), self.num_seats).tolist()
         # What no step changes is what the client came with, not this lane's copy of it.

@@ -30,12 +30,11 @@ def group_norm_act(
 
     `shift` has one value a channel: the bias of the convolution before.
     """
-    exact = _exact(x)
-    values = _wide(x, exact) if shift is None else _wide(x, exact) + _wide(shift, exact)[:, None, None]
+    values = x.float() if shift is None else x.float() + shift.float()[:, None, None]
     mean, rstd = _statistics(values, groups, eps)
-    out = _normed(values, mean, rstd) * _wide(weight, exact)[:, None, None] + _wide(bias, exact)[:, None, None]
+    out = _normed(values, mean, rstd) * weight.float()[:, None, None] + bias.float()[:, None, None]
     if residual is not None:
-        out = out + _wide(residual, exact)
+        out = out + residual.float()
     return _channels_last((out.relu() if relu else out).to(x.dtype)), mean, rstd
 
 
@@ -58,13 +57,12 @@ def group_norm_act_backward(
     What arrived is dy + dy2. `y` is what the forward pass gave; without a residual it may be left out. The shares are
     [N, 2 or 3, C] for weight, bias and, where there is one, shift: whoever wants them adds them up over the samples.
     """
-    exact = _exact(x)
-    arrived = _wide(dy, exact) if dy2 is None else _wide(dy, exact) + _wide(dy2, exact)
-    values = _wide(x, exact) if shift is None else _wide(x, exact) + _wide(shift, exact)[:, None, None]
+    arrived = dy.float() if dy2 is None else dy.float() + dy2.float()
+    values = x.float() if shift is None else x.float() + shift.float()[:, None, None]
     normed = _normed(values, mean, rstd)
-    gamma = _wide(weight, exact)[:, None, None]
+    gamma = weight.float()[:, None, None]
     if relu:
-        out = _wide(y, exact) if y is not None else normed * gamma + _wide(bias, exact)[:, None, None]
+        out = y.float() if y is not None else normed * gamma + bias.float()[:, None, None]
         arrived = torch.where(out > 0, arrived, 0.0)
     count = values[0].numel() // mean.shape[1]
     level = _spread((arrived * gamma).reshape(*mean.shape, -1).sum(2) / count, values)
@@ -77,13 +75,13 @@ def group_norm_act_backward(
 
 @group_norm_act.register_fake
 def _(x, shift, weight, bias, residual, groups, eps, relu):
-    return _like(x), *(x.new_empty((x.shape[0], groups), dtype=_exact(x)) for _ in range(2))
+    return _like(x), *(x.new_empty((x.shape[0], groups), dtype=torch.float32) for _ in range(2))
 
 
 @group_norm_act_backward.register_fake
 def _(dy, dy2, x, shift, y, weight, bias, mean, rstd, relu, has_residual):
     rows = 2 if shift is None else 3
-    shares = x.new_empty((x.shape[0], rows, x.shape[1]), dtype=_exact(x))
+    shares = x.new_empty((x.shape[0], rows, x.shape[1]), dtype=torch.float32)
     return _like(x), _like(x) if has_residual else x.new_empty(0), shares
 
 
@@ -117,15 +115,6 @@ def backward_by_triton(
 
 FORWARD = torch.ops.sparsona.group_norm_act.default
 BACKWARD = torch.ops.sparsona.group_norm_act_backward.default
-
-
-def _exact(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype is torch.float64 else torch.float32
-
-
-def _wide(tensor: Tensor | None, exact: torch.dtype) -> Tensor:
-    assert tensor is not None
-    return tensor.to(exact)
 
 
 def _statistics(values: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:

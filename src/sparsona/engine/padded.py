@@ -11,9 +11,10 @@ import operator
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from sparsona.engine.fused_norm import HALF
+
 aten = torch.ops.aten
 EIGHT = 8
-HALF = (torch.bfloat16, torch.float16)
 
 
 def pad_few_channels(module: GraphModule) -> GraphModule:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 
 from sparsona.core.errors import MaskMismatchError
 from sparsona.core.method import Phase, Probe, Round, State, Update, Work
 from sparsona.data.batches import Examples
-from sparsona.engine.evaluate import Evaluation, evaluate
-from sparsona.engine.jobs import Job, Outcome, Setting, opened, settle
+from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.jobs import Job, Outcome, Setting, at_points, examine_global, opened, settle
 from sparsona.engine.stacking import own_memory
 from sparsona.engine.turn import ClientProbe, Tally, run_phase
 
@@ -69,12 +68,6 @@ def can_be_traced(setting: Setting) -> bool:
     return all(phase.traceable for phase in setting.method.phases)
 
 
-def examine_alone(seat: Seat, setting: Setting) -> Evaluation:
-    """As `serial` does it, at no point yet."""
-    test = setting.federation.examples(seat.job.client, "test")
-    return evaluate(seat.job.client, "", partial(setting.method.predict, seat.work), setting.task, test)
-
-
 def train_alone(phase: Phase, seat: Seat, setting: Setting) -> None:
     """As `serial` does it."""
     with training(phase, [seat], setting):
@@ -87,18 +80,13 @@ def training(phase: Phase, seats: Sequence[Seat], setting: Setting) -> AbstractC
     return setting.clock.training(name, [seat.tally for seat in seats])
 
 
-def own_points(job: Job) -> list[str]:
-    """The points at which the client's own model is tested: one and the same model within a job."""
-    return [point for point in job.points if point != "global"]
-
-
 def finish_seat(setting: Setting, seat: Seat, tested: Evaluation | None) -> Outcome:
     """End a client's turn; `tested` is what its own model did, if it was asked."""
-    found = [] if tested is None else [replace(tested, point=point) for point in own_points(seat.job)]
+    found = () if tested is None else at_points(seat.job, tested)
     if seat.job.global_model is not None:
         with setting.clock.measure("evaluate"):
-            found.append(_test_global(setting, seat))
-    done = Outcome(seat.job.client, tally=seat.tally, evaluations=tuple(found))
+            found += (examine_global(setting, seat.job, seat.state),)
+    done = Outcome(seat.job.client, tally=seat.tally, evaluations=found)
     if seat.job.do == "tune":
         return replace(done, work=own_memory(seat.work))
     if seat.job.do == "train":
@@ -106,11 +94,3 @@ def finish_seat(setting: Setting, seat: Seat, tested: Evaluation | None) -> Outc
             state, update = setting.method.finish(seat.state, seat.work, seat.inbox, seat.probe, seat.round)
         return replace(done, state=own_memory(state), message=update)
     return done
-
-
-def _test_global(setting: Setting, seat: Seat) -> Evaluation:
-    model, buffers = seat.job.global_model, getattr(seat.state, "buffers", setting.buffers)
-    assert model is not None
-    test = setting.federation.examples(seat.job.client, "test")
-    task = setting.task
-    return evaluate(seat.job.client, "global", lambda x: task.forward(model, buffers, x, False)[0], task, test)

@@ -12,20 +12,21 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from sparsona.core.method import Phase, Work
+from sparsona.core.method import Phase, Tree, Work
+from sparsona.core.task import Task
+from sparsona.data.augment import look
 from sparsona.engine.evaluate import Evaluation, evaluate_stacked
 from sparsona.engine.gradient import CapturedTask
-from sparsona.engine.jobs import Job, Outcome, Setting, Tell
+from sparsona.engine.jobs import Job, Outcome, Setting, Tell, examine, own_points
 from sparsona.engine.lanes import Lane, Programs, meaning
 from sparsona.engine.seats import (
     Seat,
     can_be_traced,
-    examine_alone,
     finish_seat,
     must_be_alone,
-    own_points,
     phases_of,
     take_seat,
     train_alone,
@@ -42,9 +43,7 @@ class Stacked:
     encodes = False
 
     def __init__(self, setting: Setting, most_at_once: int = MOST_AT_ONCE, tell: Tell = lambda text: None) -> None:
-        plain = copy.copy(setting.task)
-        plain.channels_last = False  # a stack of images has five dimensions, for which there is no such layout
-        task: Any = CapturedTask(plain, setting.largest_batch)
+        task: Any = CapturedTask(_channels_first(setting.task), setting.largest_batch)
         self._setting, self._most = replace(setting, task=task), most_at_once
         self._programs = Programs(tell)
         self._lanes: dict[Hashable, Lane] = {}
@@ -70,7 +69,7 @@ class Stacked:
             return []
         if not can_be_traced(setting) or len({kinds_of(seat.work) for seat in seats}) > 1:
             with setting.clock.measure("evaluate"):
-                return [examine_alone(seat, setting) for seat in seats]
+                return [examine(setting, seat.job.client, seat.work) for seat in seats]
         tests = [setting.federation.examples(seat.job.client, "test") for seat in seats]
         predict = vectorised(setting.method.predict, [seat.work for seat in seats])
         with setting.clock.measure("evaluate"):
@@ -108,4 +107,27 @@ class Stacked:
 def vectorised(predict: Callable[[Work, Tensor], Tensor], works: Sequence[Work]) -> Callable[[Tensor], Tensor]:
     """`predict` for several clients: inputs [clients, N, ...] to outputs [clients, N, ...]."""
     work = stack(works)
-    return lambda inputs: over_clients(lambda w, x: predict(w, x), work, inputs)
+    return lambda inputs: over_clients(predict, work, inputs)
+
+
+def why_not_stacked(setting: Setting) -> str:
+    """What torch says of running the model for two clients at once; nothing if it can. Tried: layers do not tell."""
+    data, task = setting.federation, _channels_first(setting.task)
+    image = look(data.x[:1], data.view)
+
+    def outputs(params: Tree) -> Tensor:
+        return task.forward(params, setting.buffers, image, False)[0]
+
+    try:
+        with torch.no_grad():
+            over_clients(outputs, stack([setting.params] * 2))
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
+def _channels_first(task: Task) -> Task:
+    """A stack of images has five dimensions, for which there is no channels last."""
+    task = copy.copy(task)
+    task.channels_last = False
+    return task

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,23 @@ def stack(values: Sequence[T]) -> T:
     rows = [[tensor for _, tensor in leaves(value)] for value in values]
     stacked = iter([torch.stack(column) for column in zip(*rows, strict=True)])
     return map_leaves(lambda _path, _value: next(stacked), values[0])
+
+
+class Template(Generic[T]):
+    """The structure of a value, to be filled with other tensors: of the value itself nothing is kept."""
+
+    def __init__(self, value: T) -> None:
+        self._empty = map_leaves(lambda _path, tensor: tensor.new_empty(tensor.shape, device="meta"), value)
+        self._kinds = kinds_of(value)
+
+    def filled(self, tensors: Iterable[Tensor]) -> T:
+        """The structure with these tensors in it; they may be stacks."""
+        source = iter(tensors)
+        return map_leaves(lambda _path, _value: next(source), self._empty)
+
+    def fits(self, value: T) -> bool:
+        """Whether its tensors are of the same shapes and types."""
+        return kinds_of(value) == self._kinds
 
 
 def kinds_of(value: Any) -> tuple[Any, ...]:

@@ -19,8 +19,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.resting import pack_bits, unpack_bits
 from sparsona.core.tree import Tree, map_parts, parts
-from sparsona.core.update import pack_bits, unpack_bits
 from sparsona.engine.jobs import Setting
 from sparsona.engine.shelf import Shelf
 from sparsona.engine.star import Population, memories, received_work

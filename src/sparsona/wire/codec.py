@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.resting import Rest
+from sparsona.core.resting import Rest, pack_bits, unpack_bits
 from sparsona.core.tree import Tree
-from sparsona.core.update import Part, PartSize, Support, Update, mask_digest, pack_bits, unpack_bits
+from sparsona.core.update import Part, PartSize, Support, Update, mask_digest
 from sparsona.wire.format import (
     ALIGN,
     CHECKSUM,
