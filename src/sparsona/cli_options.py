@@ -31,6 +31,7 @@ OPTIONS = [
     click.option("--data", help="Data set, a row of `sparsona data`.  [digits]"),
     *SHARING_OPTIONS,
     click.option("--model", help="Network, a row of `sparsona models`.  [the data set's default]"),
+    click.option("--preset", help="paper | authors: a paper's method as its text, or its authors' code, has it."),
     click.option("--rounds", type=int, help="Number of rounds.  [30]"),
     click.option("--per-round", type=int, help="Clients sampled per round.  [half of them]"),
     click.option("--epochs", type=int, help="Local epochs per round.  [5]"),

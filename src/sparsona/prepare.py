@@ -43,7 +43,9 @@ def make_config(
     row = methods.card(name)
     _, kind = methods.factory(name)
     keys = set(kind.model_fields)
-    run_options, method_options, mistakes = configs.split_options({**options, **own}, keys, name)
+    chosen = {**options, **own}
+    as_published = methods.preset(row, str(chosen["preset"])) if chosen.get("preset") else {}
+    run_options, method_options, mistakes = configs.split_options({**as_published, **chosen}, keys, name)
     if federation is not None:
         if not isinstance(federation, Federation):
             raise SparsonaError(

@@ -94,6 +94,7 @@ class Method:
     - `cost(layout, client, round)`: messages and FLOPs of one turn without training; equals the ledger exactly.
     - `deploy(work)`: predict as plain (params, buffers) of the task's module, or None where no plain weights do it.
     - `tune`: the phase of final fine-tuning and of onboarding novel clients.
+    - `trait(state)`: what tells clients apart, for analysis: a mask (a bool tree) or a gate's scores (a vector).
     - `server`, `peer`: the other half. A method with neither is a client alone.
 
     `inbox` is in client order and may be walked once per call.
@@ -110,6 +111,7 @@ class Method:
     tune: Phase | None = None
     server: ServerHalf | None = None
     peer: PeerHalf | None = None
+    trait: Callable[[State], Tree | Tensor] | None = None
 
 
 # Everything a method file needs of the contract, from one place.

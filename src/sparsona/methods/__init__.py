@@ -27,6 +27,8 @@ class MethodCard:
     config: str  # the class of its options
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method
     engine: Mapping[str, Any] = field(default_factory=dict)  # of the engine: see sparsona.runs.config
+    # What `--preset NAME` sets, of the method and of the engine alike; whatever a person gives as well has the last word.
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 METHODS = {
@@ -68,6 +70,7 @@ METHODS = {
             "down: the model inside the mask; up: the change inside the mask, and the new mask as bits",
             "fedspa",
             "FedSpaConfig",
+            presets={"paper": {}, "authors": {"anneal": "family"}},
         ),
         MethodCard(
             "fedspa-rsm",
@@ -78,6 +81,7 @@ METHODS = {
             "fedspa",
             "FedSpaConfig",
             options={"search": "rsm"},
+            presets={"paper": {}, "authors": {"anneal": "family"}},
         ),
     )
 }
@@ -100,6 +104,17 @@ def card(name: str) -> MethodCard:
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)
     return METHODS[name]
+
+
+def preset(row: MethodCard, name: str) -> Mapping[str, Any]:
+    """What this preset of a method sets."""
+    if not row.presets:
+        raise SparsonaError(
+            f"{row.name} has no presets", expected="a method of one of the papers", mend="leave --preset out"
+        )
+    if name not in row.presets:
+        raise unknown_name(f"preset of {row.name}", name, row.presets)
+    return row.presets[name]
 
 
 def factory(name: str) -> tuple[Callable[..., Any], Any]:

@@ -14,7 +14,7 @@ ERK makes dense are left alone: all they could regrow is what they pruned.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -145,4 +145,5 @@ def fedspa(task: Task, config: FedSpaConfig) -> Method:
     )
     server = ServerHalf(init_server, aggregate, reply, lambda server: server.params)
     predict = predictor(task)
-    return Method("fedspa", init_client, receive, (phase,), finish, predict, cost, plain_weights, phase, server)
+    method = Method("fedspa", init_client, receive, (phase,), finish, predict, cost, plain_weights, phase, server)
+    return replace(method, trait=lambda state: state.mask)

@@ -27,6 +27,7 @@ class RunConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     method: str = Field(description="a row of `sparsona methods`")
+    preset: str | None = Field(None, description="paper or authors: the method's options as published")
     data: str = Field("digits", description="a row of `sparsona data`")
     data_dir: str | None = Field(None, description="folder where the data's files are looked for first")
     augment: bool | None = Field(None, description="crop and mirror training images; none: as usual for the data")
