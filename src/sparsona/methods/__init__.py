@@ -27,7 +27,7 @@ class MethodCard:
     config: str  # the class of its options
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method
     engine: Mapping[str, Any] = field(default_factory=dict)  # of the engine: see sparsona.runs.config
-    # What `--preset NAME` sets, of the method and of the engine alike; whatever a person gives as well has the last word.
+    # What `--preset NAME` sets, of the method and the engine alike; whatever a person gives as well has the last word.
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
