@@ -143,7 +143,7 @@ def filters(layout: Layout, num_blocks: int | None = None, smallest: float = 0.0
     are the classes), norms, and what is no layer's: embeddings, and biases without a weight.
     """
     cut, whole = _Cut(layout), _whole_layers(layout)
-    for name, slots in _layers(layout).items():
+    for name, slots in by_layer(layout).items():
         cut.filters(slots, num_blocks, smallest, whole=name in whole)
     return cut.done()
 
@@ -158,7 +158,7 @@ def channels(layout: Layout, num_blocks: int | None = None, smallest: float = 0.
     cut = _Cut(layout)
     whole = _lookups(layout)
     before = None  # the filters of the layer before
-    for name, slots in _layers(layout).items():
+    for name, slots in by_layer(layout).items():
         weight = _matrix(slots)
         if weight is None or name in whole or before is None:
             for slot in slots:
@@ -184,7 +184,7 @@ def heads(layout: Layout, num_heads: int, num_blocks: int | None = None, smalles
     floor(smallest * num_heads) heads of each attention, one at least, are always kept. Every other layer is cut into
     filters.
     """
-    cut, layers, whole = _Cut(layout), _layers(layout), _whole_layers(layout)
+    cut, layers, whole = _Cut(layout), by_layer(layout), _whole_layers(layout)
     found = [name.removesuffix("query") for name in layers if name.rpartition(".")[2] == "query"]
     attentions = [stem for stem in found if all(f"{stem}{part}" in layers for part in ATTENTION)]
     if not attentions:
@@ -291,7 +291,7 @@ def _layer(slot: Slot) -> str:
     return slot.name.rpartition(".")[0]
 
 
-def _layers(layout: Layout) -> dict[str, list[Slot]]:
+def by_layer(layout: Layout) -> dict[str, list[Slot]]:
     """Tensors by the layer that they belong to; a parameter of no layer is one of its own."""
     found: dict[str, list[Slot]] = {}
     for slot in layout.slots:
@@ -314,7 +314,7 @@ def _linear_layers(layout: Layout) -> set[str]:
 def _lookups(layout: Layout) -> set[str]:
     """Layers whose rows are looked up: matrices that cost nothing; and the embedding that lends the output layer its
     weight, which has a row for each entry of a bias that has no weight beside it."""
-    layers = _layers(layout)
+    layers = by_layer(layout)
     lonely = {slots[0].shape for slots in layers.values() if len(slots) == 1 and slots[0].name.endswith(".bias")}
     return {
         name
@@ -326,5 +326,5 @@ def _lookups(layout: Layout) -> set[str]:
 
 def _whole_layers(layout: Layout) -> set[str]:
     """Layers of which no row is dropped: embeddings, and the last one, unless its weight is the embedding's."""
-    last = next((name for name, slots in reversed(_layers(layout).items())), "")
+    last = next((name for name, slots in reversed(by_layer(layout).items())), "")
     return _lookups(layout) | {last}
