@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,12 +34,8 @@ def greedy(scores: Tensor, costs: Tensor, budget: Tensor, by: Literal["score", "
     rank = scores if by == "score" else torch.where(costs > 0, scores / costs, math.inf)
     order = rank.argsort(dim=-1, descending=True, stable=True)
     ordered = costs.gather(-1, order)
-    left, before = budget.to(torch.promote_types(costs.dtype, budget.dtype)).expand(costs.shape[:-1]), []
-    for cost in ordered.unbind(-1):
-        before.append(left)
-        left = torch.where(cost <= left, left - cost, left)
-    fits = (ordered <= torch.stack(before, dim=-1)).to(scores.dtype)
-    return torch.zeros_like(scores).scatter(-1, order, fits)
+    fits = _opaque(_walked)(ordered, budget.to(torch.promote_types(costs.dtype, budget.dtype)).expand(costs.shape[:-1]))
+    return torch.zeros_like(scores).scatter(-1, order, fits.to(scores.dtype))
 
 
 def exact(scores: Tensor, costs: Tensor, budget: Tensor, buckets: int = 1024) -> Tensor:
@@ -55,9 +52,30 @@ def exact(scores: Tensor, costs: Tensor, budget: Tensor, buckets: int = 1024) ->
     scores, costs = torch.broadcast_tensors(scores.detach().double(), costs)
     budget = budget.expand(costs.shape[:-1])
     weights, top = _in_buckets(costs, budget, buckets)
+    planned = _opaque(_planned)(scores, weights, top, torch.zeros(buckets + 2, device=scores.device))
+    walked = greedy(scores, costs, budget)
+    poorer_plan = (scores * planned).sum(dim=-1, keepdim=True) < (scores * walked).sum(dim=-1, keepdim=True)
+    return torch.where(poorer_plan, walked, planned).to(dtype)
+
+
+def _walked(costs: Tensor, budget: Tensor) -> Tensor:
+    """Which of these costs, in their order, still fit."""
+    import torch
+
+    fits = torch.empty_like(costs, dtype=torch.bool)
+    for place, cost in enumerate(costs.unbind(-1)):
+        fits[..., place] = cost <= budget
+        budget = torch.where(fits[..., place], budget - cost, budget)
+    return fits
+
+
+def _planned(scores: Tensor, weights: Tensor, top: Tensor, room: Tensor) -> Tensor:
+    """The dynamic program: which blocks to keep. `room` has as many entries as there are buckets, and two more."""
+    import torch
+
     # best[1 + j]: the best sum that j buckets can buy. best[0] stands for what no money buys.
-    places = torch.arange(buckets + 2, device=weights.device)
-    best = torch.where(places > 0, 0.0, -math.inf).double().expand(*costs.shape[:-1], buckets + 2)
+    places = torch.arange(room.shape[-1], device=weights.device)
+    best = torch.where(places > 0, 0.0, -math.inf).double().expand(*scores.shape[:-1], len(places))
     poorer = (places - weights.unsqueeze(-1)).clamp(min=0)
     takes = []
     for score, place in zip(scores.unbind(-1), poorer.unbind(-2), strict=True):
@@ -68,9 +86,28 @@ def exact(scores: Tensor, costs: Tensor, budget: Tensor, buckets: int = 1024) ->
     for take, weight in zip(reversed(takes), reversed(weights.unbind(-1)), strict=True):
         kept.append(take.gather(-1, left.unsqueeze(-1)).squeeze(-1))
         left = left - weight * kept[-1]
-    planned, walked = torch.stack(kept[::-1], dim=-1), greedy(scores, costs, budget)
-    poorer_plan = (scores * planned).sum(dim=-1, keepdim=True) < (scores * walked).sum(dim=-1, keepdim=True)
-    return torch.where(poorer_plan, walked, planned).to(dtype)
+    return torch.stack(kept[::-1], dim=-1)
+
+
+@lru_cache(maxsize=2)
+def _opaque(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function as one operation, of bools shaped as its first argument: a compiler that looks inside such a chain
+    of small steps takes half a minute over it. The last dimension is never stacked over, so that any others may be."""
+    import torch
+
+    names = tuple(function.__annotations__)[:-1]
+    schema = f"({', '.join(f'Tensor {name}' for name in names)}) -> Tensor"
+    operation = torch.library.custom_op(f"sparsona::{function.__name__[1:]}", function, mutates_args=(), schema=schema)
+    operation.register_fake(lambda first, *_: torch.empty_like(first, dtype=torch.bool))
+
+    def stacked(info: Any, dims: tuple[int | None, ...], *values: Tensor) -> tuple[Tensor, int]:
+        def lead(value: Tensor, dim: int | None) -> Tensor:
+            return value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+
+        return operation(*(lead(value, dim) for value, dim in zip(values, dims, strict=True))), 0
+
+    operation.register_vmap(stacked)
+    return operation
 
 
 def _in_buckets(costs: Tensor, budget: Tensor, buckets: int) -> tuple[Tensor, Tensor]:
