@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout, Slot
 from sparsona.core.tree import Tree, counts
-from sparsona.sparsity.evolve import cosine_rate, evolve
+from sparsona.sparsity.evolve import cosine_rate, evolve, random_scores
 
 # Few distinct values of either sign: nearly every case has ties at the threshold.
 TIED = [0.0, -0.0, 1.0, -1.0, 2.0, -2.0, inf, -inf]
@@ -169,3 +169,18 @@ def test_cosine_rate_starts_at_the_initial_and_decays() -> None:
 def test_rounds_outside_the_run_are_refused(initial: float, index: int, total: int) -> None:
     with pytest.raises(SparsonaError):
         cosine_rate(initial, index, total, decays_to_zero=False)
+
+
+def test_random_scores_are_those_of_splitmix64():
+    """Written out with Python's whole numbers, which have no sign and no end."""
+
+    def number(index: int, seed: int) -> int:
+        all_bits = (1 << 64) - 1
+        z = (index + seed) * 0x9E3779B97F4A7C15 & all_bits
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & all_bits
+        z = (z ^ z >> 27) * 0x94D049BB133111EB & all_bits
+        return (z ^ z >> 31) >> 40
+
+    for seed in (0, 987654321987654321, (1 << 63) - 1000):
+        found = random_scores(100, seed, torch.device("cpu")).tolist()
+        assert found == [number(index, seed) for index in range(100)]

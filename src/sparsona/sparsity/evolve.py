@@ -6,12 +6,12 @@ import math
 from typing import TYPE_CHECKING
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.seeds import generator
 from sparsona.core.tree import Tree, counts
 from sparsona.sparsity.erk import ROUNDING_SLACK
 from sparsona.sparsity.selection import kernels_for, select
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -43,9 +43,10 @@ def evolve(params: Tree, mask: Tree, rate: float, scores: Tree | None, seed: int
     _check_layout("params", params, mask)
     if scores is not None:
         _check_layout("scores", scores, mask)
-    kernels = kernels_for(params.flat) if scores is None else kernels_for(params.flat, scores.flat)
-    if scores is not None and kernels is not None:
-        evolved, broken = kernels.evolve(params.flat, mask.flat, scores.flat, mask.layout.sizes, rate, ROUNDING_SLACK)
+    grows_by = mask.like(random_scores(mask.layout.size, seed, params.device)) if scores is None else scores
+    kernels = kernels_for(params.flat, grows_by.flat)
+    if kernels is not None:
+        evolved, broken = kernels.evolve(params.flat, mask.flat, grows_by.flat, mask.layout.sizes, rate, ROUNDING_SLACK)
         # The only time the GPU is waited for, when it has been given all its work. A NaN must be refused here: the mask
         # does not show what it was made from.
         if any(broken.tolist()):
@@ -54,9 +55,21 @@ def evolve(params: Tree, mask: Tree, rate: float, scores: Tree | None, seed: int
     _check_numbers(params, scores)
     moved = _moved(mask, rate)
     kept = mask.flat & ~select(params.flat, mask.flat, mask.layout.sizes, moved)
-    if scores is None:
-        return _of_same_counts(mask, _grown_at_random(mask, kept, moved, seed))
-    return _of_same_counts(mask, kept | select(scores.flat, ~kept, mask.layout.sizes, moved, largest=True))
+    return _of_same_counts(mask, kept | select(grows_by.flat, ~kept, mask.layout.sizes, moved, largest=True))
+
+
+def random_scores(size: int, seed: int, device: torch.device) -> Tensor:
+    """A number for each entry, made of its index and the seed alone (splitmix64): the same on every device, and made
+    there. Of 2**24 possible numbers some are equal; between these the lowest index goes first."""
+    import torch
+
+    def mixed(value: Tensor, shift: int, factor: int) -> Tensor:
+        shifted = (value >> shift).bitwise_and_((1 << (64 - shift)) - 1)  # as if there were no sign
+        return value.bitwise_xor_(shifted).mul_(factor)
+
+    value = torch.arange(size, dtype=torch.int64, device=device).add_(seed).mul_(-0x61C8864680B583EB)
+    value = mixed(mixed(value, 30, -0x40A7B892E31B1A47), 27, -0x6B2FB644ECCEEE15)
+    return (mixed(value, 31, 1) >> 40).bitwise_and_((1 << 24) - 1).float()
 
 
 def _moved(mask: Tree, rate: float) -> tuple[int, ...]:
@@ -66,26 +79,6 @@ def _moved(mask: Tree, rate: float) -> tuple[int, ...]:
         0 if active == size else min(active, math.ceil(rate * active * (1 - ROUNDING_SLACK)))
         for size, active in zip(mask.layout.sizes, counts(mask), strict=True)
     )
-
-
-def _grown_at_random(mask: Tree, kept: Tensor, moved: tuple[int, ...], seed: int) -> Tensor:
-    import torch
-
-    random = generator(seed)
-    ranks, passed = [torch.zeros(0, dtype=torch.int64)], 0
-    for size, active, number in zip(mask.layout.sizes, counts(mask), moved, strict=True):
-        num_free = size - active + number
-        if number:
-            # Drawn on the CPU, so that it is the same on every device.
-            ranks.append(passed + torch.randperm(num_free, generator=random)[:number])
-        passed += num_free
-    drawn = torch.cat(ranks).to(kept.device)
-    if kept.device.type == "cpu":
-        places = (~kept).nonzero().squeeze(1)[drawn]
-    else:
-        # The same places, without the wait to learn how many there are.
-        places = torch.searchsorted((~kept).cumsum(0), drawn + 1)
-    return kept.index_fill(0, places, True)
 
 
 def _of_same_counts(mask: Tree, flat: Tensor) -> Tree:
