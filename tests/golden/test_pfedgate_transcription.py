@@ -19,7 +19,7 @@ from sparsona.engine.star import Star, received_work
 
 ROUNDS = 3
 RUN = {"rounds": ROUNDS, "per_round": 3, "epochs": 1, "batch_size": 8, "lr": 0.2, "gate_lr": 0.5, "seed": 5}
-RUN |= {"lr_schedule": "constant"}
+RUN |= {"lr_schedule": "constant", "gate_start": 0.5}
 MARGIN = 2**-15  # of scores; two steps of the product's comparison
 
 # The family's optimizer, as the product has it unless told otherwise, in the transcription's words.
@@ -57,7 +57,7 @@ VARIANTS = {
     "alternating": ({"updates": "alternating", "seed": 9}, {"updates": "alternating"}),
     "momentum stays": ({"keeps_momentum": True, "paths": 2}, {"keeps_speed": True}),
     "bare gate": (
-        {"pre_norm": False, "post_norm": False, "sigmoid": False, "gate_lr": 0.05},
+        {"pre_norm": False, "post_norm": False, "sigmoid": False, "gate_lr": 0.05, "seed": 4},
         {"pre_norm": False, "post_norm": False, "sigmoid": False, "rate_phi": 0.05},
     ),
     "authors": ({"preset": "authors", "gate_lr": 4.0}, {**AUTHORS, "rate_phi": 4.0}),
