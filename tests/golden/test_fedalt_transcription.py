@@ -13,6 +13,7 @@ import transcription_fedalt as paper
 from product_run import LAYERS, Draws, Recorder, distance, exact, make_setting
 
 from sparsona import prepare
+from sparsona.engine.jobs import Setting
 from sparsona.engine.star import Star
 
 ROUNDS = 4
@@ -83,7 +84,7 @@ def transcribe(setting, first_states, local, words):
     """The transcription on the product's draws: a list of what it yields."""
     words = dict(words)
     personal, epochs, most = words.pop("personal", OUTPUT), words.pop("epochs", (1, 1)), words.pop("most_steps", None)
-    alpha = words.pop("alpha", by_examples)
+    alpha, own = words.pop("alpha", by_examples), words.pop("gradient", None)
     draws, w_0 = Draws(setting), exact(setting.params)
     u_0 = {name: value for name, value in w_0.items() if name not in personal}
     v_0 = {i: exact(state.personal) for i, state in first_states.items()}
@@ -99,7 +100,7 @@ def transcribe(setting, first_states, local, words):
         v_0,
         draws.sampled,
         batches,
-        gradient_for("additive/theta" in v_0[0]),
+        own or gradient_for("additive/theta" in v_0[0]),
         local=local,
         rounds=ROUNDS,
         alpha=lambda i: alpha(setting, i),
@@ -186,6 +187,33 @@ def test_every_round_is_the_papers(variant):
 
 
 @pytest.mark.parametrize("method", ["fedalt", "fedsim"])
+def test_an_additive_model_fits_the_residual_in_regression(method):
+    """Section 2: ||y - h(u, x) - h_i(v_i, x)||^2, where y is a point for each class."""
+    points = torch.tensor([[1.0, 0.0, -1.0], [0.5, 2.0, 0.0], [-1.0, 0.3, 0.8]])
+
+    def losses(outputs, batch):
+        return (outputs - points[batch.targets]).square().sum(1), batch.weight
+
+    plain = make_setting(method, RUN | {"clip_norm": None, "personal": "additive", "lr": 0.05})
+    plain.task.losses, plain.task.is_regression = losses, True
+    setting = Setting(plain.task, plain.make_method, plain.federation, plain.plan)
+    star = Star(setting, Recorder(setting))
+    populations = [star.start()]
+    for t in range(ROUNDS):
+        populations.append(star.play(populations[-1], t)[0])
+    first = {i: setting.fresh_state(i) for i in range(product_run.CLIENTS)}
+    assert sorted(first[0].personal) == sorted(ADDITIVE[0])
+    by_points = paper.residual_gradient(LAYERS, ADDITIVE)
+    words = {"personal": set(), "rate_u": 0.05, "rate_v": 0.05}
+    words["gradient"] = lambda w, x, y: by_points(w, x, points[y])
+    rounds, _ = transcribe(setting, first, "alt" if method == "fedalt" else "sim", words)
+    for t, (u, v, _, diary) in enumerate(rounds):
+        assert distance(populations[t + 1].server.shared, u) < 1, f"round {t}"
+        for i in diary:
+            assert distance(populations[t + 1].states[i].personal, v[i]) < 1, f"round {t}, client {i}"
+
+
+@pytest.mark.parametrize("method", ["fedalt", "fedsim"])
 def test_final_tuning_moves_the_personal_part_alone(method):
     """Step (c) of the paper's pipeline, with constant learning rate."""
     setting, star, populations, _ = play(method, {"tune_epochs": 2, "pull": 0.1})
@@ -199,6 +227,38 @@ def test_final_tuning_moves_the_personal_part_alone(method):
         _, v, _ = paper.local_alt(u, v, start, gradient_for(False), data, [], 0.0, RUN["lr"], pull=0.1)
         assert distance(tuned[i].personal, v) < 1
         assert torch.equal(tuned[i].shared.flat, populations[-1].server.shared.flat)
+
+
+@pytest.mark.parametrize("server", ["sgd", "adam"])
+def test_ft_part_is_fedavg_and_then_tunes_a_part(server):
+    """Step (a) of the pipeline, then (c): everything is shared in the rounds, and only then a part is personal."""
+    options = {"server_optimizer": server, "server_lr": 0.05, "clip_norm": 0.3, "tune_epochs": 2, "personal": "input"}
+    setting, star, populations, _ = play("fedavg-ft-part", options)
+    draws = Draws(setting)
+    rounds = paper.fedsim_fedalt(
+        exact(setting.params),
+        {i: {} for i in range(product_run.CLIENTS)},
+        draws.sampled,
+        lambda t, i, part: draws.batches(t, i, "train", 1),
+        gradient_for(False),
+        local="sim",
+        rounds=ROUNDS,
+        rate_u=RUN["lr"],
+        rate_v=0.0,
+        alpha=lambda i: by_examples(setting, i),
+        server={"sgd": paper.ServerSGD, "adam": paper.ServerAdam}[server],
+        server_rate=0.05,
+        max_norm=0.3,
+    )
+    for t, (u, _, _, _) in enumerate(rounds):
+        assert distance(populations[t + 1].server.params, u) < 1, f"round {t}"
+    _, tuned = star.closing(populations[-1])
+    for i in range(product_run.CLIENTS):
+        w = exact(populations[-1].server.params)
+        u, v = ({name: w[name] for name in w if (name in INPUT) is own} for own in (False, True))
+        data = draws.batches(ROUNDS, i, "personal", 2)
+        _, v, _ = paper.local_alt(u, v, v, gradient_for(False), data, [], 0.0, RUN["lr"], max_norm=0.3)
+        assert distance(tuned[i].params, {**u, **v}) < 1
 
 
 def test_the_presets_are_the_papers_and_the_authors():
