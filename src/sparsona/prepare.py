@@ -44,8 +44,20 @@ def make_config(
     _, kind = methods.factory(name)
     keys = set(kind.model_fields)
     chosen = {**options, **own}
-    as_published = methods.preset(row, str(chosen["preset"])) if chosen.get("preset") else {}
+    as_published = dict(methods.preset(row, str(chosen["preset"]))) if chosen.get("preset") else {}
+    if chosen.get("lr_schedule", "decay") != "decay":
+        as_published.pop("lr_decay", None)  # the person's schedule in place of the published one
     run_options, method_options, mistakes = configs.split_options({**as_published, **chosen}, keys, name)
+    if (schedule := run_options.get("lr_schedule", "decay")) != "decay":
+        if "lr_decay" in run_options:
+            mistakes.append(
+                SparsonaError(
+                    f"lr_decay together with the schedule '{schedule}'",
+                    expected="one of them: lr_decay belongs to the schedule 'decay'",
+                    mend="leave --lr-decay out, or say --lr-schedule decay",
+                )
+            )
+        run_options["lr_decay"] = 1.0  # so is it recorded: nothing decays
     if federation is not None:
         if not isinstance(federation, Federation):
             raise SparsonaError(
@@ -136,6 +148,7 @@ def make_setting(
         batch_size=config.batch_size,
         seed=config.seed,
         lr_decay=config.lr_decay,
+        lr_schedule=config.lr_schedule,
         eval_every=config.eval_every,
         eval_clients=config.eval_clients,
         points=config.all_points,

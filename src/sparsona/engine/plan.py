@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sparsona.core.lr_schedule import lr_schedule
 from sparsona.core.round import Client, Round
 from sparsona.core.seeds import Seeds, generator
 
@@ -20,6 +21,7 @@ class Plan:
     batch_size: int
     seed: int
     lr_decay: float = 1.0  # the learning rate is multiplied by this every round
+    lr_schedule: str = "decay"  # or another: see core.lr_schedule
     eval_every: int = 1
     eval_clients: int | None = None  # how many are tested, always the same ones; None: all that take part
     points: tuple[str, ...] = ("received",)
@@ -36,7 +38,8 @@ class Plan:
 
     def round_at(self, index: int) -> Round:
         """The round of this index as the server sees it."""
-        return Round(index, self.rounds, self.lr_decay**index, self.batch_size, self.seeds.at(index))
+        lr_scale = lr_schedule(self.lr_schedule)(index, self.rounds, self.lr_decay)
+        return Round(index, self.rounds, lr_scale, self.batch_size, self.seeds.at(index))
 
     @property
     def tuning_round(self) -> Round:

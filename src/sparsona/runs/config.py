@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.lr_schedule import lr_schedule
 
 POINT = Literal["received", "trained", "tuned", "global"]
 
@@ -57,6 +58,9 @@ class RunConfig(BaseModel):
     per_round: int | None = Field(None, ge=1, description="clients sampled per round; none: half of them")
     batch_size: int = Field(16, ge=1, description="examples in a training batch")
     lr_decay: float = Field(0.998, gt=0, le=1, description="factor on the learning rate after each round")
+    lr_schedule: str = Field(
+        "decay", description="decay (lr_decay), constant, halving:N rounds, linear:WARM-UP share, or steps:SHARE,..."
+    )
     seed: int = Field(0, ge=0, description="varies everything: partition, weights, sampling, batches, masks")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where models are trained; auto: a GPU if any")
     precision: Literal["fp32", "tf32", "bf16"] = Field(
@@ -111,6 +115,10 @@ class RunConfig(BaseModel):
     def conflicts(self) -> list[SparsonaError]:
         """What single fields cannot see."""
         found = []
+        try:
+            lr_schedule(self.lr_schedule)
+        except SparsonaError as error:
+            found.append(error)
         # None: only the data will tell.
         taking_part = None if self.clients is None else self.clients - self.novel
         if taking_part is None:
