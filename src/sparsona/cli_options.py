@@ -41,6 +41,7 @@ OPTIONS = [
     click.option(
         "--lr-schedule", help="decay | constant | halving:N | linear:W | steps:A,B: see docs/experiments.md.  [decay]"
     ),
+    click.option("--warm-start", metavar="RUN", help="Begin with the global model of this finished run."),
     click.option("--weight-decay", type=float, help="L2 pull of the weights towards zero.  [0.0005]"),
     click.option("--density", type=float, help="Share of the parameters a sparse method keeps, in (0, 1].  [0.5]"),
     click.option("--seed", type=int, help="Varies everything: partition, weights, sampling, batches, masks.  [0]"),

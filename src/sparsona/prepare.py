@@ -24,6 +24,8 @@ from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import Plan
 from sparsona.runs import config as configs
 from sparsona.runs.config import RunConfig
+from sparsona.runs.listing import find_run
+from sparsona.runs.warm_start import WarmStart, check_layout
 
 GIVEN = "given"  # in a config: the data, partition or model came from Python and has no name
 # What is read of a data set, and how it is shared out; a federation made in Python has been through both.
@@ -92,6 +94,8 @@ def make_config(
 def _with_whole_paths(options: dict[str, Any]) -> dict[str, Any]:
     """Paths as they are from anywhere: a run may be resumed from another folder than it was started in."""
     found = dict(options)
+    if (source := options.get("warm_start")) is not None:
+        found["warm_start"] = str(find_run(getattr(source, "path", source)).absolute())
     for key, forms in (("data", ("arrays:", "folder:")), ("partition", ("file:",)), ("data_dir", ("",))):
         text = options[key].strip() if isinstance(options.get(key), str) else ""
         for form in forms:
@@ -114,7 +118,11 @@ def read_data(config: RunConfig, listen: Callable[[int, int], None] | None = Non
 
 
 def make_setting(
-    config: RunConfig, federation: Federation | None = None, model: Any = None, clock: Clock = OFF
+    config: RunConfig,
+    federation: Federation | None = None,
+    model: Any = None,
+    clock: Clock = OFF,
+    start: WarmStart | None = None,
 ) -> Setting:
     """Everything a run needs. Only now, if the data says how many clients there are, is that number known."""
     if federation is None:
@@ -138,6 +146,9 @@ def make_setting(
         losses, score = token_cross_entropy, token_score
     shape, tokens = federation.input_shape, federation.has_tokens
     task = Task(model, shape, federation.num_classes, losses=losses, score=score, tokens=tokens)
+    if start is not None:
+        check_layout(start.weights, task.layout, f"'{start.about['run']}'")
+        task.begin_with(start.weights)
     device = choose_device(config.device, config.precision)
     task.half = torch.bfloat16 if config.precision == "bf16" else None
     make, kind = methods.factory(config.method)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsona.analysis.outcomes import arrays, evaluated, pipeline
 from sparsona.analysis.statistics import accuracy_summary, mean_of_last
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError
@@ -54,10 +55,11 @@ def summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
         "rounds": completed,
         "seconds": round(seconds, 3),
     }
+    summary["pipeline"] = pipeline(folder, completed)
     for other in ("global", "trained", "novel", "novel_tuned"):
-        rows = _evaluated(folder, completed, other)
+        rows = evaluated(folder, completed, other)
         if rows:
-            summary.setdefault("other_points", {})[other] = accuracy_summary(*_arrays(rows))["mean"]
+            summary.setdefault("other_points", {})[other] = accuracy_summary(*arrays(rows))["mean"]
     return summary
 
 
@@ -74,15 +76,15 @@ def headline(folder: RunFolder) -> tuple[str, int, np.ndarray, np.ndarray]:
             f"'{folder.path}' has no results yet", expected="at least one evaluated round", mend="resume the run first"
         )
     found = folder.select("SELECT MAX(completed) FROM evaluations")[0][0]
-    rows = _evaluated(folder, found, point)
+    rows = evaluated(folder, found, point)
     if not rows:  # stopped before the final tuning: what there is, named as what it is
         point = "received"
         found = folder.select("SELECT MAX(completed) FROM evaluations WHERE point = 'received'")[0][0]
-        rows = _evaluated(folder, found, point)
+        rows = evaluated(folder, found, point)
     # One entry per client, in order: those not evaluated here (novel, or not drawn) have no test examples.
     correct, count = np.zeros((2, len(folder.about["sizes"])), dtype=int)
     clients = [row[0] for row in rows]
-    correct[clients], count[clients] = _arrays(rows)
+    correct[clients], count[clients] = arrays(rows)
     return point, int(found), correct, count
 
 
@@ -115,6 +117,10 @@ def protocol(folder: RunFolder) -> str:
         )
     if lacking := about["left_out"]:
         text += " People left out: " + ", ".join(f"{num:,} with {lack}" for lack, num in lacking.items()) + "."
+    if known := about.get("warm_start"):
+        text += f" Training began with the model of '{known['run']}' ({known['method']}, {known['rounds']} rounds)."
+        if not known["same_data"]:
+            text += " That run had other clients, and may have been trained on what is tested here."
     if about["augments"]:
         text += " Training images are cropped and mirrored at random, test images are not."
     if config["stateless"]:
@@ -172,14 +178,3 @@ def view(folder: RunFolder) -> RunView:
             zip((row[0] for row in rounds), np.cumsum([row[2] for row in rounds]).tolist(), strict=True)
         ),
     )
-
-
-def _evaluated(folder: RunFolder, completed: int, point: str) -> list[tuple[Any, ...]]:
-    return folder.select(
-        "SELECT client, correct, count FROM evaluations WHERE completed = ? AND point = ? ORDER BY client",
-        (completed, point),
-    )
-
-
-def _arrays(rows: list[tuple[Any, ...]]) -> tuple[np.ndarray, np.ndarray]:
-    return np.array([row[1] for row in rows]), np.array([row[2] for row in rows])

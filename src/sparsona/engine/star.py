@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from sparsona.core.errors import MaskMismatchError, SparsonaError
-from sparsona.core.method import Inbox, Round, Server, State, Tree, Update, Work
+from sparsona.core.method import Inbox, Method, Round, Server, State, Tree, Update, Work
 from sparsona.core.tree import awake
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.jobs import Executor, Job, Message, Outcome, Setting, opened
@@ -192,9 +192,7 @@ class Star:
         self, population: Population, completed: int, points: tuple[str, ...], clients: list[int]
     ) -> list[Evaluation]:
         round_ = self.plan.round_at(completed)
-        half, model = self.method.server, None
-        if "global" in points and half is not None and half.global_model is not None:
-            model = half.global_model(population.server)
+        model = global_model(self.method, population) if "global" in points else None
         jobs = (self._job("evaluate", client, population, round_, points, {}, model) for client in clients)
         return [evaluation for outcome in self._executor.run(jobs) for evaluation in outcome.evaluations]
 
@@ -224,6 +222,12 @@ class Star:
             record.turns.append(Turn(outcome.client, outcome.tally, sent.pop(outcome.client), False, False))
             record.evaluations.extend(outcome.evaluations)
         return record, tuned
+
+
+def global_model(method: Method, population: Population) -> Tree | None:
+    """The one model of all, where a method has such a thing."""
+    half = method.server
+    return None if half is None or half.global_model is None else half.global_model(population.server)
 
 
 def memories(server: Server) -> dict[str, dict[int, Any]]:

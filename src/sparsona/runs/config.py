@@ -61,6 +61,9 @@ class RunConfig(BaseModel):
     lr_schedule: str = Field(
         "decay", description="decay (lr_decay), constant, halving:N rounds, linear:WARM-UP share, or steps:SHARE,..."
     )
+    warm_start: str | None = Field(
+        None, description="a finished run whose global model is everybody's start; none: weights drawn from the seed"
+    )
     seed: int = Field(0, ge=0, description="varies everything: partition, weights, sampling, batches, masks")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where models are trained; auto: a GPU if any")
     precision: Literal["fp32", "tf32", "bf16"] = Field(
