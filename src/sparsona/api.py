@@ -19,6 +19,7 @@ from sparsona.data.federation import Federation
 from sparsona.engine.clock import OFF, START, Clock
 from sparsona.engine.executors import choose
 from sparsona.engine.jobs import Setting
+from sparsona.engine.plan import novel_clients
 from sparsona.engine.serial import Serial
 from sparsona.engine.star import Star, global_model
 from sparsona.prepare import GIVEN, OF_DATA, ignores_capacity, make_config, make_setting, start_digest
@@ -106,6 +107,7 @@ def _described(config: RunConfig, setting: Setting, start: WarmStart | None = No
     """The config with what was left to be found out, and what a folder says about the run."""
     Star(setting, Serial(setting))  # what method and plan cannot do together is told before a folder is made
     found = {"clients": setting.federation.num_clients, "device": setting.device.type}
+    found["novel"] = setting.plan.num_novel
     found["executor"] = choose(config.executor, setting)
     config = config.model_copy(update=found)
     row = methods.card(config.method)
@@ -124,6 +126,7 @@ def _described(config: RunConfig, setting: Setting, start: WarmStart | None = No
         "tested_on": setting.federation.tested_on,
         "left_out": dict(setting.federation.left_out),
         "augments": setting.federation.view.augments,
+        "novel": sorted(novel_clients(setting.plan, setting.clients)),
         "sizes": setting.federation.sizes().tolist(),
         "label_counts": None if counts is None else counts.tolist(),
     }

@@ -168,7 +168,8 @@ def make_setting(
         drop_rate=config.drop_rate,
         everyone_trains=config.everyone_trains,
         stateless=config.stateless,
-        num_novel=config.novel,
+        num_novel=config.num_novel,
+        novel_epochs=config.novel_epochs,
     )
     setting = Setting(task, make_method, federation, plan, config.capacities, device, config.precision, clock)
     smallest = min(client.num_examples for client in setting.clients)

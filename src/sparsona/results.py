@@ -38,12 +38,25 @@ class Run:
         """How the accuracies were obtained, in words."""
         return self.summary["protocol"]
 
-    def accuracies(self) -> np.ndarray:
-        """Each client's accuracy on its own test data at the headline point, from 0 to 1; NaN for those not tested."""
+    def accuracies(self, point: str | None = None) -> np.ndarray:
+        """Each client's accuracy on its own test data, from 0 to 1; NaN for those not tested.
+
+        At the headline point, or at another of `points` as it was last looked at: "novel_tuned", say.
+        """
         import numpy as np
 
-        _, _, correct, count = summaries.headline(self._folder)
+        _, _, correct, count = summaries.headline(self._folder) if point is None else summaries.at(self._folder, point)
         return np.where(count > 0, correct / np.maximum(count, 1), np.nan)
+
+    @property
+    def points(self) -> list[str]:
+        """The models, and the data, that clients were looked at with."""
+        return summaries.points(self._folder)
+
+    @property
+    def novel(self) -> list[int]:
+        """The clients that took no part in training."""
+        return list(self._folder.about.get("novel", []))
 
     def curve(self, point: str = "received") -> list[tuple[int, float]]:
         """Mean accuracy against completed rounds."""

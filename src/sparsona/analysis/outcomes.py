@@ -28,6 +28,19 @@ def arrays(rows: list[tuple[Any, ...]]) -> tuple[np.ndarray, np.ndarray]:
     return np.array([row[1] for row in rows]), np.array([row[2] for row in rows])
 
 
+def novel(folder: RunFolder, completed: int, headline: float) -> dict[str, Any]:
+    """How the clients that took no part were served, and how far behind the others they are: the generalization gap."""
+    met, tuned = (mean_at(folder, completed, point) for point in ("novel", "novel_tuned"))
+    best = met if tuned is None else tuned
+    return {
+        "clients": [row[0] for row in evaluated(folder, completed, "novel")],
+        "met": met,
+        "tuned": tuned,
+        "participants": headline,
+        "gap": None if best is None else headline - best,
+    }
+
+
 def pipeline(folder: RunFolder, completed: int) -> dict[str, Any]:
     """The steps that led to the models: where they began, how long they were trained and tuned, and what each gave."""
     steps = ("start", "received", "tuned")

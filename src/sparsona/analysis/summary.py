@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from sparsona.analysis.outcomes import arrays, evaluated, pipeline
+from sparsona.analysis.outcomes import arrays, evaluated, novel, pipeline
 from sparsona.analysis.statistics import accuracy_summary, mean_of_last
 from sparsona.analysis.view import RunView
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.runs.store import RunFolder, unpack_confusion
 
 # How a client's test data was chosen, where it is not simply a part of its own.
@@ -56,6 +56,8 @@ def summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
         "seconds": round(seconds, 3),
     }
     summary["pipeline"] = pipeline(folder, completed)
+    if evaluated(folder, completed, "novel"):
+        summary["novel"] = novel(folder, completed, accuracy["mean"])
     for other in ("global", "trained", "novel", "novel_tuned"):
         rows = evaluated(folder, completed, other)
         if rows:
@@ -76,16 +78,27 @@ def headline(folder: RunFolder) -> tuple[str, int, np.ndarray, np.ndarray]:
             f"'{folder.path}' has no results yet", expected="at least one evaluated round", mend="resume the run first"
         )
     found = folder.select("SELECT MAX(completed) FROM evaluations")[0][0]
-    rows = evaluated(folder, found, point)
-    if not rows:  # stopped before the final tuning: what there is, named as what it is
+    if not evaluated(folder, found, point):  # stopped before the final tuning: what there is, named as what it is
         point = "received"
-        found = folder.select("SELECT MAX(completed) FROM evaluations WHERE point = 'received'")[0][0]
-        rows = evaluated(folder, found, point)
+    return at(folder, point)
+
+
+def at(folder: RunFolder, point: str) -> tuple[str, int, np.ndarray, np.ndarray]:
+    """The same for any point, as it was last looked at."""
+    if point not in (known := points(folder)):
+        raise unknown_name("point", point, known)
+    found = folder.select("SELECT MAX(completed) FROM evaluations WHERE point = ?", (point,))[0][0]
+    rows = evaluated(folder, found, point)
     # One entry per client, in order: those not evaluated here (novel, or not drawn) have no test examples.
     correct, count = np.zeros((2, len(folder.about["sizes"])), dtype=int)
     clients = [row[0] for row in rows]
     correct[clients], count[clients] = arrays(rows)
     return point, int(found), correct, count
+
+
+def points(folder: RunFolder) -> list[str]:
+    """Every point at which somebody was evaluated."""
+    return [row[0] for row in folder.select("SELECT DISTINCT point FROM evaluations ORDER BY point")]
 
 
 def protocol(folder: RunFolder) -> str:
@@ -143,7 +156,6 @@ def view(folder: RunFolder) -> RunView:
     """Everything a report needs of a run."""
     about, config = folder.about, folder.config
     point, completed, correct, count = headline(folder)
-    points = [row[0] for row in folder.select("SELECT DISTINCT point FROM evaluations ORDER BY point")]
     matrices = [
         unpack_confusion(row[0])
         for row in folder.select(
@@ -167,7 +179,7 @@ def view(folder: RunFolder) -> RunView:
         config=config,
         environment=folder.environment,
         summary=summary,
-        curves={name: curve(folder, name) for name in points},
+        curves={name: curve(folder, name) for name in points(folder)},
         train_loss=[(completed, loss) for completed, loss, _ in rounds if loss is not None],
         correct=correct,
         count=count,

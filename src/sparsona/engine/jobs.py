@@ -111,6 +111,7 @@ class Job:
     state: State | None
     points: tuple[str, ...] = ()
     global_model: Tree | None = None
+    epochs: int = 0  # of tuning
     # Stays in the parent: the same job with the masks sent along, for a client that does not hold them.
     resend: Callable[[], Job] | None = None
 
@@ -191,7 +192,7 @@ def _perform(setting: Setting, job: Job) -> Outcome:
                 sent = encode(update)
         return Outcome(job.client, state=new_state, message=sent, tally=tally, evaluations=seen(work))
     if job.do == "tune":
-        work, tally = tuning_turn(method, task, state, inbox, *own, round_, setting.plan.tune_epochs, clock)
+        work, tally = tuning_turn(method, task, state, inbox, *own, round_, job.epochs, clock)
         return Outcome(job.client, work=work, tally=tally, evaluations=seen(work))
     # Evaluation is ours, not the client's: what it looks at here is on nobody's bill.
     with clock.measure("evaluate"):

@@ -31,6 +31,7 @@ class Plan:
     everyone_trains: bool = False  # all train every round; only `per_round` of them are aggregated
     stateless: bool = False  # clients forget between rounds
     num_novel: int = 0  # clients that take no part until the end
+    novel_epochs: int | None = None  # of tuning, for those alone; None: tune_epochs
 
     @property
     def seeds(self) -> Seeds:
@@ -45,6 +46,10 @@ class Plan:
     def tuning_round(self) -> Round:
         """The turn after the last round: it has draws and a learning rate of its own."""
         return Round(self.rounds, self.rounds, self.tune_lr_scale, self.batch_size, self.seeds.at(self.rounds))
+
+    def tuning_epochs(self, is_novel: bool) -> int:
+        """Epochs of final tuning for a client that took part, or for a novel one."""
+        return self.tune_epochs if not is_novel or self.novel_epochs is None else self.novel_epochs
 
     def evaluates_after(self, completed: int) -> bool:
         """Every so many rounds, and each of the last ten, over which a mean is reported."""

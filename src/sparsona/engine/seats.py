@@ -52,7 +52,7 @@ def phases_of(setting: Setting, job: Job) -> Sequence[Phase]:
     method = setting.method
     if job.do == "tune":
         assert method.tune is not None
-        return (replace(method.tune, epochs=setting.plan.tune_epochs),)
+        return (replace(method.tune, epochs=job.epochs),)
     round_ = job.round.on(setting.clients[job.client])
     return tuple(phase for phase in method.phases if job.do == "train" and phase.when(round_))
 

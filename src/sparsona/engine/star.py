@@ -204,17 +204,17 @@ class Star:
             novel = sorted(self.novel)
             record.evaluations.extend(self._look(population, self.plan.rounds, ("novel",), novel))
         tuned: dict[int, Work] = {}
-        if not self.plan.tune_epochs:
-            return record, tuned
         sent: dict[int, Traffic] = {}
         tested = set(tested_clients(self.plan, self.setting.clients))
 
         def jobs() -> Iterator[Job]:
-            for client in self.setting.clients:
-                # Everybody is tuned; tested are those who are tested after rounds, and the novel ones.
-                points = ("tuned",) if client.index in tested else ()
-                points = ("novel_tuned",) if client.index in self.novel else points
-                yield self._job("tune", client.index, population, round_, points, sent)
+            for client in range(len(self.setting.clients)):
+                is_novel = client in self.novel
+                # Tested are those who are tested after rounds, and the novel ones.
+                points = ("tuned",) if client in tested else ()
+                points = ("novel_tuned",) if is_novel else points
+                if epochs := self.plan.tuning_epochs(is_novel):
+                    yield replace(self._job("tune", client, population, round_, points, sent), epochs=epochs)
 
         for outcome in self._executor.run(jobs()):
             tuned[outcome.client] = outcome.work
