@@ -170,6 +170,9 @@ def make_setting(
         stateless=config.stateless,
         num_novel=config.num_novel,
         novel_epochs=config.novel_epochs,
+        starts_warm=config.warm_start is not None,
+        train_accuracy=config.train_accuracy,
+        guard=config.guard,
     )
     setting = Setting(task, make_method, federation, plan, config.capacities, device, config.precision, clock)
     smallest = min(client.num_examples for client in setting.clients)

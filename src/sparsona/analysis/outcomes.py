@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparsona.analysis.statistics import accuracy_summary
+from sparsona.core.guard import Seen, keeps_shared
 from sparsona.runs.store import RunFolder
 
 
@@ -39,6 +40,49 @@ def novel(folder: RunFolder, completed: int, headline: float) -> dict[str, Any]:
         "participants": headline,
         "gap": None if best is None else headline - best,
     }
+
+
+def guard(folder: RunFolder, completed: int) -> dict[str, Any]:
+    """What letting clients keep the shared model did: to how many, to the mean, and to those that were hurt.
+
+    A client is hurt whose model does worse on its test data than the shared one.
+    """
+    shared = "start" if folder.config["warm_start"] else "global"
+    personal = "tuned" if folder.config["tune_epochs"] else "received"
+    own, other, kept = (_accuracies(folder, completed, point) for point in (personal, shared, "guarded"))
+    chose = _choices(folder, completed)
+    return {
+        "clients": len(chose),
+        "kept_shared": sum(chose.values()),
+        "shared": shared,
+        "accuracy": {
+            name: float(np.mean([found[client] for client in chose]))
+            for name, found in (("personal", own), ("shared", other), ("guarded", kept))
+        },
+        "hurt": {
+            name: sum(found[client] < other[client] for client in chose)
+            for name, found in (("personal", own), ("guarded", kept))
+        },
+    }
+
+
+def _choices(folder: RunFolder, completed: int) -> dict[int, bool]:
+    """Whether each client keeps the shared model."""
+    seen: list[dict[int, Seen]] = []
+    for point in ("personal/validation", "shared/validation"):
+        query = "SELECT client, correct, count, loss FROM evaluations WHERE completed = ? AND point = ? ORDER BY client"
+        seen.append({row[0]: Seen(*row[1:]) for row in folder.select(query, (completed, point))})
+    own, other = seen
+    return {client: keeps_shared(own[client], other[client]) for client in own}
+
+
+def _accuracies(folder: RunFolder, completed: int, point: str) -> dict[int, float]:
+    return {client: correct / count for client, correct, count in evaluated(folder, completed, point)}
+
+
+def keeps_the_shared_model(folder: RunFolder, client: int) -> bool:
+    """What a client of a guarded run decided."""
+    return _choices(folder, folder.config["rounds"]).get(client, False)
 
 
 def pipeline(folder: RunFolder, completed: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsona.analysis.outcomes import arrays, evaluated, novel, pipeline
+from sparsona.analysis.outcomes import arrays, evaluated, guard, novel, pipeline
 from sparsona.analysis.statistics import accuracy_summary, mean_of_last
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError, unknown_name
@@ -58,7 +58,10 @@ def summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
     summary["pipeline"] = pipeline(folder, completed)
     if evaluated(folder, completed, "novel"):
         summary["novel"] = novel(folder, completed, accuracy["mean"])
-    for other in ("global", "trained", "novel", "novel_tuned"):
+    if evaluated(folder, completed, "guarded"):
+        summary["guard"] = guard(folder, completed)
+    once = ("start", "received/train", "tuned/train", "global/train", "start/train")
+    for other in ("global", "trained", "novel", "novel_tuned", *once):
         rows = evaluated(folder, completed, other)
         if rows:
             summary.setdefault("other_points", {})[other] = accuracy_summary(*arrays(rows))["mean"]
@@ -128,6 +131,13 @@ def protocol(folder: RunFolder) -> str:
         text += (
             f"; {untrained} of the clients never trained and are scored with the initial ones." if untrained else "."
         )
+    if evaluated(folder, completed, "guarded"):
+        found = guard(folder, completed)
+        text += (
+            f" With guard, {found['kept_shared']} of {found['clients']} clients keep the shared model by their "
+            f"validation data: mean accuracy {found['accuracy']['guarded']:.1%}, and {found['hurt']['guarded']} clients "
+            f"are worse off than with the shared model, instead of {found['hurt']['personal']}."
+        )
     if lacking := about["left_out"]:
         text += " People left out: " + ", ".join(f"{num:,} with {lack}" for lack, num in lacking.items()) + "."
     if known := about.get("warm_start"):
@@ -179,7 +189,7 @@ def view(folder: RunFolder) -> RunView:
         config=config,
         environment=folder.environment,
         summary=summary,
-        curves={name: curve(folder, name) for name in points(folder)},
+        curves={name: curve(folder, name) for name in points(folder) if "/" not in name},
         train_loss=[(completed, loss) for completed, loss, _ in rounds if loss is not None],
         correct=correct,
         count=count,

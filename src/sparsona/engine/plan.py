@@ -31,6 +31,9 @@ class Plan:
     everyone_trains: bool = False  # all train every round; only `per_round` of them are aggregated
     stateless: bool = False  # clients forget between rounds
     num_novel: int = 0  # clients that take no part until the end
+    starts_warm: bool = False  # the initial weights are another run's: a model to hold the personal ones against
+    train_accuracy: bool = False  # look at the last models on training data, too
+    guard: bool = False  # let each client keep the shared model, where its validation data says so
     novel_epochs: int | None = None  # of tuning, for those alone; None: tune_epochs
 
     @property

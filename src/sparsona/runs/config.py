@@ -95,6 +95,10 @@ class RunConfig(BaseModel):
     tune_lr_scale: float = Field(
         1.0, gt=0, allow_inf_nan=False, description="learning rate of tuning, as a share of the first round's"
     )
+    train_accuracy: bool = Field(False, description="look at the last models on clients' training data, too")
+    guard: bool = Field(
+        False, description="each client keeps its own or the shared model, whichever its validation data favours"
+    )
     drop_rate: float = Field(0.0, ge=0, lt=1, description="probability that an update is lost on its way")
     everyone_trains: bool = Field(False, description="all train each round, only the sampled are aggregated")
     stateless: bool = Field(False, description="clients forget everything between rounds")
