@@ -159,3 +159,22 @@ def test_guard_needs_a_shared_model_and_validation_data(federation, tmp_path):
     with pytest.raises(sp.SparsonaError, match="5 clients have no validation data"):
         sp.train("fedavg", bare, net, guard=True, out=tmp_path / "run", **SMALL)
     assert not (tmp_path / "run").exists()
+
+
+def test_classes_seen_and_unseen_in_training(tmp_path):
+    x, y = arrays()
+    few = [(x[y < 2][:60], y[y < 2][:60], x[:30], y[:30]), (x[60:120], y[60:120], x[120:150], y[120:150])]
+    data = sp.Federation.from_clients(few, seed=0)
+    run = sp.train("local", data, net, out=tmp_path / "run", **{**SMALL, "per_round": 2, "epochs": 5})
+    found, unseen = run.summary["classes"], int((y[:30] == 2).sum())
+    assert found["unseen"] == {"mean": 0.0, "weighted": 0.0, "clients": 1, "examples": unseen}  # nobody taught it
+    assert (found["seen"]["clients"], found["seen"]["examples"]) == (2, 60 - unseen)
+    right = [row[1] for row in rows(run, "received")]
+    assert found["seen"]["weighted"] == pytest.approx(sum(right) / (60 - unseen))
+    assert found["seen"]["mean"] == pytest.approx(np.mean([right[0] / (30 - unseen), right[1] / 30]))
+
+
+def test_no_class_is_unseen(federation, tmp_path):
+    data = sp.federate(*arrays(), clients=2, partition="iid", seed=0)
+    found = sp.train("fedavg", data, net, out=tmp_path / "run", **{**SMALL, "per_round": 2}).summary["classes"]
+    assert found["unseen"] == {"mean": None, "weighted": None, "clients": 0, "examples": 0}

@@ -8,7 +8,7 @@ import numpy as np
 
 from sparsona.analysis.statistics import accuracy_summary
 from sparsona.core.guard import Seen, keeps_shared
-from sparsona.runs.store import RunFolder
+from sparsona.runs.store import RunFolder, unpack_confusion
 
 
 def evaluated(folder: RunFolder, completed: int, point: str) -> list[tuple[Any, ...]]:
@@ -83,6 +83,39 @@ def _accuracies(folder: RunFolder, completed: int, point: str) -> dict[int, floa
 def keeps_the_shared_model(folder: RunFolder, client: int) -> bool:
     """What a client of a guarded run decided."""
     return _choices(folder, folder.config["rounds"]).get(client, False)
+
+
+def classes(folder: RunFolder, completed: int, point: str) -> dict[str, Any] | None:
+    """Accuracy on the classes that a client has among its training data, and on those that it has not.
+
+    For each: the mean over clients that have such test examples (None: nobody has), with every test example counting
+    the same, and how many clients and examples there are. None where predictions were not counted by class.
+    """
+    label_counts = folder.about["label_counts"]
+    rows = folder.select(
+        "SELECT client, confusion FROM evaluations WHERE completed = ? AND point = ? AND confusion IS NOT NULL",
+        (completed, point),
+    )
+    if label_counts is None or not rows:
+        return None
+    right: dict[str, list[int]] = {"seen": [], "unseen": []}
+    count: dict[str, list[int]] = {"seen": [], "unseen": []}
+    for client, blob in rows:
+        matrix = unpack_confusion(blob)
+        assert matrix is not None
+        has = np.array(label_counts[client]) > 0
+        for name, which in (("seen", has), ("unseen", ~has)):
+            if num := int(matrix[which].sum()):
+                right[name].append(int(np.diag(matrix)[which].sum()))
+                count[name].append(num)
+    return {name: _by_class(right[name], count[name]) for name in right}
+
+
+def _by_class(right: list[int], count: list[int]) -> dict[str, Any]:
+    if not count:
+        return {"mean": None, "weighted": None, "clients": 0, "examples": 0}
+    mean = float(np.mean(np.array(right) / np.array(count)))
+    return {"mean": mean, "weighted": sum(right) / sum(count), "clients": len(count), "examples": sum(count)}
 
 
 def pipeline(folder: RunFolder, completed: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsona.analysis.outcomes import arrays, evaluated, guard, novel, pipeline
+from sparsona.analysis.outcomes import arrays, classes, evaluated, guard, novel, pipeline
 from sparsona.analysis.statistics import accuracy_summary, mean_of_last
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError, unknown_name
@@ -56,6 +56,8 @@ def summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
         "seconds": round(seconds, 3),
     }
     summary["pipeline"] = pipeline(folder, completed)
+    if (by_class := classes(folder, completed, point)) is not None:
+        summary["classes"] = by_class
     if evaluated(folder, completed, "novel"):
         summary["novel"] = novel(folder, completed, accuracy["mean"])
     if evaluated(folder, completed, "guarded"):
@@ -135,7 +137,7 @@ def protocol(folder: RunFolder) -> str:
         found = guard(folder, completed)
         text += (
             f" With guard, {found['kept_shared']} of {found['clients']} clients keep the shared model by their "
-            f"validation data: mean accuracy {found['accuracy']['guarded']:.1%}, and {found['hurt']['guarded']} clients "
+            f"validation data: mean accuracy {found['accuracy']['guarded']:.1%}; {found['hurt']['guarded']} clients "
             f"are worse off than with the shared model, instead of {found['hurt']['personal']}."
         )
     if lacking := about["left_out"]:
