@@ -19,8 +19,9 @@ from sparsona.data.federation import Federation
 from sparsona.engine.clock import OFF, START, Clock
 from sparsona.engine.executors import choose
 from sparsona.engine.jobs import Setting
+from sparsona.engine.plan import novel_clients
 from sparsona.engine.serial import Serial
-from sparsona.engine.star import Star
+from sparsona.engine.star import Star, global_model
 from sparsona.prepare import GIVEN, OF_DATA, ignores_capacity, make_config, make_setting, start_digest
 from sparsona.results import Comparison, Run, planned_runs, views_in
 from sparsona.runs import config as configs
@@ -28,6 +29,7 @@ from sparsona.runs.config import RunConfig
 from sparsona.runs.profile import is_profiled
 from sparsona.runs.session import Event, Listener, play
 from sparsona.runs.store import RunFolder, environment, make_empty_folder, warn, write_atomically
+from sparsona.runs.warm_start import WarmStart, leave_global_model, stored_start, warm_start_from
 
 __all__ = ["Comparison", "Run", "compare", "load", "resume", "resume_comparison", "train", "views_in"]
 
@@ -86,9 +88,10 @@ def _train(
 ) -> Run:
     listen(_first_event(config, federation))
     with clock.measure(f"{START}build"):
-        setting = make_setting(config, federation, model, clock)
-        config, about = _described(config, setting)
-    with RunFolder.create(path, configs.dump(config), about) as folder:
+        start = _start_of(config)
+        setting = make_setting(config, federation, model, clock, start)
+        config, about = _described(config, setting, start)
+    with RunFolder.create(path, configs.dump(config), about, None if start is None else start.file) as folder:
         return _play(folder, setting, config, listen)
 
 
@@ -96,15 +99,20 @@ def _first_event(config: RunConfig, federation: Federation | None) -> Event:
     return Event(0, config.rounds, None, 0.0, f"reading {config.data}" if federation is None else "preparing")
 
 
-def _described(config: RunConfig, setting: Setting) -> tuple[RunConfig, dict[str, Any]]:
+def _start_of(config: RunConfig) -> WarmStart | None:
+    return None if config.warm_start is None else warm_start_from(config.warm_start)
+
+
+def _described(config: RunConfig, setting: Setting, start: WarmStart | None = None) -> tuple[RunConfig, dict[str, Any]]:
     """The config with what was left to be found out, and what a folder says about the run."""
     Star(setting, Serial(setting))  # what method and plan cannot do together is told before a folder is made
     found = {"clients": setting.federation.num_clients, "device": setting.device.type}
+    found["novel"] = setting.plan.num_novel
     found["executor"] = choose(config.executor, setting)
     config = config.model_copy(update=found)
     row = methods.card(config.method)
     counts = setting.federation.label_counts("train")
-    about = {
+    about: dict[str, Any] = {
         "method": config.method,
         "title": row.title,
         "point": config.headline,
@@ -118,14 +126,26 @@ def _described(config: RunConfig, setting: Setting) -> tuple[RunConfig, dict[str
         "tested_on": setting.federation.tested_on,
         "left_out": dict(setting.federation.left_out),
         "augments": setting.federation.view.augments,
+        "novel": sorted(novel_clients(setting.plan, setting.clients)),
         "sizes": setting.federation.sizes().tolist(),
         "label_counts": None if counts is None else counts.tolist(),
     }
+    if start is not None:
+        known = about["warm_start"] = start.described(setting.task.layout, about["federation"])
+        if not known["same_data"]:
+            warn(
+                f"'{known['run']}' was trained on clients other than these (another seed, partition or data set): what "
+                "is tested here may be what it was trained on"
+            )
+        if known["taken"] < known["of"]:
+            warn(f"{known['taken']} of {known['of']} parameters are taken from '{known['run']}', the others are new")
     return config, about
 
 
 def _play(folder: RunFolder, setting: Setting, config: RunConfig, listen: Listener) -> Run:
     progress = play(folder, setting, config.executor, config.max_seconds, listen)
+    if progress.finished:
+        leave_global_model(folder.path, global_model(setting.method, progress.population))
     folder.write_summary(summaries.summarize(folder, progress.seconds))
     if not progress.finished:
         warn(f"stopped by max_seconds after round {progress.completed} of {config.rounds}; resume goes on")
@@ -184,7 +204,8 @@ def _setting_again(
                 expected=f"that {what} again",
                 mend=f"call sparsona.resume or sparsona.load with the same {'federation' if what == 'data' else what}",
             )
-    setting = make_setting(config, federation, model, clock)
+    start = None if config.warm_start is None else stored_start(folder)
+    setting = make_setting(config, federation, model, clock, start)
     about = folder.about
     if setting.federation.digest() != about["federation"]:
         raise SparsonaError(f"the data is not that of '{folder.path}'", expected="the same examples, labels and splits")
@@ -272,7 +293,7 @@ def compare(
     # What is wrong with the data, the model or the executor is told before a folder is made.
     for name in names:
         config = next(config for planned_name, config in planned if planned_name == name)
-        setting = make_setting(config, federation, model)
+        setting = make_setting(config, federation, model, start=_start_of(config))
         choose(config.executor, setting)
         Star(setting, Serial(setting))
     path = Path(out) if out else RUNS / f"compare-{_stamp()}"

@@ -261,12 +261,9 @@ def show_options(title: str, fields: Mapping[str, Any], preset: Mapping[str, Any
 
 def find(text: str) -> Path:
     """A run by its path, or by its name in ./runs."""
-    for path in (Path(text), Path("runs") / text):
-        if path.exists():
-            return path
-    raise SparsonaError(
-        f"there is no run '{text}'", expected="a folder, or a name in ./runs", mend="`sparsona runs` lists those names"
-    )
+    from sparsona.runs.listing import find_run
+
+    return find_run(text)
 
 
 def show_run(result: Any, as_json: bool) -> None:

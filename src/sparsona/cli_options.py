@@ -38,6 +38,15 @@ OPTIONS = [
     click.option("--batch-size", type=int, help="Examples in a training batch.  [16]"),
     click.option("--lr", type=float, help="Learning rate in the first round.  [0.1]"),
     click.option("--lr-decay", type=float, help="Factor on the learning rate after each round.  [0.998]"),
+    click.option(
+        "--lr-schedule", help="decay | constant | halving:N | linear:W | steps:A,B: see docs/experiments.md.  [decay]"
+    ),
+    click.option("--warm-start", metavar="RUN", help="Begin with the global model of this finished run."),
+    click.option(
+        "--guard/--no-guard",
+        default=None,
+        help="Let each client keep its own or the shared model, by its validation data.  [no]",
+    ),
     click.option("--weight-decay", type=float, help="L2 pull of the weights towards zero.  [0.0005]"),
     click.option("--density", type=float, help="Share of the parameters a sparse method keeps, in (0, 1].  [0.5]"),
     click.option("--seed", type=int, help="Varies everything: partition, weights, sampling, batches, masks.  [0]"),

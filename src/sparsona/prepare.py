@@ -24,6 +24,8 @@ from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import Plan
 from sparsona.runs import config as configs
 from sparsona.runs.config import RunConfig
+from sparsona.runs.listing import find_run
+from sparsona.runs.warm_start import WarmStart, check_layout
 
 GIVEN = "given"  # in a config: the data, partition or model came from Python and has no name
 # What is read of a data set, and how it is shared out; a federation made in Python has been through both.
@@ -44,8 +46,20 @@ def make_config(
     _, kind = methods.factory(name)
     keys = set(kind.model_fields)
     chosen = {**options, **own}
-    as_published = methods.preset(row, str(chosen["preset"])) if chosen.get("preset") else {}
+    as_published = dict(methods.preset(row, str(chosen["preset"]))) if chosen.get("preset") else {}
+    if chosen.get("lr_schedule", "decay") != "decay":
+        as_published.pop("lr_decay", None)  # the person's schedule in place of the published one
     run_options, method_options, mistakes = configs.split_options({**as_published, **chosen}, keys, name)
+    if (schedule := run_options.get("lr_schedule", "decay")) != "decay":
+        if "lr_decay" in run_options:
+            mistakes.append(
+                SparsonaError(
+                    f"lr_decay together with the schedule '{schedule}'",
+                    expected="one of them: lr_decay belongs to the schedule 'decay'",
+                    mend="leave --lr-decay out, or say --lr-schedule decay",
+                )
+            )
+        run_options["lr_decay"] = 1.0  # so is it recorded: nothing decays
     if federation is not None:
         if not isinstance(federation, Federation):
             raise SparsonaError(
@@ -80,6 +94,8 @@ def make_config(
 def _with_whole_paths(options: dict[str, Any]) -> dict[str, Any]:
     """Paths as they are from anywhere: a run may be resumed from another folder than it was started in."""
     found = dict(options)
+    if (source := options.get("warm_start")) is not None:
+        found["warm_start"] = str(find_run(getattr(source, "path", source)).absolute())
     for key, forms in (("data", ("arrays:", "folder:")), ("partition", ("file:",)), ("data_dir", ("",))):
         text = options[key].strip() if isinstance(options.get(key), str) else ""
         for form in forms:
@@ -102,7 +118,11 @@ def read_data(config: RunConfig, listen: Callable[[int, int], None] | None = Non
 
 
 def make_setting(
-    config: RunConfig, federation: Federation | None = None, model: Any = None, clock: Clock = OFF
+    config: RunConfig,
+    federation: Federation | None = None,
+    model: Any = None,
+    clock: Clock = OFF,
+    start: WarmStart | None = None,
 ) -> Setting:
     """Everything a run needs. Only now, if the data says how many clients there are, is that number known."""
     if federation is None:
@@ -126,6 +146,9 @@ def make_setting(
         losses, score = token_cross_entropy, token_score
     shape, tokens = federation.input_shape, federation.has_tokens
     task = Task(model, shape, federation.num_classes, losses=losses, score=score, tokens=tokens)
+    if start is not None:
+        check_layout(start.weights, task.layout, f"'{start.about['run']}'")
+        task.begin_with(start.weights)
     device = choose_device(config.device, config.precision)
     task.half = torch.bfloat16 if config.precision == "bf16" else None
     make, kind = methods.factory(config.method)
@@ -136,6 +159,7 @@ def make_setting(
         batch_size=config.batch_size,
         seed=config.seed,
         lr_decay=config.lr_decay,
+        lr_schedule=config.lr_schedule,
         eval_every=config.eval_every,
         eval_clients=config.eval_clients,
         points=config.all_points,
@@ -144,7 +168,11 @@ def make_setting(
         drop_rate=config.drop_rate,
         everyone_trains=config.everyone_trains,
         stateless=config.stateless,
-        num_novel=config.novel,
+        num_novel=config.num_novel,
+        novel_epochs=config.novel_epochs,
+        starts_warm=config.warm_start is not None,
+        train_accuracy=config.train_accuracy,
+        guard=config.guard,
     )
     setting = Setting(task, make_method, federation, plan, config.capacities, device, config.precision, clock)
     smallest = min(client.num_examples for client in setting.clients)

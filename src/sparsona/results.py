@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsona.analysis import summary as summaries
+from sparsona.analysis.outcomes import keeps_the_shared_model
 from sparsona.core.errors import SparsonaError
 from sparsona.engine.jobs import Setting
 from sparsona.engine.serial import Serial
-from sparsona.engine.star import Star, received_work
+from sparsona.engine.star import Star, global_model, received_work
 from sparsona.runs.checkpoint import Checkpoints
 from sparsona.runs.profile import is_profiled, read_profile
 from sparsona.runs.store import RunFolder, read_json
@@ -38,19 +39,35 @@ class Run:
         """How the accuracies were obtained, in words."""
         return self.summary["protocol"]
 
-    def accuracies(self) -> np.ndarray:
-        """Each client's accuracy on its own test data at the headline point, from 0 to 1; NaN for those not tested."""
+    def accuracies(self, point: str | None = None) -> np.ndarray:
+        """Each client's accuracy on its own test data, from 0 to 1; NaN for those not tested.
+
+        At the headline point, or at another of `points` as it was last looked at: "novel_tuned", say.
+        """
         import numpy as np
 
-        _, _, correct, count = summaries.headline(self._folder)
+        _, _, correct, count = summaries.headline(self._folder) if point is None else summaries.at(self._folder, point)
         return np.where(count > 0, correct / np.maximum(count, 1), np.nan)
+
+    @property
+    def points(self) -> list[str]:
+        """The models, and the data, that clients were looked at with."""
+        return summaries.points(self._folder)
+
+    @property
+    def novel(self) -> list[int]:
+        """The clients that took no part in training."""
+        return list(self._folder.about.get("novel", []))
 
     def curve(self, point: str = "received") -> list[tuple[int, float]]:
         """Mean accuracy against completed rounds."""
         return summaries.curve(self._folder, point)
 
-    def personal_model(self, client: int) -> nn.Module:
-        """A client's own model as a plain nn.Module in evaluation mode, its mask applied."""
+    def personal_model(self, client: int, guarded: bool = False) -> nn.Module:
+        """A client's own model as a plain nn.Module in evaluation mode, its mask applied.
+
+        With `guarded`, for a run with that option: the shared model in its place, if the client keeps that one.
+        """
         setting = self._make_setting()
         if not 0 <= client < len(setting.clients):
             raise SparsonaError(f"there is no client {client}", expected=f"0 to {len(setting.clients) - 1}")
@@ -58,6 +75,12 @@ class Run:
         progress = Checkpoints(self.path).load(setting, initial)
         if progress is None:
             raise SparsonaError(f"'{self.path}' has no checkpoint yet", mend="resume the run first")
+        if guarded and keeps_the_shared_model(self._folder, client):
+            state = progress.population.states.get(client)
+            warm = setting.plan.starts_warm
+            model = setting.params if warm else global_model(setting.method, progress.population)
+            assert model is not None
+            return setting.task.module(model, getattr(state, "buffers", setting.buffers))
         work = progress.tuned.get(client) or received_work(setting, progress.population, client)
         if setting.method.deploy is None:
             raise SparsonaError(f"{setting.method.name} deploys no plain model: its prediction takes more than weights")

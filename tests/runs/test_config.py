@@ -87,6 +87,8 @@ def test_a_stored_config_is_read_back_the_same():
 def test_how_many_are_sampled():
     assert make_config("fedavg", {"clients": 20}).sampled == 10
     assert make_config("fedavg", {"clients": 20, "novel": 4}).sampled == 8
+    assert make_config("fedavg", {"clients": 20, "novel": 0.2}).sampled == 8
+    assert make_config("fedavg", {"clients": 4, "novel": 0.01}).num_novel == 1
     assert make_config("fedavg", {"clients": 1}).sampled == 1
     assert make_config("fedavg", {"clients": 20, "per_round": 3}).sampled == 3
 
@@ -165,6 +167,9 @@ def test_one_mistake_is_told_alone():
         ("capacities", [float("nan")]),
         ("points", ["recieved"]),
         ("novel", 20),
+        ("novel", 1.5),
+        ("novel", float("inf")),
+        ("novel_epochs", 1),
         ("lr", 0),
         ("lr", float("inf")),
         ("epochs", 0),

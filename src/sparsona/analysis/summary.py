@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from sparsona.analysis.outcomes import arrays, classes, evaluated, guard, novel, pipeline
 from sparsona.analysis.statistics import accuracy_summary, mean_of_last
 from sparsona.analysis.view import RunView
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.runs.store import RunFolder, unpack_confusion
 
 # How a client's test data was chosen, where it is not simply a part of its own.
@@ -54,10 +55,18 @@ def summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
         "rounds": completed,
         "seconds": round(seconds, 3),
     }
-    for other in ("global", "trained", "novel", "novel_tuned"):
-        rows = _evaluated(folder, completed, other)
+    summary["pipeline"] = pipeline(folder, completed)
+    if (by_class := classes(folder, completed, point)) is not None:
+        summary["classes"] = by_class
+    if evaluated(folder, completed, "novel"):
+        summary["novel"] = novel(folder, completed, accuracy["mean"])
+    if evaluated(folder, completed, "guarded"):
+        summary["guard"] = guard(folder, completed)
+    once = ("start", "received/train", "tuned/train", "global/train", "start/train")
+    for other in ("global", "trained", "novel", "novel_tuned", *once):
+        rows = evaluated(folder, completed, other)
         if rows:
-            summary.setdefault("other_points", {})[other] = accuracy_summary(*_arrays(rows))["mean"]
+            summary.setdefault("other_points", {})[other] = accuracy_summary(*arrays(rows))["mean"]
     return summary
 
 
@@ -74,16 +83,27 @@ def headline(folder: RunFolder) -> tuple[str, int, np.ndarray, np.ndarray]:
             f"'{folder.path}' has no results yet", expected="at least one evaluated round", mend="resume the run first"
         )
     found = folder.select("SELECT MAX(completed) FROM evaluations")[0][0]
-    rows = _evaluated(folder, found, point)
-    if not rows:  # stopped before the final tuning: what there is, named as what it is
+    if not evaluated(folder, found, point):  # stopped before the final tuning: what there is, named as what it is
         point = "received"
-        found = folder.select("SELECT MAX(completed) FROM evaluations WHERE point = 'received'")[0][0]
-        rows = _evaluated(folder, found, point)
+    return at(folder, point)
+
+
+def at(folder: RunFolder, point: str) -> tuple[str, int, np.ndarray, np.ndarray]:
+    """The same for any point, as it was last looked at."""
+    if point not in (known := points(folder)):
+        raise unknown_name("point", point, known)
+    found = folder.select("SELECT MAX(completed) FROM evaluations WHERE point = ?", (point,))[0][0]
+    rows = evaluated(folder, found, point)
     # One entry per client, in order: those not evaluated here (novel, or not drawn) have no test examples.
     correct, count = np.zeros((2, len(folder.about["sizes"])), dtype=int)
     clients = [row[0] for row in rows]
-    correct[clients], count[clients] = _arrays(rows)
+    correct[clients], count[clients] = arrays(rows)
     return point, int(found), correct, count
+
+
+def points(folder: RunFolder) -> list[str]:
+    """Every point at which somebody was evaluated."""
+    return [row[0] for row in folder.select("SELECT DISTINCT point FROM evaluations ORDER BY point")]
 
 
 def protocol(folder: RunFolder) -> str:
@@ -113,8 +133,19 @@ def protocol(folder: RunFolder) -> str:
         text += (
             f"; {untrained} of the clients never trained and are scored with the initial ones." if untrained else "."
         )
+    if evaluated(folder, completed, "guarded"):
+        found = guard(folder, completed)
+        text += (
+            f" With guard, {found['kept_shared']} of {found['clients']} clients keep the shared model by their "
+            f"validation data: mean accuracy {found['accuracy']['guarded']:.1%}; {found['hurt']['guarded']} clients "
+            f"are worse off than with the shared model, instead of {found['hurt']['personal']}."
+        )
     if lacking := about["left_out"]:
         text += " People left out: " + ", ".join(f"{num:,} with {lack}" for lack, num in lacking.items()) + "."
+    if known := about.get("warm_start"):
+        text += f" Training began with the model of '{known['run']}' ({known['method']}, {known['rounds']} rounds)."
+        if not known["same_data"]:
+            text += " That run had other clients, and may have been trained on what is tested here."
     if about["augments"]:
         text += " Training images are cropped and mirrored at random, test images are not."
     if config["stateless"]:
@@ -137,7 +168,6 @@ def view(folder: RunFolder) -> RunView:
     """Everything a report needs of a run."""
     about, config = folder.about, folder.config
     point, completed, correct, count = headline(folder)
-    points = [row[0] for row in folder.select("SELECT DISTINCT point FROM evaluations ORDER BY point")]
     matrices = [
         unpack_confusion(row[0])
         for row in folder.select(
@@ -161,7 +191,7 @@ def view(folder: RunFolder) -> RunView:
         config=config,
         environment=folder.environment,
         summary=summary,
-        curves={name: curve(folder, name) for name in points},
+        curves={name: curve(folder, name) for name in points(folder) if "/" not in name},
         train_loss=[(completed, loss) for completed, loss, _ in rounds if loss is not None],
         correct=correct,
         count=count,
@@ -172,14 +202,3 @@ def view(folder: RunFolder) -> RunView:
             zip((row[0] for row in rounds), np.cumsum([row[2] for row in rounds]).tolist(), strict=True)
         ),
     )
-
-
-def _evaluated(folder: RunFolder, completed: int, point: str) -> list[tuple[Any, ...]]:
-    return folder.select(
-        "SELECT client, correct, count FROM evaluations WHERE completed = ? AND point = ? ORDER BY client",
-        (completed, point),
-    )
-
-
-def _arrays(rows: list[tuple[Any, ...]]) -> tuple[np.ndarray, np.ndarray]:
-    return np.array([row[1] for row in rows]), np.array([row[2] for row in rows])

@@ -46,6 +46,7 @@ class Task:
         self.half: torch.dtype | None = None  # convolutions and products in this type, weights in float32
         self.channels_last: bool | None = None  # None: on a CPU, where the network is one that gains by it
         self._start = copy.deepcopy(model) if isinstance(model, nn.Module) else model
+        self._given: dict[str, Tensor] = {}
         self._module = self._build(0)
         trial = _random_pair(self.input_shape, tokens)
         self.layout, self.uncounted = _parameter_layout(self._module, trial[:1], num_classes)
@@ -72,6 +73,10 @@ class Task:
             raise SparsonaError(f"the model is a {type(module).__name__}", expected="a torch.nn.Module that was built")
         return module
 
+    def begin_with(self, weights: Mapping[str, Tensor]) -> None:
+        """Let `init` give these parameters in place of its own; those that are not among them stay as they are."""
+        self._given = dict(weights)
+
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Initial parameters and buffers."""
         module = self._build(seed)
@@ -83,7 +88,8 @@ class Task:
                     expected="the same values always, or values that float32 holds exactly",
                     mend=f"register '{name}' as float32, or draw it from a generator of its own",
                 )
-        params = Tree.of({name: value.detach() for name, value in module.named_parameters()}, self.layout)
+        named = {name: value.detach() for name, value in module.named_parameters()}
+        params = Tree.of({**named, **self._given}, self.layout)
         return params, self._buffer_tree(dict(module.named_buffers()))
 
     def _buffer_tree(self, named: Mapping[str, Tensor]) -> Tree:

@@ -54,9 +54,10 @@ def evaluate(client: int, point: str, predict: Callable[[Tensor], Tensor], task:
             if confusion is not None:
                 cells = batch.targets * task.num_classes + outputs[:, : task.num_classes].argmax(dim=1)
                 confusion += torch.bincount(cells, minlength=task.num_classes**2).view_as(confusion).int()
-    check_tested(client, count)
+    if "/" not in point:
+        check_tested(client, count)
     return Evaluation(
-        client, point, correct, count, loss_sum / weight_sum, None if confusion is None else confusion.cpu()
+        client, point, correct, count, loss_sum / (weight_sum or 1.0), None if confusion is None else confusion.cpu()
     )
 
 

@@ -20,7 +20,7 @@ from sparsona.core.method import Phase
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.examiner import Examiner
 from sparsona.engine.gradient import CapturedTask
-from sparsona.engine.jobs import Job, Outcome, Setting, Tell, examine, own_points
+from sparsona.engine.jobs import Job, Outcome, Setting, Tell, examine, needs_work, own_points
 from sparsona.engine.lanes import Lane, Programs, meaning
 from sparsona.engine.seats import (
     Seat,
@@ -149,7 +149,8 @@ class Graphed:
                 seat = take_seat(self._setting, job)
                 if own_points(job):
                     rows.append((job.client, self._look(seat)))
-                seats.append(replace(seat, work=None))  # needed only while it is looked at
+                # A model is needed only while it is looked at.
+                seats.append(seat if needs_work(job) else replace(seat, work=None))
             found = {one.client: one for one in self._told(rows)}
             for seat in seats:
                 yield finish_seat(self._setting, seat, found.get(seat.job.client))

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 
 from sparsona.core.errors import MaskMismatchError, SparsonaError
 from sparsona.core.method import Client, Method, Round, State, Tree, Update, Work
@@ -23,6 +24,7 @@ from sparsona.engine.turn import ClientProbe, Tally, client_turn, tuning_turn
 from sparsona.wire.codec import decode, encode
 
 T = TypeVar("T")
+NOT_OWN = ("global", "start")  # points at which a model is looked at that is one of all
 # Encoded, or as it is where sender and receiver share a memory: then only its bytes are counted.
 Message = bytes | Update
 # How an executor says what its start-up is doing ("starting 2 workers", "compiling"); "" when that is over. It may be
@@ -111,6 +113,7 @@ class Job:
     state: State | None
     points: tuple[str, ...] = ()
     global_model: Tree | None = None
+    epochs: int = 0  # of tuning
     # Stays in the parent: the same job with the masks sent along, for a client that does not hold them.
     resend: Callable[[], Job] | None = None
 
@@ -191,20 +194,20 @@ def _perform(setting: Setting, job: Job) -> Outcome:
                 sent = encode(update)
         return Outcome(job.client, state=new_state, message=sent, tally=tally, evaluations=seen(work))
     if job.do == "tune":
-        work, tally = tuning_turn(method, task, state, inbox, *own, round_, setting.plan.tune_epochs, clock)
-        return Outcome(job.client, work=work, tally=tally, evaluations=seen(work))
+        work, tally = tuning_turn(method, task, state, inbox, *own, round_, job.epochs, clock)
+        return Outcome(
+            job.client, work=work, tally=tally, evaluations=seen(work) + look_further(setting, job, state, work)
+        )
     # Evaluation is ours, not the client's: what it looks at here is on nobody's bill.
     with clock.measure("evaluate"):
         received = method.receive(state, inbox, ClientProbe(task, *own, round_, Tally()), round_)
         found = at_points(job, examine(setting, job.client, received)) if own_points(job) else ()
-        if job.global_model is not None:
-            found += (examine_global(setting, job, state),)
-        return Outcome(job.client, evaluations=found)
+        return Outcome(job.client, evaluations=found + look_further(setting, job, state, received))
 
 
 def own_points(job: Job) -> list[str]:
     """The points at which the client's own model is tested: one and the same model within a job."""
-    return [point for point in job.points if point != "global"]
+    return [point for point in job.points if "/" not in point and point not in NOT_OWN]
 
 
 def at_points(job: Job, found: Evaluation) -> tuple[Evaluation, ...]:
@@ -218,9 +221,28 @@ def examine(setting: Setting, client: int, work: Work) -> Evaluation:
     return evaluate(client, "", partial(setting.method.predict, work), setting.task, test)
 
 
-def examine_global(setting: Setting, job: Job, state: State) -> Evaluation:
-    """The server's model on a client's test data, with that client's buffers."""
-    model, buffers, task = job.global_model, getattr(state, "buffers", setting.buffers), setting.task
-    assert model is not None
-    test = setting.federation.examples(job.client, "test")
-    return evaluate(job.client, "global", lambda x: task.forward(model, buffers, x, False)[0], task, test)
+def needs_work(job: Job) -> bool:
+    """Whether `look_further` looks at the client's own model."""
+    return any("/" in point and point.partition("/")[0] not in NOT_OWN for point in job.points)
+
+
+def look_further(setting: Setting, job: Job, state: State, work: Work | None) -> tuple[Evaluation, ...]:
+    """What is no `own_points`: a model of all, with this client's buffers, or other data than the test data."""
+    buffers, task, own = getattr(state, "buffers", setting.buffers), setting.task, own_points(job)
+    models: dict[str, Any] = {"global": job.global_model, "start": setting.params}
+    found = []
+    for point in job.points:
+        if point in own:
+            continue
+        name, _, part = point.partition("/")
+        predict = partial(setting.method.predict, work)
+        if name in NOT_OWN:
+            predict = partial(_predict_plainly, task, models[name], buffers)
+        examples = setting.federation.examples(job.client, part or "test")
+        with setting.clock.measure("evaluate"):
+            found.append(evaluate(job.client, point, predict, task, examples))
+    return tuple(found)
+
+
+def _predict_plainly(task: Task, model: Tree, buffers: Tree, inputs: Tensor) -> Tensor:
+    return task.forward(model, buffers, inputs, False)[0]

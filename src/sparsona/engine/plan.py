@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from sparsona.core.lr_schedule import lr_schedule
 from sparsona.core.round import Client, Round
 from sparsona.core.seeds import Seeds, generator
 
@@ -20,6 +21,7 @@ class Plan:
     batch_size: int
     seed: int
     lr_decay: float = 1.0  # the learning rate is multiplied by this every round
+    lr_schedule: str = "decay"  # or another: see core.lr_schedule
     eval_every: int = 1
     eval_clients: int | None = None  # how many are tested, always the same ones; None: all that take part
     points: tuple[str, ...] = ("received",)
@@ -29,6 +31,10 @@ class Plan:
     everyone_trains: bool = False  # all train every round; only `per_round` of them are aggregated
     stateless: bool = False  # clients forget between rounds
     num_novel: int = 0  # clients that take no part until the end
+    starts_warm: bool = False  # the initial weights are another run's: a model to hold the personal ones against
+    train_accuracy: bool = False  # look at the last models on training data, too
+    guard: bool = False  # let each client keep the shared model, where its validation data says so
+    novel_epochs: int | None = None  # of tuning, for those alone; None: tune_epochs
 
     @property
     def seeds(self) -> Seeds:
@@ -36,12 +42,17 @@ class Plan:
 
     def round_at(self, index: int) -> Round:
         """The round of this index as the server sees it."""
-        return Round(index, self.rounds, self.lr_decay**index, self.batch_size, self.seeds.at(index))
+        lr_scale = lr_schedule(self.lr_schedule)(index, self.rounds, self.lr_decay)
+        return Round(index, self.rounds, lr_scale, self.batch_size, self.seeds.at(index))
 
     @property
     def tuning_round(self) -> Round:
         """The turn after the last round: it has draws and a learning rate of its own."""
         return Round(self.rounds, self.rounds, self.tune_lr_scale, self.batch_size, self.seeds.at(self.rounds))
+
+    def tuning_epochs(self, is_novel: bool) -> int:
+        """Epochs of final tuning for a client that took part, or for a novel one."""
+        return self.tune_epochs if not is_novel or self.novel_epochs is None else self.novel_epochs
 
     def evaluates_after(self, completed: int) -> bool:
         """Every so many rounds, and each of the last ten, over which a mean is reported."""

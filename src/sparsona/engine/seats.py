@@ -10,7 +10,7 @@ from sparsona.core.errors import MaskMismatchError
 from sparsona.core.method import Phase, Probe, Round, State, Update, Work
 from sparsona.data.batches import Examples
 from sparsona.engine.evaluate import Evaluation
-from sparsona.engine.jobs import Job, Outcome, Setting, at_points, examine_global, opened, settle
+from sparsona.engine.jobs import Job, Outcome, Setting, at_points, look_further, opened, settle
 from sparsona.engine.stacking import own_memory
 from sparsona.engine.turn import ClientProbe, Tally, run_phase
 
@@ -52,7 +52,7 @@ def phases_of(setting: Setting, job: Job) -> Sequence[Phase]:
     method = setting.method
     if job.do == "tune":
         assert method.tune is not None
-        return (replace(method.tune, epochs=setting.plan.tune_epochs),)
+        return (replace(method.tune, epochs=job.epochs),)
     round_ = job.round.on(setting.clients[job.client])
     return tuple(phase for phase in method.phases if job.do == "train" and phase.when(round_))
 
@@ -83,9 +83,7 @@ def training(phase: Phase, seats: Sequence[Seat], setting: Setting) -> AbstractC
 def finish_seat(setting: Setting, seat: Seat, tested: Evaluation | None) -> Outcome:
     """End a client's turn; `tested` is what its own model did, if it was asked."""
     found = () if tested is None else at_points(seat.job, tested)
-    if seat.job.global_model is not None:
-        with setting.clock.measure("evaluate"):
-            found += (examine_global(setting, seat.job, seat.state),)
+    found += look_further(setting, seat.job, seat.state, seat.work)
     done = Outcome(seat.job.client, tally=seat.tally, evaluations=found)
     if seat.job.do == "tune":
         return replace(done, work=own_memory(seat.work))

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from sparsona.core.errors import MaskMismatchError, SparsonaError
-from sparsona.core.method import Inbox, Round, Server, State, Tree, Update, Work
+from sparsona.core.method import Inbox, Method, Round, Server, State, Tree, Update, Work
 from sparsona.core.tree import awake
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.jobs import Executor, Job, Message, Outcome, Setting, opened
+from sparsona.engine.looks import check_final_looks, final_looks, guarded
 from sparsona.engine.plan import novel_clients, participation, tested_clients
 from sparsona.engine.turn import ClientProbe, Tally, check_finite
 from sparsona.wire.codec import encode
@@ -68,6 +69,9 @@ class Star:
                 expected="points other than 'global'",
                 mend="leave 'global' out of points",
             )
+        has_global = half is not None and half.global_model is not None
+        check_final_looks(setting, has_global)
+        self._looks = final_looks(self.plan, has_global)
         self.novel = novel_clients(self.plan, setting.clients)
 
     def start(self) -> Population:
@@ -192,9 +196,7 @@ class Star:
         self, population: Population, completed: int, points: tuple[str, ...], clients: list[int]
     ) -> list[Evaluation]:
         round_ = self.plan.round_at(completed)
-        half, model = self.method.server, None
-        if "global" in points and half is not None and half.global_model is not None:
-            model = half.global_model(population.server)
+        model = global_model(self.method, population) if any(p.startswith("global") for p in points) else None
         jobs = (self._job("evaluate", client, population, round_, points, {}, model) for client in clients)
         return [evaluation for outcome in self._executor.run(jobs) for evaluation in outcome.evaluations]
 
@@ -205,25 +207,36 @@ class Star:
         if self.novel:
             novel = sorted(self.novel)
             record.evaluations.extend(self._look(population, self.plan.rounds, ("novel",), novel))
+        tested = tested_clients(self.plan, self.setting.clients)
+        if self._looks.received:
+            record.evaluations.extend(self._look(population, self.plan.rounds, self._looks.received, tested))
         tuned: dict[int, Work] = {}
-        if not self.plan.tune_epochs:
-            return record, tuned
         sent: dict[int, Traffic] = {}
-        tested = set(tested_clients(self.plan, self.setting.clients))
+        is_tested = set(tested)
 
         def jobs() -> Iterator[Job]:
-            for client in self.setting.clients:
-                # Everybody is tuned; tested are those who are tested after rounds, and the novel ones.
-                points = ("tuned",) if client.index in tested else ()
-                points = ("novel_tuned",) if client.index in self.novel else points
-                yield self._job("tune", client.index, population, round_, points, sent)
+            for client in range(len(self.setting.clients)):
+                is_novel = client in self.novel
+                # Tested are those who are tested after rounds, and the novel ones.
+                points = self._looks.tuned if client in is_tested else ()
+                points = ("novel_tuned",) if is_novel else points
+                if epochs := self.plan.tuning_epochs(is_novel):
+                    yield replace(self._job("tune", client, population, round_, points, sent), epochs=epochs)
 
         for outcome in self._executor.run(jobs()):
             tuned[outcome.client] = outcome.work
             self.setting.shelf.rest(outcome.work)
             record.turns.append(Turn(outcome.client, outcome.tally, sent.pop(outcome.client), False, False))
             record.evaluations.extend(outcome.evaluations)
+        if self.plan.guard:
+            record.evaluations.extend(guarded(record.evaluations, self.plan))
         return record, tuned
+
+
+def global_model(method: Method, population: Population) -> Tree | None:
+    """The one model of all, where a method has such a thing."""
+    half = method.server
+    return None if half is None or half.global_model is None else half.global_model(population.server)
 
 
 def memories(server: Server) -> dict[str, dict[int, Any]]:

@@ -9,9 +9,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
 
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.lr_schedule import lr_schedule
 
 POINT = Literal["received", "trained", "tuned", "global"]
 
@@ -19,6 +29,11 @@ POINT = Literal["received", "trained", "tuned", "global"]
 def listed(value: Any) -> Any:
     """One value where a list is meant."""
     return (value,) if isinstance(value, str | float | int) else value
+
+
+def whole(value: float) -> float:
+    """A count as it is printed."""
+    return int(value) if value == int(value) else value
 
 
 class RunConfig(BaseModel):
@@ -57,6 +72,12 @@ class RunConfig(BaseModel):
     per_round: int | None = Field(None, ge=1, description="clients sampled per round; none: half of them")
     batch_size: int = Field(16, ge=1, description="examples in a training batch")
     lr_decay: float = Field(0.998, gt=0, le=1, description="factor on the learning rate after each round")
+    lr_schedule: str = Field(
+        "decay", description="decay (lr_decay), constant, halving:N rounds, linear:WARM-UP share, or steps:SHARE,..."
+    )
+    warm_start: str | None = Field(
+        None, description="a finished run whose global model is everybody's start; none: weights drawn from the seed"
+    )
     seed: int = Field(0, ge=0, description="varies everything: partition, weights, sampling, batches, masks")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where models are trained; auto: a GPU if any")
     precision: Literal["fp32", "tf32", "bf16"] = Field(
@@ -74,10 +95,19 @@ class RunConfig(BaseModel):
     tune_lr_scale: float = Field(
         1.0, gt=0, allow_inf_nan=False, description="learning rate of tuning, as a share of the first round's"
     )
+    train_accuracy: bool = Field(False, description="look at the last models on clients' training data, too")
+    guard: bool = Field(
+        False, description="each client keeps its own or the shared model, whichever its validation data favours"
+    )
     drop_rate: float = Field(0.0, ge=0, lt=1, description="probability that an update is lost on its way")
     everyone_trains: bool = Field(False, description="all train each round, only the sampled are aggregated")
     stateless: bool = Field(False, description="clients forget everything between rounds")
-    novel: int = Field(0, ge=0, description="clients held out of training and met only at the end")
+    novel: Annotated[float, AfterValidator(whole), PlainSerializer(whole, return_type=int | float)] = Field(
+        0, ge=0, allow_inf_nan=False, description="clients held out of training and met at the end; below 1: a share"
+    )
+    novel_epochs: int | None = Field(
+        None, ge=0, description="epochs of tuning for the novel clients alone; none: tune_epochs, as for everybody"
+    )
     capacities: Annotated[tuple[float, ...], BeforeValidator(listed)] = Field(
         (1.0,), description="density each client can hold, repeated over clients"
     )
@@ -96,7 +126,15 @@ class RunConfig(BaseModel):
     def sampled(self) -> int:
         """Clients per round, the default worked out; `clients` must be known."""
         assert self.clients is not None
-        return self.per_round or max(1, (self.clients - self.novel) // 2)
+        return self.per_round or max(1, (self.clients - self.num_novel) // 2)
+
+    @property
+    def num_novel(self) -> int:
+        """Novel clients, a share worked out; `clients` must be known."""
+        if 0 < self.novel < 1:
+            assert self.clients is not None
+            return max(1, round(self.novel * self.clients))
+        return int(self.novel)
 
     @property
     def headline(self) -> str:
@@ -111,14 +149,18 @@ class RunConfig(BaseModel):
     def conflicts(self) -> list[SparsonaError]:
         """What single fields cannot see."""
         found = []
+        try:
+            lr_schedule(self.lr_schedule)
+        except SparsonaError as error:
+            found.append(error)
         # None: only the data will tell.
-        taking_part = None if self.clients is None else self.clients - self.novel
+        taking_part = None if self.clients is None else self.clients - self.num_novel
         if taking_part is None:
             pass
         elif taking_part < 1:
             found.append(
                 SparsonaError(
-                    f"{self.novel} novel clients of {self.clients}",
+                    f"{self.num_novel} novel clients of {self.clients}",
                     expected="at least one client that takes part",
                     mend="lower novel or raise --clients",
                 )
@@ -137,6 +179,22 @@ class RunConfig(BaseModel):
                     f"cannot test {self.eval_clients} clients: only {taking_part} take part",
                     expected=f"eval_clients from 1 to {taking_part}",
                     mend="lower eval_clients, or leave it out: all are tested then",
+                )
+            )
+        if self.novel > 1 and self.novel != int(self.novel):
+            found.append(
+                SparsonaError(
+                    f"{self.novel} novel clients",
+                    expected="a whole number, or a share below 1",
+                    mend="for example --set novel=4, or novel=0.2",
+                )
+            )
+        if self.novel_epochs and not self.novel:
+            found.append(
+                SparsonaError(
+                    "novel_epochs without novel clients",
+                    expected="novel clients to tune",
+                    mend="--set novel=0.2 holds a fifth of the clients out",
                 )
             )
         if "tuned" in self.points and not self.tune_epochs:

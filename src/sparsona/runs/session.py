@@ -146,7 +146,8 @@ class _Session:
         if time.monotonic() - self.told >= TELL_SECONDS:
             plan, num = self.setting.plan, len(self.setting.clients)
             trains = num - plan.num_novel if plan.everyone_trains else plan.per_round
-            total = {"train": trains, "evaluate": self.num_tested, "tune": num}[doing]
+            tuned = num if plan.tune_epochs else plan.num_novel
+            total = {"train": trains, "evaluate": self.num_tested, "tune": tuned}[doing]
             what = {"train": "trained", "evaluate": "tested", "tune": "tuned"}[doing]
             self._tell(self.accuracy, f"{done}/{total} {what}")
 

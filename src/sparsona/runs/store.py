@@ -21,6 +21,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.version import VERSION
 
 FORMAT = 1
+START_FILE = "start.safetensors"  # the weights that a run begins with, if they come from another run
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS rounds (
   round INTEGER PRIMARY KEY, lr_scale REAL, num_trained INTEGER, num_aggregated INTEGER, num_dropped INTEGER,
@@ -140,8 +141,8 @@ class RunFolder:
         self._db: sqlite3.Connection | None = None
 
     @classmethod
-    def create(cls, path: Path, config: str, protocol: dict[str, Any]) -> RunFolder:
-        """A new folder with its config, locked. Refuses one that holds anything already."""
+    def create(cls, path: Path, config: str, protocol: dict[str, Any], start: bytes | None = None) -> RunFolder:
+        """A new folder with its config and START_FILE, locked. Refuses one that holds anything already."""
         make_empty_folder(path)
         folder = cls(path)
         folder._acquire()
@@ -149,6 +150,8 @@ class RunFolder:
             _check_unused(path)  # again, now that nobody else can be at it
             write_atomically(path / "environment.json", _json(environment()))
             write_atomically(path / "about.json", _json({"format": FORMAT, **protocol}))
+            if start is not None:
+                write_atomically(path / START_FILE, start)
             write_atomically(path / "config.json", config.encode())  # last: a folder with a config is a run
         except BaseException:
             folder.__exit__()
@@ -332,6 +335,8 @@ _UNBORN = {
     "lock",
     "environment.json",
     "about.json",
+    START_FILE,
+    f".{START_FILE}.part",
     *(f".{name}.json.part" for name in ("environment", "about", "config")),
 }
 

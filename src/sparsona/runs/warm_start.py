@@ -1,0 +1,127 @@
+"""A run that begins where another ended: the model that a run leaves behind, and the one that a run starts from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from sparsona.core.errors import SparsonaError
+from sparsona.core.layout import Layout
+from sparsona.core.tree import Tree
+from sparsona.runs.store import START_FILE, RunFolder, read_json, write_atomically
+
+GLOBAL_FILE = "global.safetensors"  # what a finished run's server holds for all, by the names of its parameters
+
+
+@dataclass(frozen=True, eq=False)
+class WarmStart:
+    """Weights to begin with, and what is known about where they come from."""
+
+    weights: Mapping[str, Tensor]
+    about: Mapping[str, Any]  # run, method, rounds, weights (a digest), federation (a digest)
+
+    @property
+    def file(self) -> bytes:
+        return _as_file(self.weights)
+
+    def described(self, layout: Layout, federation: str) -> dict[str, Any]:
+        """What a run that begins with it records."""
+        taken = [slot.name for slot in layout.slots if slot.name in self.weights]
+        same = self.about.get("federation") == federation
+        return {**self.about, "taken": len(taken), "of": len(layout.slots), "same_data": same}
+
+
+def leave_global_model(folder: Path, model: Tree | None) -> None:
+    """Write the model of all beside the checkpoint, for other runs to begin with."""
+    if model is not None and not (folder / GLOBAL_FILE).exists():
+        write_atomically(folder / GLOBAL_FILE, _as_file({name: model[name] for name in model}))
+
+
+def warm_start_from(path: str | Path) -> WarmStart:
+    """The final global model of a run."""
+    folder = RunFolder.open(Path(path))
+    config, about = folder.config, folder.about
+    manifest = folder.path / "checkpoint" / "manifest.json"
+    reached = read_json(manifest) if manifest.exists() else {"completed": 0, "finished": False}
+    if not reached["finished"]:
+        raise SparsonaError(
+            f"a warm start from '{folder.path}', which reached round {reached['completed']} of {config['rounds']}",
+            expected="a finished run",
+            mend=f"`sparsona resume {folder.path}` goes on with it",
+        )
+    if not (folder.path / GLOBAL_FILE).exists():
+        raise SparsonaError(
+            f"a warm start from '{folder.path}': {about['title']} leaves no model for all behind",
+            expected="a run of a method with a global model, such as fedavg",
+            mend="a run of an older version gets its model when it is resumed"
+            if not about["alone"]
+            else "start from a run of another method",
+        )
+    weights = _read(folder.path / GLOBAL_FILE)
+    known = {"run": str(folder.path), "method": about["method"], "rounds": reached["completed"]}
+    return WarmStart(weights, {**known, "weights": _digest(weights), "federation": about["federation"]})
+
+
+def stored_start(folder: RunFolder) -> WarmStart:
+    """What a run began with, from its own folder: the run it came from may be gone."""
+    weights, known = _read(folder.path / START_FILE), folder.about["warm_start"]
+    if _digest(weights) != known["weights"]:
+        raise SparsonaError(
+            f"'{folder.path / START_FILE}' is not what this run began with",
+            expected="the file as it was written",
+            mend="restore it from a copy, or start the run again in another folder",
+        )
+    return WarmStart(weights, known)
+
+
+def check_layout(weights: Mapping[str, Tensor], layout: Layout, where: str) -> None:
+    """Refuse weights of another network. One with more parameters (adapters, say) may begin with those of fewer."""
+    shapes = {slot.name: tuple(slot.shape) for slot in layout.slots}
+    mend = "train both runs with the same --model, or one that only adds parameters"
+    if not any(name in shapes for name in weights):
+        raise SparsonaError(
+            f"a warm start from {where}: no parameter has a name of this model's",
+            expected=f"parameters such as '{next(iter(shapes))}', not '{next(iter(weights))}'",
+            mend=mend,
+        )
+    for name in [*(name for name in shapes if name in weights), *weights]:
+        if name not in shapes:
+            raise SparsonaError(
+                f"a warm start from {where}: this model has no '{name}'", expected="all its parameters here", mend=mend
+            )
+        if shapes[name] != (found := tuple(weights[name].shape)):
+            raise SparsonaError(
+                f"a warm start from {where}: its '{name}' has shape {list(found)}",
+                expected=f"{list(shapes[name])}, as in this model",
+                mend=mend,
+            )
+
+
+def _as_file(weights: Mapping[str, Tensor]) -> bytes:
+    return save({name: value.detach().cpu().contiguous().clone() for name, value in weights.items()})
+
+
+def _digest(weights: Mapping[str, Tensor]) -> str:
+    state = hashlib.blake2b(digest_size=16)
+    for name in sorted(weights):
+        state.update(name.encode() + b"\0" + weights[name].cpu().contiguous().numpy().tobytes())
+    return state.hexdigest()
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        # Copied, in memory aligned as torch does it: where a buffer starts may decide how a product is summed.
+        return {name: value.clone() for name, value in load(path.read_bytes()).items()}
+    except (OSError, SafetensorError) as error:
+        raise SparsonaError(
+            f"'{path}' is missing or damaged: {error}",
+            expected="the file as sparsona wrote it",
+            mend="restore it from a copy, or start the run again in another folder",
+        ) from None
