@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from sparsona.analysis import summary as summaries
 from sparsona.core.errors import SparsonaError
 from sparsona.engine.jobs import Setting
+from sparsona.engine.rounds import received_work, rounds_of
 from sparsona.engine.serial import Serial
-from sparsona.engine.star import Star, received_work
 from sparsona.runs.checkpoint import Checkpoints
 from sparsona.runs.profile import is_profiled, read_profile
 from sparsona.runs.store import RunFolder, read_json
@@ -54,7 +54,7 @@ class Run:
         setting = self._make_setting()
         if not 0 <= client < len(setting.clients):
             raise SparsonaError(f"there is no client {client}", expected=f"0 to {len(setting.clients) - 1}")
-        initial = Star(setting, Serial(setting)).start()
+        initial = rounds_of(setting, Serial(setting)).start()
         progress = Checkpoints(self.path).load(setting, initial)
         if progress is None:
             raise SparsonaError(f"'{self.path}' has no checkpoint yet", mend="resume the run first")

@@ -204,7 +204,7 @@ def _perform(setting: Setting, job: Job) -> Outcome:
 
 def own_points(job: Job) -> list[str]:
     """The points at which the client's own model is tested: one and the same model within a job."""
-    return [point for point in job.points if point != "global"]
+    return [point for point in job.points if point not in ("global", "consensus")]
 
 
 def at_points(job: Job, found: Evaluation) -> tuple[Evaluation, ...]:
@@ -219,8 +219,9 @@ def examine(setting: Setting, client: int, work: Work) -> Evaluation:
 
 
 def examine_global(setting: Setting, job: Job, state: State) -> Evaluation:
-    """The server's model on a client's test data, with that client's buffers."""
+    """The model of all, the server's or the peers' mean, on a client's test data, with that client's buffers."""
     model, buffers, task = job.global_model, getattr(state, "buffers", setting.buffers), setting.task
     assert model is not None
     test = setting.federation.examples(job.client, "test")
-    return evaluate(job.client, "global", lambda x: task.forward(model, buffers, x, False)[0], task, test)
+    point = "global" if setting.method.peer is None else "consensus"
+    return evaluate(job.client, point, lambda x: task.forward(model, buffers, x, False)[0], task, test)

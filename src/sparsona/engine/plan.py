@@ -9,6 +9,7 @@ import torch
 
 from sparsona.core.round import Client, Round
 from sparsona.core.seeds import Seeds, generator
+from sparsona.engine.graphs import Graph
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Plan:
     everyone_trains: bool = False  # all train every round; only `per_round` of them are aggregated
     stateless: bool = False  # clients forget between rounds
     num_novel: int = 0  # clients that take no part until the end
+    graph: Graph | None = None  # who hears from whom, among peers; None: as the papers have it
 
     @property
     def seeds(self) -> Seeds:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from sparsona.core.errors import MaskMismatchError, SparsonaError
 from sparsona.core.method import Inbox, Round, Server, State, Tree, Update, Work
 from sparsona.core.tree import awake
+from sparsona.engine.clock import Clock
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.jobs import Executor, Job, Message, Outcome, Setting, opened
 from sparsona.engine.plan import novel_clients, participation, tested_clients
@@ -20,21 +21,26 @@ from sparsona.wire.ledger import Traffic, paper_bytes
 
 @dataclass(frozen=True)
 class Population:
-    """The whole federation between two rounds: the server, and each client that has changed since its start."""
+    """The whole federation between two rounds: the server, and each client that has changed since its start.
+
+    `messages` is what each peer said last, where there is no server: others may yet read it.
+    """
 
     server: Server | None
     states: dict[int, State]
+    messages: dict[int, Message] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What one client did in one round."""
+    """What one client did in one round. A peer that kept still and was heard did not train."""
 
     client: int
     tally: Tally
     traffic: Traffic
     aggregated: bool
     dropped: bool
+    trained: bool = True
 
 
 @dataclass
@@ -159,7 +165,7 @@ class Star:
         def message(update: Update) -> tuple[Message]:
             with clock.measure("encode"):
                 data = encode(update) if self._executor.encodes else update
-                sent[client] += Traffic(down=_length(data), paper_down=paper_bytes(update))
+                sent[client] += Traffic(down=num_bytes(data), paper_down=paper_bytes(update))
             return (data,)
 
         if self.plan.stateless:
@@ -171,15 +177,8 @@ class Star:
         """A client's update as it arrives, checked and counted. What is lost on the way was sent all the same."""
         if outcome.message is None:
             return None, sent
-        update = opened(outcome.message, self.setting.clock)
-        if (update.sender, update.round) != (outcome.client, index):
-            raise SparsonaError(
-                f"client {outcome.client}'s message of round {index} says {update.sender}, round {update.round}",
-                expected="its sender and its round",
-                mend="make updates with core.update.message(round, ...)",
-            )
-        check_finite(update)
-        return update, sent + Traffic(up=_length(outcome.message), paper_up=paper_bytes(update))
+        update = checked_update(outcome, index, self.setting.clock)
+        return update, sent + Traffic(up=num_bytes(outcome.message), paper_up=paper_bytes(update))
 
     def evaluate(self, population: Population, completed: int) -> list[Evaluation]:
         """Clients' models on their own test data, at the plan's points that need no training."""
@@ -236,7 +235,21 @@ def memories(server: Server) -> dict[str, dict[int, Any]]:
     }
 
 
-def _length(message: Message) -> int:
+def checked_update(outcome: Outcome, index: int, clock: Clock) -> Update:
+    """The update that came of a client's turn in this round; one that would poison a mean is refused."""
+    assert outcome.message is not None
+    update = opened(outcome.message, clock)
+    if (update.sender, update.round) != (outcome.client, index):
+        raise SparsonaError(
+            f"client {outcome.client}'s message of round {index} says {update.sender}, round {update.round}",
+            expected="its sender and its round",
+            mend="make updates with core.update.message(round, ...)",
+        )
+    check_finite(update)
+    return update
+
+
+def num_bytes(message: Message) -> int:
     """The bytes of a message. One that is not encoded has as many: sizes follow from its parts."""
     return len(message) if isinstance(message, bytes) else message_size(sizes_of(message))
 

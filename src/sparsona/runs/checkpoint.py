@@ -1,7 +1,8 @@
 """Where a run stands, on disk. The manifest is the truth: what it does not name does not exist.
 
-One file per owner (the server, the server's memory of a client, a client, a tuned model), written only if that owner
-changed since the last checkpoint, so that the cost follows change and not the number of clients.
+One file per owner (the server, the server's memory of a client, a client, what a peer said last, a tuned model),
+written only if that owner changed since the last checkpoint, so that the cost follows change and not the number of
+clients.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from torch import Tensor
 from sparsona.core.errors import SparsonaError
 from sparsona.core.resting import pack_bits, unpack_bits
 from sparsona.core.tree import Tree, map_parts, parts
+from sparsona.core.update import Update
 from sparsona.engine.jobs import Setting
+from sparsona.engine.rounds import received_work
 from sparsona.engine.shelf import Shelf
-from sparsona.engine.star import Population, memories, received_work
+from sparsona.engine.star import Population, memories
 from sparsona.runs.store import read_json, telling_disk_errors, write_atomically
+from sparsona.wire.codec import encode
 
 FORMAT = 1
 BITS = "#bits"  # a bool tensor is stored as bits; the suffix keeps the two apart
@@ -109,7 +113,10 @@ class Checkpoints:
         for client, entry in self._of_kind("client"):
             states[client] = _filled(setting.fresh_state(client), self._read(entry), f"client {client}")
             setting.shelf.rest(states[client])
-        population = Population(server, states)
+        messages = {
+            client: self._read(entry)["message"].numpy().tobytes() for client, entry in self._of_kind("message")
+        }
+        population = Population(server, states, messages)
         tuned: dict[int, Any] = {}
         for client, entry in self._of_kind("tuned"):
             work = received_work(setting, population, client)
@@ -186,6 +193,7 @@ def _owners(
         for client in sorted(changed | known):
             yield f"server/{client}", {name: values[client] for name, values in memory.items() if client in values}
     yield from ((f"client/{client}", state) for client, state in sorted(population.states.items()))
+    yield from ((f"message/{client}", message) for client, message in sorted(population.messages.items()))
     yield from ((f"tuned/{client}", work) for client, work in sorted(tuned.items()))
 
 
@@ -216,6 +224,8 @@ def _shapes(tensors: Mapping[str, Tree | Tensor]) -> str:
 
 def _marks(value: Any) -> tuple[object, ...]:
     """What tells a value from another without holding it: values are never edited in place."""
+    if isinstance(value, bytes | Update):
+        return (value,)
     return tuple(leaf.known if isinstance(leaf, Tree) else leaf for _, leaf in parts(value))
 
 
@@ -225,6 +235,9 @@ def _same(now: tuple[object, ...], before: tuple[object, ...] | None) -> bool:
 
 
 def _as_file(value: Any) -> dict[str, Tensor]:
+    if isinstance(value, bytes | Update):
+        data = value if isinstance(value, bytes) else encode(value)
+        return {"message": torch.frombuffer(bytearray(data), dtype=torch.uint8)}
     found = {}
     for path, leaf in parts(value):
         if leaf.dtype is torch.bool:
