@@ -114,17 +114,17 @@ def dpsgd(layout: Layout, client: Client, round_: Round, config: DPSGDConfig) ->
     counts = mask_counts(layout, config.density, config.allocation) if config.density < 1 else None
     train, infer = training_flops(layout, client, config, counts), layout.forward_flops(counts)
     if counts is None:
-        model, at_work = (_model(layout),), (_model(layout), _model(layout, "gradient"))
-        return Cost(None, model, train, kept=model, at_work=at_work, mixing=(_model(layout, "sum"),))
+        whole, at_work = (_model(layout),), (_model(layout), _model(layout, "gradient"))
+        return Cost(None, whole, train, kept=whole, at_work=at_work, mixing=(_model(layout, "sum"),))
     size = sum(counts)
-    model, at_work = (_inside(layout, "model", size),), (_inside(layout, "mixed", size),)
+    model = (_inside(layout, "model", size),)
     return Cost(
         None,
         model,
         train,
         kept=(*model, _mask(layout)),
         infer_flops=infer,
-        at_work=(*at_work, gradient_size(layout, config, size)),
+        at_work=(_inside(layout, "mixed", size), gradient_size(layout, config, size)),
         mixing=(_inside(layout, "sum", size),),
     )
 

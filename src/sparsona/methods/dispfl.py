@@ -7,8 +7,8 @@ Kept: the model, the mask it was trained in, the next mask. Travels, to each nei
 mask it was trained in, with that mask as bits; where one divides by new masks, these as well. Costs: sparse training,
 and one dense gradient batch where masks regrow by gradient.
 
-A round: add one's own model and those of the neighbours, divide each entry by the number of masks that cover it, keep
-what is inside one's own mask (`received`), train in it (`trained`), prune and regrow it.
+A round: the sum of one's own model and the neighbours', entry by entry over the number of masks that cover it; what is
+inside one's own mask of that (`received`); training in it (`trained`); then the mask is pruned and regrown.
 
 `--preset paper` is the text, `--preset authors` their published code and scripts. They differ in this:
 - The divisor. The text divides by the masks of the coming round, which are not those the weights live in: an entry just
@@ -83,11 +83,13 @@ def dispfl(task: Task, config: DisPFLConfig) -> Method:
     def kept(layout, client):
         return mask_counts(layout, min(config.density, client.capacity), config.allocation)
 
+    def inside(params: Tree, mask: Tree) -> Tree:
+        return params.like(params.flat.where(mask.flat.to(params.device), params.flat.new_zeros(())))
+
     def init_client(params, buffers, client, seeds):  # Algorithm 1 line 2
         seed = seeds.shared("mask") if config.initial_masks == "same" else seeds.of(client.index).own("mask")
         mask = draw(params.layout, kept(params.layout, client), seed)
-        inside = mask.flat.to(params.device)
-        return DisPFLState(params.like(params.flat * inside), empty(params.layout), mask, buffers)
+        return DisPFLState(inside(params, mask), empty(params.layout), mask, buffers)
 
     def receive(state: DisPFLState, inbox, probe, round_):  # Algorithm 1 lines 6 to 8
         heard = tuple(inbox)
@@ -100,9 +102,8 @@ def dispfl(task: Task, config: DisPFLConfig) -> Method:
                 part = update.parts["model"]
                 yield part.tree(), update.parts["mask"].tree() if by_new else part.mask
 
-        mask = tree.as_numbers(state.mask, state.params.dtype)
         mean = count_mean(models()) if heard else state.params  # who hears nobody goes on with its own
-        return DisPFLWork(tree.multiply(mean, mask), state.buffers, mask)
+        return DisPFLWork(inside(mean, state.mask), state.buffers, tree.as_numbers(state.mask, mean.dtype))
 
     def finish(state: DisPFLState, work: DisPFLWork, inbox, probe, round_):
         parts = {"model": masked(work.params, state.mask, Support.BITS)}
@@ -117,10 +118,9 @@ def dispfl(task: Task, config: DisPFLConfig) -> Method:
         return evolve(work.params, mask, rate, scores, round_.seeds.own("regrowth"))
 
     def cost(layout, client, round_):
-        counts = kept(layout, client)
-        size = sum(counts)
+        size = sum(counts := kept(layout, client))
         model, mixed, total, count = (
-            PartSize(n, layout, size, Support.KNOWN) for n in ("model", "mixed", "sum", "count")
+            PartSize(n, layout, size, Support.KNOWN) for n in ("model", "mixed", "sum", "num")
         )
         used, mask = (PartSize(name, layout, layout.size, is_mask=True) for name in ("used", "mask"))
         sent = replace(model, support=Support.BITS)
