@@ -21,6 +21,8 @@ WHICH = {
     "received": "the personal model each client would deploy: what the server holds for it after the round, "
     "before any more local training",
     "tuned": "each client's own copy of the last model after final tuning on its own training data",
+    "peers": "the personal model each client would use next: its own, mixed with what its neighbours sent last, "
+    "before any more local training",
     "alone": "each client's own model, trained on its data alone",
 }
 
@@ -44,21 +46,33 @@ def summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
         "bytes": {
             "up": up,
             "down": down,
-            "total": up + down,
-            "busiest_node": up + down,  # the server, through which everything passes
+            "total": down if about.get("peers") else up + down,  # what one peer sends, another is sent
+            **_busiest(folder),
             "paper_up": paper_up,
             "paper_down": paper_down,
-            "paper_total": paper_up + paper_down,
+            "paper_total": paper_down if about.get("peers") else paper_up + paper_down,
         },
         "flops": {"train": train, "mask_search": search},
         "rounds": completed,
         "seconds": round(seconds, 3),
     }
-    for other in ("global", "trained", "novel", "novel_tuned"):
+    for other in ("global", "consensus", "trained", "novel", "novel_tuned"):
         rows = _evaluated(folder, completed, other)
         if rows:
             summary.setdefault("other_points", {})[other] = accuracy_summary(*_arrays(rows))["mean"]
     return summary
+
+
+def _busiest(folder: RunFolder) -> dict[str, int]:
+    """Bytes through the busiest node in the whole run, and the most that went in and out of one in one round."""
+    if not folder.about.get("peers"):  # the server, through which everything passes
+        most = "SELECT SUM(bytes_up + bytes_down), MAX(bytes_up), MAX(bytes_down) FROM rounds"
+        total, inward, outward = folder.select(most)[0]
+    else:
+        by_client = "SELECT SUM(bytes_up + bytes_down) AS through FROM turns GROUP BY client"
+        total = folder.select(f"SELECT MAX(through) FROM ({by_client})")[0][0]
+        inward, outward = folder.select("SELECT MAX(bytes_down), MAX(bytes_up) FROM turns")[0]
+    return {"busiest_node": total, "busiest_round_in": inward, "busiest_round_out": outward}
 
 
 def has_results(folder: RunFolder) -> bool:
@@ -90,7 +104,8 @@ def protocol(folder: RunFolder) -> str:
     """In words: which model, on whose test data, weighted how, at which round."""
     config, about = folder.config, folder.about
     point, completed, _, count = headline(folder)
-    which = WHICH["alone" if about["alone"] and point == "received" else point]
+    kind = "alone" if about["alone"] else "peers" if about.get("peers") else point
+    which = WHICH[kind if point == "received" else point]
     tested = count[count > 0]
     chosen = TESTED_ON.get(about["tested_on"].partition(":")[0], "")
     unit = "tokens" if about["label_counts"] is None else "examples"
@@ -145,7 +160,8 @@ def view(folder: RunFolder) -> RunView:
             (completed, point),
         )
     ]
-    rounds = folder.select("SELECT round + 1, loss, bytes_up + bytes_down FROM rounds ORDER BY round")
+    sent = "bytes_down" if about.get("peers") else "bytes_up + bytes_down"
+    rounds = folder.select(f"SELECT round + 1, loss, {sent} FROM rounds ORDER BY round")
     summary = folder.summary
     if summary is None:
         seconds = folder.select("SELECT SUM(seconds) FROM rounds")[0][0]

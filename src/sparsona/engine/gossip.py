@@ -46,7 +46,8 @@ class Gossip:
         self._refuse()
         self.novel = novel_clients(self.plan, setting.clients)
         check(graph_of(setting), members_of(setting))
-        self._at_hand: dict[int, tuple[Message, Update]] = {}
+        self._at_hand: dict[int, Update] = {}
+        self._unpacked = 0
 
     def _refuse(self) -> None:
         """What peers cannot do."""
@@ -101,7 +102,7 @@ class Gossip:
             record.evaluations.extend(outcome.evaluations)
         # Whoever kept still may have been heard.
         record.turns += (Turn(k, Tally(), sent, False, False, trained=False) for k, sent in post.traffic.items())
-        self._at_hand.clear()
+        self._put_away()
         return Population(None, states, messages), record
 
     def _deliver(
@@ -113,7 +114,7 @@ class Gossip:
     ) -> _Post:
         """Who is heard by whom; every copy of a message counts, for its sender and for its receiver."""
         post, members, sizes = _Post(), members_of(self.setting), {}
-        self._at_hand.clear()
+        self._put_away()
         for client in receivers:
             heard = heard_by(self.setting, members, population, client, round_)
             post.heard[client] = tuple(sender for sender in heard if sender not in dropped)
@@ -145,16 +146,20 @@ class Gossip:
 
     def _readable(self, sender: int, message: Message) -> Message:
         """A message as the executor takes it. What had to be done for that is done once for all who read it."""
-        held = self._at_hand.get(sender)
-        if held is not None and held[0] is message:
-            return held[1]
         if self._executor.encodes:
             return message if isinstance(message, bytes) else encode(message)
+        if sender in self._at_hand:
+            return self._at_hand[sender]
         update = at_hand(self.setting, message)
-        unpacked = sum(tree.layout.size for _, held_now in self._at_hand.values() for tree in _masks(held_now))
-        if unpacked < UNPACKED:
-            self._at_hand[sender] = (message, update)
+        if self._unpacked < UNPACKED:
+            self._at_hand[sender] = update
+            self._unpacked += sum(tree.layout.size for tree in _trees(update) if not tree.dtype.is_floating_point)
         return update
+
+    def _put_away(self) -> None:
+        """Messages are at hand while one round, or one look, lasts."""
+        self._at_hand.clear()
+        self._unpacked = 0
 
     def evaluate(self, population: Population, completed: int) -> list[Evaluation]:
         """Peers' models on their own test data, at the plan's points that need no training: `received` is what each
@@ -172,7 +177,7 @@ class Gossip:
         model = self.consensus(population) if "consensus" in points else None
         jobs = (self._job("evaluate", client, population, round_, points, post, model) for client in clients)
         found = [evaluation for outcome in self._executor.run(jobs) for evaluation in outcome.evaluations]
-        self._at_hand.clear()
+        self._put_away()
         return found
 
     def consensus(self, population: Population) -> Tree:
@@ -210,7 +215,7 @@ class Gossip:
             traffic = post.traffic.get(outcome.client, Traffic())
             record.turns.append(Turn(outcome.client, outcome.tally, traffic, False, False))
             record.evaluations.extend(outcome.evaluations)
-        self._at_hand.clear()
+        self._put_away()
         return record, tuned
 
 
@@ -273,10 +278,6 @@ def _sizes(message: Message) -> tuple[int, int]:
 def _trees(update: Update) -> Iterator[Tree]:
     for part in update.parts.values():
         yield from (tree for tree in (part.whole, part.mask) if tree is not None)
-
-
-def _masks(update: Update) -> Iterator[Tree]:
-    return (tree for tree in _trees(update) if not tree.dtype.is_floating_point)
 
 
 def received_work(setting: Setting, population: Population, client: int) -> Work:

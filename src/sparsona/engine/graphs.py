@@ -1,4 +1,7 @@
-"""Who hears from whom: a pure function of the graph, who takes part, the round and the seed."""
+"""Who hears from whom: a pure function of the graph, who takes part, the round and the seed.
+
+Imported without torch, to be listed.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-
-import torch
 
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.seeds import Seeds, generator
@@ -139,12 +140,16 @@ def _degree(graph: Graph, num: int) -> int:
 
 
 def _drawn(num: int, count: int, seeds: Seeds) -> list[int]:
+    import torch
+
     found: list[int] = torch.randperm(num, generator=generator(seeds.own("graph")))[:count].tolist()
     return found
 
 
 @lru_cache(maxsize=4)  # asked for by each peer of a round
 def _circle(num: int, degree: int, seed: int) -> tuple[list[int], list[int]]:
+    import torch
+
     random = generator(seed)
     order = torch.randperm(num, generator=random).tolist()
     return order, (1 + torch.randperm(num - 1, generator=random)[:degree]).tolist()

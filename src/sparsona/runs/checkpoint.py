@@ -57,8 +57,8 @@ class _Said:
         """As `_marks`: an old message must not be held for the sake of a comparison."""
         if isinstance(self.message, bytes):
             return (hash(self.message),)
-        trees = (tree for part in self.message.parts.values() for tree in (part.whole, part.mask))
-        return tuple(None if tree is None else tree.known for tree in trees)
+        found = [thing for part in self.message.parts.values() for thing in (part.whole, part.mask, part.arrived)]
+        return tuple(thing.known if isinstance(thing, Tree) else thing for thing in found)
 
     def as_file(self) -> dict[str, Tensor]:
         if isinstance(self.message, bytes):
