@@ -217,5 +217,8 @@ def _from_csv(text: str) -> tuple[list[tuple[int, int]], bool]:
 
 
 def _edge(pair: Sequence[object]) -> tuple[int, int]:
-    first, second = pair  # a ValueError if there are not two
-    return int(str(first)), int(str(second))
+    try:
+        first, second = pair
+        return int(str(first)), int(str(second))
+    except (TypeError, ValueError):
+        raise ValueError(f"{pair!r} is no pair of clients") from None
