@@ -68,7 +68,7 @@ def test_convolutions_of_a_stack_are_products(stride, padding):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
-class Caught(Exception):
+class CaughtError(Exception):
     """Instead of being run, a job is handed to the test."""
 
 
@@ -79,10 +79,10 @@ def first_job(setting):
         encodes = False
 
         def run(self, jobs):
-            raise Caught(next(iter(jobs)))
+            raise CaughtError(next(iter(jobs)))
 
     engine = rounds_of(setting, Catcher())
-    with pytest.raises(Caught) as caught:
+    with pytest.raises(CaughtError) as caught:
         engine.play(engine.start(), 0)
     return caught.value.args[0]
 
