@@ -178,12 +178,6 @@ BY_HAND = {  # options; bytes of a message up and down; FLOPs of search
     ),
     "dpsgd": ({"density": 0.5}, aligned(("model", HALF, DIGEST)), None, 0),
     "dpsgd-ft": ({}, DENSE, None, 0),
-    "dispfl": (
-        {"density": 0.5, "allocation": "uniform"},
-        aligned(("model", HALF + PADDED_MASK, DIGEST)),
-        None,
-        128 * 3 * FORWARD,
-    ),
     "fomo": ({}, DENSE, None, 0),
     "fedem": ({}, *2 * [message(("model0", SIZE), ("model1", SIZE), ("model2", SIZE))], 500 * 3 * FORWARD),
     "pfedgate": ({}, aligned(("update", SIZE + PADDED_MASK, DIGEST)), DENSE, 0),
@@ -212,6 +206,24 @@ def test_a_rule_by_hand(name):
     assert report.to_json()["encoded"]["total"]["comm_gb"] == (3 * found.round + tuning) / 1e9
 
 
+@pytest.mark.parametrize(
+    ("options", "parts", "search"),
+    [
+        ({}, (("model", HALF + PADDED_MASK, DIGEST), ("mask", PADDED_MASK, 0)), 128 * 3 * FORWARD),
+        ({"divide_by": "used", "regrowth": "random"}, (("model", HALF + PADDED_MASK, DIGEST),), 0),
+    ],
+)
+def test_dispfl_by_hand(options, parts, search):
+    """The model inside the mask it was trained in, which travels along; the next mask where one divides by it."""
+    report = cost("dispfl", **LENET, rounds=3, density=0.5, allocation="uniform", **options)
+    found, one = report.encoded, aligned(*parts)
+    assert report.flops.search == search
+    assert (found.up, found.down, found.round, found.busiest) == (10 * one, 10 * one, 1000 * one, 20 * one)
+    assert (found.busiest_in, found.busiest_out) == (10 * one, 10 * one)
+    assert report.paper.busiest == 10 * HALF
+    assert report.to_json()["busiest_node"]["in_mb"] == 10 * one / 1e6
+
+
 GATE = 4 * 21_955  # a twentieth of the parameters, rounded up
 UNIFORM = {"density": 0.5, "allocation": "uniform"}
 UNCLIPPED = {**UNIFORM, "clip_norm": None}
@@ -230,8 +242,9 @@ MEMORIES = [  # method, options; kept, at hand, in training, in mask search
     # What it has, the sum of what it was sent, which becomes the model at work, and a gradient.
     ("dpsgd", {}, SIZE, 2 * SIZE, 3 * SIZE, 0),
     ("dpsgd", UNIFORM, HALF + MASK, 2 * HALF + MASK, 2 * HALF + MASK + SIZE, 0),
-    ("dispfl", UNIFORM, HALF + MASK, 3 * HALF + MASK, 2 * HALF + MASK + SIZE, 2 * HALF + MASK + SIZE),
-    ("dispfl", UNCLIPPED, HALF + MASK, 3 * HALF + MASK, 3 * HALF + MASK, 2 * HALF + MASK + SIZE),
+    # The mask of what it has, and the next.
+    ("dispfl", UNIFORM, HALF + 2 * MASK, 3 * HALF + 2 * MASK, *2 * [2 * HALF + 2 * MASK + SIZE]),
+    ("dispfl", UNCLIPPED, HALF + 2 * MASK, *2 * [3 * HALF + 2 * MASK], 2 * HALF + 2 * MASK + SIZE),
     ("fomo", {}, SIZE, 4 * SIZE, 3 * SIZE, 0),
     ("fedem", {}, 12, 12 + 3 * SIZE, 12 + 4 * SIZE + 4 * 3 * 500, 0),
     ("pfedgate", {}, GATE, GATE + SIZE, 2 * GATE + 3 * SIZE + HALF, 0),
@@ -462,9 +475,9 @@ def test_what_has_costs_only_is_known_by_name(say):
     from sparsona.methods import COST_ONLY
 
     assert set(COST_ONLY) == set(COST_RULES)
-    assert "sparsona cost dispfl" in say("run", "dispfl").err
-    assert "dispfl" in say("methods").out
-    told_options = say("methods", "dispfl").out
+    assert "sparsona cost dpsgd" in say("run", "dpsgd").err
+    assert "dpsgd" in say("methods").out
+    told_options = say("methods", "dpsgd").out
     assert "topology = random (random | ring | full)" in told_options
     assert "capacities = [1.0]" in told_options
     assert "--samples instead" in say("cost", "fedavg", "--data", "arrays:x.npz").err

@@ -196,6 +196,11 @@ def methods(name: str | None, as_json: bool) -> None:
         every = {key: RunConfig.model_fields[key] for key in RunConfig.model_fields if key not in ("method", "options")}
         show_options(f"Options of {row.title}", factory(name)[1].model_fields, preset)
         show_options("Options of every run", every, preset)
+        if row.peers:
+            from sparsona.engine.graphs import GRAPHS
+
+            click.echo("\nGraphs of peers (--graph)")
+            print_table([{"graph": graph, "who hears whom": what} for graph, what in GRAPHS.items()])
         return
     rows = [
         {"name": row.name, "method": row.title, "paper": row.paper, "kept": row.kept, "travels": row.travels}

@@ -10,8 +10,8 @@ from sparsona.analysis import summary as summaries
 from sparsona.analysis.outcomes import keeps_the_shared_model
 from sparsona.core.errors import SparsonaError
 from sparsona.engine.jobs import Setting
+from sparsona.engine.rounds import common_model, received_work, rounds_of
 from sparsona.engine.serial import Serial
-from sparsona.engine.star import Star, global_model, received_work
 from sparsona.runs.checkpoint import Checkpoints
 from sparsona.runs.profile import is_profiled, read_profile
 from sparsona.runs.store import RunFolder, read_json
@@ -71,14 +71,14 @@ class Run:
         setting = self._make_setting()
         if not 0 <= client < len(setting.clients):
             raise SparsonaError(f"there is no client {client}", expected=f"0 to {len(setting.clients) - 1}")
-        initial = Star(setting, Serial(setting)).start()
+        initial = rounds_of(setting, Serial(setting)).start()
         progress = Checkpoints(self.path).load(setting, initial)
         if progress is None:
             raise SparsonaError(f"'{self.path}' has no checkpoint yet", mend="resume the run first")
         if guarded and keeps_the_shared_model(self._folder, client):
             state = progress.population.states.get(client)
             warm = setting.plan.starts_warm
-            model = setting.params if warm else global_model(setting.method, progress.population)
+            model = setting.params if warm else common_model(setting, progress.population)
             assert model is not None
             return setting.task.module(model, getattr(state, "buffers", setting.buffers))
         work = progress.tuned.get(client) or received_work(setting, progress.population, client)

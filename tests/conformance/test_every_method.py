@@ -15,10 +15,11 @@ from sparsona import methods, prepare
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves, map_leaves
 from sparsona.data.batches import in_order
+from sparsona.engine.gossip import heard_by
 from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import participation
+from sparsona.engine.rounds import received_work, rounds_of
 from sparsona.engine.serial import Serial
-from sparsona.engine.star import Star, received_work
 from sparsona.engine.turn import client_turn
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.wire.codec import decode, encode
@@ -32,6 +33,7 @@ SETTINGS = {
     "fedavg-ft": ({"tune_epochs": 2}, 0.5),
     "fedspa": ({"density": 0.6}, 0.35),
     "fedspa-rsm": ({"density": 0.6}, 0.35),
+    "dispfl": ({"density": 0.6, "graph": "random:2"}, 0.35),
 }
 COMMON = {"clients": 6, "per_round": 3, "rounds": 4, "epochs": 2, "batch_size": 8, "lr": 0.1, "executor": "serial"}
 
@@ -53,12 +55,13 @@ def setting_of(name: str, model=None, **more) -> Setting:
     return prepare.make_setting(prepare.make_config(name, options(name, **more), model=model), None, model)
 
 
-def star_of(setting: Setting) -> Star:
-    return Star(setting, Serial(setting))
+def engine_of(setting: Setting):
+    """With a server in the middle, or among peers."""
+    return rounds_of(setting, Serial(setting))
 
 
 def played(setting: Setting, rounds: int):
-    star = star_of(setting)
+    star = engine_of(setting)
     population = star.start()
     for index in range(rounds):
         population, record = star.play(population, index)
@@ -73,7 +76,8 @@ def fingerprint(value) -> str:
 
 
 def population_print(population) -> str:
-    return fingerprint((population.server, population.states))
+    said = {k: m if isinstance(m, bytes) else encode(m) for k, m in sorted(population.messages.items())}
+    return fingerprint((population.server, population.states)) + hashlib.sha256(repr(said).encode()).hexdigest()
 
 
 def test_same_seed_same_bits(name):
@@ -109,17 +113,17 @@ def test_state_keeps_its_structure(name):
 
     for client, state in population.states.items():
         assert shape(state) == shape(setting.fresh_state(client))
-    assert shape(population.server) == shape(star_of(setting).start().server)
+    assert shape(population.server) == shape(engine_of(setting).start().server)
 
 
 def test_state_survives_the_store_bit_for_bit(name, tmp_path):
     setting = setting_of(name)
     star, population, _ = played(setting, 3)
     _, tuned = star.closing(population)
-    initial = star_of(setting).start()
+    initial = engine_of(setting).start()
     Checkpoints(tmp_path).save(Progress(3, 1.5, population, tuned, True), initial)
     fresh = setting_of(name)
-    found = Checkpoints(tmp_path).load(fresh, star_of(fresh).start())
+    found = Checkpoints(tmp_path).load(fresh, engine_of(fresh).start())
     assert population_print(found.population) == population_print(population)
     assert fingerprint(tuple(found.tuned.values())) == fingerprint(tuple(tuned.values()))
     assert (found.completed, found.seconds, found.finished) == (3, 1.5, True)
@@ -127,7 +131,7 @@ def test_state_survives_the_store_bit_for_bit(name, tmp_path):
 
 def test_every_message_survives_the_wire_and_cost_equals_the_ledger(name):
     setting = setting_of(name)
-    star = star_of(setting)
+    star = engine_of(setting)
     population = star.start()
     for index in range(3):
         round_ = setting.plan.round_at(index)
@@ -138,15 +142,28 @@ def test_every_message_survives_the_wire_and_cost_equals_the_ledger(name):
             client = setting.clients[turn.client]
             cost = setting.method.cost(setting.task.layout, client, round_)
             down, up = cost.down or (), cost.up or ()
+            if turn.trained:
+                assert (turn.tally.train_flops, turn.tally.search_flops) == (cost.train_flops, cost.search_flops)
+            if setting.method.peer is not None:  # one message for each who asks; all clients here are alike
+                one, papers = message_size(up), paper_size(up)
+                for sent, paper in ("up", "paper_up"), ("down", "paper_down"):
+                    copies = getattr(turn.traffic, sent) // one
+                    assert getattr(turn.traffic, sent) == copies * one
+                    assert getattr(turn.traffic, paper) == copies * papers
+                continue
             assert turn.traffic.down == (message_size(down) if down else 0)
             assert turn.traffic.up == (message_size(up) if up else 0)
             assert (turn.traffic.paper_down, turn.traffic.paper_up) == (paper_size(down), paper_size(up))
-            assert (turn.tally.train_flops, turn.tally.search_flops) == (cost.train_flops, cost.search_flops)
             if setting.method.server is not None:
                 update = setting.method.server.reply(before.server, client, round_)
                 again = decode(encode(update))
                 for part, value in update.parts.items():
                     assert value.values.numpy().tobytes() == again.parts[part].values.numpy().tobytes()
+        if setting.method.peer is not None:
+            assert sum(turn.traffic.up for turn in record.turns) == sum(turn.traffic.down for turn in record.turns)
+            assert bool(index) == any(turn.traffic.up for turn in record.turns)  # at first nobody has said anything
+            for said in population.messages.values():
+                assert encode(decode(said)) == said
 
 
 def test_cost_tells_what_a_client_keeps_and_what_a_prediction_costs(name):
@@ -190,12 +207,15 @@ def test_density_bound_holds_each_round(name):
     for sizes in (cost.down or (), cost.up or ()):
         values = [size.num_values for size in sizes if not size.is_mask]
         assert sum(values) <= density * setting.task.layout.size * len(values)
-    star = star_of(setting)
+    star = engine_of(setting)
     population = star.start()
     seen = set()
     for index in range(4):
         population, record = star.play(population, index)
         seen |= {(turn.traffic.paper_up, turn.traffic.paper_down) for turn in record.turns}
+    if setting.method.peer is not None:  # so many copies of it, and never a larger one
+        assert {traffic % paper_size(cost.up) for pair in seen for traffic in pair} == {0}
+        return
     assert max(up for up, _ in seen) <= paper_size(cost.up or ())
     assert max(down for _, down in seen) <= paper_size(cost.down or ())
     if cost.exact:
@@ -232,6 +252,10 @@ def test_learning_rate_takes_effect_each_round(name):
     round_ = setting.plan.round_at(1).on(setting.clients[0])
     own = (setting.federation.examples(0, "train"), setting.federation.examples(0, "validation"))
     inbox = ()
+    if setting.method.peer is not None:
+        heard = heard_by(setting, range(6), population, 0, setting.plan.round_at(setting.plan.rounds))
+        assert heard
+        inbox = tuple(decode(population.messages[sender]) for sender in heard)
     if setting.method.server is not None:
         inbox = (setting.method.server.reply(population.server, setting.clients[0], round_),)
     state = population.states.get(0) or setting.fresh_state(0)
@@ -256,9 +280,9 @@ def test_beats_chance_on_the_toy(name):
 
 def test_stateless_clients(name):
     setting = setting_of(name, stateless=True)
-    if setting.method.server is None:
+    if setting.method.server is None:  # nothing would be left of it
         with pytest.raises(SparsonaError, match="forget what they learn"):
-            star_of(setting)
+            engine_of(setting)
         return
     _, population, record = played(setting, 3)
     assert population.states == {}
@@ -268,13 +292,20 @@ def test_stateless_clients(name):
 def test_a_lost_update_changes_nobody(name):
     """A dropped client keeps its old State, and the server never hears of it: their masks cannot drift apart."""
     setting = setting_of(name, drop_rate=0.6, rounds=6)
-    star = star_of(setting)
+    star = engine_of(setting)
     population = star.start()
     lost = 0
     for index in range(6):
         who = participation(setting.plan, setting.clients, index)
         after, record = star.play(population, index)
         assert not {turn.client for turn in record.turns if turn.aggregated} & who.dropped
+        if setting.method.peer is not None:  # who is out of reach trains alone
+            assert {turn.client for turn in record.turns if turn.dropped} == who.dropped
+            assert all(turn.traffic.total == 0 and turn.tally.steps for turn in record.turns if turn.dropped)
+            assert set(who.trains) <= set(after.states)
+            lost += bool(index and who.dropped)
+            population = after
+            continue
         if not any(turn.traffic.up for turn in record.turns):
             assert not any(turn.dropped for turn in record.turns)  # who sends nothing can lose nothing
             assert set(who.trains) <= set(after.states)
@@ -303,6 +334,10 @@ def test_novel_clients(name):
 def test_everyone_trains_but_only_the_sampled_are_aggregated(name):
     """Also a method whose clients move on without the server's knowledge (masks) goes on: it is sent what it lacks."""
     setting = setting_of(name, everyone_trains=True)
+    if setting.method.peer is not None:
+        with pytest.raises(SparsonaError, match="no server that could leave some of them out"):
+            engine_of(setting)
+        return
     star, population, record = played(setting, 3)
     assert len(record.turns) == 6
     assert len(star.evaluate(population, 3)) == 6

@@ -113,6 +113,13 @@ class Method:
     peer: PeerHalf | None = None
     trait: Callable[[State], Tree | Tensor] | None = None
 
+    @property
+    def common(self) -> str | None:
+        """The point at which the one model of all is looked at, where there is such a model."""
+        if self.server is not None and self.server.global_model is not None:
+            return "global"
+        return "consensus" if self.peer is not None and self.peer.consensus is not None else None
+
 
 # Everything a method file needs of the contract, from one place.
 __all__ = [

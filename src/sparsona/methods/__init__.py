@@ -29,6 +29,7 @@ class MethodCard:
     engine: Mapping[str, Any] = field(default_factory=dict)  # of the engine: see sparsona.runs.config
     # What `--preset NAME` sets, of the method and the engine alike; whatever a person gives as well has the last word.
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    peers: bool = False  # clients send to each other: `graph` says who to whom, and all take part unless told otherwise
 
 
 METHODS = {
@@ -83,14 +84,23 @@ METHODS = {
             options={"search": "rsm"},
             presets={"paper": {}, "authors": {"anneal": "family"}},
         ),
+        MethodCard(
+            "dispfl",
+            "DisPFL",
+            "Dai et al., DisPFL: Towards Communication-Efficient Personalized Federated Learning, ICML 2022",
+            "its model inside its mask, and the next mask",
+            "between peers: the model inside its mask, and masks as bits",
+            "dispfl",
+            "DisPFLConfig",
+            presets={"paper": {}, "authors": {"regrowth": "random", "divide_by": "used"}},
+            peers=True,
+        ),
     )
 }
 
 
 # What `sparsona cost` knows the costs of, by the rules in cost_rules.py; a name leaves when its method arrives.
-COST_ONLY = (
-    *("ditto", "pfedhn", "subsampling", "sub-fedavg", "dpsgd", "dpsgd-ft", "dispfl", "fomo", "fedem", "pfedgate"),
-)
+COST_ONLY = (*("ditto", "pfedhn", "subsampling", "sub-fedavg", "dpsgd", "dpsgd-ft", "fomo", "fedem", "pfedgate"),)
 
 
 def card(name: str) -> MethodCard:
