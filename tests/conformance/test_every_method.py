@@ -30,6 +30,9 @@ SETTINGS = {
     "local": ({}, 0.35),
     "fedavg": ({}, 0.35),
     "fedavg-ft": ({"tune_epochs": 2}, 0.5),
+    "fedavg-ft-part": ({"tune_epochs": 2, "server_optimizer": "adam", "server_lr": 0.01}, 0.35),
+    "fedalt": ({"pull": 0.01, "personal_epochs": 1, "max_personal_steps": 3, "clip_norm": 1.0}, 0.35),
+    "fedsim": ({"personal": "additive,input", "server_optimizer": "adam", "server_lr": 0.01}, 0.35),
     "fedspa": ({"density": 0.6}, 0.35),
     "fedspa-rsm": ({"density": 0.6}, 0.35),
 }

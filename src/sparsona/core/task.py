@@ -42,6 +42,7 @@ class Task:
     ) -> None:
         self.input_shape, self.num_classes = tuple(input_shape), num_classes
         self.losses, self.score = losses, score
+        self.takes_tokens = tokens
         # How a forward pass is done, not what it means: an executor may say so.
         self.half: torch.dtype | None = None  # convolutions and products in this type, weights in float32
         self.channels_last: bool | None = None  # None: on a CPU, where the network is one that gains by it
@@ -91,9 +92,12 @@ class Task:
         return Tree.of({name: named[name].float() for name in self._buffer_kinds}, self.buffer_layout)
 
     def forward(
-        self, params: Tree, buffers: Tree, inputs: Tensor, train: bool, noise: Tensor | None = None
+        self, params: Mapping[str, Tensor], buffers: Tree, inputs: Tensor, train: bool, noise: Tensor | None = None
     ) -> tuple[Tensor, Tree]:
-        """Outputs, and the buffers after this pass (the same tree where the module has none, or in evaluation)."""
+        """Outputs, and the buffers after this pass (the same tree where the module has none, or in evaluation).
+
+        `params` is a tree, or any mapping that has all of the layout's names: two trees need not be joined for it.
+        """
         named: dict[str, Tensor] = {name: params[name] for name in params}
         for name, kind in self._buffer_kinds.items():
             named[name] = buffers[name].to(kind, copy=True)

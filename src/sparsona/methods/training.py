@@ -42,8 +42,10 @@ class Model:
     buffers: Tree
 
 
-def sgd(params: Tree, grads: Tree, tick: Tick, config: Training, mask: Tree | None = None) -> Tree:
-    """One step, inside the mask if there is one.
+def sgd(
+    params: Tree, grads: Tree, tick: Tick, config: Training, mask: Tree | None = None, norm: Tensor | None = None
+) -> Tree:
+    """One step, inside the mask if there is one; `norm` is the gradient's where it is more than these entries.
 
     Clips the gradient of the loss alone, then adds the decay, as torch's clip and SGD do in that order. One new buffer,
     then in place on it: memory, not arithmetic, is what a step of a small network waits for.
@@ -51,7 +53,7 @@ def sgd(params: Tree, grads: Tree, tick: Tick, config: Training, mask: Tree | No
     lr = config.lr * tick.lr_scale
     size = lr
     if config.clip_norm is not None:
-        size = lr * (config.clip_norm / (tree.norm(grads) + 1e-6)).clamp(max=1.0)
+        size = lr * (config.clip_norm / ((tree.norm(grads) if norm is None else norm) + 1e-6)).clamp(max=1.0)
     # Not params * (1 - lr * decay): next to 1, a small decay drowns in rounding.
     flat = params.flat.addcmul(params.flat, lr * config.weight_decay, value=-1.0)
     flat = flat.addcmul(grads.flat, size, value=-1.0)  # not in place: a stack of clients has no such operation

@@ -147,7 +147,8 @@ def transformer(
         slots += _norm(f"{name}.norm2", width)
     slots.append(Slot("output.bias", (num_classes,), length))
     roles = transformer_roles(_names(slots), num_blocks)
-    return Outline(Layout(tuple(slots)), input_shape, num_classes, roles, draws_noise=dropout > 0)
+    layout = Layout(tuple(slots))
+    return Outline(layout, input_shape, num_classes, roles, draws_noise=dropout > 0, takes_tokens=True)
 
 
 def transformer_roles(names: tuple[str, ...], num_blocks: int) -> Roles:
