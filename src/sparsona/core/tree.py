@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from functools import reduce
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparsona.core.layout import Layout, Slot
@@ -209,11 +208,6 @@ def norm(a: Tree) -> Tensor:
     """The Euclidean norm over all entries."""
     length: Tensor = a.flat.norm(dim=-1)
     return length
-
-
-def joint_norm(*trees: Tree) -> Tensor:
-    """The Euclidean norm over all entries of several trees; of one, that of `norm`."""
-    return reduce(lambda one, other: one.hypot(other), map(norm, trees))
 
 
 def counts(mask: Tree) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -28,7 +28,7 @@ from sparsona.core.method import Cost, Method, Phase, ServerHalf, Tree, dense, m
 from sparsona.methods.averaging import weighted_mean
 from sparsona.methods.personal import PersonalPart, fused, split_model, trained_examples, whole
 from sparsona.methods.server_optimizer import Moments, begin_moments, server_step
-from sparsona.methods.training import sgd
+from sparsona.methods.training import clip_share, sgd
 
 if TYPE_CHECKING:
     from sparsona.core.task import Task
@@ -104,12 +104,12 @@ def fedalt(task: Task, config: FedAltConfig) -> Method:
 
     def update(work: FedAltWork, grads, tick):
         stale = () if "personal" in grads else work.stale
-        norm = tree.joint_norm(*grads.values(), *stale) if config.clip_norm else None  # over all that is trained
-        new = {name: sgd(getattr(work, name), grads[name], tick, configs[name], norm=norm) for name in grads}
-        if remembers:  # torch clips gradients where they lie, a stale one too
-            share = (config.clip_norm / (norm + 1e-6)).clamp(max=1.0)
-            new["stale"] = tuple(tree.scale(grad, share) for grad in stale or (grads["personal"],))
-        return replace(work, **new)
+        share = clip_share(config, *grads.values(), *stale)  # by all that the phase trains
+        new: dict[str, Any] = {n: sgd(getattr(work, n), grads[n], tick, configs[n], share=share) for n in grads}
+        if not remembers:
+            return replace(work, **new)
+        stale = stale or (grads["personal"],)  # torch clips gradients where they lie, a stale one too
+        return replace(work, **new, stale=tuple(tree.scale(grad, share) for grad in stale))
 
     def finish(state: FedAltState, work: FedAltWork, inbox, probe, round_):
         count = round_.client.num_examples
@@ -141,9 +141,9 @@ def fedalt(task: Task, config: FedAltConfig) -> Method:
         return Phase(name, trains, loss, update, epochs, max_steps, mixes_examples=mixes, flops=lambda work: 3 * flops)
 
     own = phase("personal", ("personal",), config.personal_epochs or config.epochs, config.max_personal_steps)
-    phases = (own, phase("shared", ("shared",), config.epochs, None))  # Algorithm 3
-    if not alternates:  # Algorithm 2
-        phases = (phase("both", ("personal", "shared"), config.epochs, config.max_personal_steps),)
+    both = phase("both", ("personal", "shared"), config.epochs, config.max_personal_steps)
+    # Algorithm 3, or 2
+    phases = (own, phase("shared", ("shared",), config.epochs, None)) if alternates else (both,)
     deploy = None if parts.additive.slots else lambda work: (parts.join(work.shared, work.personal), work.buffers)
     server = ServerHalf(init_server, aggregate, reply, lambda server: parts.join(server.shared, server.rest))
     tune, predict = replace(own, max_steps=None), lambda work, inputs: outputs(work, inputs, False)[0]

@@ -129,7 +129,7 @@ def _names(task: Task, part: str) -> Iterable[str]:
             expected=f"a model that has, or a part that this one has: {', '.join(have) or 'patterns of names'}",
             mend=known.get(part, "for example --personal output"),
         )
-    return [*found, *roles.norm] if part == "adapter" else found  # norms go with adapters: METHODS 6.1
+    return [*found, *roles.norm] if part == "adapter" else found  # norms go with adapters, as in the paper
 
 
 def _additive_layout(task: Task, hidden: int) -> Layout:
