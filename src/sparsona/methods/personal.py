@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 ROLES = ("input", "output", "norm", "adapter", "split")
 ADDITIVE = "additive"
-WITH_ADAPTERS = "resnet18:adapters=true and transformer:adapters=16 have them (so does every resnet18)"
-WITH_SPLIT = "digits-cnn:split=true and cnn28:split=true have two"
+WITH_ADAPTERS = "--model resnet18:adapters=true (any resnet18), or transformer:adapters=16"
+WITH_SPLIT = "--model digits-cnn:split=true, or cnn28:split=true"
 
 
 def listed_parts(value: Any) -> Any:
