@@ -227,9 +227,15 @@ def test_dispfl_by_hand(options, parts, search):
 GATE = 4 * 21_955  # a twentieth of the parameters, rounded up
 UNIFORM = {"density": 0.5, "allocation": "uniform"}
 UNCLIPPED = {**UNIFORM, "clip_norm": None}
+OUTPUT = 4 * 13_026  # the last layer
 MEMORIES = [  # method, options; kept, at hand, in training, in mask search
     ("local", {}, SIZE, SIZE, 2 * SIZE, 0),
     ("fedavg", {}, 0, SIZE, 2 * SIZE, 0),
+    ("fedavg-ft-part", {}, 0, SIZE, 2 * SIZE, 0),
+    # The two parts are a model together; FedAlt's gradient is of one part at a time. A pulled part is kept twice.
+    ("fedalt", {}, OUTPUT, SIZE, 2 * SIZE - OUTPUT, 0),
+    ("fedalt", {"clip_stale": True, "pull": 0.1}, 2 * OUTPUT, SIZE + OUTPUT, 2 * SIZE + OUTPUT, 0),
+    ("fedsim", {}, OUTPUT, SIZE, 2 * SIZE, 0),
     # The model, where it started, and a gradient: a dense one, since its norm is taken over all entries.
     ("fedspa", UNIFORM, MASK, MASK + HALF, MASK + 2 * HALF + SIZE, MASK + 2 * HALF + SIZE),
     ("fedspa", UNCLIPPED, MASK, MASK + HALF, MASK + 3 * HALF, MASK + 2 * HALF + SIZE),

@@ -50,6 +50,9 @@ OPTIONS = [
     ),
     click.option("--weight-decay", type=float, help="L2 pull of the weights towards zero.  [0.0005]"),
     click.option("--density", type=float, help="Share of the parameters a sparse method keeps, in (0, 1].  [0.5]"),
+    click.option(
+        "--personal", help="What stays with a client, of fedalt and fedsim: input,norm,NAME-PATTERN...  [output]"
+    ),
     click.option("--seed", type=int, help="Varies everything: partition, weights, sampling, batches, masks.  [0]"),
     click.option("--device", help="auto | cpu | cuda; auto is a GPU if there is one.  [auto]"),
     click.option("--precision", help="fp32 | tf32 | bf16, on a GPU; weights stay in fp32.  [fp32]"),

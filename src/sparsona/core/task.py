@@ -42,6 +42,7 @@ class Task:
     ) -> None:
         self.input_shape, self.num_classes = tuple(input_shape), num_classes
         self.losses, self.score = losses, score
+        self.takes_tokens = tokens
         # How a forward pass is done, not what it means: an executor may say so.
         self.half: torch.dtype | None = None  # convolutions and products in this type, weights in float32
         self.channels_last: bool | None = None  # None: on a CPU, where the network is one that gains by it

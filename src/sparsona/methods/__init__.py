@@ -32,6 +32,11 @@ class MethodCard:
     peers: bool = False  # clients send to each other: `graph` says who to whom, and all take part unless told otherwise
 
 
+_STEPS = {"epochs": 1, "weight_decay": 0.0, "clip_norm": None, "lr_decay": 1.0, "tune_epochs": 5}
+_PARTIAL: Mapping[str, Mapping[str, Any]] = {
+    "paper": {**_STEPS, "weight": "equal"},
+    "authors": {**_STEPS, "weight": "batches", "max_personal_steps": 1000, "clip_stale": True},
+}
 METHODS = {
     card.name: card
     for card in (
@@ -62,6 +67,37 @@ METHODS = {
             "fedavg",
             "FedAvgConfig",
             engine={"tune_epochs": 5},
+        ),
+        MethodCard(
+            "fedavg-ft-part",
+            "FedAvg-FT (part.)",
+            "FedAvg, then every client tunes a part of the last model: FT (part.) of Pillutla et al., 2022",
+            "nothing until the end, then its tuned model",
+            "the dense model, both ways; once more down for tuning",
+            "fedavg",
+            "FedAvgPartConfig",
+            engine={"tune_epochs": 5},
+        ),
+        MethodCard(
+            "fedalt",
+            "FedAlt",
+            "Pillutla et al., Federated Learning with Partial Model Personalization, ICML 2022",
+            "the personal part of the model",
+            "the shared part of the model, both ways",
+            "fedalt",
+            "FedAltConfig",
+            presets=_PARTIAL,
+        ),
+        MethodCard(
+            "fedsim",
+            "FedSim",
+            "the same paper; both parts are trained at once",
+            "the personal part of the model",
+            "the shared part of the model, both ways",
+            "fedalt",
+            "FedAltConfig",
+            options={"updates": "simultaneous"},
+            presets=_PARTIAL,
         ),
         MethodCard(
             "fedspa",
