@@ -31,6 +31,20 @@ class MethodCard:
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+PFEDGATE_AUTHORS = {
+    "batch_size": 128,
+    "equal_chunks": True,
+    "split_budget": True,
+    "score_steps": 10,
+    "floors_scores": True,
+    "straight_through": "kept",
+    "steps": "all",
+    "keeps_momentum": True,
+    "logits_relu": True,
+    "aggregation": "dense",
+    "deploy_gate": "transductive",
+}
+
 METHODS = {
     card.name: card
     for card in (
@@ -83,13 +97,26 @@ METHODS = {
             options={"search": "rsm"},
             presets={"paper": {}, "authors": {"anneal": "family"}},
         ),
+        MethodCard(
+            "pfedgate",
+            "pFedGate",
+            "Chen et al., Efficient Personalized Federated Learning via Sparse Model-Adaptation, ICML 2023",
+            "its gate, and the scores of its last training",
+            "down: the dense model; up: the change of the blocks that training used, and which they are",
+            "pfedgate",
+            "PFedGateConfig",
+            presets={
+                "paper": {"paths": 2, "gating": "sample", "deploy_gate": "sample", "batch_size": 128},
+                "authors": PFEDGATE_AUTHORS,
+            },
+        ),
     )
 }
 
 
 # What `sparsona cost` knows the costs of, by the rules in cost_rules.py; a name leaves when its method arrives.
 COST_ONLY = (
-    *("ditto", "pfedhn", "subsampling", "sub-fedavg", "dpsgd", "dpsgd-ft", "dispfl", "fomo", "fedem", "pfedgate"),
+    *("ditto", "pfedhn", "subsampling", "sub-fedavg", "dpsgd", "dpsgd-ft", "dispfl", "fomo", "fedem", "pfedgate-table"),
 )
 
 
