@@ -91,9 +91,11 @@ class Task:
         return Tree.of({name: named[name].float() for name in self._buffer_kinds}, self.buffer_layout)
 
     def forward(
-        self, params: Tree, buffers: Tree, inputs: Tensor, train: bool, noise: Tensor | None = None
+        self, params: Mapping[str, Tensor], buffers: Tree, inputs: Tensor, train: bool, noise: Tensor | None = None
     ) -> tuple[Tensor, Tree]:
-        """Outputs, and the buffers after this pass (the same tree where the module has none, or in evaluation)."""
+        """Outputs, and the buffers after this pass (the same tree where the module has none, or in evaluation).
+
+        `params` is a tree or any named tensors; their shapes need not be the module's, if its layers take them."""
         named: dict[str, Tensor] = {name: params[name] for name in params}
         for name, kind in self._buffer_kinds.items():
             named[name] = buffers[name].to(kind, copy=True)
