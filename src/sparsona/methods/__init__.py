@@ -33,6 +33,7 @@ class MethodCard:
 
 PFEDGATE_AUTHORS = {
     "batch_size": 128,
+    "gate_start": 0.5,
     "equal_chunks": True,
     "split_budget": True,
     "score_steps": 10,
@@ -106,7 +107,13 @@ METHODS = {
             "pfedgate",
             "PFedGateConfig",
             presets={
-                "paper": {"paths": 2, "gating": "sample", "deploy_gate": "sample", "batch_size": 128},
+                "paper": {
+                    "batch_size": 128,
+                    "gate_start": 0.5,
+                    "paths": 2,
+                    "gating": "sample",
+                    "deploy_gate": "sample",
+                },
                 "authors": PFEDGATE_AUTHORS,
             },
         ),

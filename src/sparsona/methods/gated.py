@@ -64,6 +64,9 @@ class PFedGateConfig(Training):
     pre_norm: bool = Field(True, description="switchable norm before the gate's linear layer")
     post_norm: bool = Field(True, description="batch norm behind it")
     sigmoid: bool = Field(True, description="weights of blocks between 0 and 1; otherwise unbounded")
+    gate_start: float = Field(
+        0.9, gt=0, lt=1, description="what weights of blocks are about at first (0.5 in the paper, by torch's layers)"
+    )
     logits_relu: bool = Field(False, description="ReLU on the model's outputs (authors)")
     aggregation: Literal["uploaded", "dense"] = Field(
         "uploaded", description="mean of each entry over those who used it, or over all clients (authors)"

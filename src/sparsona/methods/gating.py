@@ -77,7 +77,7 @@ class GatedModel:
 
     def _cut(self, smallest: float) -> Cut:
         config, blocks = self.config, cut(self.task.layout, self.config, smallest)
-        switches = (config.paths, config.pre_norm, config.post_norm, config.sigmoid)
+        switches = (config.paths, config.pre_norm, config.post_norm, config.sigmoid, config.gate_start)
         form = Gate(self.task.input_shape, len(blocks), *switches)
         return Cut(blocks, form, Layout((Slot("blocks", (len(blocks),)),)))
 

@@ -70,7 +70,7 @@ def pfedgate(task: Task, config: PFedGateConfig) -> Method:
     def init_client(params, buffers, client, seeds):
         here = model.cut(smallest_of(share_of(client)))
         gate, statistics = here.form.init(seeds.own("gate"), params.flat)
-        scores = params.flat.new_full((2, here.bits.size), 0.5 if config.sigmoid else 1.0)
+        scores = params.flat.new_full((2, here.bits.size), config.gate_start)
         momenta = (tree.zeros_like(params), tree.zeros_like(gate)) if config.keeps_momentum else ()
         return PFedGateState(gate, statistics, scores, momenta, buffers)
 

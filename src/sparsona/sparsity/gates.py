@@ -27,8 +27,8 @@ KEPT = 0.9  # how much of its running statistics a norm keeps when it has seen a
 @dataclass(frozen=True)
 class Gate:
     """The form of a gating layer. Two `paths`: the weights M of blocks come from a linear layer and norm of their own,
-    otherwise M are the scores G themselves. Without `sigmoid`, scores and weights are what the norm before it says,
-    unbounded and of either sign."""
+    otherwise M are the scores G themselves. Scores and weights are about `start` at first, by the last bias before the
+    sigmoid. Without `sigmoid` they are what is before it, unbounded and of either sign."""
 
     input_shape: tuple[int, ...]
     num_blocks: int
@@ -36,6 +36,7 @@ class Gate:
     pre_norm: bool = True
     post_norm: bool = True
     sigmoid: bool = True
+    start: float = 0.5
 
     def __post_init__(self) -> None:
         if not self.input_shape:
@@ -72,12 +73,15 @@ class Gate:
         import torch
 
         random, bound = generator(seed), 1 / math.sqrt(math.prod(self.input_shape))
+        last = math.log(self.start / (1 - self.start)) if self.sigmoid else self.start
         values = {}
         for slot in self.layout.slots:
             if slot.flops_per_weight:
                 values[slot.name] = (2 * torch.rand(slot.shape, generator=random) - 1) * bound
             else:
                 values[slot.name] = torch.full(slot.shape, 0.0 if slot.name.endswith("bias") else 1.0)
+            if slot.name.endswith(".post.bias" if self.post_norm else ".bias") and not slot.name.startswith("pre"):
+                values[slot.name] = values[slot.name] + last
         starts = {s.name: torch.full(s.shape, float(s.name.endswith("var"))) for s in self.buffer_layout.slots}
         params, buffers = Tree.of(values, self.layout), Tree.of(starts, self.buffer_layout)
         return params.like(params.flat.to(like.device)), buffers.like(buffers.flat.to(like.device))
