@@ -54,6 +54,9 @@ def summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
         "rounds": completed,
         "seconds": round(seconds, 3),
     }
+    sent = folder.select("SELECT AVG(paper_up) FROM turns WHERE paper_up > 0")[0][0]
+    if sent is not None:  # pFedGate's q: the share of the model's entries that a client sends in a turn, measured
+        summary["bytes"]["upload_share"] = sent / (4 * about["num_parameters"])
     for other in ("global", "trained", "novel", "novel_tuned"):
         rows = _evaluated(folder, completed, other)
         if rows:
@@ -99,6 +102,11 @@ def protocol(folder: RunFolder) -> str:
         f"{unit}, {chosen}never used in any decision); mean over {len(tested)} clients, each counting the same; "
         f"after round {completed} of {config['rounds']}, the last and not the best."
     )
+    if about.get("transductive"):
+        text += (
+            " TRANSDUCTIVE: a prediction also depends on the other test examples of its batch, as this method's authors "
+            "evaluate it; not comparable with results that do not say so."
+        )
     took_part = len(count) - config["novel"]
     if len(tested) < took_part:
         text += f" They were drawn once, the same for every evaluation, from the {took_part:,} that took part."
