@@ -6,9 +6,9 @@ entry each: s_min = 1/4 makes the first one entry long, and the other three shar
     class 0:  0 1        the server holds   theta = (6 -1)
     class 1:  2 3                                   (4 -2)
 
-s = 0.5: two entries, block 0 always being one of them. The gates have no norms, one path, and weights of zero: what they
-say is the sigmoid of their bias, b, whatever the input. Learning rates 0.4, weight decay 0.5, no clipping, momentum 0.9,
-which does nothing in one step. Three clients, of whom A and B are sampled; C, with four examples, is not.
+s = 0.5: two entries, block 0 always being one of them. The gates have no norms, one path, and weights of zero: what
+they say is the sigmoid of their bias, b, whatever the input. Learning rates 0.4, weight decay 0.5, no clipping, and
+momentum 0.9, which does nothing in one step. Three clients, of whom A and B are sampled; C, with four examples, is not.
 
 Client A: x = (1, 2), label 0; b = (-l, l, 0, 0) with l = log 3
     G = M              (1/4, 3/4, 1/2, 1/2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -34,16 +33,13 @@ def setting_of(model=net, **more):
     return prepare.make_setting(prepare.make_config("pfedgate", {**COMMON, **more}, model=model), None, model)
 
 
-def turn_of(setting, client=0, lr_scale=1.0):
+def turn_of(setting, client=0):
     """A client's first turn: what it sends, and the work it ends with."""
     server = setting.method.server.init(setting.params, setting.clients, setting.plan.seeds)
     round_ = setting.plan.round_at(0).on(setting.clients[client])
     inbox = (setting.method.server.reply(server, setting.clients[client], round_),)
     own = (setting.federation.examples(client, part) for part in ("train", "validation"))
-    state = setting.fresh_state(client)
-    here = replace(round_, lr_scale=lr_scale)
-    state, update, work, tally = client_turn(setting.method, setting.task, state, inbox, *own, here)
-    return state, update, work, tally
+    return client_turn(setting.method, setting.task, setting.fresh_state(client), inbox, *own, round_)
 
 
 @pytest.fixture
@@ -125,7 +121,7 @@ def test_mixed_capacities(capacity, selections):
 def test_the_authors_realised_density(density, realised):
     """On CIFAR-10's network it does not depend on the scores, and is what the paper's table 1 prints as s'."""
     layout = models.outline("pfedgate-cifar10", (3, 32, 32), 10).layout
-    options = {k: v for k, v in AUTHORS.items() if k != "batch_size"}
+    options = {k: v for k, v in AUTHORS.items() if k not in ("batch_size", "epochs")}
     config = PFedGateConfig(density=density, **options)
     blocks = cut(layout, config, 0.2)
     assert len(blocks) == 50
@@ -140,7 +136,7 @@ def test_the_authors_first_chunks_break_a_small_budget():
     """A fifth of everything is never dropped and never paid for: with s = 0.1 the model in use is twice as large. The
     paper's chunks hold it."""
     layout, scores = models.outline("pfedgate-cifar10", (3, 32, 32), 10).layout, torch.linspace(0.1, 0.9, 50)
-    options = {k: v for k, v in AUTHORS.items() if k != "batch_size"}
+    options = {k: v for k, v in AUTHORS.items() if k not in ("batch_size", "epochs")}
     found = []
     for more in (options, {}):
         config = PFedGateConfig(density=0.1, **more)
@@ -195,7 +191,7 @@ def test_rebatching_changes_no_prediction(deploy_gate):
 def test_transductive_predictions_depend_on_their_batch_and_are_labelled(tmp_path):
     whole, single = predictions(setting_of(**AUTHORS), (12, 1))
     assert float((whole - single).abs().max()) > 1e-3
-    for name, options in (("authors", {"preset": "authors"}), ("ours", {})):
+    for name, options in (("authors", {"preset": "authors"}), ("ours", {"epochs": 1, "density": 0.3})):
         run = sp.train("pfedgate", out=tmp_path / name, **{**COMMON, "rounds": 1}, **options)
         assert ("TRANSDUCTIVE" in run.protocol) == (name == "authors")
         share = run.summary["bytes"]["upload_share"]  # q
@@ -204,7 +200,7 @@ def test_transductive_predictions_depend_on_their_batch_and_are_labelled(tmp_pat
 
 def test_the_stored_gate_is_the_mean_of_training():
     setting = setting_of()
-    state, _, work, _ = turn_of(setting, lr_scale=0.0)  # a gate that stands still says the same in every batch
+    state, *_ = turn_of(setting)
     model = setting.method.phases[0].loss.__self__
     start = setting.fresh_state(0)
     assert bool((start.scores == 0.9).all())
@@ -241,8 +237,10 @@ def test_client_wise_gates_look_at_the_mean_input():
     expected = setting.federation.examples(0, "train").inputs.mean(0)
     torch.testing.assert_close(work.pooled, expected)
     cost = setting.method.cost(setting.task.layout, setting.clients[0], setting.plan.round_at(0))
-    assert tally.search_flops == cost.search_flops == len(setting.federation.examples(0, "train").targets) * (
-        setting.task.layout.forward_flops()
+    assert (
+        tally.search_flops
+        == cost.search_flops
+        == len(setting.federation.examples(0, "train").targets) * (setting.task.layout.forward_flops())
     )
 
 
@@ -274,6 +272,22 @@ def test_many_clients_at_once(more):
     assert [e.loss for e in tested] == pytest.approx([e.loss for e in tested2], rel=1e-3)
 
 
+@pytest.mark.parametrize("blocks", ["filter", "channel"])
+def test_what_is_left_out_of_the_computation_changes_nothing(blocks):
+    """Compact, dropped filters are not computed: the same training, and the same predictions, within rounding."""
+    options = {"blocks": blocks, "density": 0.7, "num_blocks": 8, "smallest": 0.1, "straight_through": "kept"}
+    found = []
+    for compute in ("masked", "compact"):
+        setting = setting_of(**options, compute=compute)
+        _, update, work, _ = turn_of(setting)
+        outputs = setting.method.predict(work, setting.federation.examples(0, "test").inputs)
+        params, _ = setting.method.deploy(work)
+        found.append((update.parts["blocks"].tree().flat, work.params.flat, work.gate.flat, outputs, params.flat))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+    assert 0 in found[0][4]
+
+
 def test_latencies_from_a_file(tmp_path):
     layout = setting_of().task.layout
     path = tmp_path / "times.json"
@@ -293,6 +307,7 @@ def test_latencies_from_a_file(tmp_path):
         ({"steps": "all"}, "what moves must be what is sent"),
         ({"gating": "client", "deploy_gate": "sample"}, "never seen a single input"),
         ({"budget": "energy"}, "latency:FILE"),
+        ({"compute": "compact"}, "has no gradient"),
     ],
 )
 def test_bad_combinations_are_refused(options, said):

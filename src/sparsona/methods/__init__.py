@@ -33,6 +33,7 @@ class MethodCard:
 
 PFEDGATE_AUTHORS = {
     "batch_size": 128,
+    "epochs": 1,
     "gate_start": 0.5,
     "equal_chunks": True,
     "split_budget": True,
@@ -109,6 +110,7 @@ METHODS = {
             presets={
                 "paper": {
                     "batch_size": 128,
+                    "epochs": 1,
                     "gate_start": 0.5,
                     "paths": 2,
                     "gating": "sample",

@@ -29,8 +29,8 @@ FINE = 2**16  # finer than any gate can tell blocks apart, coarser than rounding
 class PFedGateConfig(Training):
     """What pFedGate adds to the options of training, which hold for model and gate alike."""
 
-    epochs: int = Field(1, ge=1, description="passes over the client's data in one round")
-    gate_lr: Positive = Field(0.1, description="the gate's learning rate in the first round")
+    lr: Positive = Field(0.05, description="the model's learning rate in the first round")
+    gate_lr: Positive = Field(1.0, description="the gate's learning rate in the first round")
     momentum: float = Field(0.9, ge=0, lt=1, description="of both optimizers")
     keeps_momentum: bool = Field(False, description="a client's momentum outlives its turn (authors)")
     steps: Literal["used", "all"] = Field(
@@ -75,6 +75,10 @@ class PFedGateConfig(Training):
         "stored", description="gate in use: of the last training, of each example, or of the test batch (authors)"
     )
 
+    compute: Literal["masked", "compact"] = Field(
+        "masked", description="compact: filters that are dropped are left out of the computation, which then is faster"
+    )
+
     @field_validator("budget")
     @classmethod
     def _is_known(cls, value: str) -> str:
@@ -90,6 +94,13 @@ class PFedGateConfig(Training):
             raise ValueError("steps=used with aggregation=uploaded: what moves must be what is sent")
         if self.gating == "client" and self.deploy_gate != "stored":
             raise ValueError("deploy_gate=stored with gating=client: that gate has never seen a single input")
+        if self.compute == "compact":
+            by_one = "sample" in (self.gating, self.deploy_gate)
+            if self.blocks not in ("filter", "channel") or by_one or self.straight_through == "all":
+                raise ValueError(
+                    "compute=compact with blocks=filter or channel, one model for each batch, and "
+                    "straight_through=kept: what is not computed has no gradient"
+                )
         return self
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from sparsona.core.layout import Layout, Slot
 from sparsona.core.method import Batch, Client, Cost, Grads, PartSize, Phase, Probe, Round, Support, Tick, Tree
 from sparsona.methods.gated import Budget, PFedGateConfig, cut, free, momentum_step, most_flops, select
 from sparsona.sparsity.blocks import Blocks, spread
+from sparsona.sparsity.compact import chain, compact
 from sparsona.sparsity.gates import Gate, weighted_mean
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class GatedWork:
     gate: Tree
     buffers: Traces
     scores: Tensor  # of the last turn, [2, blocks]
-    momenta: tuple[Tree, Tree]
+    momenta: tuple[Tree, ...]  # of the model and of the gate
     budget: dict[str, Budget]
     pooled: Tensor  # the mean input, if that is what the gate looks at
 
@@ -62,6 +64,7 @@ class GatedModel:
     def __init__(self, task: Task, config: PFedGateConfig) -> None:
         self.task, self.config = task, config
         self.cut = lru_cache(self._cut)
+        self._chain = lru_cache(lambda smallest: chain(task, self.cut(smallest).blocks))
         if getattr(task, "tokens", False):
             raise SparsonaError(
                 "pFedGate on text: its gate would see the tokens that are to be predicted",
@@ -87,11 +90,26 @@ class GatedModel:
 
     def adapt(self, work: GatedWork, scores: Tensor, weights: Tensor) -> tuple[Tree, Tensor]:
         """theta' = theta (x) M', and I*: M' = M I*, where the way back takes G for I* (appendix A)."""
-        here, budget, _ = self.of(work)
-        kept = select(budget, scores, self.config)
+        gates, kept = self._gates(work, scores, weights)
+        return work.params.like(work.params.flat * spread(self.of(work)[0].blocks, gates)), kept
+
+    def _gates(self, work: GatedWork, scores: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        kept = select(self.of(work)[1], scores, self.config)
         through = scores - scores.detach()  # zero, and yet it has a gradient
-        gates = kept * (1 + through) if self.config.straight_through == "kept" else kept + through
-        return work.params.like(work.params.flat * spread(here.blocks, weights * gates)), kept
+        return weights * (kept * (1 + through) if self.config.straight_through == "kept" else kept + through), kept
+
+    def run(
+        self, work: GatedWork, scores: Tensor, weights: Tensor, inputs: Tensor, noise: Tensor | None = None
+    ) -> tuple[Tensor, Tree, Tensor]:
+        """One model for all inputs: outputs, the model's buffers afterwards, and I*. With noise, as in training."""
+        params: Mapping[str, Tensor]
+        if self.config.compute == "compact":
+            gates, kept = self._gates(work, scores, weights)
+            params = compact(self._chain(self.of(work)[2]), work.params, kept, gates)
+        else:
+            params, kept = self.adapt(work, scores, weights)
+        outputs, buffers = self.task.forward(params, work.buffers.model, inputs, noise is not None, noise)
+        return outputs, buffers, kept
 
     def answer(self, outputs: Tensor) -> Tensor:
         return outputs.relu() if self.config.logits_relu else outputs
@@ -127,8 +145,7 @@ class GatedModel:
             outputs, kept = self.each(work, batch.inputs, scores, weights, batch.noise)
             kept, buffers = (kept * (batch.weight > 0).unsqueeze(1)).amax(0), traces.model
         else:
-            params, kept = self.adapt(work, means[0], means[1])  # line 6
-            outputs, buffers = self.task.forward(params, traces.model, batch.inputs, True, batch.noise)
+            outputs, buffers, kept = self.run(work, means[0], means[1], batch.inputs, batch.noise)  # line 6
         examples = batch.weight.sum()
         after = Traces(
             buffers,
@@ -155,7 +172,9 @@ class GatedModel:
     def pool(self, work: GatedWork, probe: Probe, round_: Round) -> GatedWork:
         """The mean of all training inputs, for client-wise adaptation (section 7.4)."""
         assert round_.client is not None
-        total = sum(batch.inputs.sum(0) for batch in probe.train())
+        total = work.pooled.new_zeros(work.pooled.shape)
+        for batch in probe.train():
+            total = total + batch.inputs.sum(0)
         return replace(work, pooled=total / round_.client.num_examples)
 
     def phase(self, name: str, *trains: str) -> Phase:
@@ -168,6 +187,7 @@ class GatedModel:
             self.config.epochs,
             enter=self.pool if self.config.gating == "client" else None,
             mixes_examples=self.task.mixes_examples,
+            traceable=self.config.compute == "masked",
             flops=self.step_flops,
         )
 
@@ -189,20 +209,20 @@ class GatedModel:
 
     def deploy(self, work: GatedWork) -> tuple[Tree, Tree]:
         """The client's own model as plain weights."""
-        return self.adapt(work, *self.current(work))[0], work.buffers.model
+        stored = self.current(work)
+        return self.adapt(work, stored[0], stored[1])[0], work.buffers.model
 
     def predict(self, work: GatedWork, inputs: Tensor) -> Tensor:
         if self.config.deploy_gate == "stored":
-            params, buffers = self.deploy(work)
-            return self.answer(self.task.forward(params, buffers, inputs, False)[0])
+            stored = self.current(work)
+            return self.answer(self.run(work, stored[0], stored[1], inputs)[0])
         here, _, smallest = self.of(work)
         scores, weights, _ = here.form.scores(work.gate, work.buffers.gate, inputs)
         if self.config.floors_scores:
             scores = scores.clamp(min=smallest)
         if self.config.deploy_gate == "sample":
             return self.answer(self.each(work, inputs, scores, weights, None)[0])
-        params, _ = self.adapt(work, scores.mean(0), weights.mean(0))  # what the whole test batch says: transductive
-        return self.answer(self.task.forward(params, work.buffers.model, inputs, False)[0])
+        return self.answer(self.run(work, scores.mean(0), weights.mean(0), inputs)[0])  # by the test batch
 
     def cost(self, client: Client, share: float, smallest: float, phases: tuple[Phase, ...]) -> Cost:
         """A turn, at most: training decides which blocks are used, and so what is sent."""

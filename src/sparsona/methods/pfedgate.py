@@ -6,15 +6,17 @@ Kept: the gate, its norms' statistics, and the mean scores of the last turn. Tra
 change of the blocks that the turn used, and one bit for each block. Costs: training inside the budget, and the gate:
 upper bounds, since training decides which blocks are used. |I* W| / d <= s_i = min(density, capacity) in every batch.
 
-Beyond the text: momentum, decay and clipping, as the authors' code has them, but only where a batch used a block: what
-is sent is all that moved. A client deploys the model that the mean of its training scores makes (plain weights); one
-that never trained, that of equal scores. Scores are compared in steps of 2**-16, so that rounding breaks no tie.
+Beyond the text: gates start at .9, where torch's layers start at .5, which halves every layer of the model. Momentum,
+decay and clipping are the authors' code's, but only where a batch used a block: what is sent is all that moved.
+A client deploys the model that the mean of its training scores makes (plain weights); one that never trained, that of equal
+scores. Scores are compared in steps of 2**-16, so that rounding breaks no tie.
 
 `paper`: two paths, and a gate for each example, in training and in use. `authors`: one path and a gate for each batch,
 also of the test data (`transductive`: what is predicted depends on what shares its batch, and results say so); equal
-chunks, whose first ones are free, in two budgets (`split_budget`: s may be exceeded where s is near s_min; with s = .5
-it is .43); scores in tenths, at least s_min; no gradient to dropped blocks; decay and momentum everywhere, the latter
-from turn to turn; ReLU on logits; a dense mean over all clients, those not sampled standing still; batches of 128.
+chunks, whose first ones are free, in two budgets (`split_budget`: with s below 1/B they alone exceed s; with s = .5 the
+model in use has .43); scores in tenths, at least s_min; no gradient to dropped blocks; decay and momentum everywhere,
+momentum also from turn to turn; ReLU on logits; a dense mean over all clients, where those not sampled stand still.
+Both: batches of 128, one pass, gates that start at .5.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sparsona.core import tree
-from sparsona.core.method import Method, ServerHalf, Tree, dense, masked, message
+from sparsona.core.method import Method, Phase, ServerHalf, Tree, dense, masked, message
 from sparsona.methods.gated import PFedGateConfig, indexed_mean, make_budget
 from sparsona.methods.gating import GatedModel, GatedWork, Traces
 from sparsona.sparsity.blocks import spread
@@ -121,7 +123,7 @@ def pfedgate(task: Task, config: PFedGateConfig) -> Method:
     def reply(server: PFedGateServer, client, round_):
         return message(round_, {"model": dense(server.params)})
 
-    phases = (model.phase("train", "params", "gate"),)  # lines 7 and 8
+    phases: tuple[Phase, ...] = (model.phase("train", "params", "gate"),)  # lines 7 and 8
     if config.updates == "alternating":
         phases = (model.phase("gate", "gate"), model.phase("model", "params"))
     is_plain = config.deploy_gate == "stored" and not config.logits_relu
