@@ -104,8 +104,8 @@ def protocol(folder: RunFolder) -> str:
     )
     if about.get("transductive"):
         text += (
-            " TRANSDUCTIVE: a prediction also depends on the other test examples of its batch, as in the authors' code; "
-            "not comparable with results that do not say so."
+            " TRANSDUCTIVE: a prediction also depends on the other test examples of its batch, as in the authors' "
+            "code; not comparable with results that do not say so."
         )
     took_part = len(count) - config["novel"]
     if len(tested) < took_part:

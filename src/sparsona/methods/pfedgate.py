@@ -8,8 +8,8 @@ upper bounds, since training decides which blocks are used. |I* W| / d <= s_i = 
 
 Beyond the text: gates start at .9, where torch's layers start at .5, which halves every layer of the model. Momentum,
 decay and clipping are the authors' code's, but only where a batch used a block: what is sent is all that moved.
-A client deploys the model that the mean of its training scores makes (plain weights); one that never trained, that of equal
-scores. Scores are compared in steps of 2**-16, so that rounding breaks no tie.
+A client deploys the model that the mean of its training scores makes (plain weights); one that never trained, that of
+equal scores. Scores are compared in steps of 2**-16, so that rounding breaks no tie.
 
 `paper`: two paths, and a gate for each example, in training and in use. `authors`: one path and a gate for each batch,
 also of the test data (`transductive`: what is predicted depends on what shares its batch, and results say so); equal
