@@ -25,7 +25,7 @@ from sparsona.runs.config import RunConfig
 
 ACCURACY = {"mean", "weighted", "bottom_decile", "worst", "std", "last10"}
 BYTES = {"up", "down", "total", "busiest_node"}
-PAPER_BYTES = {"paper_up", "paper_down", "paper_total"}  # the papers' own count, beside ours
+PAPER_BYTES = {"paper_up", "paper_down", "paper_total", "upload_share"}  # the papers' own count, beside ours
 
 
 def bare(summary: dict) -> dict:

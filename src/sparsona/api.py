@@ -124,6 +124,7 @@ def _described(config: RunConfig, setting: Setting, start: WarmStart | None = No
         "layout": setting.task.layout.digest.hex(),
         "start": start_digest(setting),
         "ignores_capacity": ignores_capacity(setting),
+        "transductive": setting.method.transductive,
         "num_parameters": setting.task.layout.size,
         "tested_on": setting.federation.tested_on,
         "left_out": dict(setting.federation.left_out),

@@ -282,6 +282,8 @@ def show_run(result: Any, as_json: bool) -> None:
 
     print_results(rows(views_in(result.path)))
     print_text(f"\nHow this was measured: {result.protocol}\n")
+    if result.summary["bytes"].get("upload_share", 1.0) < 1:
+        print_text(f"A client sent {result.summary['bytes']['upload_share']:.1%} of the model's entries in a turn.\n")
     if result.is_profiled:
         print_profile(result.profile())
     click.echo(f"run:    {result.path}")

@@ -156,7 +156,7 @@ def fedem(layout: Layout, client: Client, round_: Round, config: FedEMConfig) ->
     return Cost(models, models, train, look, kept=kept, infer_flops=forward, at_work=at_work)
 
 
-class PFedGateConfig(Training):
+class PFedGateTableConfig(Training):
     """What pFedGate's table of costs needs to know."""
 
     epochs: int = Field(1, ge=1, description="passes over the client's data in one round")
@@ -167,7 +167,7 @@ class PFedGateConfig(Training):
     )
 
 
-def pfedgate(layout: Layout, client: Client, round_: Round, config: PFedGateConfig) -> Cost:
+def pfedgate_table(layout: Layout, client: Client, round_: Round, config: PFedGateTableConfig) -> Cost:
     """As multiples of a dense model's cost, which is all that its paper states: FLOPs go with the share in use."""
     share = config.density + config.gate_share
     update = _inside(layout, "update", math.floor(config.upload_share * layout.size), Support.BITS)
@@ -216,11 +216,11 @@ COST_RULES = {
         RuleCard("fomo", "FedFomo", "Zhang et al., ICLR 2021", fomo, Training, peers=True),
         RuleCard("fedem", "FedEM", "Marfoq et al., NeurIPS 2021", fedem, FedEMConfig),
         RuleCard(
-            "pfedgate",
-            "pFedGate",
+            "pfedgate-table",
+            "pFedGate (as its table 3 states)",
             "Chen et al., ICML 2023",
-            pfedgate,
-            PFedGateConfig,
+            pfedgate_table,
+            PFedGateTableConfig,
             note="multiples of a dense model's costs, as its paper states them, and no bounds: the gate's size "
             "(gate_share) hangs on the input, what is sent (upload_share) on training",
         ),

@@ -261,6 +261,8 @@ def _notes(
     """What is to be known of these figures and not of others."""
     if isinstance(card, RuleCard) and card.note:
         yield card.note
+    elif not all(cost.exact for cost in kinds):
+        yield "training decides what is used and sent: these are upper bounds"
     if outline.uncounted:
         yield f"FLOPs of layers that are neither linear nor convolutions are missing: {', '.join(outline.uncounted)}"
     for cost, capacity in zip(kinds, asked.capacities, strict=False):

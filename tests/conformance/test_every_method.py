@@ -37,6 +37,7 @@ SETTINGS = {
     "fedspa": ({"density": 0.6}, 0.35),
     "fedspa-rsm": ({"density": 0.6}, 0.35),
     "dispfl": ({"density": 0.6, "graph": "random:2"}, 0.35),
+    "pfedgate": ({"density": 0.6, "capacities": [1.0, 0.4, 0.1]}, 0.35),
 }
 COMMON = {"clients": 6, "per_round": 3, "rounds": 4, "epochs": 2, "batch_size": 8, "lr": 0.1, "executor": "serial"}
 
@@ -155,8 +156,10 @@ def test_every_message_survives_the_wire_and_cost_equals_the_ledger(name):
                     assert getattr(turn.traffic, paper) == copies * papers
                 continue
             assert turn.traffic.down == (message_size(down) if down else 0)
-            assert turn.traffic.up == (message_size(up) if up else 0)
-            assert (turn.traffic.paper_down, turn.traffic.paper_up) == (paper_size(down), paper_size(up))
+            sent, most = (turn.traffic.up, turn.traffic.paper_up), (message_size(up) if up else 0, paper_size(up))
+            # Where training decides what is sent, costs are a bound that is met or stayed below.
+            assert sent == most if cost.exact else 0 < sent[0] <= most[0] and 0 < sent[1] <= most[1]
+            assert turn.traffic.paper_down == paper_size(down)
             if setting.method.server is not None:
                 update = setting.method.server.reply(before.server, client, round_)
                 again = decode(encode(update))
@@ -207,7 +210,7 @@ def test_density_bound_holds_each_round(name):
     density = prepare.make_config(name, options(name)).options.get("density", 1.0)
     setting = setting_of(name)
     cost = setting.method.cost(setting.task.layout, setting.clients[0], setting.plan.round_at(0))
-    for sizes in (cost.down or (), cost.up or ()):
+    for sizes in (cost.down or (), cost.up or ()) if cost.exact else ():  # otherwise density bounds what is used
         values = [size.num_values for size in sizes if not size.is_mask]
         assert sum(values) <= density * setting.task.layout.size * len(values)
     star = engine_of(setting)
@@ -265,11 +268,14 @@ def test_learning_rate_takes_effect_each_round(name):
 
     def trained(scale: float) -> str:
         here = dataclasses.replace(round_, lr_scale=scale)
-        _, _, work, _ = client_turn(setting.method, setting.task, state, inbox, *own, here)
-        return fingerprint(work)
+        return learned(client_turn(setting.method, setting.task, state, inbox, *own, here)[2])
+
+    def learned(work) -> str:
+        """What is trained: statistics and momentum move at any learning rate."""
+        return fingerprint(tuple(getattr(work, name) for phase in setting.method.phases for name in phase.trains))
 
     assert len({trained(scale) for scale in (1.0, 0.1, 0.0)}) == 3
-    assert trained(0.0) == fingerprint(received_work(setting, population, 0))
+    assert trained(0.0) == learned(received_work(setting, population, 0))
 
 
 def test_beats_chance_on_the_toy(name):

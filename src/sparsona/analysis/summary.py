@@ -57,6 +57,9 @@ def summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
         "rounds": completed,
         "seconds": round(seconds, 3),
     }
+    sent = folder.select("SELECT AVG(paper_up) FROM turns WHERE paper_up > 0")[0][0]
+    if sent is not None and not about.get("peers"):  # pFedGate's q: the share of all entries that a turn sends
+        summary["bytes"]["upload_share"] = sent / (4 * about["num_parameters"])
     summary["pipeline"] = pipeline(folder, completed)
     if (by_class := classes(folder, completed, point)) is not None:
         summary["classes"] = by_class
@@ -134,6 +137,11 @@ def protocol(folder: RunFolder) -> str:
         f"{unit}, {chosen}never used in any decision); mean over {len(tested)} clients, each counting the same; "
         f"after round {completed} of {config['rounds']}, the last and not the best."
     )
+    if about.get("transductive"):
+        text += (
+            " TRANSDUCTIVE: a prediction also depends on the other test examples of its batch, as in the authors' "
+            "code; not comparable with results that do not say so."
+        )
     took_part = len(count) - config["novel"]
     if len(tested) < took_part:
         text += f" They were drawn once, the same for every evaluation, from the {took_part:,} that took part."

@@ -112,6 +112,7 @@ class Method:
     server: ServerHalf | None = None
     peer: PeerHalf | None = None
     trait: Callable[[State], Tree | Tensor] | None = None
+    transductive: bool = False  # a prediction depends on its batch: nothing is padded there, and results say so
 
     @property
     def common(self) -> str | None:

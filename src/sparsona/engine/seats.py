@@ -65,7 +65,7 @@ def must_be_alone(phase: Phase, setting: Setting) -> bool:
 
 def can_be_traced(setting: Setting) -> bool:
     """Whether `predict` can be captured or run for several clients at once: it keeps the rules of the phases."""
-    return all(phase.traceable for phase in setting.method.phases)
+    return all(phase.traceable for phase in setting.method.phases) and not setting.method.transductive
 
 
 def train_alone(phase: Phase, seat: Seat, setting: Setting) -> None:

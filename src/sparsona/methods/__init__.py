@@ -37,6 +37,22 @@ _PARTIAL: Mapping[str, Mapping[str, Any]] = {
     "paper": {**_STEPS, "weight": "equal"},
     "authors": {**_STEPS, "weight": "batches", "max_personal_steps": 1000, "clip_stale": True},
 }
+PFEDGATE_AUTHORS = {
+    "batch_size": 128,
+    "epochs": 1,
+    "gate_start": 0.5,
+    "equal_chunks": True,
+    "split_budget": True,
+    "score_steps": 10,
+    "floors_scores": True,
+    "straight_through": "kept",
+    "steps": "all",
+    "keeps_momentum": True,
+    "logits_relu": True,
+    "aggregation": "dense",
+    "deploy_gate": "transductive",
+}
+
 METHODS = {
     card.name: card
     for card in (
@@ -131,12 +147,32 @@ METHODS = {
             presets={"paper": {}, "authors": {"regrowth": "random", "divide_by": "used"}},
             peers=True,
         ),
+        MethodCard(
+            "pfedgate",
+            "pFedGate",
+            "Chen et al., Efficient Personalized Federated Learning via Sparse Model-Adaptation, ICML 2023",
+            "its gate, and the scores of its last training",
+            "down: the dense model; up: the change of the blocks that training used, and which they are",
+            "pfedgate",
+            "PFedGateConfig",
+            presets={
+                "paper": {
+                    "batch_size": 128,
+                    "epochs": 1,
+                    "gate_start": 0.5,
+                    "paths": 2,
+                    "gating": "sample",
+                    "deploy_gate": "sample",
+                },
+                "authors": PFEDGATE_AUTHORS,
+            },
+        ),
     )
 }
 
 
 # What `sparsona cost` knows the costs of, by the rules in cost_rules.py; a name leaves when its method arrives.
-COST_ONLY = (*("ditto", "pfedhn", "subsampling", "sub-fedavg", "dpsgd", "dpsgd-ft", "fomo", "fedem", "pfedgate"),)
+COST_ONLY = (*("ditto", "pfedhn", "subsampling", "sub-fedavg", "dpsgd", "dpsgd-ft", "fomo", "fedem", "pfedgate-table"),)
 
 
 def card(name: str) -> MethodCard:
