@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
+from sparsona.cli_analysis import devices, find, similarity
 from sparsona.cli_cost import cost
 from sparsona.cli_data import data
 from sparsona.cli_options import PROFILE, check_names, gather, with_options
@@ -245,6 +246,8 @@ def models(name: str | None, classes: int | None, shape: str | None, as_json: bo
 
 cli.add_command(data)
 cli.add_command(cost)
+cli.add_command(devices)
+cli.add_command(similarity)
 
 
 def show_options(title: str, fields: Mapping[str, Any], preset: Mapping[str, Any]) -> None:
@@ -255,16 +258,6 @@ def show_options(title: str, fields: Mapping[str, Any], preset: Mapping[str, Any
         value = preset.get(key, field.default)
         shown = "none" if value is None else list(value) if isinstance(value, tuple) else value  # as one would write it
         click.echo(f"  {key} = {shown}{among}\n      {field.description}")
-
-
-def find(text: str) -> Path:
-    """A run by its path, or by its name in ./runs."""
-    for path in (Path(text), Path("runs") / text):
-        if path.exists():
-            return path
-    raise SparsonaError(
-        f"there is no run '{text}'", expected="a folder, or a name in ./runs", mend="`sparsona runs` lists those names"
-    )
 
 
 def show_run(result: Any, as_json: bool) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsona.analysis.similarity import recorded_distances, recorded_similarity
 from sparsona.analysis.statistics import accuracy_summary, mean_of_last
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError
@@ -135,6 +136,8 @@ def curve(folder: RunFolder, point: str) -> list[tuple[int, float]]:
 
 def view(folder: RunFolder) -> RunView:
     """Everything a report needs of a run."""
+    from sparsona.analysis.devices import device_changes, has_changes  # which asks this module for the headline
+
     about, config = folder.about, folder.config
     point, completed, correct, count = headline(folder)
     points = [row[0] for row in folder.select("SELECT DISTINCT point FROM evaluations ORDER BY point")]
@@ -171,6 +174,9 @@ def view(folder: RunFolder) -> RunView:
         cumulative_bytes=list(
             zip((row[0] for row in rounds), np.cumsum([row[2] for row in rounds]).tolist(), strict=True)
         ),
+        devices=device_changes(folder) if has_changes(folder) else None,
+        similarity=recorded_similarity(folder),
+        distances=recorded_distances(folder),
     )
 
 
