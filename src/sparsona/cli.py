@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from sparsona.cli_analysis import devices, find, similarity
+from sparsona.cli_analysis import devices, similarity
 from sparsona.cli_cost import cost
 from sparsona.cli_data import data
 from sparsona.cli_options import PROFILE, check_names, gather, with_options
@@ -258,6 +258,13 @@ def show_options(title: str, fields: Mapping[str, Any], preset: Mapping[str, Any
         value = preset.get(key, field.default)
         shown = "none" if value is None else list(value) if isinstance(value, tuple) else value  # as one would write it
         click.echo(f"  {key} = {shown}{among}\n      {field.description}")
+
+
+def find(text: str) -> Path:
+    """A run by its path, or by its name in ./runs."""
+    from sparsona.runs.listing import find_run
+
+    return find_run(text)
 
 
 def show_run(result: Any, as_json: bool) -> None:

@@ -9,21 +9,10 @@ from typing import Any
 import click
 
 from sparsona.cli_data import check_picture
-from sparsona.core.errors import SparsonaError
 from sparsona.terminal import print_devices, print_similarity
 
 OUT = click.option("--out", type=click.Path(path_type=Path), help="Picture to write as well: .svg or .png.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-
-
-def find(text: str) -> Path:
-    """A run by its path, or by its name in ./runs."""
-    for path in (Path(text), Path("runs") / text):
-        if path.exists():
-            return path
-    raise SparsonaError(
-        f"there is no run '{text}'", expected="a folder, or a name in ./runs", mend="`sparsona runs` lists those names"
-    )
 
 
 @click.command()
@@ -45,11 +34,13 @@ def devices(path: str, against: str | None, out: Path | None, as_json: bool) -> 
     """
     if out is not None:
         check_picture(out)
-    from sparsona.analysis.devices import device_changes, points
+    from sparsona.analysis.devices import device_changes
+    from sparsona.analysis.summary import points
+    from sparsona.runs.listing import find_run
     from sparsona.runs.store import RunFolder
 
-    run = RunFolder.open(find(path))
-    other = against if against is None or against in points(run) else RunFolder.open(find(against))
+    run = RunFolder.open(find_run(path))
+    other = against if against is None or against in points(run) else RunFolder.open(find_run(against))
     _show(device_changes(run, other), print_devices, out, as_json)
 
 
@@ -70,8 +61,9 @@ def similarity(path: str, out: Path | None, as_json: bool) -> None:
     if out is not None:
         check_picture(out)
     from sparsona import api
+    from sparsona.runs.listing import find_run
 
-    _show(api.load(find(path)).similarity(), print_similarity, out, as_json)
+    _show(api.load(find_run(path)).similarity(), print_similarity, out, as_json)
 
 
 def _show(found: Any, show: Any, out: Path | None, as_json: bool) -> None:

@@ -127,3 +127,7 @@ def test_devices_of_two_runs(run, federation, tmp_path):
     change = run.devices(fedavg).changes[0]
     assert change.after.tolist() == run.accuracies().tolist()
     assert change.before.tolist() == fedavg.accuracies().tolist()
+    assert fedavg.summary["bytes"]["upload_share"] == 1
+    assert run.summary["bytes"]["upload_share"] == pytest.approx(0.5, abs=0.01)  # density, as whole entries
+    local = sp.train("local", federation, net, out=tmp_path / "local", **OPTIONS)
+    assert local.summary["bytes"]["upload_share"] is None

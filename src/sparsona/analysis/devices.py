@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from sparsona.analysis.statistics import spearman
-from sparsona.analysis.summary import headline
+from sparsona.analysis.summary import headline, points
 from sparsona.core.errors import SparsonaError
 from sparsona.runs.store import RunFolder
 
 GUARDED = "guarded"
 # Shared models that a run may have looked at besides the personal ones, the first found being the one to compare with.
-SHARED = ("global", "start")
+SHARED = ("global", "consensus", "start")
 QUANTILES = {"worst": 0, "10%": 10, "median": 50, "90%": 90, "best": 100}
 
 
@@ -229,7 +229,7 @@ def _candidates(point: str) -> tuple[str, ...]:
 
 
 def _shared_point(run: RunFolder, point: str, wanted: str | None) -> str:
-    known = points(run)
+    known = set(points(run))
     for shared in (wanted,) if wanted else _candidates(point):
         if shared in known and shared != point:
             return shared
@@ -239,11 +239,6 @@ def _shared_point(run: RunFolder, point: str, wanted: str | None) -> str:
         expected=f"a shared model to compare with (other points of this run: {others})",
         mend="give another run with --against RUN, or run again with --set 'points=[\"global\"]'",
     )
-
-
-def points(run: RunFolder) -> set[str]:
-    """The points at which a run's models were looked at."""
-    return {row[0] for row in run.select("SELECT DISTINCT point FROM evaluations")}
 
 
 def _accuracies(run: RunFolder, point: str) -> dict[int, float]:

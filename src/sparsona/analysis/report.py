@@ -15,7 +15,7 @@ from sparsona.analysis.devices_picture import draw_devices
 from sparsona.analysis.drawing import XMLNS, Drawing, to_svg
 from sparsona.analysis.picture import PARTS, Partition, partition_svg
 from sparsona.analysis.similarity_picture import draw_similarity
-from sparsona.analysis.table import COLUMNS, differences, table
+from sparsona.analysis.table import differences, shown_columns, table
 from sparsona.analysis.view import Group, RunView, flatten, group_views, shared_and_differing
 from sparsona.core.errors import SparsonaError
 
@@ -84,7 +84,7 @@ def render_report(views: Sequence[RunView], title: str | None = None) -> str:
         title=title or _title(groups),
         facts=_facts(views, groups),
         protocols=_protocols(groups),
-        columns=COLUMNS,
+        columns=shown_columns(views),
         rows=table(views),
         many_seeds=any(len(group.views) > 1 for group in groups),
         reference=groups[0].label,

@@ -50,6 +50,7 @@ def summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
             "paper_up": paper_up,
             "paper_down": paper_down,
             "paper_total": paper_up + paper_down,
+            "upload_share": _upload_share(folder),
         },
         "flops": {"train": train, "mask_search": search},
         "rounds": completed,
@@ -60,6 +61,18 @@ def summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
         if rows:
             summary.setdefault("other_points", {})[other] = accuracy_summary(*_arrays(rows))["mean"]
     return summary
+
+
+def _upload_share(folder: RunFolder) -> float | None:
+    """The share of the model's entries in a client's upload, mean over the turns in which one was sent; None: in none.
+
+    What pFedGate calls q. Counted as the papers count, four bytes an entry and masks free. Peers have none: each asks
+    for its own.
+    """
+    if folder.about.get("peers"):
+        return None
+    sent = folder.select("SELECT AVG(paper_up) FROM turns WHERE paper_up > 0")[0][0]
+    return None if sent is None else sent / (4 * folder.about["num_parameters"])
 
 
 def has_results(folder: RunFolder) -> bool:
@@ -85,6 +98,11 @@ def headline(folder: RunFolder) -> tuple[str, int, np.ndarray, np.ndarray]:
     clients = [row[0] for row in rows]
     correct[clients], count[clients] = _arrays(rows)
     return point, int(found), correct, count
+
+
+def points(folder: RunFolder) -> list[str]:
+    """Every point at which somebody was evaluated."""
+    return [row[0] for row in folder.select("SELECT DISTINCT point FROM evaluations ORDER BY point")]
 
 
 def protocol(folder: RunFolder) -> str:
@@ -140,7 +158,6 @@ def view(folder: RunFolder) -> RunView:
 
     about, config = folder.about, folder.config
     point, completed, correct, count = headline(folder)
-    points = [row[0] for row in folder.select("SELECT DISTINCT point FROM evaluations ORDER BY point")]
     matrices = [
         unpack_confusion(row[0])
         for row in folder.select(
@@ -164,7 +181,7 @@ def view(folder: RunFolder) -> RunView:
         config=config,
         environment=folder.environment,
         summary=summary,
-        curves={name: curve(folder, name) for name in points},
+        curves={name: curve(folder, name) for name in points(folder)},
         train_loss=[(completed, loss) for completed, loss, _ in rounds if loss is not None],
         correct=correct,
         count=count,

@@ -11,6 +11,16 @@ from sparsona.core.errors import SparsonaError
 from sparsona.runs.store import read_json
 
 
+def find_run(text: str | Path) -> Path:
+    """A run by its path, or by its name in ./runs."""
+    for path in (Path(text).expanduser(), Path("runs") / text):
+        if path.exists():
+            return path
+    raise SparsonaError(
+        f"there is no run '{text}'", expected="a folder, or a name in ./runs", mend="`sparsona runs` lists those names"
+    )
+
+
 def list_runs(where: Path) -> list[dict[str, Any]]:
     """One row per run below a folder, those of comparisons included; newest first."""
     if not where.is_dir():
