@@ -254,7 +254,7 @@ def show_options(title: str, fields: Mapping[str, Any], preset: Mapping[str, Any
     click.echo(f"{title}, set with --set KEY=VALUE:")
     for key, field in fields.items():
         choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-        among = f" ({' | '.join(choices)})" if choices else ""
+        among = f" ({' | '.join(map(str, choices))})" if choices else ""
         value = preset.get(key, field.default)
         shown = "none" if value is None else list(value) if isinstance(value, tuple) else value  # as one would write it
         click.echo(f"  {key} = {shown}{among}\n      {field.description}")

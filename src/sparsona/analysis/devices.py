@@ -18,8 +18,9 @@ from sparsona.core.errors import SparsonaError
 from sparsona.runs.store import RunFolder
 
 GUARDED = "guarded"
-# Shared models that a run may have looked at besides the personal ones, the first found being the one to compare with.
-SHARED = ("global", "consensus", "start")
+# Shared models that a run may have looked at besides the personal ones; compared with is the first that is found: what
+# personal models began from (a warm start), or else the model of all.
+SHARED = ("start", "global", "consensus")
 QUANTILES = {"worst": 0, "10%": 10, "median": 50, "90%": 90, "best": 100}
 
 
@@ -133,7 +134,7 @@ class Devices:
 def device_changes(run: RunFolder, against: RunFolder | str | None = None) -> Devices:
     """What the headline's model does to each device, over another run's (same data) or over another point of this run.
 
-    Without `against`, over the shared model that the run looked at: 'global', 'start', or what was there before tuning.
+    Without `against`, over the shared model that the run looked at: 'start', 'global', or what was there before tuning.
     """
     point = _personal_point(run)
     if isinstance(against, RunFolder):
@@ -229,7 +230,7 @@ def _candidates(point: str) -> tuple[str, ...]:
 
 
 def _shared_point(run: RunFolder, point: str, wanted: str | None) -> str:
-    known = set(points(run))
+    known = {name for name in points(run) if "/" not in name}  # those after a slash are on other data
     for shared in (wanted,) if wanted else _candidates(point):
         if shared in known and shared != point:
             return shared

@@ -15,7 +15,7 @@ from sparsona.analysis.devices_picture import draw_devices
 from sparsona.analysis.drawing import XMLNS, Drawing, to_svg
 from sparsona.analysis.picture import PARTS, Partition, partition_svg
 from sparsona.analysis.similarity_picture import draw_similarity
-from sparsona.analysis.table import differences, shown_columns, table
+from sparsona.analysis.table import class_rows, differences, shown_columns, table
 from sparsona.analysis.view import Group, RunView, flatten, group_views, shared_and_differing
 from sparsona.core.errors import SparsonaError
 
@@ -89,6 +89,7 @@ def render_report(views: Sequence[RunView], title: str | None = None) -> str:
         many_seeds=any(len(group.views) > 1 for group in groups),
         reference=groups[0].label,
         differences=differences(views),
+        classes=class_rows(views),
         charts=charts,
         figures={chart.key: [_plain(figure) for figure in chart.figures.values()] for chart in charts if chart.figures},
         settings=[

@@ -181,7 +181,7 @@ def view(folder: RunFolder) -> RunView:
         config=config,
         environment=folder.environment,
         summary=summary,
-        curves={name: curve(folder, name) for name in points(folder)},
+        curves={name: curve(folder, name) for name in points(folder) if "/" not in name},
         train_loss=[(completed, loss) for completed, loss, _ in rounds if loss is not None],
         correct=correct,
         count=count,

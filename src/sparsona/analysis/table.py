@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sparsona.analysis.statistics import mean_and_spread, paired_difference
 from sparsona.analysis.view import Group, RunView, group_views, pairs
@@ -159,6 +160,32 @@ def differences(views: Sequence[RunView]) -> list[dict[str, str]]:
     """
     groups = group_views(views)
     return [{"method": group.label} | _difference(groups[0], group) for group in groups[1:]]
+
+
+def class_rows(views: Sequence[RunView]) -> list[dict[str, str]]:
+    """Accuracy on classes that a client has among its training data, and on those it has not: a dict per method.
+
+    Empty where no client was tested on a class that it never saw.
+    """
+    found = []
+    for group in group_views(views):
+        blocks = [view.summary["classes"] for view in group.views if view.summary.get("classes")]
+        if any(block["unseen"]["clients"] for block in blocks):
+            found.append(
+                {"method": group.label} | {name: _seen([b[name] for b in blocks]) for name in ("seen", "unseen")}
+            )
+    return found
+
+
+def _seen(blocks: Sequence[dict[str, Any]]) -> str:
+    """The mean over seeds and clients, and how many test examples are behind it."""
+    known = [block for block in blocks if block["mean"] is not None]
+    if not known:
+        return UNKNOWN
+    mean, spread = mean_and_spread([block["mean"] for block in known])
+    spread_text = "" if spread is None else f" ± {human_accuracy(spread)}"
+    counts = [sum(block[key] for block in known) for key in ("clients", "examples")]
+    return f"{human_accuracy(mean)}{spread_text}% ({counts[1]:,} examples of {counts[0]:,} clients)"
 
 
 def _difference(reference: Group, group: Group) -> dict[str, str]:
