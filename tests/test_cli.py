@@ -288,7 +288,7 @@ def test_devices_and_similarity(say, tmp_path):
     assert say("run", "fedavg", *options, "--seed", "1", "--out", "other").code == 0
     told = say("devices", "spa", "--out", "devices.svg").out
     assert "FedSpa (DST): received over global" in told
-    assert "change in points against training examples" in told
+    assert "points gained against training examples" in told
     assert (tmp_path / "devices.svg").read_text().startswith("<svg")
     assert "over FedAvg (received)" in say("devices", "spa", "--against", "avg").out
     found = json.loads(say("devices", "spa", "--against", "global", "--json").out)

@@ -37,12 +37,10 @@ def draw_devices(devices: Devices) -> Drawing:
     for place, change in enumerate(devices.changes):
         start = edge + room * place + GAP
         shapes += _scatter(change, y, start, edge + room * (place + 1))
-    legend = (("helps", "better"), ("hurts", "hurt"), ("test", "equal"))
-    for place, (paint, name) in enumerate(legend):
-        shapes += [
-            Dot(edge + GAP + 4 + 70 * place, top - 16, 4, paint),
-            Words(edge + GAP + 13 + 70 * place, top - 12, name),
-        ]
+    for place, (paint, name) in enumerate((("helps", "better"), ("hurts", "hurt"), ("test", "equal"))):
+        at = edge + GAP + 5 + 64 * place
+        shapes += [Dot(at, bottom + 36, 4, paint), Words(at + 9, bottom + 40, name)]
+    shapes.append(Words(WIDTH - RIGHT, bottom + 40, "training examples of a device", align="end"))
     return Drawing(WIDTH, bottom + 56, tuple(shapes))
 
 
@@ -83,6 +81,7 @@ def _violin(change: Change, y: Axis, middle: float) -> Iterator[Shape]:
 def _scatter(change: Change, y: Axis, left: float, right: float) -> Iterator[Shape]:
     yield from _frame(y, left, right)
     top, bottom = y.end, y.start
+    yield Words((left + right) / 2, top - 12, change.name, "ink", "middle")
     x = Axis.around(change.samples.tolist(), left, right)
     points = change.points
     mean = float(points.mean())
@@ -97,9 +96,8 @@ def _scatter(change: Change, y: Axis, left: float, right: float) -> Iterator[Sha
             old, new = 100 * change.before[place], 100 * change.after[place]
             text = f"client {client}: {old:.1f}% to {new:.1f}%, {signed(value)} points; {samples:,} training examples"
             yield Hint(x.at(samples) - 4, y.at(value) - 4, 8, 8, text)
-    for tick in x.ticks(max(2, int((right - left) / 62))):
+    for tick in x.ticks(max(4, int((right - left) / 60))):
         yield Words(x.at(tick), bottom + 20, f"{tick:,.0f}", align="middle")
-    yield Words((left + right) / 2, bottom + 40, f"training examples of a device ({change.name})", align="middle")
     above = y.at(mean) - 5 if y.at(mean) - 5 > top + 8 else y.at(mean) + 14
     yield Words(left + 2, above, f"mean {signed(mean)}", size=11)
 

@@ -38,7 +38,7 @@ def _scatter_lines(change: Change, width: int, ascii_only: bool) -> list[Text]:
     for samples, value in zip(change.samples.tolist(), change.points.tolist(), strict=True):
         counts[round(y.at(value)), round(x.at(samples))] += 1
     zero, dot, rule, side = round(y.at(0)), *(("o", "-", "|") if ascii_only else ("•", "─", "│"))
-    lines = [Text(f"{change.name}: change in points against training examples; a digit is so many devices", "bold")]
+    lines = [Text(f"{change.name}: points gained against training examples; a digit: so many", "bold")]
     for row in range(PLOT_ROWS):
         line = Text(f"{labels.get(row, ''):>{left}} {side}", "dim", end="", no_wrap=True)
         for count in counts[row].tolist():
