@@ -175,6 +175,13 @@ def test_the_picture_has_every_device_in_its_place(tmp_path):
     assert save_drawing(draw_devices(devices), "x", tmp_path / "a.png").stat().st_size > 5000
 
 
+def test_of_very_many_devices_some_are_drawn():
+    svg = to_svg(draw_devices(many(5000)), "x")
+    assert svg.count("<circle") == 2 * 1500 + 2 + 3
+    assert "test, 1,500 drawn" in svg
+    assert "5000 devices" in svg
+
+
 @pytest.mark.parametrize("equal", [True, False])
 def test_one_device_or_equal_ones_can_be_drawn(equal):
     change = Change("test", np.arange(3), np.full(3, 0.5), np.full(3, 0.5 if equal else 0.75), np.full(3, 7))
@@ -182,7 +189,9 @@ def test_one_device_or_equal_ones_can_be_drawn(equal):
         Devices("t", (change,)),
         Devices("t", (Change("test", *(np.array([value]) for value in (0, 0.5, 1, 9))),)),
     ):
-        assert "nan" not in to_svg(draw_devices(devices), "x")
+        svg = to_svg(draw_devices(devices), "x")
+        assert "nan" not in svg
+        assert svg.count(f">{devices.changes[0].samples[0]}</text>") == 1  # one size, one label
         assert len(devices_lines(devices, 80)) > 10
 
 

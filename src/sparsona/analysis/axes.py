@@ -36,7 +36,7 @@ class Axis:
         power = math.floor(math.log10(least))
         step = next(m * 10.0**p for p in (power, power + 1) for m in (1, 2, 5) if m * 10.0**p >= least)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-        return [round(place * step, 12) for place in range(first, last + 1)]
+        return [float(round(place * step, 12)) for place in range(first, last + 1)]
 
 
 def density(values: np.ndarray, at: np.ndarray) -> np.ndarray:

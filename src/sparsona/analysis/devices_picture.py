@@ -12,7 +12,7 @@ from sparsona.analysis.drawing import Area, Box, Dot, Drawing, Hint, Line, Shape
 
 WIDTH, LEFT, RIGHT, GAP = 960, 66, 22, 34
 HEIGHT, VIOLIN = 300, 96
-MOST_HINTS = 400
+MOST_HINTS, MOST_DOTS = 400, 1500
 
 
 def draw_devices(devices: Devices) -> Drawing:
@@ -81,13 +81,18 @@ def _violin(change: Change, y: Axis, middle: float) -> Iterator[Shape]:
 def _scatter(change: Change, y: Axis, left: float, right: float) -> Iterator[Shape]:
     yield from _frame(y, left, right)
     top, bottom = y.end, y.start
-    yield Words((left + right) / 2, top - 12, change.name, "ink", "middle")
+    drawn = np.arange(len(change.clients))
+    if len(drawn) > MOST_DOTS:
+        drawn = np.linspace(0, len(drawn) - 1, MOST_DOTS).round().astype(int)
+    some = "" if len(drawn) == len(change.clients) else f", {len(drawn):,} drawn"
+    yield Words((left + right) / 2, top - 12, f"{change.name}{some}", "ink", "middle")
     x = Axis.around(change.samples.tolist(), left, right)
     points = change.points
     mean = float(points.mean())
     yield Line(((left, y.at(mean)), (right, y.at(mean))), "muted", 1.2, is_dashed=True)
     radius = 3.6 if len(points) <= 200 else 2.2
-    dots = list(zip(change.clients.tolist(), change.samples.tolist(), points.tolist(), strict=True))
+    columns = (change.clients, change.samples, points)
+    dots = list(zip(*(column[drawn].tolist() for column in columns), strict=True))
     for _, samples, value in dots:
         paint = "helps" if value > 1e-9 else "hurts" if value < -1e-9 else "test"
         yield Dot(x.at(samples), y.at(value), radius, paint, 0.7)
@@ -97,7 +102,8 @@ def _scatter(change: Change, y: Axis, left: float, right: float) -> Iterator[Sha
             text = f"client {client}: {old:.1f}% to {new:.1f}%, {signed(value)} points; {samples:,} training examples"
             yield Hint(x.at(samples) - 4, y.at(value) - 4, 8, 8, text)
     for tick in x.ticks(max(4, int((right - left) / 60))):
-        yield Words(x.at(tick), bottom + 20, f"{tick:,.0f}", align="middle")
+        if tick.is_integer():  # devices of one size have an axis of one example
+            yield Words(x.at(tick), bottom + 20, f"{tick:,.0f}", align="middle")
     above = y.at(mean) - 5 if y.at(mean) - 5 > top + 8 else y.at(mean) + 14
     yield Words(left + 2, above, f"mean {signed(mean)}", size=11)
 

@@ -182,6 +182,8 @@ def _pictures(found: Sequence[tuple[RunView, Drawing]], what: str) -> dict[str, 
     """Pictures of single runs, by names that tell the runs apart."""
     titles = [view.title for view, _ in found]
     names = [view.title if titles.count(view.title) == 1 else f"{view.title}, {view.name}" for view, _ in found]
+    if len(set(names)) < len(names):  # runs of one name from different folders
+        names = [f"{view.title}, {view.path}" for view, _ in found]
     return {
         name: to_svg(drawing, f"{what} of {name}").replace(XMLNS, "", 1)
         for name, (_, drawing) in zip(names, found, strict=True)
