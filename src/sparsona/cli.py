@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
+from sparsona.cli_analysis import devices, similarity
 from sparsona.cli_cost import cost
 from sparsona.cli_data import data
 from sparsona.cli_latency import latency
@@ -252,13 +253,15 @@ def models(name: str | None, classes: int | None, shape: str | None, as_json: bo
 cli.add_command(data)
 cli.add_command(cost)
 cli.add_command(latency)
+cli.add_command(devices)
+cli.add_command(similarity)
 
 
 def show_options(title: str, fields: Mapping[str, Any], preset: Mapping[str, Any]) -> None:
     click.echo(f"{title}, set with --set KEY=VALUE:")
     for key, field in fields.items():
         choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-        among = f" ({' | '.join(choices)})" if choices else ""
+        among = f" ({' | '.join(map(str, choices))})" if choices else ""
         value = preset.get(key, field.default)
         shown = "none" if value is None else list(value) if isinstance(value, tuple) else value  # as one would write it
         click.echo(f"  {key} = {shown}{among}\n      {field.description}")

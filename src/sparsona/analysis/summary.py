@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparsona.analysis.outcomes import arrays, classes, evaluated, guard, novel, pipeline
+from sparsona.analysis.similarity import recorded_distances, recorded_similarity
 from sparsona.analysis.statistics import accuracy_summary, mean_of_last
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError, unknown_name
@@ -52,14 +53,12 @@ def summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
             "paper_up": paper_up,
             "paper_down": paper_down,
             "paper_total": paper_down if about.get("peers") else paper_up + paper_down,
+            "upload_share": _upload_share(folder),
         },
         "flops": {"train": train, "mask_search": search},
         "rounds": completed,
         "seconds": round(seconds, 3),
     }
-    sent = folder.select("SELECT AVG(paper_up) FROM turns WHERE paper_up > 0")[0][0]
-    if sent is not None and not about.get("peers"):  # pFedGate's q: the share of all entries that a turn sends
-        summary["bytes"]["upload_share"] = sent / (4 * about["num_parameters"])
     summary["pipeline"] = pipeline(folder, completed)
     if (by_class := classes(folder, completed, point)) is not None:
         summary["classes"] = by_class
@@ -85,6 +84,18 @@ def _busiest(folder: RunFolder) -> dict[str, int]:
         total = folder.select(f"SELECT MAX(through) FROM ({by_client})")[0][0]
         inward, outward = folder.select("SELECT MAX(bytes_down), MAX(bytes_up) FROM turns")[0]
     return {"busiest_node": total, "busiest_round_in": inward, "busiest_round_out": outward}
+
+
+def _upload_share(folder: RunFolder) -> float | None:
+    """The share of the model's entries in a client's upload, mean over the turns in which one was sent; None: in none.
+
+    What pFedGate calls q. Counted as the papers count, four bytes an entry and masks free. Peers have none: each asks
+    for its own.
+    """
+    if folder.about.get("peers"):
+        return None
+    sent = folder.select("SELECT AVG(paper_up) FROM turns WHERE paper_up > 0")[0][0]
+    return None if sent is None else sent / (4 * folder.about["num_parameters"])
 
 
 def has_results(folder: RunFolder) -> bool:
@@ -189,6 +200,8 @@ def curve(folder: RunFolder, point: str) -> list[tuple[int, float]]:
 
 def view(folder: RunFolder) -> RunView:
     """Everything a report needs of a run."""
+    from sparsona.analysis.devices import device_changes, has_changes  # which asks this module for the headline
+
     about, config = folder.about, folder.config
     point, completed, correct, count = headline(folder)
     matrices = [
@@ -225,4 +238,7 @@ def view(folder: RunFolder) -> RunView:
         cumulative_bytes=list(
             zip((row[0] for row in rounds), np.cumsum([row[2] for row in rounds]).tolist(), strict=True)
         ),
+        devices=device_changes(folder) if has_changes(folder) else None,
+        similarity=recorded_similarity(folder),
+        distances=recorded_distances(folder),
     )

@@ -91,6 +91,9 @@ class RunConfig(BaseModel):
     points: Annotated[tuple[POINT, ...], BeforeValidator(listed)] = Field(
         (), description="which models to evaluate besides the headline's"
     )
+    record_traits: bool = Field(
+        False, description="at evaluations, write down how far apart clients' masks or gates are, if they have any"
+    )
     tune_epochs: int = Field(0, ge=0, description="epochs of final tuning for every client; 0: none")
     tune_lr_scale: float = Field(
         1.0, gt=0, allow_inf_nan=False, description="learning rate of tuning, as a share of the first round's"

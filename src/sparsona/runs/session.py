@@ -20,6 +20,7 @@ from sparsona.engine.serial import Serial
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.runs.profile import ProfileFile
 from sparsona.runs.store import RunFolder, pack_confusion
+from sparsona.runs.traits import TraitRecord, has_traits
 from sparsona.wire.ledger import Traffic
 
 # Checkpoints may take this share of the time, and are not worth taking more often than this.
@@ -125,6 +126,9 @@ class _Session:
         self.told = time.monotonic()
         self.num_tested = len(tested_clients(setting.plan, setting.clients))
         self.accuracy: float | None = None
+        self.traits: TraitRecord | None = None
+        if folder.config.get("record_traits") and has_traits(setting) and not self.progress.finished:
+            self.traits = TraitRecord(setting)
         if found is None:
             # A manifest precedes the first record: records without one have lost it, and are not begun anew.
             if folder.has_records:
@@ -191,6 +195,8 @@ class _Session:
         if self.setting.plan.evaluates_after(index + 1):
             record.evaluations.extend(self.engine.evaluate(population, index + 1))
         self._write(record, index + 1, time.monotonic() - began)
+        if self.setting.plan.evaluates_after(index + 1):
+            self._record_traits(population, index + 1)
         self.progress = replace(self.progress, completed=index + 1, seconds=self.seconds, population=population)
         self._tell(_mean(record.evaluations, "received"))
 
@@ -201,6 +207,13 @@ class _Session:
             found = self.engine.evaluate(self.progress.population, completed)
             with self.clock.measure("records"), self.folder.writing():
                 self.folder.insert("evaluations", (_row(completed, evaluation) for evaluation in found))
+            self._record_traits(self.progress.population, completed)
+
+    def _record_traits(self, population: Population, completed: int) -> None:
+        if self.traits is not None:
+            row = self.traits.row(population, completed)
+            with self.clock.measure("records"), self.folder.writing():
+                self.folder.insert("traits", [row])
 
     def _close(self) -> None:
         """Final tuning and novel clients."""
