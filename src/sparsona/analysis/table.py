@@ -25,7 +25,7 @@ class Column:
 
     @property
     def has_spread(self) -> bool:
-        return self.section == "accuracy"
+        return self.section in ("accuracy", "error")
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,27 @@ COLUMNS = (
 )
 
 
+# Where numbers are predicted, there is an error in place of an accuracy.
+ERROR_COLUMNS = (
+    Column("MSE", "error", "mse", lambda value: f"{value:.4g}", "mean squared error, over clients"),
+    Column("worst MSE", "error", "worst", lambda value: f"{value:.4g}", "the worst client"),
+    Column("last 10", "error", "last10", lambda value: f"{value:.4g}", "mean of the last ten rounds"),
+    *(column for column in COLUMNS if column.section != "accuracy"),
+)
+
+
+def columns_of(views: Sequence[RunView]) -> tuple[Column, ...]:
+    """The columns that these runs have figures for."""
+    return ERROR_COLUMNS if all("error" in view.summary for view in views) else COLUMNS
+
+
 def table(views: Sequence[RunView]) -> list[Row]:
     """A row per method in order of appearance; the best of each column is marked unless all are equal.
 
     What prints alike is equally good: a difference that the table does not show makes nobody the best.
     """
     groups = group_views(views)
-    columns = [_column_cells(column, groups) for column in COLUMNS]
+    columns = [_column_cells(column, groups) for column in columns_of(views)]
     return [
         Row(group.label, group.views[0].point, len(group.views), tuple(cells[i] for cells in columns))
         for i, group in enumerate(groups)
@@ -112,7 +126,7 @@ def table(views: Sequence[RunView]) -> list[Row]:
 def rows(views: Sequence[RunView]) -> list[dict[str, str]]:
     """The table as text: a dict per method, keyed 'method' and by the headings of COLUMNS."""
     return [
-        {"method": row.label} | {column.heading: cell.text for column, cell in zip(COLUMNS, row.cells, strict=True)}
+        {"method": row.label} | {c.heading: cell.text for c, cell in zip(columns_of(views), row.cells, strict=True)}
         for row in table(views)
     ]
 
@@ -130,8 +144,10 @@ def _difference(reference: Group, group: Group) -> dict[str, str]:
     matched = pairs(reference, group)
     if not matched:
         return {"difference": UNKNOWN, "interval": "no common seed on the same clients", "seeds": "0"}
-    before = [float(a.summary["accuracy"]["mean"]) for a, _ in matched]
-    after = [float(b.summary["accuracy"]["mean"]) for _, b in matched]
+    figures = [[view.summary["accuracy"]["mean"] for view in pair] for pair in matched]
+    if any(figure is None for pair in figures for figure in pair):
+        return {"difference": UNKNOWN, "interval": "no accuracy: numbers are predicted", "seeds": str(len(matched))}
+    before, after = ([float(pair[which]) for pair in figures] for which in (0, 1))
     found = paired_difference(after, before)
     interval = "one seed: no interval"
     if found.low is not None and found.high is not None:

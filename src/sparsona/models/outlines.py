@@ -5,6 +5,8 @@ One function per builder, of the same name and options; tests hold the two equal
 
 from __future__ import annotations
 
+from math import prod
+
 from sparsona.core.layout import Layout, Slot
 from sparsona.core.outline import Outline, Roles
 
@@ -52,6 +54,15 @@ def _conv_net(
     for outputs in (*hidden, num_classes):
         slots += _linear(f"{place}", inputs, outputs)
         inputs, place = outputs, place + 2
+    roles = Roles(input=_names(slots[:2]), output=_names(slots[-2:]))
+    return Outline(Layout(tuple(slots)), input_shape, num_classes, roles)
+
+
+def mlp(input_shape: tuple[int, ...], num_classes: int, hidden: int = 64) -> Outline:
+    inputs = prod(input_shape)
+    slots = _linear("1", inputs, hidden or num_classes)
+    if hidden:
+        slots += _linear("3", hidden, num_classes)
     roles = Roles(input=_names(slots[:2]), output=_names(slots[-2:]))
     return Outline(Layout(tuple(slots)), input_shape, num_classes, roles)
 
