@@ -130,6 +130,7 @@ def _described(config: RunConfig, setting: Setting, start: WarmStart | None = No
         "left_out": dict(setting.federation.left_out),
         "augments": setting.federation.view.augments,
         "novel": sorted(novel_clients(setting.plan, setting.clients)),
+        "is_regression": setting.task.is_regression,
         "sizes": setting.federation.sizes().tolist(),
         "label_counts": None if counts is None else counts.tolist(),
     }

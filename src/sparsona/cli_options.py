@@ -46,7 +46,7 @@ OPTIONS = [
     click.option(
         "--guard/--no-guard",
         default=None,
-        help="Let each client keep its own or the shared model, by its validation data.  [no]",
+        help="Let each client keep its own or the shared model, by its validation data.",
     ),
     click.option("--weight-decay", type=float, help="L2 pull of the weights towards zero.  [0.0005]"),
     click.option("--density", type=float, help="Share of the parameters a sparse method keeps, in (0, 1].  [0.5]"),

@@ -12,7 +12,7 @@ import torch
 
 from sparsona import data, methods, models
 from sparsona.core.errors import SparsonaError
-from sparsona.core.losses import argmax_score, cross_entropy, token_cross_entropy, token_score
+from sparsona.core.losses import argmax_score, cross_entropy, no_score, squared_error, token_cross_entropy, token_score
 from sparsona.core.round import client_kinds
 from sparsona.core.task import Task
 from sparsona.data.federation import Federation
@@ -150,6 +150,8 @@ def make_setting(
     losses, score = cross_entropy, argmax_score
     if federation.asks_per_token:
         losses, score = token_cross_entropy, token_score
+    if federation.is_regression:
+        losses, score = squared_error, no_score
     shape, tokens = federation.input_shape, federation.has_tokens
     task = Task(model, shape, federation.num_classes, losses=losses, score=score, tokens=tokens)
     if start is not None:

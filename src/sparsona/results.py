@@ -36,7 +36,8 @@ class Run:
 
     def __repr__(self) -> str:
         accuracy = self.summary["accuracy"]["mean"]
-        return f"Run({self.summary['method']}, {self.summary['rounds']} rounds, accuracy {accuracy:.1%}, '{self.path}')"
+        reached = f"MSE {self.summary['error']['mse']:.4g}" if accuracy is None else f"accuracy {accuracy:.1%}"
+        return f"Run({self.summary['method']}, {self.summary['rounds']} rounds, {reached}, '{self.path}')"
 
     @property
     def protocol(self) -> str:

@@ -57,7 +57,7 @@ def test_arrays_of_tokens(tmp_path):
         ({"x_train": [1], "y_train": [0]}, "lacks 'x_test'"),
         ({"x": [[1], [2]], "y": [0]}, "x has shape"),
         ({"x": [], "y": []}, "as many labels"),
-        ({"x": [[1.0]], "y": [0.5]}, "whole numbers"),
+        ({"x": [[1.0]], "y": [0.0]}, "whole numbers"),
         ({"x": [[1.0]], "y": [-1]}, "whole numbers"),
         ({"x": [["a"]], "y": [0]}, "x is"),
         ({"x": [[1.0]], "y": [0], "owners": [[1]]}, "owners"),

@@ -15,6 +15,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.task import Task
 
 OTHER_SIZES = {  # of the input, and another number of classes
+    "mlp": ((3, 5), 4),
     "digits-cnn": ((3, 5, 11), 3),
     "cnn28": ((2, 17, 30), 47),
     "lenet5": ((3, 32, 19), 10),
@@ -30,6 +31,7 @@ OTHER_SIZES = {  # of the input, and another number of classes
 WITH_OPTIONS = [
     ("resnet18-emnist:adapters=true", (1, 28, 28), 62),
     ("resnet18:adapters=true,adapter_form=authors,stem=7x7,groups=width,dropout=0.3", (3, 21, 16), 4),
+    ("mlp:hidden=0", (7,), 3),
     ("resnet18:dropout=0.5", (1, 4, 4), 3),
     ("digits-cnn:split=true", (2, 7, 8), 5),
     ("cnn28:split=true", (1, 28, 31), 10),
@@ -42,7 +44,7 @@ CASES += [(name, *other) for name, other in OTHER_SIZES.items()] + WITH_OPTIONS
 
 def task_of(spec: str, input_shape: tuple[int, ...], num_classes: int) -> Task:
     build = models.builder(spec, input_shape, num_classes)
-    return Task(build, input_shape, num_classes, tokens=len(input_shape) == 1)
+    return Task(build, input_shape, num_classes, tokens=spec.startswith("transformer"))
 
 
 def shapes_of(spec: str, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -70,7 +72,7 @@ def test_outline_equals_the_built_network(spec, input_shape, num_classes):
 def test_dense_flops_are_those_torch_counts(spec, input_shape, num_classes):
     """torch counts products of matrices and convolutions without biases; products of two activations are not ours."""
     layout = models.outline(spec, input_shape, num_classes).layout
-    kind = torch.int64 if len(input_shape) == 1 else torch.float32
+    kind = torch.int64 if spec.startswith("transformer") else torch.float32
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         shapes_of(spec, input_shape, num_classes)(torch.zeros((1, *input_shape), dtype=kind, device="meta"))
     counted = counter.get_flop_counts()["Global"]

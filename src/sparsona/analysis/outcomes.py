@@ -19,26 +19,49 @@ def evaluated(folder: RunFolder, completed: int, point: str) -> list[tuple[Any, 
     )
 
 
+def is_regression(folder: RunFolder) -> bool:
+    """Whether clients' models predict numbers: there is an error then, and no accuracy."""
+    return bool(folder.about.get("is_regression"))
+
+
+def errors(folder: RunFolder, completed: int, point: str) -> dict[str, Any] | None:
+    """Mean squared errors of the clients at one point: over clients, over examples, and the worst client's."""
+    rows = folder.select(
+        "SELECT loss, count FROM evaluations WHERE completed = ? AND point = ? ORDER BY client", (completed, point)
+    )
+    if not rows:
+        return None
+    loss, count = np.array(rows, dtype=np.float64).T
+    return {
+        "mse": float(loss.mean()),
+        "weighted": float((loss * count).sum() / count.sum()),
+        "worst": float(loss.max()),
+    }
+
+
 def mean_at(folder: RunFolder, completed: int, point: str) -> float | None:
-    """Mean accuracy over clients, or None if nobody was evaluated there."""
+    """Mean accuracy (of a regression: squared error) over clients, or None if nobody was evaluated there."""
     rows = evaluated(folder, completed, point)
+    if rows and is_regression(folder):
+        return (errors(folder, completed, point) or {})["mse"]
     return accuracy_summary(*arrays(rows))["mean"] if rows else None
 
 
 def arrays(rows: list[tuple[Any, ...]]) -> tuple[np.ndarray, np.ndarray]:
-    return np.array([row[1] for row in rows]), np.array([row[2] for row in rows])
+    return np.array([row[1] or 0 for row in rows]), np.array([row[2] for row in rows])
 
 
-def novel(folder: RunFolder, completed: int, headline: float) -> dict[str, Any]:
+def novel(folder: RunFolder, completed: int, point: str) -> dict[str, Any]:
     """How the clients that took no part were served, and how far behind the others they are: the generalization gap."""
-    met, tuned = (mean_at(folder, completed, point) for point in ("novel", "novel_tuned"))
+    headline, met, tuned = (mean_at(folder, completed, at) for at in (point, "novel", "novel_tuned"))
+    sign = -1 if is_regression(folder) else 1  # a gap above 0 says that the novel ones are worse off
     best = met if tuned is None else tuned
     return {
         "clients": [row[0] for row in evaluated(folder, completed, "novel")],
         "met": met,
         "tuned": tuned,
         "participants": headline,
-        "gap": None if best is None else headline - best,
+        "gap": None if best is None or headline is None else sign * (headline - best),
     }
 
 
@@ -50,18 +73,19 @@ def guard(folder: RunFolder, completed: int) -> dict[str, Any]:
     common = "global" if evaluated(folder, completed, "global") else "consensus"
     shared = "start" if folder.config["warm_start"] else common
     personal = "tuned" if folder.config["tune_epochs"] else "received"
-    own, other, kept = (_accuracies(folder, completed, point) for point in (personal, shared, "guarded"))
+    own, other, kept = (_figures(folder, completed, point) for point in (personal, shared, "guarded"))
+    sign = -1 if is_regression(folder) else 1
     chose = _choices(folder, completed)
     return {
         "clients": len(chose),
         "kept_shared": sum(chose.values()),
         "shared": shared,
-        "accuracy": {
+        "error" if is_regression(folder) else "accuracy": {
             name: float(np.mean([found[client] for client in chose]))
             for name, found in (("personal", own), ("shared", other), ("guarded", kept))
         },
         "hurt": {
-            name: sum(found[client] < other[client] for client in chose)
+            name: sum(sign * found[client] < sign * other[client] for client in chose)
             for name, found in (("personal", own), ("guarded", kept))
         },
     }
@@ -77,8 +101,12 @@ def _choices(folder: RunFolder, completed: int) -> dict[int, bool]:
     return {client: keeps_shared(own[client], other[client]) for client in own}
 
 
-def _accuracies(folder: RunFolder, completed: int, point: str) -> dict[int, float]:
-    return {client: correct / count for client, correct, count in evaluated(folder, completed, point)}
+def _figures(folder: RunFolder, completed: int, point: str) -> dict[int, float]:
+    """Each client's accuracy, or its squared error in a regression."""
+    rows = folder.select(
+        "SELECT client, correct, count, loss FROM evaluations WHERE completed = ? AND point = ?", (completed, point)
+    )
+    return {client: loss if correct is None else correct / count for client, correct, count, loss in rows}
 
 
 def keeps_the_shared_model(folder: RunFolder, client: int) -> bool:
@@ -126,5 +154,7 @@ def pipeline(folder: RunFolder, completed: int) -> dict[str, Any]:
         "warm_start": folder.about.get("warm_start"),
         "rounds": completed,
         "tune_epochs": folder.config["tune_epochs"],
-        "accuracy": {point: mean for point in steps if (mean := mean_at(folder, completed, point)) is not None},
+        "error" if is_regression(folder) else "accuracy": {
+            point: mean for point in steps if (mean := mean_at(folder, completed, point)) is not None
+        },
     }

@@ -43,6 +43,12 @@ def write_report(views: Sequence[RunView], path: str | os.PathLike[str], title: 
     """
     if not views:
         raise SparsonaError("there is no run to report", expected="at least one run")
+    if any("error" in view.summary for view in views):
+        raise SparsonaError(
+            "a report of runs that predict numbers",
+            expected="runs with accuracies",
+            mend="the table and run.summary have their errors",
+        )
     page = render_report(views, title)
     path = Path(path)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")

@@ -6,7 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from sparsona.analysis.outcomes import arrays, classes, evaluated, guard, novel, pipeline
+from sparsona.analysis.outcomes import (
+    arrays,
+    classes,
+    errors,
+    evaluated,
+    guard,
+    is_regression,
+    mean_at,
+    novel,
+    pipeline,
+)
 from sparsona.analysis.similarity import recorded_distances, recorded_similarity
 from sparsona.analysis.statistics import accuracy_summary, mean_of_last
 from sparsona.analysis.view import RunView
@@ -36,6 +46,10 @@ def summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
     accuracy: dict[str, Any] = accuracy_summary(correct, count)
     # A point that is evaluated once, after the end, has no last ten rounds.
     accuracy["last10"] = mean_of_last(curve(folder, point)) if point == "received" else None
+    error = None
+    if is_regression(folder):
+        error = {**(errors(folder, completed, point) or {}), "last10": accuracy["last10"]}
+        accuracy = dict.fromkeys(accuracy)
     up, down, paper_up, paper_down, train, search = folder.select(
         "SELECT SUM(bytes_up), SUM(bytes_down), SUM(paper_up), SUM(paper_down), SUM(train_flops), SUM(search_flops) "
         "FROM rounds"
@@ -59,18 +73,19 @@ def summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
         "rounds": completed,
         "seconds": round(seconds, 3),
     }
+    if error is not None:
+        summary["error"] = error
     summary["pipeline"] = pipeline(folder, completed)
     if (by_class := classes(folder, completed, point)) is not None:
         summary["classes"] = by_class
     if evaluated(folder, completed, "novel"):
-        summary["novel"] = novel(folder, completed, accuracy["mean"])
+        summary["novel"] = novel(folder, completed, point)
     if evaluated(folder, completed, "guarded"):
         summary["guard"] = guard(folder, completed)
     once = ("start", *(f"{model}/train" for model in ("received", "tuned", "global", "consensus", "start")))
     for other in ("global", "consensus", "trained", "novel", "novel_tuned", *once):
-        rows = evaluated(folder, completed, other)
-        if rows:
-            summary.setdefault("other_points", {})[other] = accuracy_summary(*arrays(rows))["mean"]
+        if (mean := mean_at(folder, completed, other)) is not None:
+            summary.setdefault("other_points", {})[other] = mean
     return summary
 
 
@@ -142,7 +157,7 @@ def protocol(folder: RunFolder) -> str:
     which = WHICH[kind if point == "received" else point]
     tested = count[count > 0]
     chosen = TESTED_ON.get(about["tested_on"].partition(":")[0], "")
-    unit = "tokens" if about["label_counts"] is None else "examples"
+    unit = "tokens" if about["label_counts"] is None and not is_regression(folder) else "examples"
     text = (
         f"{which[0].upper()}{which[1:]}; on that client's own test data ({tested.min()} to {tested.max()} "
         f"{unit}, {chosen}never used in any decision); mean over {len(tested)} clients, each counting the same; "
@@ -169,9 +184,11 @@ def protocol(folder: RunFolder) -> str:
         )
     if evaluated(folder, completed, "guarded"):
         found = guard(folder, completed)
+        reached = found["error" if is_regression(folder) else "accuracy"]["guarded"]
+        shown = f"squared error {reached:.4g}" if is_regression(folder) else f"accuracy {reached:.1%}"
         text += (
             f" With guard, {found['kept_shared']} of {found['clients']} clients keep the shared model by their "
-            f"validation data: mean accuracy {found['accuracy']['guarded']:.1%}; {found['hurt']['guarded']} clients "
+            f"validation data: mean {shown}; {found['hurt']['guarded']} clients "
             f"are worse off than with the shared model, instead of {found['hurt']['personal']}."
         )
     if lacking := about["left_out"]:
@@ -190,10 +207,10 @@ def protocol(folder: RunFolder) -> str:
 
 
 def curve(folder: RunFolder, point: str) -> list[tuple[int, float]]:
-    """Mean accuracy over clients against completed rounds."""
+    """Mean accuracy (of a regression: squared error) over clients against completed rounds."""
+    figure = "loss" if is_regression(folder) else "CAST(correct AS REAL) / count"
     return folder.select(
-        "SELECT completed, AVG(CAST(correct AS REAL) / count) FROM evaluations WHERE point = ? "
-        "GROUP BY completed ORDER BY completed",
+        f"SELECT completed, AVG({figure}) FROM evaluations WHERE point = ? GROUP BY completed ORDER BY completed",
         (point,),
     )
 

@@ -27,7 +27,7 @@ class Column:
 
     @property
     def has_spread(self) -> bool:
-        return self.section == "accuracy"
+        return self.section in ("accuracy", "error")
 
 
 @dataclass(frozen=True)
@@ -123,11 +123,21 @@ COLUMNS = (
 )
 
 
+# Where numbers are predicted, there is an error in place of an accuracy.
+ERROR_COLUMNS = (
+    Column("MSE", "error", "mse", lambda value: f"{value:.4g}", "mean squared error, over clients"),
+    Column("worst MSE", "error", "worst", lambda value: f"{value:.4g}", "the worst client"),
+    Column("last 10", "error", "last10", lambda value: f"{value:.4g}", "mean of the last ten rounds"),
+    *(column for column in COLUMNS if column.section != "accuracy"),
+)
+
+
 def shown_columns(views: Sequence[RunView]) -> tuple[Column, ...]:
-    """COLUMNS without the optional ones that no run has."""
-    groups = group_views(views)
+    """The columns that these runs have figures for."""
+    groups, predicts_numbers = group_views(views), all("error" in view.summary for view in views)
+    columns = ERROR_COLUMNS if predicts_numbers else COLUMNS
     return tuple(
-        column for column in COLUMNS if not column.is_optional or any(_values(column, group) for group in groups)
+        column for column in columns if not column.is_optional or any(_values(column, group) for group in groups)
     )
 
 
@@ -192,8 +202,10 @@ def _difference(reference: Group, group: Group) -> dict[str, str]:
     matched = pairs(reference, group)
     if not matched:
         return {"difference": UNKNOWN, "interval": "no common seed on the same clients", "seeds": "0"}
-    before = [float(a.summary["accuracy"]["mean"]) for a, _ in matched]
-    after = [float(b.summary["accuracy"]["mean"]) for _, b in matched]
+    figures = [[view.summary["accuracy"]["mean"] for view in pair] for pair in matched]
+    if any(figure is None for pair in figures for figure in pair):
+        return {"difference": UNKNOWN, "interval": "no accuracy: numbers are predicted", "seeds": str(len(matched))}
+    before, after = ([float(pair[which]) for pair in figures] for which in (0, 1))
     found = paired_difference(after, before)
     interval = "one seed: no interval"
     if found.low is not None and found.high is not None:

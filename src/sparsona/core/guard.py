@@ -9,12 +9,12 @@ from dataclasses import dataclass
 class Seen:
     """What a model did on some examples."""
 
-    correct: int
+    correct: int | None
     count: int
     loss: float
 
 
 def keeps_shared(personal: Seen, shared: Seen) -> bool:
     """Whether the shared model serves better: in accuracy, then in loss; if in neither, the personal one is kept."""
-    own, other = (seen.correct / max(seen.count, 1) for seen in (personal, shared))
+    own, other = ((seen.correct or 0) / max(seen.count, 1) for seen in (personal, shared))
     return other > own or (other == own and shared.loss < personal.loss)

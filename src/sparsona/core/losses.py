@@ -20,6 +20,16 @@ def argmax_score(outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     return (right * batch.weight).sum(), batch.weight.sum()
 
 
+def squared_error(outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """One loss per example, the squares of its outputs' errors added up, and how much each counts."""
+    return (outputs - batch.targets).square().sum(-1), batch.weight
+
+
+def no_score(outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Of numbers none is right or wrong; how many there are."""
+    return batch.weight.sum() * 0, batch.weight.sum()
+
+
 def token_cross_entropy(outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """One loss per token, and how much each counts: padding does not."""
     losses = F.cross_entropy(outputs.transpose(1, -1), batch.targets, reduction="none")

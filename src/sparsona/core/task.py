@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout, Slot
-from sparsona.core.losses import argmax_score, cross_entropy
+from sparsona.core.losses import argmax_score, cross_entropy, squared_error
 from sparsona.core.outline import Roles
 from sparsona.core.round import Batch
 from sparsona.core.tree import Tree
@@ -40,9 +40,9 @@ class Task:
         roles: Roles | None = None,
         tokens: bool = False,  # the inputs are int64, not float32
     ) -> None:
-        self.input_shape, self.num_classes, self.tokens = tuple(input_shape), num_classes, tokens
+        self.input_shape, self.num_classes = tuple(input_shape), num_classes
         self.losses, self.score = losses, score
-        self.takes_tokens = tokens
+        self.takes_tokens, self.is_regression = tokens, losses is squared_error
         # How a forward pass is done, not what it means: an executor may say so.
         self.half: torch.dtype | None = None  # convolutions and products in this type, weights in float32
         self.channels_last: bool | None = None  # None: on a CPU, where the network is one that gains by it
@@ -155,6 +155,10 @@ class Task:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._places = _places(self._module, self._buffer_kinds)  # they point into the module, which is another one now
+
+    def count_right(self, sum_of_scores: float) -> int | None:
+        """How many predictions are right; None where numbers are asked for, which are only more or less wrong."""
+        return None if self.is_regression else int(sum_of_scores)
 
     def mean_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
         """The mean of the losses over the examples (or tokens) that count."""

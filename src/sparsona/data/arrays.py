@@ -82,6 +82,25 @@ def labels(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
     return torch.from_numpy(y.astype(np.int64))
 
 
+def targets(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
+    """Classes or tokens as `labels` has them; or, of numbers with a fraction, float32 (N, outputs): a regression."""
+    array = _array("y", y, where)
+    if array.dtype.kind != "f" or array.ndim not in (1, 2) or (array == np.round(array)).all():
+        return labels(array, where, as_tokens=as_tokens)  # also 0.0, 1.0, 2.0: classes that somebody made floats
+    with np.errstate(over="ignore"):  # told here
+        array = array.astype(np.float32).reshape(len(array), -1)
+    if not np.isfinite(array).all():
+        raise SparsonaError(f"{where}y holds NaN or infinity", expected="finite numbers that fit into float32")
+    return torch.from_numpy(array)
+
+
+def count_outputs(y: Tensor, num_classes: int | None, x: Tensor | None) -> int:
+    """What a model must give for an example: a number for each class, token or target."""
+    if y.is_floating_point():
+        return y.shape[1]
+    return count_classes(y, num_classes, x if y.dim() == 2 else None)
+
+
 def count_classes(y: Tensor, num_classes: int | None, x: Tensor | None = None) -> int:
     """The number of classes, checked against the labels; with `x`, the size of the vocabulary that both are from."""
     if num_classes is not None and num_classes < 1:

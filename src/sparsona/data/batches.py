@@ -32,6 +32,11 @@ class Examples:
         return len(self.targets)
 
 
+def as_targets(stored: Tensor) -> Tensor:
+    """Targets as losses take them: classes and tokens in int64, numbers as they are."""
+    return stored if stored.is_floating_point() else stored.long()
+
+
 def shuffled(examples: Examples, batch_size: int, seed: int, no_single: bool = False) -> Iterator[Batch]:
     """One pass in an order drawn from `seed`; the last batch may be smaller, none is dropped.
 

@@ -21,7 +21,7 @@ from sparsona.core.round import Client
 from sparsona.core.seeds import Seeds
 from sparsona.data import arrays as checked
 from sparsona.data.augment import look
-from sparsona.data.batches import Examples
+from sparsona.data.batches import Examples, as_targets
 from sparsona.data.owners import asks
 from sparsona.data.pool import View
 from sparsona.data.splits import PARTS, Split, Splits
@@ -36,9 +36,9 @@ FORMAT = 2
 class Federation:
     """Everybody's data. Made by `federate`, `Federation.from_clients` or `Federation.open`, which check it.
 
-    `x` (float32; bytes and tokens as they are) and `y` (int64) pool all examples; nothing may write to them. `view` is
-    how a model sees them, and `tested_on` how test examples were chosen. `left_out` counts the people of the data set
-    who are no clients, by what they lack.
+    `x` (float32; bytes and tokens as they are) and `y` (int64; float32 for a regression) pool all examples; nothing may
+    write to them. `view` is how a model sees them, and `tested_on` how test examples were chosen. `left_out` counts the
+    people of the data set who are no clients, by what they lack.
     """
 
     x: Tensor
@@ -76,7 +76,12 @@ class Federation:
     @property
     def asks_per_token(self) -> bool:
         """Whether the next token is asked for at each position, rather than one class per example."""
-        return self.y.dim() == 2
+        return self.y.dim() == 2 and not self.is_regression
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether numbers are asked for, `num_classes` of them for each example, rather than classes."""
+        return self.y.is_floating_point()
 
     def to(self, device: torch.device) -> Federation:
         """The same federation with everything on `device`."""
@@ -108,7 +113,7 @@ class Federation:
         Images that training augments stay as they are stored: scaling comes after, batch by batch.
         """
         index = self._indices(client, part)
-        inputs, targets = self.x.index_select(0, index), self.y.index_select(0, index).long()
+        inputs, targets = self.x.index_select(0, index), as_targets(self.y.index_select(0, index))
         if part == "train" and self.view.augments:
             return Examples(inputs, targets, self.view)
         return Examples(look(inputs, self.view), targets)
@@ -122,8 +127,9 @@ class Federation:
         return torch.from_numpy(self._splits.sizes.copy())
 
     def label_counts(self, part: str) -> Tensor | None:
-        """How many examples of each class each client has: int64 [clients, classes]; None if tokens are asked for."""
-        if self.asks_per_token:
+        """How many examples of each class each client has: int64 [clients, classes]; None if tokens or numbers are
+        asked for."""
+        if self.asks_per_token or self.is_regression:
             return None
         if part not in PARTS:
             raise unknown_name("part of the data", part, PARTS)
@@ -241,7 +247,7 @@ class Federation:
             for part, x, y in zip(parts, arrays[::2], arrays[1::2], strict=True):
                 where = f"client {index}, {part}: "
                 x = checked.inputs(x, where, as_bytes=view is not None, as_tokens=tokens)
-                y = checked.labels(y, where, as_tokens=tokens)
+                y = checked.targets(y, where, as_tokens=tokens)
                 checked.check_lengths(x, y, where)
                 if not x.shape[0] and part != "validation":
                     raise no_data(index, 0, f"{part} ")
@@ -250,11 +256,16 @@ class Federation:
                         f"{where}examples of shape {tuple(x.shape[1:])}",
                         expected=f"{tuple(xs[0].shape[1:])}, as in the training data of client 0",
                     )
+                if ys and y.dtype != ys[0].dtype:
+                    raise SparsonaError(
+                        f"{where}targets of another kind than those of client 0",
+                        expected="classes everywhere, or numbers with fractions everywhere",
+                    )
                 sizes[-1][part] = x.shape[0]
                 xs.append(x)
                 ys.append(y)
         x, y = torch.cat(xs), torch.cat(ys)
-        num_classes = checked.count_classes(y, num_classes, x if y.dim() == 2 else None)
+        num_classes = checked.count_outputs(y, num_classes, x)
         labels, counts = stratum(y.numpy()), np.array([[size[part] for part in PARTS] for size in sizes])
         entries = np.arange(len(x))  # everybody's parts lie end to end, as they were given
         starts = np.cumsum(counts.sum(1)) - counts.sum(1)

@@ -59,8 +59,11 @@ def partition(
     if labels.ndim not in (1, 2) or not len(labels):
         raise SparsonaError(f"labels of shape {labels.shape}", expected="one label per example, and at least one")
     if labels.ndim > 1 and name not in NEED_NO_CLASSES:
+        what = (
+            "have numbers for targets" if labels.dtype.kind == "f" else "are sequences, with a label at each position"
+        )
         raise SparsonaError(
-            f"partition {spec} goes by class, but these examples are sequences, with a label at each position",
+            f"partition {spec} goes by class, but these examples {what}",
             expected="one label per example",
             mend="use natural (by owner), iid or file:PATH",
         )

@@ -52,16 +52,18 @@ def federate(
     Numbers 0 to 3 are then reserved: 0 is padding, which is neither trained nor scored, and 1, 2 and 3 are begin, end
     and unknown words, which are not scored. One's own vocabulary begins at 4, and `num_classes` is its end.
 
+    Numbers with a fraction in `y`, (N,) or (N, outputs), are targets of a regression: the loss is the squared error.
+
     `num_train`: the first so many rows are a published training set and the others a published test set. `owners`: one
     number per row, from 0, that says whose it is (partition "natural"); below 0: nobody's. The other options are those
     of `share`.
     """
     x = checked.inputs(x, as_bytes=view is not None, as_tokens=tokens)
-    y = checked.labels(y, as_tokens=tokens)
+    y = checked.targets(y, as_tokens=tokens)
     checked.check_lengths(x, y)
     if not len(x):
         raise SparsonaError("no examples", expected="at least one row in x and y")
-    num_classes = checked.count_classes(y, num_classes, x if y.dim() == 2 else None)
+    num_classes = checked.count_outputs(y, num_classes, x)
     if num_train is not None and not 0 < num_train < len(x):
         raise SparsonaError(
             f"num_train is {num_train} of {len(x)} examples", expected="some examples to train on and some to test on"
@@ -286,7 +288,9 @@ def _test_of(test: str, pool: Pool, partition: str) -> tuple[str, int | None]:
             mend="leave test out",
         )
     elif name == "shares" and pool.y.ndim != 1:
-        raise SparsonaError(f"test '{test}' for tokens", expected="one class per example", mend="test=split-train")
+        raise SparsonaError(
+            f"test '{test}' for tokens or numbers", expected="one class per example", mend="test=split-train"
+        )
     elif name == "natural" and not (is_natural and has_own_tests):
         raise SparsonaError(
             f"test 'natural' for {pool.name} with partition '{partition}'",

@@ -28,7 +28,7 @@ class Evaluation:
 
     client: int
     point: str
-    correct: int
+    correct: int | None  # None: a regression, in which only the loss tells
     count: int
     loss: float
     confusion: Tensor | None = None
@@ -40,7 +40,7 @@ def evaluate(client: int, point: str, predict: Callable[[Tensor], Tensor], task:
     loss_sum = 0.0
     weight_sum = 0.0
     confusion = None
-    if task.num_classes <= MAX_CONFUSION:
+    if task.num_classes <= MAX_CONFUSION and not task.is_regression:
         confusion = torch.zeros(task.num_classes, task.num_classes, dtype=torch.int32, device=test.targets.device)
     with torch.no_grad():
         for batch in in_order(test, BATCH):
@@ -57,7 +57,12 @@ def evaluate(client: int, point: str, predict: Callable[[Tensor], Tensor], task:
     if "/" not in point:
         check_tested(client, count)
     return Evaluation(
-        client, point, correct, count, loss_sum / (weight_sum or 1.0), None if confusion is None else confusion.cpu()
+        client,
+        point,
+        task.count_right(correct),
+        count,
+        loss_sum / (weight_sum or 1.0),
+        None if confusion is None else confusion.cpu(),
     )
 
 
@@ -85,7 +90,7 @@ def evaluate_stacked(
         check_tested(client, count)
     sums = torch.zeros(4, len(clients), dtype=torch.float64, device=device)  # right, of, loss, weight
     confusion = None
-    if task.num_classes <= MAX_CONFUSION:
+    if task.num_classes <= MAX_CONFUSION and not task.is_regression:
         confusion = torch.zeros(len(clients), task.num_classes**2, dtype=torch.int64, device=device)
     at_once = max(1, STACKED_BATCH // len(clients))
     with torch.no_grad():
@@ -107,7 +112,7 @@ def evaluate_stacked(
     for client, row in zip(clients, rows, strict=True):
         check_tested(client, int(row[1]))
     return [
-        Evaluation(client, "", int(right), int(of), loss / weight, matrix)
+        Evaluation(client, "", task.count_right(right), int(of), loss / weight, matrix)
         for client, (right, of, loss, weight), matrix in zip(clients, rows, matrices, strict=True)
     ]
 

@@ -11,6 +11,7 @@ from sparsona.core.method import Work
 from sparsona.core.round import Batch
 from sparsona.core.tree import leaves
 from sparsona.data.augment import look
+from sparsona.data.batches import as_targets
 from sparsona.data.splits import PARTS
 from sparsona.engine.compiled import Captured, compile_program
 from sparsona.engine.evaluate import MAX_CONFUSION, Evaluation, check_tested, judge
@@ -31,7 +32,8 @@ class Examiner:
         self._index = torch.zeros(self._size, dtype=torch.int64, device=device)
         self._weight = torch.zeros(self._size, device=device)
         classes = setting.task.num_classes
-        cells = classes**2 if classes <= MAX_CONFUSION and not data.asks_per_token else 0
+        counts = classes <= MAX_CONFUSION and not data.asks_per_token and not data.is_regression
+        cells = classes**2 if counts else 0
         self._found = torch.zeros(4 + cells, dtype=torch.float64, device=device)  # right, of, loss, weight, confusion
         program = compile_program(self._pass, self._inputs(), compiles=False)
         self._captured = Captured(lambda: self._found.add_(program(self._inputs())[0]), device)  # type: ignore[arg-type]
@@ -46,7 +48,7 @@ class Examiner:
         with torch.no_grad():
             inputs = look(x.index_select(0, index), setting.federation.view)
             outputs = setting.method.predict(work, inputs)
-            targets = y.index_select(0, index).long()
+            targets = as_targets(y.index_select(0, index))
             nothing = torch.zeros((), dtype=torch.int64, device=weight.device)
             batch = Batch(inputs, targets, weight, torch.arange(len(weight), device=weight.device), nothing)
             found = torch.stack([value.double() for value in judge(setting.task, outputs, batch)])
@@ -83,5 +85,7 @@ class Examiner:
             right, of, loss, weight = row[:4].tolist()
             check_tested(client, int(of))
             confusion = row[4:].int().view(classes, classes) if len(row) > 4 else None
-            found.append(Evaluation(client, "", int(right), int(of), loss / weight, confusion))
+            found.append(
+                Evaluation(client, "", self._setting.task.count_right(right), int(of), loss / weight, confusion)
+            )
         return found

@@ -10,7 +10,7 @@ from torch import Tensor
 from sparsona.core.method import Phase, Round
 from sparsona.core.round import Batch
 from sparsona.data.augment import Draws, augment, look
-from sparsona.data.batches import Examples, draw_pass
+from sparsona.data.batches import Examples, as_targets, draw_pass
 from sparsona.data.pool import View
 from sparsona.engine.turn import phase_batch_size
 
@@ -85,7 +85,7 @@ def gather(x: Tensor, y: Tensor, row: Tensor, view: View, noise: Tensor) -> Batc
     else:
         inputs = look(stored, view)
     shape = row.shape[1:]
-    targets = y.index_select(0, index).long()
+    targets = as_targets(y.index_select(0, index))
     return Batch(
         inputs.view(*shape, *inputs.shape[1:]),
         targets.view(*shape, *targets.shape[1:]),

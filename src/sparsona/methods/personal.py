@@ -150,7 +150,7 @@ def _additive_layout(task: Task, hidden: int) -> Layout:
 
 def adds(task: Task) -> bool:
     """Whether two models' outputs are numbers that add up, and not chances that are mixed."""
-    return getattr(task, "is_regression", False)
+    return task.is_regression
 
 
 def _first_additive(layout: Layout, seed: int, like: Tree) -> Tree:

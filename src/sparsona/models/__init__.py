@@ -71,6 +71,18 @@ MODELS = {
             _SPLIT,
         ),
         ModelCard(
+            "mlp",
+            "one hidden layer",
+            "a hidden layer of 64, or none (hidden=0); for plain vectors, and for numbers as well as classes",
+            "64 numbers, 10 classes",
+            4_810,
+            "mlp",
+            "mlp",
+            (64,),
+            10,
+            {"hidden": Option(64, "width of the hidden layer, 0 for a linear model")},
+        ),
+        ModelCard(
             "cnn28",
             "small CNN for 28x28",
             "two 5x5 convolutions of 16 and 32 channels, a hidden layer of 64; a quick start for MNIST and its kin",
@@ -253,7 +265,7 @@ def builder(spec: str, input_shape: tuple[int, ...], num_classes: int) -> Callab
 
 
 def _check_kind(card: ModelCard, input_shape: tuple[int, ...], num_classes: int) -> None:
-    if len(input_shape) != len(card.input_shape):
+    if len(input_shape) != len(card.input_shape) and card.name != "mlp":  # which takes all shapes
         takes, expected = (
             ("images", "examples of shape (channels, height, width)")
             if len(card.input_shape) == 3

@@ -5,6 +5,8 @@ One function per builder, of the same name and options; tests hold the two equal
 
 from __future__ import annotations
 
+from math import prod
+
 from sparsona.core.layout import Layout, Slot
 from sparsona.core.outline import Outline, Roles
 
@@ -72,6 +74,15 @@ def split_roles(names: tuple[str, ...]) -> Roles:
     """Figure 1c of the partial-personalisation paper: of two first layers, the lower one is for a client's own."""
     lower = tuple(name for name in names if ".lower." in name)
     return Roles(input=names[:4], output=names[-2:], split=lower)
+
+
+def mlp(input_shape: tuple[int, ...], num_classes: int, hidden: int = 64) -> Outline:
+    inputs = prod(input_shape)
+    slots = _linear("1", inputs, hidden or num_classes)
+    if hidden:
+        slots += _linear("3", hidden, num_classes)
+    roles = Roles(input=_names(slots[:2]), output=_names(slots[-2:]))
+    return Outline(Layout(tuple(slots)), input_shape, num_classes, roles)
 
 
 def vgg11(input_shape: tuple[int, ...], num_classes: int) -> Outline:

@@ -47,7 +47,8 @@ def _row(folder: Path, where: Path) -> dict[str, Any]:
         manifest = folder / "checkpoint" / "manifest.json"
         reached = read_json(manifest) if manifest.exists() else {"completed": 0, "finished": False}
         summary = read_json(folder / "summary.json") if (folder / "summary.json").exists() else None
-        accuracy = f"{summary['accuracy']['mean']:.1%}" if summary else "–"
+        mean = summary["accuracy"]["mean"] if summary else None
+        accuracy = "–" if mean is None else f"{mean:.1%}"
         return row | {
             "method": config["method"],
             "seed": config["seed"],

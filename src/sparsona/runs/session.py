@@ -291,5 +291,5 @@ def _row(completed: int, found: Evaluation) -> tuple[Any, ...]:
 
 
 def _mean(evaluations: list[Evaluation], point: str) -> float | None:
-    found = [evaluation.correct / evaluation.count for evaluation in evaluations if evaluation.point == point]
+    found = [one.correct / one.count for one in evaluations if one.point == point and one.correct is not None]
     return sum(found) / len(found) if found else None

@@ -44,14 +44,16 @@ def read_arrays(request: Request, path: Path) -> Pool:
         raise SparsonaError(f"{where}a token {highest}", expected=f"token numbers below {MAX_TOKENS:,}")
     is_image = x.dtype == np.uint8 and x.ndim in (3, 4) and not has_tokens
     inputs = checked.inputs(channels_first(x) if is_image else x, where, as_bytes=is_image, as_tokens=has_tokens)
-    labels = checked.labels(y, where, as_tokens=has_tokens)
-    num_classes = checked.count_classes(labels, None, inputs if has_tokens else None)
+    labels = checked.targets(y, where, as_tokens=has_tokens)
+    num_classes = checked.count_outputs(labels, None, inputs)
     if is_image:
         view = make_view(request, tuple(inputs.shape[1:]), Look())
     else:
         view = View()
         _refuse_views(request, path)
-    y = labels.numpy().astype(np.int32 if has_tokens else np.int64)
+    y = labels.numpy()
+    if y.dtype != np.float32:
+        y = y.astype(np.int32 if has_tokens else np.int64)
     return Pool(path.stem, inputs.numpy(), y, num_classes, num_train, owners, view)
 
 
