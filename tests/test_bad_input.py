@@ -21,7 +21,7 @@ from sparsona.runs.store import RunFolder
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["run", "fedsap"], ["unknown method 'fedsap'", "one of fedalt, ", "did you mean 'fedspa'?"]),
+        (["run", "fedsap"], ["unknown method 'fedsap'", "fedavg, ", "did you mean 'fedspa'?"]),
         (["compare", "local", "fedavgft"], ["unknown method 'fedavgft'", "did you mean 'fedavg-ft'?"]),
         (["methods", "fedspa-rms"], ["unknown method 'fedspa-rms'", "did you mean 'fedspa-rsm'?"]),
         (["run", "fedspa", "--data", "digit"], ["unknown data set 'digit'", "did you mean 'digits'?"]),
@@ -56,6 +56,10 @@ from sparsona.runs.store import RunFolder
             ["run", "fedspa", "--clients", "900"],
             ["1797 examples cannot give 900 clients 10 each", "at most 179 clients"],
         ),
+        (["run", "fedavg", "--graph", "ring"], ["fedavg on a graph", "such as dispfl", "leave --graph out"]),
+        (["run", "dispfl", "--graph", "rings"], ["unknown graph 'rings'", "did you mean 'ring'?"]),
+        (["run", "dispfl", "--clients", "4", "--graph", "random:9"], ["each of 4 peers hears from 9", "at most 3"]),
+        (["run", "dispfl", "--set", "stateless=true"], ["forget what they learn", "leave 'stateless' out"]),
         (["run", "fedspa", "--config", "none.toml"], ["there is no config file 'none.toml'"]),
         (["run", "fedspa", "--set", "out=x"], ["'out' is no option of a run", "--out"]),
         (["run", "fedspa", "--set", "federation=3"], ["'federation' is no option of a run"]),

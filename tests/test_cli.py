@@ -24,7 +24,7 @@ from sparsona.models import MODELS
 from sparsona.runs.config import RunConfig
 
 ACCURACY = {"mean", "weighted", "bottom_decile", "worst", "std", "last10"}
-BYTES = {"up", "down", "total", "busiest_node"}
+BYTES = {"up", "down", "total", "busiest_node", "busiest_round_in", "busiest_round_out"}
 PAPER_BYTES = {"paper_up", "paper_down", "paper_total", "upload_share"}  # the papers' own count, beside ours
 
 
@@ -49,6 +49,8 @@ def test_json_alone_on_stdout_with_the_promised_keys(say, tmp_path):
     assert summary["accuracy"]["last10"] is None  # there were no ten
     assert summary["bytes"]["total"] == summary["bytes"]["up"] + summary["bytes"]["down"] > 0
     assert summary["bytes"]["busiest_node"] == summary["bytes"]["total"]
+    assert summary["bytes"]["busiest_round_in"] == summary["bytes"]["up"] / 3  # the server, in each of three rounds
+    assert summary["bytes"]["busiest_round_out"] == summary["bytes"]["down"] / 3
     assert 0 < summary["seconds"] < 60
     assert "rounds" in said.err  # the progress bar
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == summary

@@ -273,6 +273,7 @@ def compare(
         )
     planned: list[tuple[str, RunConfig]] = []
     used: set[str] = set()
+    has_peers = any(methods.card(configs.parse_method(name)[0]).peers for name in names)
     for name in names:
         row, own = configs.parse_method(name)
         _, kind = methods.factory(row)
@@ -287,7 +288,7 @@ def compare(
             key: value for key, value in options.items() if key in RunConfig.model_fields or key in kind.model_fields
         }
         used |= set(mine)
-        if not methods.card(row).peers:
+        if has_peers and not methods.card(row).peers:
             mine.pop("graph", None)
         for seed in numbers:
             planned.append((name, make_config(name, {**mine, "seed": seed}, federation, model)))

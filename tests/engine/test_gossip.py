@@ -304,3 +304,11 @@ def test_a_graph_file_that_changed_is_told(tmp_path):
     path.write_text(json.dumps([[k, (k + 2) % 6] for k in range(6)] + [[0, 1]]))
     with pytest.raises(SparsonaError, match="the graph is not that of"):
         sp.resume(tmp_path / "run", model=small_net)
+
+
+def test_only_peers_of_a_comparison_are_on_the_graph(tmp_path):
+    options = {"clients": 4, "rounds": 1, "epochs": 1, "executor": "serial", "model": small_net}
+    found = sp.compare(["local", "dispfl:per_round=4"], graph="ring", per_round=2, out=tmp_path / "both", **options)
+    assert [(run.config["graph"], run.config["per_round"]) for run in found.runs] == [(None, 2), ("ring", 4)]
+    with pytest.raises(SparsonaError, match="local on a graph"):
+        sp.compare(["local", "fedavg"], graph="ring", out=tmp_path / "none", **options)

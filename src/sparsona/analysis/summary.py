@@ -177,7 +177,8 @@ def protocol(folder: RunFolder) -> str:
         text += " Capacities are not kept: this method's models are larger than some clients can hold."
     if about["has_batch_statistics"] and not config["stateless"]:
         text += " Buffers such as BatchNorm statistics stay on the client"
-        trained = {row[0] for row in folder.select("SELECT DISTINCT client FROM turns WHERE NOT dropped")}
+        moved = "steps" if about.get("peers") else "NOT dropped"  # a peer out of reach trains on
+        trained = {row[0] for row in folder.select(f"SELECT DISTINCT client FROM turns WHERE {moved}")}
         untrained = len(set(np.flatnonzero(count).tolist()) - trained)
         text += (
             f"; {untrained} of the clients never trained and are scored with the initial ones." if untrained else "."

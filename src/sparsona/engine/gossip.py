@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Round, State, Tree, Update, Work
 from sparsona.core.tree import awake
-from sparsona.core.update import Part
+from sparsona.core.update import Part, Support
 from sparsona.engine.closing import Wish, check_last_looks, close
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.graphs import Graph, check, senders
@@ -91,13 +91,13 @@ class Gossip:
         jobs = (self._job("train", client, population, round_, points, post) for client in who.trains)
         for outcome in self._executor.run(jobs):
             client = outcome.client
-            states[client] = outcome.state
-            self.setting.shelf.rest(outcome.state)
             if outcome.message is not None:
                 update = checked_update(outcome, index, self.setting.clock)
                 messages[client] = outcome.message
                 if update is outcome.message:
                     self.setting.shelf.rest(tuple(_trees(update)))
+            states[client] = outcome.state
+            self.setting.shelf.rest(outcome.state)
             dropped = client in who.dropped
             traffic = post.traffic.pop(client, Traffic())
             record.turns.append(Turn(client, outcome.tally, traffic, not dropped, dropped))
@@ -241,14 +241,18 @@ def heard_by(
 def at_hand(setting: Setting, message: Message) -> Update:
     """A message to be read here: on the device, whole, its masks unpacked."""
 
+    def here(tree: Tree | None) -> Tree | None:
+        if tree is None or tree.device.type == setting.device.type:  # not placed: that would unpack it once more
+            return None if tree is None else tree.awake()
+        return setting.place(tree)
+
     def whole(part: Part) -> Part:
-        tree: Any = part.whole
-        if tree is None and part.support.name in ("DENSE", "BITS"):
-            tree = setting.place(part.tree())
-        mask = None if part.mask is None else setting.place(part.mask).awake()
+        tree = part.whole
+        if tree is None and part.support in (Support.DENSE, Support.BITS):
+            tree = part.tree()
         if tree is None:  # of a mask that only the receiver knows
-            return replace(part, arrived=setting.place(part.values), mask=mask)
-        return replace(part, arrived=None, whole=tree.awake(), mask=mask)
+            return replace(part, arrived=setting.place(part.values), mask=here(part.mask))
+        return replace(part, arrived=None, whole=here(tree), mask=here(part.mask))
 
     update = opened(message, setting.clock)
     if isinstance(message, bytes) and setting.device.type == "cpu":
