@@ -94,7 +94,7 @@ def test_every_method_has_a_cost_and_a_page(method):
     assert found["per_round"]["flops"] == turns * found["per_client_round"]["flops"]
     tuning = report.flops.tuning
     assert found["total"]["flops"] == 7 * found["per_round"]["flops"] + tuning
-    assert bool(tuning) == method.endswith("-ft")
+    assert bool(tuning) == method.endswith(("-ft", "-ft-part"))
     memory = report.memory
     assert memory.kept <= memory.at_hand
     assert memory.kept < memory.training
