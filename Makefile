@@ -35,8 +35,9 @@ format: setup
 # Contenders that have an environment of their own, as benchmarks/requirements.txt says; the others are left out.
 CONTENDERS := $(foreach name,pfl flower fedlab,$(if $(wildcard .venv-$(name)/bin/python),--python $(name)=.venv-$(name)/bin/python))
 
-bench: setup  ## what the engine costs over a bare loop, and a round against other people's code
+bench: setup  ## what the engine costs over a bare loop, what dropped filters save, and a round against other people's code
 	$(BIN)/python benchmarks/overhead.py --repeats 9 --epochs 2 --out benchmarks/results/overhead.json
+	$(BIN)/python benchmarks/gates.py --out benchmarks/results/gates.json
 	$(BIN)/python benchmarks/compare.py --out benchmarks/results/compare.json $(CONTENDERS)
 	$(BIN)/python benchmarks/draw.py benchmarks/results/compare.json docs/performance.md
 

@@ -13,6 +13,7 @@ import click
 
 from sparsona.cli_cost import cost
 from sparsona.cli_data import data
+from sparsona.cli_latency import latency
 from sparsona.cli_options import PROFILE, check_names, gather, with_options
 from sparsona.core.errors import SparsonaError
 from sparsona.core.version import VERSION
@@ -245,6 +246,7 @@ def models(name: str | None, classes: int | None, shape: str | None, as_json: bo
 
 cli.add_command(data)
 cli.add_command(cost)
+cli.add_command(latency)
 
 
 def show_options(title: str, fields: Mapping[str, Any], preset: Mapping[str, Any]) -> None:

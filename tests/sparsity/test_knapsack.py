@@ -140,16 +140,14 @@ def test_no_gradient_and_the_dtype_of_the_scores(solver):
 @pytest.mark.parametrize("solver", [greedy, exact])
 def test_stacked_and_traced(solver):
     draws = torch.Generator().manual_seed(0)
-    scores, costs = torch.rand(4, 12, generator=draws), torch.randint(1, 5000, (12,), generator=draws)
-    budgets = torch.tensor([0, 4000, 12_000, 40_000])
+    scores, costs = torch.rand(4, 7, generator=draws), torch.randint(1, 5000, (7,), generator=draws)
+    budgets = torch.tensor([0, 4000, 8000, 40_000])
     alone = torch.stack([solver(s, costs, b) for s, b in zip(scores, budgets, strict=True)])
     assert 0 < alone.sum() < alone.numel()
     assert torch.equal(torch.func.vmap(solver, in_dims=(0, None, 0))(scores, costs, budgets), alone)
     assert torch.equal(solver(scores, costs, budgets), alone)
     traced = make_fx(lambda s, c, b: solver(s, c, b))(scores[0], costs, budgets[0])
     assert torch.equal(traced(scores[2], costs, budgets[2]), alone[2])
-    compiled = torch.compile(solver, backend="eager", fullgraph=True)
-    assert torch.equal(compiled(scores[1], costs, budgets[1]), alone[1])
 
 
 @pytest.mark.parametrize("solver", [greedy, exact])
