@@ -37,7 +37,7 @@ SETTINGS = {
     "fedspa": ({"density": 0.6}, 0.35),
     "fedspa-rsm": ({"density": 0.6}, 0.35),
     "dispfl": ({"density": 0.6, "graph": "random:2"}, 0.35),
-    "pfedgate": ({"density": 0.6, "capacities": [1.0, 0.4, 0.1]}, 0.35),
+    "pfedgate": ({"density": 0.7, "capacities": [1.0, 0.6, 0.15], "momentum": 0.5}, 0.45),
 }
 COMMON = {"clients": 6, "per_round": 3, "rounds": 4, "epochs": 2, "batch_size": 8, "lr": 0.1, "executor": "serial"}
 

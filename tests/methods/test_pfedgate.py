@@ -296,7 +296,7 @@ def test_latencies_from_a_file(tmp_path):
     _, update, _, _ = turn_of(setting)
     assert update.parts["update"].num_values > 0
     path.write_text("{}")
-    with pytest.raises(SparsonaError, match="no latencies"):
+    with pytest.raises(SparsonaError, match="no latencies of this model"):
         turn_of(setting_of(budget=f"latency:{path}"))
 
 

@@ -3,12 +3,10 @@ over those who sent an entry."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -17,6 +15,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import Tree, norm
 from sparsona.methods.training import Positive, Training
 from sparsona.sparsity.blocks import Blocks, channels, chunks, filters, heads
+from sparsona.sparsity.latency import block_latencies, read_latency
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,28 +122,14 @@ def cut(layout: Layout, config: PFedGateConfig, smallest: float) -> Blocks:
     return (filters if config.blocks == "filter" else channels)(layout, config.num_blocks, smallest)
 
 
-def block_costs(blocks: Blocks, config: PFedGateConfig) -> tuple[float, ...]:
-    """What the budget counts. A file of latencies has a number for each tensor; a block has its share of that."""
-    if not config.budget.startswith("latency:"):
-        return blocks.sizes if config.budget == "parameters" else blocks.flops
-    path = config.budget.removeprefix("latency:")
-    try:
-        times = json.loads(Path(path).read_text(encoding="utf-8"))
-        of = [float(times[slot.name]) for slot in blocks.layout.slots]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SparsonaError(
-            f"no latencies in '{path}': {type(error).__name__} {error}",
-            expected="a JSON object with a number for each tensor of the model",
-            mend='measure the layers and write {"0.weight": 1.5, ...}, in any one unit',
-        ) from None
-    found = [0.0] * len(blocks)
-    for slot, strip, time in zip(blocks.layout.slots, blocks.strips, of, strict=True):
-        for block, length in enumerate(strip.lengths, start=strip.first):
-            found[block] += time * strip.repeats * length / slot.size
-    return tuple(found)
+def block_costs(blocks: Blocks, config: PFedGateConfig) -> tuple[int, ...]:
+    """What the budget counts: entries, FLOPs, or nanoseconds by a file of `sparsona latency`."""
+    if config.budget.startswith("latency:"):
+        return block_latencies(blocks, read_latency(config.budget.removeprefix("latency:"), blocks.layout))
+    return blocks.sizes if config.budget == "parameters" else blocks.flops
 
 
-def free(blocks: Blocks, config: PFedGateConfig, share: float, smallest: float) -> tuple[float, ...]:
+def free(blocks: Blocks, config: PFedGateConfig, share: float, smallest: float) -> tuple[int, ...]:
     """What each pocket has left for blocks that are not always kept."""
     costs = block_costs(blocks, config)
     pockets = range(max(blocks.groups) + 1) if config.split_budget else (0,)
@@ -155,7 +140,7 @@ def free(blocks: Blocks, config: PFedGateConfig, share: float, smallest: float) 
         ]
         return tuple(sum(one) if share == 1 else round(sum(one) * (share - smallest)) for one in of)
     total, always = sum(costs), sum(c for c, a in zip(costs, blocks.always, strict=True) if a)
-    whole = share * total if isinstance(total, float) else math.floor(share * total * (1 + 1e-12))
+    whole = math.floor(share * total * (1 + 1e-12))
     if whole < always:
         raise SparsonaError(
             f"{always / total:.0%} of the model's {config.budget.partition(':')[0]} are always used, above the "
@@ -171,11 +156,10 @@ def make_budget(blocks: Blocks, config: PFedGateConfig, share: float, smallest: 
     import torch
 
     costs = [0 if a else c for c, a in zip(block_costs(blocks, config), blocks.always, strict=True)]
-    kind = torch.float64 if config.budget.startswith("latency:") else torch.int64
     groups = blocks.groups if config.split_budget else [0] * len(blocks)
     return Budget(
-        torch.tensor(costs, dtype=kind, device=like.device),
-        torch.tensor(free(blocks, config, share, smallest), dtype=kind, device=like.device),
+        torch.tensor(costs, dtype=torch.int64, device=like.device),
+        torch.tensor(free(blocks, config, share, smallest), dtype=torch.int64, device=like.device),
         torch.tensor(blocks.always, dtype=torch.float32, device=like.device),
         torch.tensor(groups, dtype=torch.int64, device=like.device),
     )
