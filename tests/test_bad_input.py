@@ -21,7 +21,7 @@ from sparsona.runs.store import RunFolder
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["run", "fedsap"], ["unknown method 'fedsap'", "one of fedavg, ", "did you mean 'fedspa'?"]),
+        (["run", "fedsap"], ["unknown method 'fedsap'", "one of fedalt, ", "did you mean 'fedspa'?"]),
         (["compare", "local", "fedavgft"], ["unknown method 'fedavgft'", "did you mean 'fedavg-ft'?"]),
         (["methods", "fedspa-rms"], ["unknown method 'fedspa-rms'", "did you mean 'fedspa-rsm'?"]),
         (["run", "fedspa", "--data", "digit"], ["unknown data set 'digit'", "did you mean 'digits'?"]),

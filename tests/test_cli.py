@@ -25,7 +25,7 @@ from sparsona.runs.config import RunConfig
 
 ACCURACY = {"mean", "weighted", "bottom_decile", "worst", "std", "last10"}
 BYTES = {"up", "down", "total", "busiest_node"}
-PAPER_BYTES = {"paper_up", "paper_down", "paper_total"}  # the papers' own count, beside ours
+PAPER_BYTES = {"paper_up", "paper_down", "paper_total", "upload_share"}  # the papers' own count, beside ours
 
 
 def bare(summary: dict) -> dict:
@@ -279,3 +279,28 @@ def test_lists_and_help_answer_at_once(say, tmp_path, args):
 def test_importing_the_package_imports_no_torch():
     code = "import sparsona as sp, sys; dir(sp); sp.METHODS, sp.MODELS, sp.SOURCES, sp.SparsonaError"
     subprocess.run([sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], check=True)
+
+
+def test_devices_and_similarity(say, tmp_path):
+    """The papers' analyses of a run: tables, text pictures, JSON, pictures in files; and what cannot be compared."""
+    options = ["--rounds", "2", "--clients", "5", "--set", "epochs=1", "--json"]
+    assert say("run", "fedspa", *options, "--set", 'points=["global"]', "--out", "spa").code == 0
+    assert say("run", "fedavg", *options, "--out", "avg").code == 0
+    assert say("run", "fedavg", *options, "--seed", "1", "--out", "other").code == 0
+    told = say("devices", "spa", "--out", "devices.svg").out
+    assert "FedSpa (DST): received over global" in told
+    assert "points gained against training examples" in told
+    assert (tmp_path / "devices.svg").read_text().startswith("<svg")
+    assert "over FedAvg (received)" in say("devices", "spa", "--against", "avg").out
+    found = json.loads(say("devices", "spa", "--against", "global", "--json").out)
+    assert found["changes"][0]["devices"] == 5
+    say("devices", "spa", "--against", "other").refused("hold different data")
+    say("devices", "spa", "--against", "nothing").refused("there is no run 'nothing'")
+    say("devices", "avg").refused("no accuracies of a shared model")
+    say("devices", "spa", "--out", "a.pdf").refused(".svg or .png")
+    told = say("similarity", "spa", "--out", "masks.svg").out
+    assert "Correlation of distance with label similarity: Pearson" in told
+    assert "distance of masks" in told
+    assert (tmp_path / "masks.svg").exists()
+    assert json.loads(say("similarity", "spa", "--json").out)["kind"] == "mask"
+    say("similarity", "avg").refused("neither masks nor gates")

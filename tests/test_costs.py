@@ -113,7 +113,7 @@ def test_every_method_has_a_cost_and_a_page(method):
     assert ("costs only" in said.output) == (method in COST_RULES)
     assert bool(found["notes"]) == (not found["exact"])
     assert all(note in said.output for note in found["notes"])
-    assert ("upper bounds" in said.output) == (method == "sub-fedavg")
+    assert ("upper bounds" in said.output) == (method in ("sub-fedavg", "pfedgate"))
     assert f"{found['total']['flops']:.4g}" in said.output
 
 
@@ -178,15 +178,9 @@ BY_HAND = {  # options; bytes of a message up and down; FLOPs of search
     ),
     "dpsgd": ({"density": 0.5}, aligned(("model", HALF, DIGEST)), None, 0),
     "dpsgd-ft": ({}, DENSE, None, 0),
-    "dispfl": (
-        {"density": 0.5, "allocation": "uniform"},
-        aligned(("model", HALF + PADDED_MASK, DIGEST)),
-        None,
-        128 * 3 * FORWARD,
-    ),
     "fomo": ({}, DENSE, None, 0),
     "fedem": ({}, *2 * [message(("model0", SIZE), ("model1", SIZE), ("model2", SIZE))], 500 * 3 * FORWARD),
-    "pfedgate": ({}, aligned(("update", SIZE + PADDED_MASK, DIGEST)), DENSE, 0),
+    "pfedgate-table": ({}, aligned(("update", SIZE + PADDED_MASK, DIGEST)), DENSE, 0),
 }
 
 
@@ -212,12 +206,38 @@ def test_a_rule_by_hand(name):
     assert report.to_json()["encoded"]["total"]["comm_gb"] == (3 * found.round + tuning) / 1e9
 
 
+@pytest.mark.parametrize(
+    ("options", "parts", "search"),
+    [
+        ({}, (("model", HALF + PADDED_MASK, DIGEST), ("mask", PADDED_MASK, 0)), 128 * 3 * FORWARD),
+        ({"divide_by": "used", "regrowth": "random"}, (("model", HALF + PADDED_MASK, DIGEST),), 0),
+    ],
+)
+def test_dispfl_by_hand(options, parts, search):
+    """The model inside the mask it was trained in, which travels along; the next mask where one divides by it."""
+    report = cost("dispfl", **LENET, rounds=3, density=0.5, allocation="uniform", **options)
+    found, one = report.encoded, aligned(*parts)
+    assert report.flops.search == search
+    assert (found.up, found.down, found.round, found.busiest) == (10 * one, 10 * one, 1000 * one, 20 * one)
+    assert (found.busiest_in, found.busiest_out) == (10 * one, 10 * one)
+    assert report.paper.busiest == 10 * HALF
+    assert report.to_json()["busiest_node"]["in_mb"] == 10 * one / 1e6
+
+
 GATE = 4 * 21_955  # a twentieth of the parameters, rounded up
+OWN_GATE = 4 * 31_488  # of a gate for 28x28 images and 40 blocks: 784 * 40 + 40, norms of 2 * 40 and 8
+OWN = OWN_GATE + 4 * (2 + 2 * 40 + 2 * 40)
 UNIFORM = {"density": 0.5, "allocation": "uniform"}
 UNCLIPPED = {**UNIFORM, "clip_norm": None}
+OUTPUT = 4 * 13_026  # the last layer
 MEMORIES = [  # method, options; kept, at hand, in training, in mask search
     ("local", {}, SIZE, SIZE, 2 * SIZE, 0),
     ("fedavg", {}, 0, SIZE, 2 * SIZE, 0),
+    ("fedavg-ft-part", {}, 0, SIZE, 2 * SIZE, 0),
+    # The two parts are a model together; FedAlt's gradient is of one part at a time. A pulled part is kept twice.
+    ("fedalt", {}, OUTPUT, SIZE, 2 * SIZE - OUTPUT, 0),
+    ("fedalt", {"clip_stale": True, "pull": 0.1}, 2 * OUTPUT, SIZE + OUTPUT, 2 * SIZE + OUTPUT, 0),
+    ("fedsim", {}, OUTPUT, SIZE, 2 * SIZE, 0),
     # The model, where it started, and a gradient: a dense one, since its norm is taken over all entries.
     ("fedspa", UNIFORM, MASK, MASK + HALF, MASK + 2 * HALF + SIZE, MASK + 2 * HALF + SIZE),
     ("fedspa", UNCLIPPED, MASK, MASK + HALF, MASK + 3 * HALF, MASK + 2 * HALF + SIZE),
@@ -230,11 +250,15 @@ MEMORIES = [  # method, options; kept, at hand, in training, in mask search
     # What it has, the sum of what it was sent, which becomes the model at work, and a gradient.
     ("dpsgd", {}, SIZE, 2 * SIZE, 3 * SIZE, 0),
     ("dpsgd", UNIFORM, HALF + MASK, 2 * HALF + MASK, 2 * HALF + MASK + SIZE, 0),
-    ("dispfl", UNIFORM, HALF + MASK, 3 * HALF + MASK, 2 * HALF + MASK + SIZE, 2 * HALF + MASK + SIZE),
-    ("dispfl", UNCLIPPED, HALF + MASK, 3 * HALF + MASK, 3 * HALF + MASK, 2 * HALF + MASK + SIZE),
+    # The mask of what it has, and the next.
+    ("dispfl", UNIFORM, HALF + 2 * MASK, 3 * HALF + 2 * MASK, *2 * [2 * HALF + 2 * MASK + SIZE]),
+    ("dispfl", UNCLIPPED, HALF + 2 * MASK, *2 * [3 * HALF + 2 * MASK], 2 * HALF + 2 * MASK + SIZE),
     ("fomo", {}, SIZE, 4 * SIZE, 3 * SIZE, 0),
     ("fedem", {}, 12, 12 + 3 * SIZE, 12 + 4 * SIZE + 4 * 3 * 500, 0),
-    ("pfedgate", {}, GATE, GATE + SIZE, 2 * GATE + 3 * SIZE + HALF, 0),
+    ("pfedgate-table", {}, GATE, GATE + SIZE, 2 * GATE + 3 * SIZE + HALF, 0),
+    # 40 blocks of its eight tensors: gate and statistics, two scores a block. At work two momenta, the budget, the mean
+    # input, the model behind the gate, and a gradient of both.
+    ("pfedgate", {}, OWN, OWN + SIZE, OWN + 2 * OWN_GATE + 4 * SIZE + 4 * (5 * 40 + 784), 0),
 ]
 
 
@@ -462,9 +486,9 @@ def test_what_has_costs_only_is_known_by_name(say):
     from sparsona.methods import COST_ONLY
 
     assert set(COST_ONLY) == set(COST_RULES)
-    assert "sparsona cost dispfl" in say("run", "dispfl").err
-    assert "dispfl" in say("methods").out
-    told_options = say("methods", "dispfl").out
+    assert "sparsona cost dpsgd" in say("run", "dpsgd").err
+    assert "dpsgd" in say("methods").out
+    told_options = say("methods", "dpsgd").out
     assert "topology = random (random | ring | full)" in told_options
     assert "capacities = [1.0]" in told_options
     assert "--samples instead" in say("cost", "fedavg", "--data", "arrays:x.npz").err

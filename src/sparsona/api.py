@@ -20,9 +20,9 @@ from sparsona.engine.clock import OFF, START, Clock
 from sparsona.engine.executors import choose
 from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import novel_clients
+from sparsona.engine.rounds import common_model, rounds_of
 from sparsona.engine.serial import Serial
-from sparsona.engine.star import Star, global_model
-from sparsona.prepare import GIVEN, OF_DATA, ignores_capacity, make_config, make_setting, start_digest
+from sparsona.prepare import GIVEN, OF_DATA, graph_digest, ignores_capacity, make_config, make_setting, start_digest
 from sparsona.results import Comparison, Run, planned_runs, views_in
 from sparsona.runs import config as configs
 from sparsona.runs.config import RunConfig
@@ -105,7 +105,7 @@ def _start_of(config: RunConfig) -> WarmStart | None:
 
 def _described(config: RunConfig, setting: Setting, start: WarmStart | None = None) -> tuple[RunConfig, dict[str, Any]]:
     """The config with what was left to be found out, and what a folder says about the run."""
-    Star(setting, Serial(setting))  # what method and plan cannot do together is told before a folder is made
+    rounds_of(setting, Serial(setting))  # what method and plan cannot do together is told before a folder is made
     found = {"clients": setting.federation.num_clients, "device": setting.device.type}
     found["novel"] = setting.plan.num_novel
     found["executor"] = choose(config.executor, setting)
@@ -117,11 +117,14 @@ def _described(config: RunConfig, setting: Setting, start: WarmStart | None = No
         "title": row.title,
         "point": config.headline,
         "alone": setting.method.server is None and setting.method.peer is None,
+        "peers": setting.method.peer is not None,
+        "graph": graph_digest(setting),
         "has_batch_statistics": setting.task.moves_buffers,
         "federation": setting.federation.digest(),
         "layout": setting.task.layout.digest.hex(),
         "start": start_digest(setting),
         "ignores_capacity": ignores_capacity(setting),
+        "transductive": setting.method.transductive,
         "num_parameters": setting.task.layout.size,
         "tested_on": setting.federation.tested_on,
         "left_out": dict(setting.federation.left_out),
@@ -145,7 +148,7 @@ def _described(config: RunConfig, setting: Setting, start: WarmStart | None = No
 def _play(folder: RunFolder, setting: Setting, config: RunConfig, listen: Listener) -> Run:
     progress = play(folder, setting, config.executor, config.max_seconds, listen)
     if progress.finished:
-        leave_global_model(folder.path, global_model(setting.method, progress.population))
+        leave_global_model(folder.path, common_model(setting, progress.population))
     folder.write_summary(summaries.summarize(folder, progress.seconds))
     if not progress.finished:
         warn(f"stopped by max_seconds after round {progress.completed} of {config.rounds}; resume goes on")
@@ -211,6 +214,12 @@ def _setting_again(
         raise SparsonaError(f"the data is not that of '{folder.path}'", expected="the same examples, labels and splits")
     if setting.task.layout.digest.hex() != about["layout"]:
         raise SparsonaError(f"the model is not that of '{folder.path}'", expected="the same parameters")
+    if graph_digest(setting) != about.get("graph"):
+        raise SparsonaError(
+            f"the graph is not that of '{folder.path}'",
+            expected="the same edges",
+            mend=f"restore '{config.graph}' as it was when the run was started",
+        )
     if start_digest(setting) != about["start"]:
         raise SparsonaError(
             f"the model does not start with the weights that '{folder.path}' started with",
@@ -266,7 +275,8 @@ def compare(
     for name in names:
         row, own = configs.parse_method(name)
         _, kind = methods.factory(row)
-        if common := sorted(CONDITIONS & set(own)):
+        # All peers take part where a server samples some: that is the method.
+        if common := sorted((CONDITIONS - ({"per_round"} if methods.card(row).peers else set())) & set(own)):
             raise SparsonaError(
                 f"'{name}' sets {', '.join(common)} for one method alone",
                 expected="the same data, clients, model and seeds for all, or their results would not compare",
@@ -276,6 +286,8 @@ def compare(
             key: value for key, value in options.items() if key in RunConfig.model_fields or key in kind.model_fields
         }
         used |= set(mine)
+        if not methods.card(row).peers:
+            mine.pop("graph", None)
         for seed in numbers:
             planned.append((name, make_config(name, {**mine, "seed": seed}, federation, model)))
     if unused := set(options) - used:
@@ -295,7 +307,7 @@ def compare(
         config = next(config for planned_name, config in planned if planned_name == name)
         setting = make_setting(config, federation, model, start=_start_of(config))
         choose(config.executor, setting)
-        Star(setting, Serial(setting))
+        rounds_of(setting, Serial(setting))
     path = Path(out) if out else RUNS / f"compare-{_stamp()}"
     make_empty_folder(path)
     entries = [

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
+from sparsona.cli_analysis import devices, similarity
 from sparsona.cli_cost import cost
 from sparsona.cli_data import data
 from sparsona.cli_latency import latency
@@ -196,6 +197,11 @@ def methods(name: str | None, as_json: bool) -> None:
         every = {key: RunConfig.model_fields[key] for key in RunConfig.model_fields if key not in ("method", "options")}
         show_options(f"Options of {row.title}", factory(name)[1].model_fields, preset)
         show_options("Options of every run", every, preset)
+        if row.peers:
+            from sparsona.engine.graphs import GRAPHS
+
+            click.echo("\nGraphs of peers (--graph)")
+            print_table([{"graph": graph, "who hears whom": what} for graph, what in GRAPHS.items()])
         return
     rows = [
         {"name": row.name, "method": row.title, "paper": row.paper, "kept": row.kept, "travels": row.travels}
@@ -247,13 +253,15 @@ def models(name: str | None, classes: int | None, shape: str | None, as_json: bo
 cli.add_command(data)
 cli.add_command(cost)
 cli.add_command(latency)
+cli.add_command(devices)
+cli.add_command(similarity)
 
 
 def show_options(title: str, fields: Mapping[str, Any], preset: Mapping[str, Any]) -> None:
     click.echo(f"{title}, set with --set KEY=VALUE:")
     for key, field in fields.items():
         choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-        among = f" ({' | '.join(choices)})" if choices else ""
+        among = f" ({' | '.join(map(str, choices))})" if choices else ""
         value = preset.get(key, field.default)
         shown = "none" if value is None else list(value) if isinstance(value, tuple) else value  # as one would write it
         click.echo(f"  {key} = {shown}{among}\n      {field.description}")
@@ -277,6 +285,8 @@ def show_run(result: Any, as_json: bool) -> None:
 
     print_results(rows(views_in(result.path)))
     print_text(f"\nHow this was measured: {result.protocol}\n")
+    if result.summary["bytes"].get("upload_share", 1.0) < 1:
+        print_text(f"A client sent {result.summary['bytes']['upload_share']:.1%} of the model's entries in a turn.\n")
     if result.is_profiled:
         print_profile(result.profile())
     click.echo(f"run:    {result.path}")

@@ -104,7 +104,9 @@ def show(report: CostReport) -> None:
         f"{report.rounds:,} rounds, {report.per_round} of {setting.clients} clients in each, {report.samples:,} "
         f"examples a client{f' ({report.samples_from})' if report.samples_from else ''}, "
         f"batches of {setting.batch_size}, "
-        + ", ".join(f"{value} {key.replace('_', ' ')}" for key, value in options.items() if key.endswith("epochs"))
+        + ", ".join(
+            f"{value} {key.replace('_', ' ')}" for key, value in options.items() if value and key.endswith("epochs")
+        )
     )
     if report.peers:
         click.echo(f"peers: {setting.topology} graph, {setting.links} neighbours each")

@@ -62,7 +62,7 @@ def get(name: str, folder: Path | None) -> None:
 
 def check_picture(path: Path) -> None:
     """Refuse a picture that could not be written, before any work."""
-    from sparsona.analysis.picture import check_ending
+    from sparsona.analysis.drawing import check_ending
 
     check_ending(path)
     if not path.absolute().parent.is_dir():

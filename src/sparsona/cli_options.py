@@ -33,7 +33,8 @@ OPTIONS = [
     click.option("--model", help="Network, a row of `sparsona models`.  [the data set's default]"),
     click.option("--preset", help="paper | authors: a paper's method as its text, or its authors' code, has it."),
     click.option("--rounds", type=int, help="Number of rounds.  [30]"),
-    click.option("--per-round", type=int, help="Clients sampled per round.  [half of them]"),
+    click.option("--per-round", type=int, help="Clients sampled per round.  [half of them; all peers]"),
+    click.option("--graph", help="Who hears from whom, among peers: ring | full | random:N | ...  [random:10]"),
     click.option("--epochs", type=int, help="Local epochs per round.  [5]"),
     click.option("--batch-size", type=int, help="Examples in a training batch.  [16]"),
     click.option("--lr", type=float, help="Learning rate in the first round.  [0.1]"),
@@ -49,6 +50,9 @@ OPTIONS = [
     ),
     click.option("--weight-decay", type=float, help="L2 pull of the weights towards zero.  [0.0005]"),
     click.option("--density", type=float, help="Share of the parameters a sparse method keeps, in (0, 1].  [0.5]"),
+    click.option(
+        "--personal", help="What stays with a client, of fedalt and fedsim: input,norm,NAME-PATTERN...  [output]"
+    ),
     click.option("--seed", type=int, help="Varies everything: partition, weights, sampling, batches, masks.  [0]"),
     click.option("--device", help="auto | cpu | cuda; auto is a GPU if there is one.  [auto]"),
     click.option("--precision", help="fp32 | tf32 | bf16, on a GPU; weights stay in fp32.  [fp32]"),

@@ -22,6 +22,8 @@ class Traffic:
     round: Number
     tuning: Number  # sent to all clients for final tuning
     busiest: Number  # through the busiest node in one round; the papers count one direction of it
+    busiest_in: Number
+    busiest_out: Number
 
     def to_json(self, rounds: int) -> dict[str, dict[str, Any]]:
         """Decimal megabytes, and gigabytes for the whole run."""
@@ -32,7 +34,7 @@ class Traffic:
         }
         per_round = {"comm_mb": self.round / 1e6, "up_mb": self.round_up / 1e6, "down_mb": self.round_down / 1e6}
         per_client = {"up_mb": self.up / 1e6, "down_mb": self.down / 1e6}
-        busiest = {"comm_mb": self.busiest / 1e6}
+        busiest = {"comm_mb": self.busiest / 1e6, "in_mb": self.busiest_in / 1e6, "out_mb": self.busiest_out / 1e6}
         return {"total": total, "per_round": per_round, "per_client_round": per_client, "busiest_node": busiest}
 
 

@@ -111,48 +111,21 @@ class DPSGDConfig(Training):
 
 def dpsgd(layout: Layout, client: Client, round_: Round, config: DPSGDConfig) -> Cost:
     """Peers average whole models; where these are cut down, all share one static mask."""
-    if config.density < 1:
-        return _masked_peer(layout, client, config, config.density, Support.KNOWN, looks=0, mixing=("sum",))
-    model, at_work = (_model(layout),), (_model(layout), _model(layout, "gradient"))
-    train = training_flops(layout, client, config)
-    return Cost(None, model, train, kept=model, at_work=at_work, mixing=(_model(layout, "sum"),))
-
-
-class DisPFLConfig(Training):
-    """What DisPFL adds to the options of training."""
-
-    density: float = _density(0.5, "share of the parameters a client's model keeps")
-    regrowth: Literal["gradient", "random"] = Field("gradient", description="what decides where a mask grows")
-    allocation: Literal["erk", "uniform"] = Field("erk", description="how density is shared among the tensors")
-
-
-def dispfl(layout: Layout, client: Client, round_: Round, config: DisPFLConfig) -> Cost:
-    """Peers send the model inside their own evolving mask, and the mask."""
-    looks = min(round_.batch_size, client.num_examples) if config.regrowth == "gradient" else 0
-    density, mixing = min(config.density, client.capacity), ("sum", "count")  # of those who hold an entry
-    return _masked_peer(layout, client, config, density, Support.BITS, looks, mixing)
-
-
-def _masked_peer(
-    layout: Layout,
-    client: Client,
-    config: DPSGDConfig | DisPFLConfig,
-    density: float,
-    support: Support,
-    looks: int,
-    mixing: tuple[str, ...],
-) -> Cost:
-    counts = mask_counts(layout, density, config.allocation)
+    counts = mask_counts(layout, config.density, config.allocation) if config.density < 1 else None
+    train, infer = training_flops(layout, client, config, counts), layout.forward_flops(counts)
+    if counts is None:
+        whole, at_work = (_model(layout),), (_model(layout), _model(layout, "gradient"))
+        return Cost(None, whole, train, kept=whole, at_work=at_work, mixing=(_model(layout, "sum"),))
     size = sum(counts)
+    model = (_inside(layout, "model", size),)
     return Cost(
         None,
-        (_inside(layout, "model", size, support),),
-        training_flops(layout, client, config, counts),
-        looks * 3 * layout.forward_flops(),
-        kept=(_inside(layout, "model", size), _mask(layout)),
-        infer_flops=layout.forward_flops(counts),
+        model,
+        train,
+        kept=(*model, _mask(layout)),
+        infer_flops=infer,
         at_work=(_inside(layout, "mixed", size), gradient_size(layout, config, size)),
-        mixing=tuple(_inside(layout, name, size) for name in mixing),
+        mixing=(_inside(layout, "sum", size),),
     )
 
 
@@ -183,7 +156,7 @@ def fedem(layout: Layout, client: Client, round_: Round, config: FedEMConfig) ->
     return Cost(models, models, train, look, kept=kept, infer_flops=forward, at_work=at_work)
 
 
-class PFedGateConfig(Training):
+class PFedGateTableConfig(Training):
     """What pFedGate's table of costs needs to know."""
 
     epochs: int = Field(1, ge=1, description="passes over the client's data in one round")
@@ -194,7 +167,7 @@ class PFedGateConfig(Training):
     )
 
 
-def pfedgate(layout: Layout, client: Client, round_: Round, config: PFedGateConfig) -> Cost:
+def pfedgate_table(layout: Layout, client: Client, round_: Round, config: PFedGateTableConfig) -> Cost:
     """As multiples of a dense model's cost, which is all that its paper states: FLOPs go with the share in use."""
     share = config.density + config.gate_share
     update = _inside(layout, "update", math.floor(config.upload_share * layout.size), Support.BITS)
@@ -240,15 +213,14 @@ COST_RULES = {
             peers=True,
             engine={"tune_epochs": 5},
         ),
-        RuleCard("dispfl", "DisPFL", "Dai et al., ICML 2022", dispfl, DisPFLConfig, peers=True),
         RuleCard("fomo", "FedFomo", "Zhang et al., ICLR 2021", fomo, Training, peers=True),
         RuleCard("fedem", "FedEM", "Marfoq et al., NeurIPS 2021", fedem, FedEMConfig),
         RuleCard(
-            "pfedgate",
-            "pFedGate",
+            "pfedgate-table",
+            "pFedGate (as its table 3 states)",
             "Chen et al., ICML 2023",
-            pfedgate,
-            PFedGateConfig,
+            pfedgate_table,
+            PFedGateTableConfig,
             note="multiples of a dense model's costs, as its paper states them, and no bounds: the gate's size "
             "(gate_share) hangs on the input, what is sent (upload_share) on training",
         ),

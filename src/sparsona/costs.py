@@ -261,6 +261,8 @@ def _notes(
     """What is to be known of these figures and not of others."""
     if isinstance(card, RuleCard) and card.note:
         yield card.note
+    elif not all(cost.exact for cost in kinds):
+        yield "training decides what is used and sent: these are upper bounds"
     if outline.uncounted:
         yield f"FLOPs of layers that are neither linear nor convolutions are missing: {', '.join(outline.uncounted)}"
     for cost, capacity in zip(kinds, asked.capacities, strict=False):
@@ -295,7 +297,7 @@ def _traffic(
         # Who sends the largest message receives those of others: in a random graph and on a ring, on average.
         others = _divide(asked.links * (sent - max(sizes)), asked.clients - 1)
         busiest = most if one_direction else most + others
-        return Traffic(mean, mean, round_up=once, round_down=once, round=once, tuning=0, busiest=busiest)
+        return Traffic(mean, mean, once, once, once, 0, busiest, busiest_in=others, busiest_out=most)
     received = _sum([size(cost.down) if cost.down else 0 for cost in kinds], asked)
     up, down, turns = _mean(sent, asked), _mean(received, asked), asked.sampled(peers)
     return Traffic(
@@ -306,6 +308,8 @@ def _traffic(
         round=turns * (up + down),
         tuning=received if asked.tune_epochs else 0,
         busiest=turns * (max(up, down) if one_direction else up + down),
+        busiest_in=turns * up,
+        busiest_out=turns * down,
     )
 
 

@@ -20,6 +20,7 @@ from sparsona.data.sharing import share
 from sparsona.data.sources import read
 from sparsona.engine.clock import OFF, START, Clock
 from sparsona.engine.executors import choose_device
+from sparsona.engine.graphs import read_graph
 from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import Plan
 from sparsona.runs import config as configs
@@ -96,7 +97,12 @@ def _with_whole_paths(options: dict[str, Any]) -> dict[str, Any]:
     found = dict(options)
     if (source := options.get("warm_start")) is not None:
         found["warm_start"] = str(find_run(getattr(source, "path", source)).absolute())
-    for key, forms in (("data", ("arrays:", "folder:")), ("partition", ("file:",)), ("data_dir", ("",))):
+    for key, forms in (
+        ("data", ("arrays:", "folder:")),
+        ("partition", ("file:",)),
+        ("data_dir", ("",)),
+        ("graph", ("file:",)),
+    ):
         text = options[key].strip() if isinstance(options.get(key), str) else ""
         for form in forms:
             if text.startswith(form) and (path := text.removeprefix(form)):
@@ -155,7 +161,7 @@ def make_setting(
     make_method = partial(make, config=configs.validated(kind, config.options, config.method))
     plan = Plan(
         rounds=config.rounds,
-        per_round=config.sampled,
+        per_round=_sampled(config),
         batch_size=config.batch_size,
         seed=config.seed,
         lr_decay=config.lr_decay,
@@ -173,6 +179,7 @@ def make_setting(
         starts_warm=config.warm_start is not None,
         train_accuracy=config.train_accuracy,
         guard=config.guard,
+        graph=None if config.graph is None else read_graph(config.graph, federation.num_clients),
     )
     setting = Setting(task, make_method, federation, plan, config.capacities, device, config.precision, clock)
     smallest = min(client.num_examples for client in setting.clients)
@@ -185,6 +192,14 @@ def make_setting(
     return setting
 
 
+def _sampled(config: RunConfig) -> int:
+    """Clients per round, the default worked out: half of them, or every peer."""
+    if config.per_round is None and methods.card(config.method).peers:
+        assert config.clients is not None
+        return config.clients - config.num_novel
+    return config.sampled
+
+
 def start_digest(setting: Setting) -> str:
     """Tells apart initial weights, which a module from Python brings along."""
     state = hashlib.blake2b(digest_size=16)
@@ -193,12 +208,18 @@ def start_digest(setting: Setting) -> str:
     return state.hexdigest()
 
 
+def graph_digest(setting: Setting) -> str | None:
+    """Tells apart graphs of one's own: a file may change between a run and its resumption."""
+    edges = () if setting.plan.graph is None else setting.plan.graph.heard
+    return hashlib.blake2b(repr(edges).encode(), digest_size=16).hexdigest() if edges else None
+
+
 def ignores_capacity(setting: Setting) -> bool:
     """Whether any client is handed, or keeps, more than its device is said to hold."""
     size, round_ = setting.task.layout.size, setting.plan.round_at(0)
     for client, _ in client_kinds(setting.clients):
-        down = setting.method.cost(setting.task.layout, client, round_).down
-        held = size if down is None else max(part.num_values for part in down if not part.is_mask)
-        if held > client.capacity * size:
+        cost = setting.method.cost(setting.task.layout, client, round_)
+        held = [part.num_values for part in (*cost.kept, *(cost.down or ())) if not part.is_mask]
+        if max(held, default=0) > client.capacity * size:
             return True
     return False

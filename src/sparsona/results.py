@@ -10,15 +10,19 @@ from sparsona.analysis import summary as summaries
 from sparsona.analysis.outcomes import keeps_the_shared_model
 from sparsona.core.errors import SparsonaError
 from sparsona.engine.jobs import Setting
+from sparsona.engine.rounds import common_model, received_work, rounds_of
 from sparsona.engine.serial import Serial
-from sparsona.engine.star import Star, global_model, received_work
-from sparsona.runs.checkpoint import Checkpoints
+from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.runs.profile import is_profiled, read_profile
 from sparsona.runs.store import RunFolder, read_json
+from sparsona.runs.traits import check_traits, compared_clients, read_traits
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import nn
+
+    from sparsona.analysis.devices import Devices
+    from sparsona.analysis.similarity import Similarity
 
 
 class Run:
@@ -71,20 +75,45 @@ class Run:
         setting = self._make_setting()
         if not 0 <= client < len(setting.clients):
             raise SparsonaError(f"there is no client {client}", expected=f"0 to {len(setting.clients) - 1}")
-        initial = Star(setting, Serial(setting)).start()
-        progress = Checkpoints(self.path).load(setting, initial)
-        if progress is None:
-            raise SparsonaError(f"'{self.path}' has no checkpoint yet", mend="resume the run first")
+        progress = self._progress(setting)
         if guarded and keeps_the_shared_model(self._folder, client):
             state = progress.population.states.get(client)
             warm = setting.plan.starts_warm
-            model = setting.params if warm else global_model(setting.method, progress.population)
+            model = setting.params if warm else common_model(setting, progress.population)
             assert model is not None
             return setting.task.module(model, getattr(state, "buffers", setting.buffers))
         work = progress.tuned.get(client) or received_work(setting, progress.population, client)
         if setting.method.deploy is None:
             raise SparsonaError(f"{setting.method.name} deploys no plain model: its prediction takes more than weights")
         return setting.task.module(*setting.method.deploy(work))
+
+    def _progress(self, setting: Setting) -> Progress:
+        initial = rounds_of(setting, Serial(setting)).start()
+        progress = Checkpoints(self.path).load(setting, initial)
+        if progress is None:
+            raise SparsonaError(f"'{self.path}' has no checkpoint yet", mend="resume the run first")
+        return progress
+
+    def devices(self, against: Run | str | None = None) -> Devices:
+        """What this run's models do to each device, over those of another run or of another point of this one.
+
+        Without `against`: over the shared model that the run looked at, such as points=["global"].
+        """
+        from sparsona.analysis.devices import device_changes
+
+        return device_changes(self._folder, against._folder if isinstance(against, Run) else against)
+
+    def similarity(self) -> Similarity:
+        """How far apart the clients' masks or gates are, as they stand, beside how alike their labels are.
+
+        Of more than 64 clients, 64 that are drawn by the run's seed.
+        """
+        from sparsona.analysis.similarity import similarity_of
+
+        setting = self._make_setting()
+        check_traits(setting)
+        traits = read_traits(setting, self._progress(setting).population, compared_clients(setting))
+        return similarity_of(self._folder, traits.kind, traits.clients, traits.distances())
 
     @property
     def is_profiled(self) -> bool:

@@ -55,7 +55,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for position, column in enumerate(rows[0]):
-        numeric = all(str(row[column])[:1] in "0123456789+-–—" for row in rows)
+        numeric = all(str(row[column])[:1] in "0123456789+-−–—" for row in rows)
         # A name is to be copied: it is never broken.
         table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=position == 0)
     for row in rows:
@@ -114,13 +114,42 @@ def _size(count: int) -> str:
 
 def print_partition(partition: Any) -> None:
     """A `picture.Partition` as wide as the terminal; into a pipe without colours, 80 characters wide."""
-    from rich.console import Console
-
     from sparsona.analysis.textpicture import partition_lines
+
+    _print_lines(lambda width, coloured, ascii_only: partition_lines(partition, width, coloured, ascii_only))
+
+
+def print_devices(devices: Any) -> None:
+    """A `devices.Devices`: its table, and how the change goes with the number of examples."""
+    from sparsona.analysis.textplots import devices_lines
+
+    click.echo(devices.title)
+    print_table(devices.rows())
+    click.echo("points of accuracy; with samples: rank correlation with the number of training examples")
+    for sentence in devices.sentences():
+        print_text(sentence)
+    _print_lines(lambda width, _, ascii_only: devices_lines(devices, width, ascii_only))
+
+
+def print_similarity(similarity: Any) -> None:
+    """A `similarity.Similarity`: its table, and its heatmaps or its tree."""
+    from sparsona.analysis.textplots import similarity_lines
+
+    click.echo(similarity.title)
+    print_table(similarity.rows())
+    for sentence in similarity.sentences():
+        print_text(sentence)
+    click.echo()
+    _print_lines(lambda width, coloured, ascii_only: similarity_lines(similarity, width, coloured, ascii_only))
+
+
+def _print_lines(lines: Callable[[int, bool, bool], list[Any]]) -> None:
+    """What `lines(width, coloured, ascii_only)` makes for this terminal."""
+    from rich.console import Console
 
     console = Console(highlight=False)
     coloured = console.color_system in ("256", "truecolor") and not console.no_color  # 16 are too few for a scale
-    for line in partition_lines(partition, console.width, coloured, console.options.ascii_only):
+    for line in lines(console.width, coloured, console.options.ascii_only):
         console.print(line, no_wrap=True, overflow="ellipsis", crop=True)
 
 

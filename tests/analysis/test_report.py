@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 
 from sparsona.analysis import plots
+from sparsona.analysis.devices import Change, Devices
 from sparsona.analysis.report import render_report, write_report
+from sparsona.analysis.similarity import Similarity
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError
 
@@ -260,3 +262,32 @@ def test_the_room_is_light() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_devices_and_similarity_have_sections(make_view: MakeView) -> None:
+    plain = make_view("FedAvg")
+    change = Change("test", np.arange(4), np.full(4, 0.5), np.array([0.25, 0.5, 0.75, 1]), np.arange(4))
+    evil = Devices("<script>x</script>", (change,))
+    masks = Similarity("masks of it", "mask", (0, 1, 2), np.ones((3, 3)) - np.eye(3), np.eye(3, dtype=int))
+    distances = [(1, 0.1, 0.2), (2, 0.2, 0.3)]
+    curves = {"received": [(1, 0.5), (2, 0.6)], "global": [(1, 0.4), (2, 0.3)]}
+    rich = dataclasses.replace(
+        make_view("FedSpa (RSM)"),
+        devices=evil,
+        similarity=masks,
+        distances=distances,
+        curves=curves,
+        point="received",
+    )
+    text = render_report([plain, rich])
+    page = Page(text)
+    assert {"devices", "similarity", "distances"} <= {attributes.get("id") for _, attributes in page.tags}
+    assert "<script>x" not in text
+    assert "masks of it" in page.text
+    apart, moved = figures_of(text)["distances"][0]["data"]
+    assert (apart["y"], moved["y"]) == ([0.1, 0.2], [0.2, 0.3])
+    (shared,) = [line for line in figures_of(text)["curves"][0]["data"] if "global model" in line.get("name", "")]
+    assert shared["y"] == [40, 30]
+    assert not {"devices", "similarity", "distances"} & {
+        attributes.get("id") for _, attributes in Page(render_report([plain])).tags
+    }

@@ -7,7 +7,17 @@ from collections.abc import Callable
 
 import pytest
 
-from sparsona.analysis.table import COLUMNS, differences, human_bytes, human_flops, human_seconds, rows, table
+from sparsona.analysis.table import (
+    COLUMNS,
+    UNKNOWN,
+    class_rows,
+    differences,
+    human_bytes,
+    human_flops,
+    human_seconds,
+    rows,
+    table,
+)
 from sparsona.analysis.view import RunView, group_views, pairs
 
 
@@ -58,7 +68,8 @@ def with_accuracy(view: RunView, **accuracy: float | None) -> RunView:
 def test_rows_have_a_text_for_every_column(make_comparison: Callable[..., list[RunView]]) -> None:
     found = rows(make_comparison(seeds=2))
     assert [row["method"] for row in found] == ["Local", "FedAvg", "FedAvg-FT", "FedSpa (DST)", "FedSpa (RSM)"]
-    assert all(list(row) == ["method", *(column.heading for column in COLUMNS)] for row in found)
+    always = [column.heading for column in COLUMNS if not column.is_optional]
+    assert all(list(row) == ["method", *always] for row in found)
     assert found[2]["last 10"] == "–"  # tuned once, at the end
     assert found[3]["bytes up"] == "32.2 MB"
 
@@ -127,3 +138,25 @@ def test_the_same_seed_twice_is_two_rows(make_view: Callable[..., RunView]) -> N
     ]
     namesake = dataclasses.replace(make_view(), path="elsewhere/fedspa-rsm-seed1")
     assert len({group.label for group in group_views([make_view(), namesake])}) == 2
+
+
+def test_optional_columns_are_there_where_a_run_has_them(make_view: Callable[..., RunView]) -> None:
+    plain, gated = make_view("FedAvg"), make_view("FedSpa (RSM)")
+    gated.summary["bytes"] |= {"upload_share": 0.4567, "busiest_round_in": 1_300_000, "busiest_round_out": 2_600_000}
+    without, row = rows([plain, gated])
+    assert (row["uploaded"], row["busiest in"], row["busiest out"]) == ("45.67%", "1.30 MB", "2.60 MB")
+    assert (without["uploaded"], without["busiest in"]) == (UNKNOWN, UNKNOWN)
+
+
+def test_classes_seen_and_unseen_by_hand(make_view: Callable[..., RunView]) -> None:
+    views = [make_view("FedAvg", seed) for seed in (1, 2)]
+    assert class_rows(views) == []
+    for view, mean in zip(views, (0.5, 0.7), strict=True):
+        seen = {"mean": 0.9, "weighted": 0.8, "clients": 20, "examples": 1000}
+        view.summary["classes"] = {"seen": seen, "unseen": {"mean": mean, "weighted": 0.1, "clients": 3, "examples": 8}}
+    (row,) = class_rows(views)
+    assert row["seen"] == "90.00 ± 0.00% (2,000 examples of 40 clients)"
+    assert row["unseen"] == "60.00 ± 14.14% (16 examples of 6 clients)"
+    nobody = {"mean": None, "weighted": None, "clients": 0, "examples": 0}
+    views[0].summary["classes"]["unseen"] = views[1].summary["classes"]["unseen"] = nobody
+    assert class_rows(views) == []

@@ -13,12 +13,11 @@ import sparsona as sp
 from sparsona import methods, prepare
 from sparsona.core.tree import map_leaves
 from sparsona.engine.fused_norm import fuse_group_norms
-from sparsona.engine.graphed import Graphed
 from sparsona.engine.grouped import as_products
 from sparsona.engine.lanes import Lane, Programs
 from sparsona.engine.padded import pad_few_channels
+from sparsona.engine.rounds import rounds_of
 from sparsona.engine.seats import take_seat
-from sparsona.engine.star import Star
 
 aten = torch.ops.aten
 
@@ -69,6 +68,25 @@ def test_convolutions_of_a_stack_are_products(stride, padding):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
 
 
+class CaughtError(Exception):
+    """Instead of being run, a job is handed to the test."""
+
+
+def first_job(setting):
+    """The first client's job of the first round, whichever engine makes it."""
+
+    class Catcher:
+        encodes = False
+
+        def run(self, jobs):
+            raise CaughtError(next(iter(jobs)))
+
+    engine = rounds_of(setting, Catcher())
+    with pytest.raises(CaughtError) as caught:
+        engine.play(engine.start(), 0)
+    return caught.value.args[0]
+
+
 @pytest.mark.parametrize("stacked", [None, 3])
 @pytest.mark.parametrize("name", sorted(methods.METHODS))
 def test_every_methods_step_is_traced_and_its_norms_are_fused(name, stacked):
@@ -86,8 +104,7 @@ def test_every_methods_step_is_traced_and_its_norms_are_fused(name, stacked):
     config = prepare.make_config(name, {"batch_size": 8, "device": "cpu", "per_round": 3}, federation, model)
     setting = prepare.make_setting(config, federation, model)
     setting.task.channels_last = stacked is None
-    star = Star(setting, Graphed(setting))
-    seat = take_seat(setting, star._job("train", 0, star.start(), setting.plan.round_at(0), (), {}))
+    seat = take_seat(setting, first_job(setting))
     lane = Lane(setting, setting.method.phases[0], seat.work, Programs(), stacked)
     lane.load(setting.method.phases[0], [seat] * (stacked or 1))
     lane._batch.zero_()

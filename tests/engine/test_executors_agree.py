@@ -19,9 +19,9 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
 from sparsona.engine.executors import choose, choose_device, open_executor, rounding_as_asked
 from sparsona.engine.graphed import Graphed
+from sparsona.engine.rounds import rounds_of
 from sparsona.engine.serial import Serial
 from sparsona.engine.stacked import Stacked
-from sparsona.engine.star import Star
 
 DEVICE = os.environ.get("SPARSONA_TEST_DEVICE", "cpu")
 COMMON = {"clients": 6, "per_round": 4, "rounds": 2, "epochs": 1, "batch_size": 8, "lr_decay": 0.5, "device": DEVICE}
@@ -54,7 +54,7 @@ def play(make, name, model=smooth_net, federation=None, **more):
 
 def played(make, setting):
     """Everything that a run's rounds and its closing leave behind."""
-    star, rounds = Star(setting, make(setting)), setting.plan.rounds
+    star, rounds = rounds_of(setting, make(setting)), setting.plan.rounds
     with rounding_as_asked(setting):
         population, records = star.start(), []
         for index in range(rounds):
@@ -117,6 +117,20 @@ def test_every_method(name, executor):
 )
 def test_whatever_the_engine_is_asked(executor, more):
     assert_agree(play(Serial, "fedspa", **more), play(EXECUTORS[executor], "fedspa", **more))
+
+
+@pytest.mark.parametrize("executor", sorted(EXECUTORS))
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"per_round": None, "drop_rate": 0.3, "novel": 1, "tune_epochs": 1, "graph": "ring"},
+        {"points": ["trained", "consensus"], "divide_by": "used", "capacities": [0.2, 0.5, 1.0], "graph": "full"},
+    ],
+    ids=lambda more: "-".join(more),
+)
+def test_whatever_peers_are_asked(executor, more):
+    more = {"rounds": 3, **more}
+    assert_agree(play(Serial, "dispfl", **more), play(EXECUTORS[executor], "dispfl", **more))
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(16), nn.Dropout(0.5)], ids=["BatchNorm", "dropout"])

@@ -26,6 +26,7 @@ import sparsona as sp
 from sparsona import prepare
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
+from sparsona.engine.rounds import rounds_of
 from sparsona.engine.serial import Serial
 from sparsona.engine.star import Star
 from sparsona.engine.worker import FRAME, pack
@@ -39,7 +40,7 @@ def setting_of(method: str = "fedspa", model=None, **more):
 
 
 def played(setting, executor, rounds: int = 3) -> str:
-    star = Star(setting, executor)
+    star = rounds_of(setting, executor)
     population = star.start()
     for index in range(rounds):
         population, _ = star.play(population, index)
@@ -63,7 +64,7 @@ def workers():
         executor.close()
 
 
-@pytest.mark.parametrize("method", ["local", "fedavg-ft", "fedspa"])
+@pytest.mark.parametrize("method", ["local", "fedavg-ft", "fedspa", "dispfl"])
 def test_same_bits_as_serial(method, workers):
     setting = setting_of(method)
     assert played(setting, workers(setting)) == played(setting, Serial(setting))

@@ -53,8 +53,9 @@ from torch import nn
 from sparsona import prepare
 from sparsona.data.federation import Federation
 from sparsona.engine.plan import participation
+from sparsona.engine.population import Population
 from sparsona.engine.serial import Serial
-from sparsona.engine.star import Population, Star, received_work
+from sparsona.engine.star import Star, received_work
 
 A, B, C = 0, 1, 2
 START = [1.0, 0.5, -2.0, -0.125, 0.75, 1.0]

@@ -268,7 +268,7 @@ PFEDGATE_3 = """
 fedavg 2.00 1.00 1.00 1.00 1.00
 pfedhn 2.00 1.00 1.00 1.00 1.00
 fedem 6.00 1.00 3.00 3.00 3.00
-pfedgate 1.10 0.55 0.67 1.00 1.05
+pfedgate-table 1.10 0.55 0.67 1.00 1.05
 """
 
 
@@ -276,7 +276,7 @@ def pfedgate_3() -> list[Printed]:
     found = []
     columns = ("training", "inference", "client's communication", "server's communication", "storage")
     for method, *printed in cells(PFEDGATE_3):
-        options = {"upload_share": 0.67} if method == "pfedgate" else {}  # q comes out of training
+        options = {"upload_share": 0.67} if method == "pfedgate-table" else {}  # q comes out of training
         told = costs(method, "CIFAR-10", epochs=1, **options)
         turn, size, flops = told["per_client_round"], 4 * 11_173_962 / 1e6, 1_110_845_450  # of ResNet18, 10 classes
         values = (

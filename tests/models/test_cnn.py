@@ -16,7 +16,7 @@ def images(*shape: int, seed: int = 5) -> Tensor:
 
 def net(spec: str) -> nn.Module:
     """With weights that matter everywhere: norms start as 1 and 0, and VGG's last layer small."""
-    row = models.MODELS[spec]
+    row = models.read_spec(spec)[0]
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = models.builder(spec, row.input_shape, row.num_classes)()
@@ -77,3 +77,14 @@ def test_vgg11():
                 y = F.max_pool2d(y, 2)
         assert y.shape == (2, 512, 1, 1)
         torch.testing.assert_close(module(x), F.linear(y.flatten(1), *layers[-1]), rtol=1e-4, atol=1e-4)
+
+
+def test_split_input_layers():
+    """Upper and lower rows go through layers of their own, which do not see each other's edge."""
+    module, x = net("digits-cnn:split=true"), images(3, 1, 7, 8)
+    upper, lower = pairs(module)[:2]
+    with torch.no_grad():
+        found = module[0](x)
+        assert found.shape == (3, 16, 7, 8)
+        torch.testing.assert_close(found[:, :, :4], F.conv2d(x[:, :, :4], *upper, padding=1))
+        torch.testing.assert_close(found[:, :, 4:], F.conv2d(x[:, :, 4:], *lower, padding=1))

@@ -31,6 +31,8 @@ WITH_OPTIONS = [
     ("resnet18-emnist:adapters=true", (1, 28, 28), 62),
     ("resnet18:adapters=true,adapter_form=authors,stem=7x7,groups=width,dropout=0.3", (3, 21, 16), 4),
     ("resnet18:dropout=0.5", (1, 4, 4), 3),
+    ("digits-cnn:split=true", (2, 7, 8), 5),
+    ("cnn28:split=true", (1, 28, 31), 10),
     ("transformer:adapters=16,dropout=0.1", (20,), 50),
     ("transformer:adapters=64,adapter_form=authors", (7,), 30),
 ]
@@ -135,6 +137,7 @@ def test_rows_say_what_is_so(row):
         ("transformer:adapters=64", {"output": 788_736, "norm": 4_096, "adapter": 268_800 - 4_096}),
         ("vgg11", {"input": 1_792, "output": 5_130, "norm": 5_504, "adapter": 0}),
         ("lenet5", {"input": 520, "output": 13_026, "norm": 0}),
+        ("digits-cnn:split=true", {"input": 320, "output": 650, "split": 160, "norm": 0}),
     ],
 )
 def test_counts_by_role(spec, counts):

@@ -14,8 +14,9 @@ from sparsona import prepare
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
 from sparsona.data.federation import Federation
+from sparsona.engine.population import Population
 from sparsona.engine.serial import Serial
-from sparsona.engine.star import Population, Star
+from sparsona.engine.star import Star
 from sparsona.runs.checkpoint import Checkpoints, Progress
 
 CLIENTS = 6

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import html
+import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -42,6 +45,8 @@ PAINTS: dict[str, tuple[str, str]] = {
     "train": (COLOURS[0], COLOURS[5]),
     "validation": (COLOURS[4], COLOURS[4]),
     "test": ("#9aa5b0", "#7d8995"),
+    "helps": (COLOURS[0], COLOURS[5]),
+    "hurts": (COLOURS[1], COLOURS[1]),
 }
 PAINTS |= {
     f"h{level}": pair
@@ -89,6 +94,36 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Line:
+    """Straight strokes from point to point."""
+
+    points: tuple[tuple[float, float], ...]
+    paint: str
+    width: float = 1.0
+    is_dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Area:
+    """A filled polygon; one that is not solid lets what lies below shine through."""
+
+    points: tuple[tuple[float, float], ...]
+    paint: str
+    opacity: float = 1.0
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A filled circle."""
+
+    x: float
+    y: float
+    radius: float
+    paint: str
+    opacity: float = 1.0
+
+
+@dataclass(frozen=True)
 class Hint:
     """What a reader's pointer finds in a rectangle."""
 
@@ -99,7 +134,7 @@ class Hint:
     text: str
 
 
-Shape = Box | Words | Grid | Hint
+Shape = Box | Words | Grid | Line | Area | Dot | Hint
 
 
 @dataclass(frozen=True)
@@ -117,15 +152,15 @@ def to_svg(drawing: Drawing, label: str) -> str:
     Its styles hold for its own class only, so that it can stand inside a page.
     """
     light, dark = (
-        f".partition{{background:{PAINTS['page'][i]}}}"  # a window that is larger than the drawing
-        + "".join(f".partition .{name}{{fill:{pair[i]};stroke:{pair[i]}}}" for name, pair in PAINTS.items())
+        f".drawing{{background:{PAINTS['page'][i]}}}"  # a window that is larger than the drawing
+        + "".join(f".drawing .{name}{{fill:{pair[i]};stroke:{pair[i]}}}" for name, pair in PAINTS.items())
         for i in (0, 1)
     )
     width, height = _number(drawing.width), _number(drawing.height)
-    head = f'<svg{XMLNS} class="partition" width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    head = f'<svg{XMLNS} class="drawing" width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
     head += f' role="img" aria-label="{escape(label)}" font-family="{FONT}" stroke-width="0">'
-    style = f"<style>{light}.partition .hint{{fill:none;pointer-events:all}}"
-    style += f".partition .hint:hover{{stroke:{COLOURS[1]};stroke-width:1.5}}"
+    style = f"<style>{light}.drawing .hint{{fill:none;pointer-events:all}}"
+    style += f".drawing .hint:hover{{stroke:{COLOURS[1]};stroke-width:1.5}}"
     style += f"@media (prefers-color-scheme:dark){{{dark}}}</style>"
     body = [_svg_boxes([Box(0, 0, drawing.width, drawing.height, "page")])]
     boxes: list[Box] = []
@@ -139,6 +174,10 @@ def to_svg(drawing: Drawing, label: str) -> str:
             body.append(_svg_grid(shape))
         elif isinstance(shape, Words):
             body.append(_svg_words(shape))
+        elif isinstance(shape, Line | Area):
+            body.append(_svg_points(shape))
+        elif isinstance(shape, Dot):
+            body.append(_svg_dot(shape))
         else:
             place = _svg_place(shape.x, shape.y, shape.width, shape.height)
             body.append(f'<rect class="hint" {place}><title>{escape(shape.text)}</title></rect>')
@@ -166,27 +205,80 @@ def write_png(drawing: Drawing, path: Path, scale: int = 2) -> None:
         font, colour = ImageFont.load_default(scale * words.size), PAINTS[words.paint][0]
         anchor = {"start": "ls", "middle": "ms", "end": "rs"}[words.align]
         thick = scale // 2 if words.bold else 0
-        x, y = round(scale * words.x), round(scale * words.y)
+        x, y, text = (
+            round(scale * words.x),
+            round(scale * words.y),
+            words.text.replace("−", "-"),
+        )  # the font has no minus
         if not words.turn:
-            canvas.text((x, y), words.text, colour, font, anchor, stroke_width=thick, stroke_fill=colour)
+            canvas.text((x, y), text, colour, font, anchor, stroke_width=thick, stroke_fill=colour)
             return
-        half = round(font.getlength(words.text)) + 4 * scale  # the point that the text turns about is in the middle
+        half = round(font.getlength(text)) + 4 * scale  # the point that the text turns about is in the middle
         stencil = Image.new("L", (2 * half, 2 * half))
-        ImageDraw.Draw(stencil).text((half, half), words.text, 255, font, anchor)
+        ImageDraw.Draw(stencil).text((half, half), text, 255, font, anchor)
         stencil = stencil.rotate(words.turn, resample=Image.Resampling.BICUBIC)
         image.paste(colour, (x - half, y - half), stencil)
+
+    def tint(shape: Area | Dot) -> None:
+        points = shape.points if isinstance(shape, Area) else [(shape.x - shape.radius, shape.y - shape.radius)]
+        points = points if isinstance(shape, Area) else [*points, (shape.x + shape.radius, shape.y + shape.radius)]
+        ends = [(scale * x, scale * y) for x, y in points]
+        left, top = (math.floor(min(end[i] for end in ends)) for i in (0, 1))  # a stencil no larger than the shape
+        right, bottom = (math.ceil(max(end[i] for end in ends)) + 1 for i in (0, 1))
+        stencil = Image.new("L", (right - left, bottom - top))
+        ends = [(x - left, y - top) for x, y in ends]
+        pen = ImageDraw.Draw(stencil)
+        (pen.polygon if isinstance(shape, Area) else pen.ellipse)(ends, fill=round(255 * shape.opacity))
+        image.paste(PAINTS[shape.paint][0], (left, top), stencil)
 
     for shape in drawing.shapes:
         if isinstance(shape, Box):
             fill(shape.x, shape.y, shape.width, shape.height, shape.paint)
         elif isinstance(shape, Words):
             write(shape)
+        elif isinstance(shape, Line):
+            for start, end in _dashes(shape) if shape.is_dashed else pairwise(shape.points):
+                ends = [(scale * x, scale * y) for x, y in (start, end)]
+                canvas.line(ends, PAINTS[shape.paint][0], max(1, round(scale * shape.width)))
+        elif isinstance(shape, Area | Dot):
+            tint(shape)
         elif isinstance(shape, Grid):
             width, height = shape.cell_width, shape.cell_height
             for row, column in np.argwhere(shape.levels > 0):
                 level = f"h{shape.levels[row, column]}"
                 fill(shape.x + width * column, shape.y + height * row, width - shape.gap, height - shape.gap, level)
     image.save(path, format="PNG")
+
+
+def check_ending(path: Path) -> str:
+    """The ending of a picture's name, if it is one that can be written."""
+    ending = path.suffix.lower()
+    if ending not in (".svg", ".png"):
+        raise SparsonaError(
+            f"a picture cannot be written as '{path.name}'",
+            expected="a name that ends in .svg or .png",
+            mend=f"write {path.stem or 'picture'}.svg; a browser opens it and prints it as PDF",
+        )
+    return ending
+
+
+def save_drawing(drawing: Drawing, label: str, path: str | os.PathLike[str]) -> Path:
+    """Write a drawing to `path`, a .svg or (with Pillow) a .png, and return it."""
+    path = Path(path)
+    ending = check_ending(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if ending == ".png":
+            write_png(drawing, path)
+        else:
+            path.write_text(to_svg(drawing, label), encoding="utf-8")
+    except OSError as error:
+        raise SparsonaError(
+            f"the picture could not be written to {path}: {error.strerror or error}",
+            expected="the path of a file in a folder that can be written",
+            mend="choose another path",
+        ) from error
+    return path
 
 
 def escape(text: str) -> str:
@@ -234,6 +326,34 @@ def _strokes(row: int, columns: np.ndarray, gap: float) -> str:
         pieces.append(f"{move}h{length}")
         at = start + float(length)
     return "".join(pieces)
+
+
+def _svg_points(shape: Line | Area) -> str:
+    path = "M" + "L".join(f"{_number(x)} {_number(y)}" for x, y in shape.points)
+    if isinstance(shape, Area):
+        solid = "" if shape.opacity == 1 else f' opacity="{shape.opacity:g}"'
+        return f'<path class="{shape.paint}"{solid} d="{path}z"/>'
+    dashed = ' stroke-dasharray="4 3"' if shape.is_dashed else ""
+    # A style, because the class that colours it would fill it.
+    return f'<path class="{shape.paint}" style="fill:none" stroke-width="{_number(shape.width)}"{dashed} d="{path}"/>'
+
+
+def _svg_dot(dot: Dot) -> str:
+    solid = "" if dot.opacity == 1 else f' opacity="{dot.opacity:g}"'
+    place = f'cx="{_number(dot.x)}" cy="{_number(dot.y)}" r="{_number(dot.radius)}"'
+    return f'<circle class="{dot.paint}"{solid} {place}/>'
+
+
+def _dashes(line: Line, drawn: float = 4.0, free: float = 3.0) -> list[tuple[tuple[float, float], tuple[float, float]]]:
+    """The strokes of a dashed line, each piece beginning anew."""
+    found = []
+    for (x, y), (to_x, to_y) in pairwise(line.points):
+        length = math.hypot(to_x - x, to_y - y)
+        for start in np.arange(0, length, drawn + free).tolist():
+            ends = [at / length for at in (start, min(start + drawn, length))]
+            first, last = ((x + at * (to_x - x), y + at * (to_y - y)) for at in ends)
+            found.append((first, last))
+    return found
 
 
 def _svg_words(words: Words) -> str:

@@ -47,7 +47,8 @@ def guard(folder: RunFolder, completed: int) -> dict[str, Any]:
 
     A client is hurt whose model does worse on its test data than the shared one.
     """
-    shared = "start" if folder.config["warm_start"] else "global"
+    common = "global" if evaluated(folder, completed, "global") else "consensus"
+    shared = "start" if folder.config["warm_start"] else common
     personal = "tuned" if folder.config["tune_epochs"] else "received"
     own, other, kept = (_accuracies(folder, completed, point) for point in (personal, shared, "guarded"))
     chose = _choices(folder, completed)

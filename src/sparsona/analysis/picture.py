@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sparsona.analysis.drawing import LEVELS, Box, Drawing, Grid, Hint, Shape, Words, to_svg, write_png
+from sparsona.analysis.drawing import LEVELS, Box, Drawing, Grid, Hint, Shape, Words, save_drawing, to_svg
 from sparsona.core.errors import SparsonaError
 
 PARTS = ("train", "validation", "test")
@@ -126,38 +126,16 @@ def levels_of(values: np.ndarray, highest: float, levels: int = LEVELS) -> np.nd
 
 def partition_svg(partition: Partition) -> str:
     """The picture as one SVG element that stands alone, light or dark as its reader's system is."""
-    return to_svg(draw(partition), " ".join([f"{partition.title}.", *partition.summary()]))
-
-
-def check_ending(path: Path) -> str:
-    """The ending of a picture's name, if it is one that can be written."""
-    ending = path.suffix.lower()
-    if ending not in (".svg", ".png"):
-        raise SparsonaError(
-            f"a picture cannot be written as '{path.name}'",
-            expected="a name that ends in .svg or .png",
-            mend=f"write {path.stem or 'partition'}.svg; a browser opens it and prints it as PDF",
-        )
-    return ending
+    return to_svg(draw(partition), _label(partition))
 
 
 def save_picture(partition: Partition, path: str | os.PathLike[str]) -> Path:
     """Write the picture to `path`, a .svg or (with Pillow) a .png, and return it."""
-    path = Path(path)
-    ending = check_ending(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if ending == ".png":
-            write_png(draw(partition), path)
-        else:
-            path.write_text(partition_svg(partition), encoding="utf-8")
-    except OSError as error:
-        raise SparsonaError(
-            f"the picture could not be written to {path}: {error.strerror or error}",
-            expected="the path of a file in a folder that can be written",
-            mend="choose another path",
-        ) from error
-    return path
+    return save_drawing(draw(partition), _label(partition), path)
+
+
+def _label(partition: Partition) -> str:
+    return " ".join([f"{partition.title}.", *partition.summary()])
 
 
 def draw(partition: Partition) -> Drawing:

@@ -53,6 +53,8 @@ def learning_curves(views: Sequence[RunView], against: Literal["rounds", "bytes"
         _add_line(figure, group, index, x, values, notes, level)
         if point != group.views[0].point:
             _add_headline(figure, group, index, against)
+        if point != "global":
+            _add_global(figure, group, index, against)
     figure.update_yaxes(title_text="accuracy, mean over clients", ticksuffix="%")
     if against == "bytes":
         figure.update_xaxes(
@@ -230,6 +232,46 @@ def _add_headline(figure: Figure, group: Group, index: int, against: str) -> Non
         showlegend=False,
         cliponaxis=False,
     )
+
+
+def _add_global(figure: Figure, group: Group, index: int, against: str) -> None:
+    """The model of all beside the personal ones, where it was looked at over the rounds (FedSpa, figure 8)."""
+    curves = [dict(view.curves.get("global", [])) for view in group.views]
+    rounds = _common_rounds(curves)
+    if len(rounds) < 2:
+        return
+    name = f"{html.escape(group.label)}, global model"
+    figure.add_scatter(
+        x=_abscissa(group, rounds, against),
+        y=[100 * float(np.mean([curve[r] for curve in curves])) for r in rounds],
+        name=name,
+        mode="lines",
+        line={"color": _colour(index), "width": 1.5, "dash": "dot"},
+        customdata=[f"global, round {r}" for r in rounds],
+        hovertemplate=f"<b>{_literal(name)}</b>: %{{y:.4~g}}%<br>%{{customdata}}<extra></extra>",
+    )
+
+
+def trait_distances(views: Sequence[RunView]) -> Figure:
+    """How far apart clients' masks or gates are, and how far each has come from its first, round by round."""
+    figure = _figure(height=340)
+    for index, group in enumerate(group_views(views)):
+        for place, what in ((1, "between clients"), (2, "to one's own first")):
+            curves = [{row[0]: row[place] for row in view.distances} for view in group.views]
+            if rounds := _common_rounds(curves):
+                name = f"{html.escape(group.label)}, {what}"
+                figure.add_scatter(
+                    x=rounds,
+                    y=[float(np.mean([curve[r] for curve in curves])) for r in rounds],
+                    name=name,
+                    mode="lines" if len(rounds) > 1 else "markers",
+                    line={"color": _colour(index), "width": 2.5, "dash": "solid" if place == 1 else "dot"},
+                    marker={"color": _colour(index), "size": 9},
+                    hovertemplate=f"<b>{_literal(name)}</b>: %{{y:.4~g}}<br>round %{{x}}<extra></extra>",
+                )
+    figure.update_xaxes(title_text="completed rounds", rangemode="tozero")
+    figure.update_yaxes(title_text="mean distance", rangemode="tozero")
+    return figure
 
 
 def _abscissa(group: Group, rounds: Sequence[int], against: str) -> list[float]:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsona.analysis import plots
-from sparsona.analysis.drawing import XMLNS
+from sparsona.analysis.devices_picture import draw_devices
+from sparsona.analysis.drawing import XMLNS, Drawing, to_svg
 from sparsona.analysis.picture import PARTS, Partition, partition_svg
-from sparsona.analysis.table import COLUMNS, differences, table
+from sparsona.analysis.similarity_picture import draw_similarity
+from sparsona.analysis.table import class_rows, differences, shown_columns, table
 from sparsona.analysis.view import Group, RunView, flatten, group_views, shared_and_differing
 from sparsona.core.errors import SparsonaError
 
@@ -82,11 +84,12 @@ def render_report(views: Sequence[RunView], title: str | None = None) -> str:
         title=title or _title(groups),
         facts=_facts(views, groups),
         protocols=_protocols(groups),
-        columns=COLUMNS,
+        columns=shown_columns(views),
         rows=table(views),
         many_seeds=any(len(group.views) > 1 for group in groups),
         reference=groups[0].label,
         differences=differences(views),
+        classes=class_rows(views),
         charts=charts,
         figures={chart.key: [_plain(figure) for figure in chart.figures.values()] for chart in charts if chart.figures},
         settings=[
@@ -137,6 +140,28 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
             "Colour is the share of the true class.",
             _present({group.label: plots.confusion(views, i) for i, group in enumerate(groups)}),
         ),
+        Chart(
+            "devices",
+            "Devices",
+            "What each client's own model does to its accuracy, over a model that clients share: in all (dot: median, "
+            "bar: middle half) and against the client's number of training examples. Hover over a dot for its client.",
+            pictures=_pictures([(view, draw_devices(view.devices)) for view in views if view.devices], "devices"),
+        ),
+        Chart(
+            "similarity",
+            "Similarity",
+            "Clients' masks or gates beside their labels, after the last evaluation. Hover over a row for the nearest.",
+            pictures=_pictures(
+                [(view, draw_similarity(view.similarity)) for view in views if view.similarity], "similarity"
+            ),
+        ),
+        Chart(
+            "distances",
+            "How far apart clients are",
+            "Mean distance between clients' masks (share of positions that differ) or gates (Euclidean), and of each "
+            f"to its own at the start.{' Means over seeds.' if many else ''}",
+            {"": plots.trait_distances(views)},
+        ),
         Chart("loss", "Training loss", f"Mean over the clients that trained.{band}", {"": plots.train_loss(views)}),
     ]
     return [chart for chart in charts if chart.pictures or any(figure.data for figure in chart.figures.values())]
@@ -151,6 +176,18 @@ def _partitions(views: Sequence[RunView]) -> dict[str, str]:
     if len(set(names)) < len(names):
         names = [view.name for view in different.values()]
     return dict(zip(names, different, strict=True))
+
+
+def _pictures(found: Sequence[tuple[RunView, Drawing]], what: str) -> dict[str, str]:
+    """Pictures of single runs, by names that tell the runs apart."""
+    titles = [view.title for view, _ in found]
+    names = [view.title if titles.count(view.title) == 1 else f"{view.title}, {view.name}" for view, _ in found]
+    if len(set(names)) < len(names):  # runs of one name from different folders
+        names = [f"{view.title}, {view.path}" for view, _ in found]
+    return {
+        name: to_svg(drawing, f"{what} of {name}").replace(XMLNS, "", 1)
+        for name, (_, drawing) in zip(names, found, strict=True)
+    }
 
 
 def _partition(view: RunView) -> Partition:

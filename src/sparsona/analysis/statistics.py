@@ -70,6 +70,28 @@ def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
+def pearson(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray) -> float | None:
+    """The linear correlation of pairs, from -1 to 1; None of fewer than two pairs or where one side is constant."""
+    x, y = (np.asarray(values, dtype=np.float64) for values in (a, b))
+    if x.shape != y.shape or x.ndim != 1:
+        raise SparsonaError(f"values of shapes {x.shape} and {y.shape} cannot be paired", expected="as many of each")
+    if len(x) < 2 or not np.ptp(x) or not np.ptp(y):
+        return None
+    x, y = x - x.mean(), y - y.mean()
+    return float(np.clip(x @ y / math.sqrt((x @ x) * (y @ y)), -1, 1))
+
+
+def spearman(a: Sequence[float] | np.ndarray, b: Sequence[float] | np.ndarray) -> float | None:
+    """The correlation of ranks, equal values sharing the mean of theirs; None where `pearson` is."""
+    return pearson(ranks(a), ranks(b))
+
+
+def ranks(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Places in ascending order, from 1; equal values share the mean of their places."""
+    _, place, count = np.unique(np.asarray(values, dtype=np.float64), return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count - 1) / 2)[place]
+
+
 def paired_difference(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> Difference:
     """Mean of a - b, where a[i] and b[i] share a seed, with a Student t interval."""
     if len(a) != len(b):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparsona.analysis.outcomes import arrays, classes, evaluated, guard, novel, pipeline
+from sparsona.analysis.similarity import recorded_distances, recorded_similarity
 from sparsona.analysis.statistics import accuracy_summary, mean_of_last
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError, unknown_name
@@ -22,6 +23,8 @@ WHICH = {
     "received": "the personal model each client would deploy: what the server holds for it after the round, "
     "before any more local training",
     "tuned": "each client's own copy of the last model after final tuning on its own training data",
+    "peers": "the personal model each client would use next: its own, mixed with what its neighbours sent last, "
+    "before any more local training",
     "alone": "each client's own model, trained on its data alone",
 }
 
@@ -45,11 +48,12 @@ def summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
         "bytes": {
             "up": up,
             "down": down,
-            "total": up + down,
-            "busiest_node": up + down,  # the server, through which everything passes
+            "total": down if about.get("peers") else up + down,  # what one peer sends, another is sent
+            **_busiest(folder),
             "paper_up": paper_up,
             "paper_down": paper_down,
-            "paper_total": paper_up + paper_down,
+            "paper_total": paper_down if about.get("peers") else paper_up + paper_down,
+            "upload_share": _upload_share(folder),
         },
         "flops": {"train": train, "mask_search": search},
         "rounds": completed,
@@ -62,12 +66,36 @@ def summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
         summary["novel"] = novel(folder, completed, accuracy["mean"])
     if evaluated(folder, completed, "guarded"):
         summary["guard"] = guard(folder, completed)
-    once = ("start", "received/train", "tuned/train", "global/train", "start/train")
-    for other in ("global", "trained", "novel", "novel_tuned", *once):
+    once = ("start", *(f"{model}/train" for model in ("received", "tuned", "global", "consensus", "start")))
+    for other in ("global", "consensus", "trained", "novel", "novel_tuned", *once):
         rows = evaluated(folder, completed, other)
         if rows:
             summary.setdefault("other_points", {})[other] = accuracy_summary(*arrays(rows))["mean"]
     return summary
+
+
+def _busiest(folder: RunFolder) -> dict[str, int]:
+    """Bytes through the busiest node in the whole run, and the most that went in and out of one in one round."""
+    if not folder.about.get("peers"):  # the server, through which everything passes
+        most = "SELECT SUM(bytes_up + bytes_down), MAX(bytes_up), MAX(bytes_down) FROM rounds"
+        total, inward, outward = folder.select(most)[0]
+    else:
+        by_client = "SELECT SUM(bytes_up + bytes_down) AS through FROM turns GROUP BY client"
+        total = folder.select(f"SELECT MAX(through) FROM ({by_client})")[0][0]
+        inward, outward = folder.select("SELECT MAX(bytes_down), MAX(bytes_up) FROM turns")[0]
+    return {"busiest_node": total, "busiest_round_in": inward, "busiest_round_out": outward}
+
+
+def _upload_share(folder: RunFolder) -> float | None:
+    """The share of the model's entries in a client's upload, mean over the turns in which one was sent; None: in none.
+
+    What pFedGate calls q. Counted as the papers count, four bytes an entry and masks free. Peers have none: each asks
+    for its own.
+    """
+    if folder.about.get("peers"):
+        return None
+    sent = folder.select("SELECT AVG(paper_up) FROM turns WHERE paper_up > 0")[0][0]
+    return None if sent is None else sent / (4 * folder.about["num_parameters"])
 
 
 def has_results(folder: RunFolder) -> bool:
@@ -110,7 +138,8 @@ def protocol(folder: RunFolder) -> str:
     """In words: which model, on whose test data, weighted how, at which round."""
     config, about = folder.config, folder.about
     point, completed, _, count = headline(folder)
-    which = WHICH["alone" if about["alone"] and point == "received" else point]
+    kind = "alone" if about["alone"] else "peers" if about.get("peers") else point
+    which = WHICH[kind if point == "received" else point]
     tested = count[count > 0]
     chosen = TESTED_ON.get(about["tested_on"].partition(":")[0], "")
     unit = "tokens" if about["label_counts"] is None else "examples"
@@ -119,6 +148,11 @@ def protocol(folder: RunFolder) -> str:
         f"{unit}, {chosen}never used in any decision); mean over {len(tested)} clients, each counting the same; "
         f"after round {completed} of {config['rounds']}, the last and not the best."
     )
+    if about.get("transductive"):
+        text += (
+            " TRANSDUCTIVE: a prediction also depends on the other test examples of its batch, as in the authors' "
+            "code; not comparable with results that do not say so."
+        )
     took_part = len(count) - config["novel"]
     if len(tested) < took_part:
         text += f" They were drawn once, the same for every evaluation, from the {took_part:,} that took part."
@@ -166,6 +200,8 @@ def curve(folder: RunFolder, point: str) -> list[tuple[int, float]]:
 
 def view(folder: RunFolder) -> RunView:
     """Everything a report needs of a run."""
+    from sparsona.analysis.devices import device_changes, has_changes  # which asks this module for the headline
+
     about, config = folder.about, folder.config
     point, completed, correct, count = headline(folder)
     matrices = [
@@ -175,7 +211,8 @@ def view(folder: RunFolder) -> RunView:
             (completed, point),
         )
     ]
-    rounds = folder.select("SELECT round + 1, loss, bytes_up + bytes_down FROM rounds ORDER BY round")
+    sent = "bytes_down" if about.get("peers") else "bytes_up + bytes_down"
+    rounds = folder.select(f"SELECT round + 1, loss, {sent} FROM rounds ORDER BY round")
     summary = folder.summary
     if summary is None:
         seconds = folder.select("SELECT SUM(seconds) FROM rounds")[0][0]
@@ -201,4 +238,7 @@ def view(folder: RunFolder) -> RunView:
         cumulative_bytes=list(
             zip((row[0] for row in rounds), np.cumsum([row[2] for row in rounds]).tolist(), strict=True)
         ),
+        devices=device_changes(folder) if has_changes(folder) else None,
+        similarity=recorded_similarity(folder),
+        distances=recorded_distances(folder),
     )

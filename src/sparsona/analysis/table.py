@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sparsona.analysis.statistics import mean_and_spread, paired_difference
 from sparsona.analysis.view import Group, RunView, group_views, pairs
@@ -22,6 +23,7 @@ class Column:
     meaning: str
     unit: str = ""  # of `show`, printed once after the spread
     more_is_better: bool = False
+    is_optional: bool = False  # left out where no run has it
 
     @property
     def has_spread(self) -> bool:
@@ -89,11 +91,44 @@ COLUMNS = (
         "bytes up", "bytes", "up", human_bytes, "clients to server, as encoded: headers, masks and checksums included"
     ),
     Column("bytes down", "bytes", "down", human_bytes, "server to clients, as encoded"),
+    Column(
+        "uploaded",
+        "bytes",
+        "upload_share",
+        human_accuracy,
+        "share of the model's entries in a client's upload, mean over uploads (pFedGate's q)",
+        "%",
+        is_optional=True,
+    ),
+    Column(
+        "busiest in",
+        "bytes",
+        "busiest_round_in",
+        human_bytes,
+        "most bytes into one node (the server, or a peer) in one round",
+        is_optional=True,
+    ),
+    Column(
+        "busiest out",
+        "bytes",
+        "busiest_round_out",
+        human_bytes,
+        "most bytes out of one node in one round",
+        is_optional=True,
+    ),
     Column("papers' count", "bytes", "paper_total", human_bytes, "parameters × 4 in both directions, masks free"),
     Column("train FLOPs", "flops", "train", human_flops, "local training"),
     Column("mask FLOPs", "flops", "mask_search", human_flops, "searching for masks"),
     Column("seconds", "", "seconds", human_seconds, "wall time of the run"),
 )
+
+
+def shown_columns(views: Sequence[RunView]) -> tuple[Column, ...]:
+    """COLUMNS without the optional ones that no run has."""
+    groups = group_views(views)
+    return tuple(
+        column for column in COLUMNS if not column.is_optional or any(_values(column, group) for group in groups)
+    )
 
 
 def table(views: Sequence[RunView]) -> list[Row]:
@@ -102,7 +137,7 @@ def table(views: Sequence[RunView]) -> list[Row]:
     What prints alike is equally good: a difference that the table does not show makes nobody the best.
     """
     groups = group_views(views)
-    columns = [_column_cells(column, groups) for column in COLUMNS]
+    columns = [_column_cells(column, groups) for column in shown_columns(views)]
     return [
         Row(group.label, group.views[0].point, len(group.views), tuple(cells[i] for cells in columns))
         for i, group in enumerate(groups)
@@ -110,9 +145,10 @@ def table(views: Sequence[RunView]) -> list[Row]:
 
 
 def rows(views: Sequence[RunView]) -> list[dict[str, str]]:
-    """The table as text: a dict per method, keyed 'method' and by the headings of COLUMNS."""
+    """The table as text: a dict per method, keyed 'method' and by the headings of its columns."""
+    headings = [column.heading for column in shown_columns(views)]
     return [
-        {"method": row.label} | {column.heading: cell.text for column, cell in zip(COLUMNS, row.cells, strict=True)}
+        {"method": row.label} | {heading: cell.text for heading, cell in zip(headings, row.cells, strict=True)}
         for row in table(views)
     ]
 
@@ -124,6 +160,32 @@ def differences(views: Sequence[RunView]) -> list[dict[str, str]]:
     """
     groups = group_views(views)
     return [{"method": group.label} | _difference(groups[0], group) for group in groups[1:]]
+
+
+def class_rows(views: Sequence[RunView]) -> list[dict[str, str]]:
+    """Accuracy on classes that a client has among its training data, and on those it has not: a dict per method.
+
+    Empty where no client was tested on a class that it never saw.
+    """
+    found = []
+    for group in group_views(views):
+        blocks = [view.summary["classes"] for view in group.views if view.summary.get("classes")]
+        if any(block["unseen"]["clients"] for block in blocks):
+            found.append(
+                {"method": group.label} | {name: _seen([b[name] for b in blocks]) for name in ("seen", "unseen")}
+            )
+    return found
+
+
+def _seen(blocks: Sequence[dict[str, Any]]) -> str:
+    """The mean over seeds and clients, and how many test examples are behind it."""
+    known = [block for block in blocks if block["mean"] is not None]
+    if not known:
+        return UNKNOWN
+    mean, spread = mean_and_spread([block["mean"] for block in known])
+    spread_text = "" if spread is None else f" ± {human_accuracy(spread)}"
+    counts = [sum(block[key] for block in known) for key in ("clients", "examples")]
+    return f"{human_accuracy(mean)}{spread_text}% ({counts[1]:,} examples of {counts[0]:,} clients)"
 
 
 def _difference(reference: Group, group: Group) -> dict[str, str]:

@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from sparsona.analysis.devices import Devices
+    from sparsona.analysis.similarity import Similarity
+
 # Settings that say where a run was made and what was looked at, not what was tried. (Seeds are the other exception.)
-CIRCUMSTANCES = frozenset({"out", "executor", "workers", "threads", "name", "run", "path", "eval_every", "points"})
+CIRCUMSTANCES = frozenset(
+    {"out", "executor", "workers", "threads", "name", "run", "path", "eval_every", "points", "record_traits"}
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +27,8 @@ class RunView:
     headline point; `confusion` is summed over clients, rows are the true classes; `label_counts` counts the training
     data by client (row i is client i of `count`) and class, and is None where labels are tokens; `cumulative_bytes` is
     (completed rounds, bytes sent so far in both directions); `sizes` has each client's number of training, validation
-    and test examples.
+    and test examples. `devices`, `similarity` and `distances` are there where the run looked at them; the last is
+    (completed rounds, mean distance between clients' traits, mean distance of each to its own start).
     """
 
     name: str
@@ -42,6 +49,9 @@ class RunView:
     label_counts: np.ndarray | None
     sizes: np.ndarray
     cumulative_bytes: list[tuple[int, int]]
+    devices: Devices | None = None
+    similarity: Similarity | None = None
+    distances: Sequence[tuple[int, float, float]] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -112,6 +112,14 @@ class Method:
     server: ServerHalf | None = None
     peer: PeerHalf | None = None
     trait: Callable[[State], Tree | Tensor] | None = None
+    transductive: bool = False  # a prediction depends on its batch: nothing is padded there, and results say so
+
+    @property
+    def common(self) -> str | None:
+        """The point at which the one model of all is looked at, where there is such a model."""
+        if self.server is not None and self.server.global_model is not None:
+            return "global"
+        return "consensus" if self.peer is not None and self.peer.consensus is not None else None
 
 
 # Everything a method file needs of the contract, from one place.

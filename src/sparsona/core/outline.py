@@ -15,6 +15,7 @@ class Roles:
     output: tuple[str, ...] = ()
     norm: tuple[str, ...] = ()
     adapter: tuple[str, ...] = ()
+    split: tuple[str, ...] = ()  # of first layers side by side, the one for a client's own
 
 
 @dataclass(frozen=True)
@@ -28,4 +29,5 @@ class Outline:
     buffer_layout: Layout = field(default_factory=lambda: Layout(()))
     mixes_examples: bool = False
     draws_noise: bool = False
+    takes_tokens: bool = False
     uncounted: tuple[str, ...] = ()  # matrices whose FLOPs are not known

@@ -40,8 +40,9 @@ class Task:
         roles: Roles | None = None,
         tokens: bool = False,  # the inputs are int64, not float32
     ) -> None:
-        self.input_shape, self.num_classes = tuple(input_shape), num_classes
+        self.input_shape, self.num_classes, self.tokens = tuple(input_shape), num_classes, tokens
         self.losses, self.score = losses, score
+        self.takes_tokens = tokens
         # How a forward pass is done, not what it means: an executor may say so.
         self.half: torch.dtype | None = None  # convolutions and products in this type, weights in float32
         self.channels_last: bool | None = None  # None: on a CPU, where the network is one that gains by it

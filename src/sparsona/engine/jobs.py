@@ -24,7 +24,7 @@ from sparsona.engine.turn import ClientProbe, Tally, client_turn, tuning_turn
 from sparsona.wire.codec import decode, encode
 
 T = TypeVar("T")
-NOT_OWN = ("global", "start")  # points at which a model is looked at that is one of all
+NOT_OWN = ("global", "consensus", "start")  # points at which a model is looked at that is one of all
 # Encoded, or as it is where sender and receiver share a memory: then only its bytes are counted.
 Message = bytes | Update
 # How an executor says what its start-up is doing ("starting 2 workers", "compiling"); "" when that is over. It may be
@@ -229,7 +229,6 @@ def needs_work(job: Job) -> bool:
 def look_further(setting: Setting, job: Job, state: State, work: Work | None) -> tuple[Evaluation, ...]:
     """What is no `own_points`: a model of all, with this client's buffers, or other data than the test data."""
     buffers, task, own = getattr(state, "buffers", setting.buffers), setting.task, own_points(job)
-    models: dict[str, Any] = {"global": job.global_model, "start": setting.params}
     found = []
     for point in job.points:
         if point in own:
@@ -237,7 +236,9 @@ def look_further(setting: Setting, job: Job, state: State, work: Work | None) ->
         name, _, part = point.partition("/")
         predict = partial(setting.method.predict, work)
         if name in NOT_OWN:
-            predict = partial(_predict_plainly, task, models[name], buffers)
+            model = setting.params if name == "start" else job.global_model
+            assert model is not None
+            predict = partial(_predict_plainly, task, model, buffers)
         examples = setting.federation.examples(job.client, part or "test")
         with setting.clock.measure("evaluate"):
             found.append(evaluate(job.client, point, predict, task, examples))

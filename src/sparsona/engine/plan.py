@@ -10,6 +10,7 @@ import torch
 from sparsona.core.lr_schedule import lr_schedule
 from sparsona.core.round import Client, Round
 from sparsona.core.seeds import Seeds, generator
+from sparsona.engine.graphs import Graph
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Plan:
     train_accuracy: bool = False  # look at the last models on training data, too
     guard: bool = False  # let each client keep the shared model, where its validation data says so
     novel_epochs: int | None = None  # of tuning, for those alone; None: tune_epochs
+    graph: Graph | None = None  # who hears from whom, among peers; None: as the papers have it
 
     @property
     def seeds(self) -> Seeds:

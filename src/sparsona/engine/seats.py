@@ -65,7 +65,7 @@ def must_be_alone(phase: Phase, setting: Setting) -> bool:
 
 def can_be_traced(setting: Setting) -> bool:
     """Whether `predict` can be captured or run for several clients at once: it keeps the rules of the phases."""
-    return all(phase.traceable for phase in setting.method.phases)
+    return all(phase.traceable for phase in setting.method.phases) and not setting.method.transductive
 
 
 def train_alone(phase: Phase, seat: Seat, setting: Setting) -> None:
@@ -89,6 +89,8 @@ def finish_seat(setting: Setting, seat: Seat, tested: Evaluation | None) -> Outc
         return replace(done, work=own_memory(seat.work))
     if seat.job.do == "train":
         with setting.clock.measure("finish"):
-            state, update = setting.method.finish(seat.state, seat.work, seat.inbox, seat.probe, seat.round)
+            # A peer's message is kept as long as its state: both in memory of their own, and the same.
+            work = seat.work if setting.method.peer is None else own_memory(seat.work)
+            state, update = setting.method.finish(seat.state, work, seat.inbox, seat.probe, seat.round)
         return replace(done, state=own_memory(state), message=update)
     return done

@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal
 
 from sparsona.core.errors import MaskMismatchError, SparsonaError
 from sparsona.core.method import Inbox, Method, Round, Server, State, Tree, Update, Work
 from sparsona.core.tree import awake
+from sparsona.engine.closing import Wish, check_last_looks, close
 from sparsona.engine.evaluate import Evaluation
-from sparsona.engine.jobs import Executor, Job, Message, Outcome, Setting, opened
-from sparsona.engine.looks import check_final_looks, final_looks, guarded
+from sparsona.engine.jobs import Executor, Job, Message, Outcome, Setting
 from sparsona.engine.plan import novel_clients, participation, tested_clients
-from sparsona.engine.turn import ClientProbe, Tally, check_finite
+from sparsona.engine.population import Population, RoundRecord, Turn, checked_update, num_bytes
+from sparsona.engine.turn import ClientProbe, Tally
 from sparsona.wire.codec import encode
-from sparsona.wire.format import message_size, sizes_of
 from sparsona.wire.ledger import Traffic, paper_bytes
-
-
-@dataclass(frozen=True)
-class Population:
-    """The whole federation between two rounds: the server, and each client that has changed since its start."""
-
-    server: Server | None
-    states: dict[int, State]
-
-
-@dataclass(frozen=True)
-class Turn:
-    """What one client did in one round."""
-
-    client: int
-    tally: Tally
-    traffic: Traffic
-    aggregated: bool
-    dropped: bool
-
-
-@dataclass
-class RoundRecord:
-    """What happened in one round."""
-
-    index: int
-    lr_scale: float
-    turns: list[Turn] = field(default_factory=list)
-    evaluations: list[Evaluation] = field(default_factory=list)
 
 
 class Star:
@@ -69,9 +40,7 @@ class Star:
                 expected="points other than 'global'",
                 mend="leave 'global' out of points",
             )
-        has_global = half is not None and half.global_model is not None
-        check_final_looks(setting, has_global)
-        self._looks = final_looks(self.plan, has_global)
+        check_last_looks(setting)
         self.novel = novel_clients(self.plan, setting.clients)
 
     def start(self) -> Population:
@@ -163,7 +132,7 @@ class Star:
         def message(update: Update) -> tuple[Message]:
             with clock.measure("encode"):
                 data = encode(update) if self._executor.encodes else update
-                sent[client] += Traffic(down=_length(data), paper_down=paper_bytes(update))
+                sent[client] += Traffic(down=num_bytes(data), paper_down=paper_bytes(update))
             return (data,)
 
         if self.plan.stateless:
@@ -175,62 +144,39 @@ class Star:
         """A client's update as it arrives, checked and counted. What is lost on the way was sent all the same."""
         if outcome.message is None:
             return None, sent
-        update = opened(outcome.message, self.setting.clock)
-        if (update.sender, update.round) != (outcome.client, index):
-            raise SparsonaError(
-                f"client {outcome.client}'s message of round {index} says {update.sender}, round {update.round}",
-                expected="its sender and its round",
-                mend="make updates with core.update.message(round, ...)",
-            )
-        check_finite(update)
-        return update, sent + Traffic(up=_length(outcome.message), paper_up=paper_bytes(update))
+        update = checked_update(outcome, index, self.setting.clock)
+        return update, sent + Traffic(up=num_bytes(outcome.message), paper_up=paper_bytes(update))
 
     def evaluate(self, population: Population, completed: int) -> list[Evaluation]:
         """Clients' models on their own test data, at the plan's points that need no training."""
         points = tuple(point for point in self.plan.points if point in ("received", "global"))
         if not points:
             return []
-        return self._look(population, completed, points, tested_clients(self.plan, self.setting.clients))
+        return self.look(population, completed, points, tested_clients(self.plan, self.setting.clients))
 
-    def _look(
+    def look(
         self, population: Population, completed: int, points: tuple[str, ...], clients: list[int]
     ) -> list[Evaluation]:
+        """These clients at these points, with what the server would send them now; on nobody's bill."""
         round_ = self.plan.round_at(completed)
         model = global_model(self.method, population) if any(p.startswith("global") for p in points) else None
         jobs = (self._job("evaluate", client, population, round_, points, {}, model) for client in clients)
         return [evaluation for outcome in self._executor.run(jobs) for evaluation in outcome.evaluations]
 
-    def closing(self, population: Population) -> tuple[RoundRecord, dict[int, Work]]:
-        """After the last round: final tuning of every client, and the novel clients' first meeting with the model."""
-        round_ = self.plan.tuning_round
-        record = RoundRecord(self.plan.rounds, round_.lr_scale)
-        if self.novel:
-            novel = sorted(self.novel)
-            record.evaluations.extend(self._look(population, self.plan.rounds, ("novel",), novel))
-        tested = tested_clients(self.plan, self.setting.clients)
-        if self._looks.received:
-            record.evaluations.extend(self._look(population, self.plan.rounds, self._looks.received, tested))
-        tuned: dict[int, Work] = {}
+    def tune(
+        self, population: Population, round_: Round, wishes: Mapping[int, Wish]
+    ) -> Iterator[tuple[Outcome, Traffic]]:
+        """Tune these clients' models, and count what they are sent for it."""
         sent: dict[int, Traffic] = {}
-        is_tested = set(tested)
+        jobs = (
+            replace(self._job("tune", client, population, round_, wish.points, sent), epochs=wish.epochs)
+            for client, wish in wishes.items()
+        )
+        return ((outcome, sent.pop(outcome.client)) for outcome in self._executor.run(jobs))
 
-        def jobs() -> Iterator[Job]:
-            for client in range(len(self.setting.clients)):
-                is_novel = client in self.novel
-                # Tested are those who are tested after rounds, and the novel ones.
-                points = self._looks.tuned if client in is_tested else ()
-                points = ("novel_tuned",) if is_novel else points
-                if epochs := self.plan.tuning_epochs(is_novel):
-                    yield replace(self._job("tune", client, population, round_, points, sent), epochs=epochs)
-
-        for outcome in self._executor.run(jobs()):
-            tuned[outcome.client] = outcome.work
-            self.setting.shelf.rest(outcome.work)
-            record.turns.append(Turn(outcome.client, outcome.tally, sent.pop(outcome.client), False, False))
-            record.evaluations.extend(outcome.evaluations)
-        if self.plan.guard:
-            record.evaluations.extend(guarded(record.evaluations, self.plan))
-        return record, tuned
+    def closing(self, population: Population) -> tuple[RoundRecord, dict[int, Work]]:
+        """After the last round: final tuning, and the novel clients' first meeting with the model."""
+        return close(self, population)
 
 
 def global_model(method: Method, population: Population) -> Tree | None:
@@ -247,11 +193,6 @@ def memories(server: Server) -> dict[str, dict[int, Any]]:
         for field in fields(server)
         if isinstance(value := getattr(server, field.name), dict) and set(map(type, value)) <= {int}
     }
-
-
-def _length(message: Message) -> int:
-    """The bytes of a message. One that is not encoded has as many: sizes follow from its parts."""
-    return len(message) if isinstance(message, bytes) else message_size(sizes_of(message))
 
 
 def received_work(setting: Setting, population: Population, client: int) -> Work:

@@ -29,7 +29,29 @@ class MethodCard:
     engine: Mapping[str, Any] = field(default_factory=dict)  # of the engine: see sparsona.runs.config
     # What `--preset NAME` sets, of the method and the engine alike; whatever a person gives as well has the last word.
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    peers: bool = False  # clients send to each other: `graph` says who to whom, and all take part unless told otherwise
 
+
+_STEPS = {"epochs": 1, "weight_decay": 0.0, "clip_norm": None, "lr_decay": 1.0, "tune_epochs": 5}
+_PARTIAL: Mapping[str, Mapping[str, Any]] = {
+    "paper": {**_STEPS, "weight": "equal"},
+    "authors": {**_STEPS, "weight": "batches", "max_personal_steps": 1000, "clip_stale": True},
+}
+PFEDGATE_AUTHORS = {
+    "batch_size": 128,
+    "epochs": 1,
+    "gate_start": 0.5,
+    "equal_chunks": True,
+    "split_budget": True,
+    "score_steps": 10,
+    "floors_scores": True,
+    "straight_through": "kept",
+    "steps": "all",
+    "keeps_momentum": True,
+    "logits_relu": True,
+    "aggregation": "dense",
+    "deploy_gate": "transductive",
+}
 
 METHODS = {
     card.name: card
@@ -63,6 +85,37 @@ METHODS = {
             engine={"tune_epochs": 5},
         ),
         MethodCard(
+            "fedavg-ft-part",
+            "FedAvg-FT (part.)",
+            "FedAvg, then every client tunes a part of the last model: FT (part.) of Pillutla et al., 2022",
+            "nothing until the end, then its tuned model",
+            "the dense model, both ways; once more down for tuning",
+            "fedavg",
+            "FedAvgPartConfig",
+            engine={"tune_epochs": 5},
+        ),
+        MethodCard(
+            "fedalt",
+            "FedAlt",
+            "Pillutla et al., Federated Learning with Partial Model Personalization, ICML 2022",
+            "the personal part of the model",
+            "the shared part of the model, both ways",
+            "fedalt",
+            "FedAltConfig",
+            presets=_PARTIAL,
+        ),
+        MethodCard(
+            "fedsim",
+            "FedSim",
+            "the same paper; both parts are trained at once",
+            "the personal part of the model",
+            "the shared part of the model, both ways",
+            "fedalt",
+            "FedAltConfig",
+            options={"updates": "simultaneous"},
+            presets=_PARTIAL,
+        ),
+        MethodCard(
             "fedspa",
             "FedSpa (DST)",
             "Huang et al., Achieving Personalized Federated Learning with Sparse Local Models, 2022",
@@ -83,14 +136,43 @@ METHODS = {
             options={"search": "rsm"},
             presets={"paper": {}, "authors": {"anneal": "family"}},
         ),
+        MethodCard(
+            "dispfl",
+            "DisPFL",
+            "Dai et al., DisPFL: Towards Communication-Efficient Personalized Federated Learning, ICML 2022",
+            "its model inside its mask, and the next mask",
+            "between peers: the model inside its mask, and masks as bits",
+            "dispfl",
+            "DisPFLConfig",
+            presets={"paper": {}, "authors": {"regrowth": "random", "divide_by": "used"}},
+            peers=True,
+        ),
+        MethodCard(
+            "pfedgate",
+            "pFedGate",
+            "Chen et al., Efficient Personalized Federated Learning via Sparse Model-Adaptation, ICML 2023",
+            "its gate, and the scores of its last training",
+            "down: the dense model; up: the change of the blocks that training used, and which they are",
+            "pfedgate",
+            "PFedGateConfig",
+            presets={
+                "paper": {
+                    "batch_size": 128,
+                    "epochs": 1,
+                    "gate_start": 0.5,
+                    "paths": 2,
+                    "gating": "sample",
+                    "deploy_gate": "sample",
+                },
+                "authors": PFEDGATE_AUTHORS,
+            },
+        ),
     )
 }
 
 
 # What `sparsona cost` knows the costs of, by the rules in cost_rules.py; a name leaves when its method arrives.
-COST_ONLY = (
-    *("ditto", "pfedhn", "subsampling", "sub-fedavg", "dpsgd", "dpsgd-ft", "dispfl", "fomo", "fedem", "pfedgate"),
-)
+COST_ONLY = (*("ditto", "pfedhn", "subsampling", "sub-fedavg", "dpsgd", "dpsgd-ft", "fomo", "fedem", "pfedgate-table"),)
 
 
 def card(name: str) -> MethodCard:

@@ -20,3 +20,17 @@ def weighted_mean(items: Iterable[tuple[Tree, float]], otherwise: Tree) -> Tree:
     if total is None:
         return otherwise
     return otherwise.like((total / weights).to(otherwise.flat.dtype))
+
+
+def count_mean(items: Iterable[tuple[Tree, Tree]]) -> Tree:
+    """Entry by entry, the sum of trees over the number of masks that cover it, or over 1 if none does."""
+    import torch
+
+    rest = iter(items)
+    first, mask = next(rest)
+    total, count = first.flat.double(), mask.flat.to(torch.int32)
+    for tree, mask in rest:
+        check_layouts(first, tree, mask)
+        total.add_(tree.flat)
+        count.add_(mask.flat)
+    return first.like(total.div_(count.clamp_(min=1)).to(first.flat.dtype))

@@ -2,7 +2,8 @@
 
 Paper: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
 Kept: nothing but BatchNorm statistics. Travels: the dense model, both ways. Costs: dense training.
-FedAvg-FT is this method followed by the engine's final tuning of every client.
+FedAdam (Reddi et al., ICLR 2021) is this method with `server_optimizer="adam"`, and FedAvg-FT is it followed by the
+engine's final tuning of every client; FT (part.) of the partial-personalisation paper tunes a part of the model only.
 """
 
 from __future__ import annotations
@@ -10,16 +11,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
 from sparsona.core.method import Cost, Method, PartSize, ServerHalf, Tree, dense, message
 from sparsona.methods.averaging import weighted_mean
-from sparsona.methods.training import Model, Training, plain_weights, predictor, sgd_phase, training_flops
+from sparsona.methods.personal import PartNames, part_phase
+from sparsona.methods.server_optimizer import Moments, ServerStep, begin_moments, server_step
+from sparsona.methods.training import Model, plain_weights, predictor, sgd_phase, training_flops
 
 if TYPE_CHECKING:
     from sparsona.core.task import Task
 
 
-class FedAvgConfig(Training):
-    """FedAvg has no options beyond those of training."""
+class FedAvgConfig(ServerStep):
+    """FedAvg has no options beyond those of training and of the server's step."""
+
+
+class FedAvgPartConfig(FedAvgConfig):
+    """FedAvg whose final tuning trains a part of the model alone."""
+
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="L2 pull of the weights towards zero")
+    personal: PartNames = Field(
+        ("output",), description="what is tuned: input, output, norm, adapter, split, or patterns of parameter names"
+    )
 
 
 @dataclass(frozen=True)
@@ -31,9 +45,10 @@ class FedAvgState:
 
 @dataclass(frozen=True)
 class FedAvgServer:
-    """The model of all."""
+    """The model of all, and what the server's optimizer remembers."""
 
     params: Tree
+    moments: tuple[Moments, ...]
 
 
 def fedavg(task: Task, config: FedAvgConfig) -> Method:
@@ -55,15 +70,17 @@ def fedavg(task: Task, config: FedAvgConfig) -> Method:
         return Cost(model, model, training_flops(layout, client, config))
 
     def init_server(params, clients, seeds):
-        return FedAvgServer(params)
+        return FedAvgServer(params, begin_moments(config, params))
 
     def aggregate(server: FedAvgServer, inbox, round_):
         models = ((update.parts["model"].tree(), update.weight) for update in inbox)
-        return FedAvgServer(weighted_mean(models, otherwise=server.params))
+        mean = weighted_mean(models, otherwise=server.params)
+        return FedAvgServer(*server_step(config, server.params, mean, server.moments))
 
     def reply(server: FedAvgServer, client, round_):
         return message(round_, {"model": dense(server.params)})
 
     phase, predict = sgd_phase(task, config), predictor(task)
+    tune = part_phase(task, config, config.personal) if isinstance(config, FedAvgPartConfig) else phase
     server = ServerHalf(init_server, aggregate, reply, lambda server: server.params)
-    return Method("fedavg", init_client, receive, (phase,), finish, predict, cost, plain_weights, phase, server)
+    return Method("fedavg", init_client, receive, (phase,), finish, predict, cost, plain_weights, tune, server)

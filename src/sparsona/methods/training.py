@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -42,16 +43,30 @@ class Model:
     buffers: Tree
 
 
-def sgd(params: Tree, grads: Tree, tick: Tick, config: Training, mask: Tree | None = None) -> Tree:
-    """One step, inside the mask if there is one.
+def clip_share(config: Training, *grads: Tree) -> Tensor | float:
+    """What clipping leaves of a gradient that is spread over these trees."""
+    if config.clip_norm is None:
+        return 1.0
+    norm = reduce(lambda one, other: one.hypot(other), map(tree.norm, grads))
+    share: Tensor = (config.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+    return share
+
+
+def sgd(
+    params: Tree,
+    grads: Tree,
+    tick: Tick,
+    config: Training,
+    mask: Tree | None = None,
+    share: Tensor | float | None = None,
+) -> Tree:
+    """One step, inside the mask if there is one; `share` is what clipping leaves where it goes by more than `grads`.
 
     Clips the gradient of the loss alone, then adds the decay, as torch's clip and SGD do in that order. One new buffer,
     then in place on it: memory, not arithmetic, is what a step of a small network waits for.
     """
     lr = config.lr * tick.lr_scale
-    size = lr
-    if config.clip_norm is not None:
-        size = lr * (config.clip_norm / (tree.norm(grads) + 1e-6)).clamp(max=1.0)
+    size = lr * (clip_share(config, grads) if share is None else share)
     # Not params * (1 - lr * decay): next to 1, a small decay drowns in rounding.
     flat = params.flat.addcmul(params.flat, lr * config.weight_decay, value=-1.0)
     flat = flat.addcmul(grads.flat, size, value=-1.0)  # not in place: a stack of clients has no such operation

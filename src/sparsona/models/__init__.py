@@ -33,6 +33,9 @@ class ModelCard:
     options: Mapping[str, Option] = field(default_factory=dict)
 
 
+_SPLIT = {
+    "split": Option(False, "two first layers, for upper and lower rows; `--personal split` keeps one", (False, True))
+}
 _RESNET = {
     "groups": Option(32, "groups of each GroupNorm: 32, or by width 64, 128, 256, 512 -> 8, 8, 16, 32", (32, "width")),
     "stem": Option("3x3", "first convolution: 3x3 with stride 1, or 7x7 with stride 2 and pooling", ("3x3", "7x7")),
@@ -65,6 +68,7 @@ MODELS = {
             "digits_cnn",
             (1, 8, 8),
             10,
+            _SPLIT,
         ),
         ModelCard(
             "cnn28",
@@ -76,6 +80,7 @@ MODELS = {
             "cnn28",
             (1, 28, 28),
             10,
+            _SPLIT,
         ),
         ModelCard(
             "lenet5",
@@ -220,7 +225,7 @@ def describe(spec: str, shape: str | None = None, classes: int | None = None) ->
         raise SparsonaError(f"{classes} classes", expected="1 or more")
     input_shape = card.input_shape if shape is None else tuple(map(int, shape.split("x")))
     drawn = outline(spec, input_shape, classes or card.num_classes)
-    names = {role: getattr(drawn.roles, role) for role in ("input", "output", "norm", "adapter")}
+    names = {role: getattr(drawn.roles, role) for role in ("input", "output", "norm", "adapter", "split")}
     return {
         "name": spec,
         "title": card.title,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+from sparsona.models.outlines import split_roles, split_rows
 
 
-def digits_cnn(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def digits_cnn(input_shape: tuple[int, ...], num_classes: int, split: bool = False) -> nn.Module:
     """Two padded 3x3 convolutions, then two linear layers."""
-    return _conv_net(input_shape, num_classes, channels=(16, 32), hidden=(64,), kernel=3, padding=1)
+    return _conv_net(input_shape, num_classes, channels=(16, 32), hidden=(64,), kernel=3, padding=1, split=split)
 
 
-def cnn28(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def cnn28(input_shape: tuple[int, ...], num_classes: int, split: bool = False) -> nn.Module:
     """46,730 parameters for one channel of 28x28 and 10 classes."""
-    return _conv_net(input_shape, num_classes, channels=(16, 32), hidden=(64,))
+    return _conv_net(input_shape, num_classes, channels=(16, 32), hidden=(64,), split=split)
 
 
 def lenet5(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -37,12 +40,17 @@ def _conv_net(
     hidden: tuple[int, ...],
     kernel: int = 5,
     padding: int = 0,
+    split: bool = False,
 ) -> nn.Module:
     inputs, height, width = input_shape
     layers: list[nn.Module] = []
     for outputs in channels:
+        layer: nn.Module = nn.Conv2d(inputs, outputs, kernel, padding=padding)
+        if split and not layers:
+            layer = SplitInput(layer, nn.Conv2d(inputs, outputs, kernel, padding=padding), split_rows(height)[0])
+            height += 2 * padding - kernel + 1  # each of the two loses its own edges
         # The largest of four, then ReLU: the same numbers and gradients as the other way round, on a quarter of them.
-        layers += [nn.Conv2d(inputs, outputs, kernel, padding=padding), nn.MaxPool2d(2), nn.ReLU()]
+        layers += [layer, nn.MaxPool2d(2), nn.ReLU()]
         height, width = ((side + 2 * padding - kernel + 1) // 2 for side in (height, width))
         inputs = outputs
     layers.append(nn.Flatten())
@@ -50,4 +58,20 @@ def _conv_net(
     for outputs in hidden:
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         inputs = outputs
-    return nn.Sequential(*layers, nn.Linear(inputs, num_classes))
+    net = nn.Sequential(*layers, nn.Linear(inputs, num_classes))
+    if split:
+        net.roles = split_roles(tuple(name for name, _ in net.named_parameters()))  # type: ignore[assignment]
+    return net
+
+
+class SplitInput(nn.Module):
+    """Two first layers side by side: one for the upper rows of an image, one for the lower. What they make of them is
+    put together again."""
+
+    def __init__(self, upper: nn.Module, lower: nn.Module, rows: int) -> None:
+        super().__init__()
+        self.upper, self.lower, self.rows = upper, lower, rows
+
+    def forward(self, images: Tensor) -> Tensor:
+        upper, lower = images.split((self.rows, images.shape[2] - self.rows), dim=2)
+        return torch.cat((self.upper(upper), self.lower(lower)), dim=2)

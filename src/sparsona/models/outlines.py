@@ -13,12 +13,12 @@ class TooSmallError(Exception):
     """Nothing is left of an image after this many layers."""
 
 
-def digits_cnn(input_shape: tuple[int, ...], num_classes: int) -> Outline:
-    return _conv_net(input_shape, num_classes, channels=(16, 32), hidden=(64,), kernel=3, padding=1)
+def digits_cnn(input_shape: tuple[int, ...], num_classes: int, split: bool = False) -> Outline:
+    return _conv_net(input_shape, num_classes, channels=(16, 32), hidden=(64,), kernel=3, padding=1, split=split)
 
 
-def cnn28(input_shape: tuple[int, ...], num_classes: int) -> Outline:
-    return _conv_net(input_shape, num_classes, channels=(16, 32), hidden=(64,))
+def cnn28(input_shape: tuple[int, ...], num_classes: int, split: bool = False) -> Outline:
+    return _conv_net(input_shape, num_classes, channels=(16, 32), hidden=(64,), split=split)
 
 
 def lenet5(input_shape: tuple[int, ...], num_classes: int) -> Outline:
@@ -40,20 +40,38 @@ def _conv_net(
     hidden: tuple[int, ...],
     kernel: int = 5,
     padding: int = 0,
+    split: bool = False,
 ) -> Outline:
     inputs, side = input_shape[0], _side(input_shape)
     slots: list[Slot] = []
     place = 0  # in the nn.Sequential
     for outputs in channels:
-        side = _shrunk(side, kernel, padding=padding)
-        slots += _conv(f"{place}", inputs, outputs, kernel, side, bias=True)
+        if split and not slots:
+            upper, lower = (_shrunk((rows, side[1]), kernel, padding=padding) for rows in split_rows(side[0]))
+            slots += _conv("0.upper", inputs, outputs, kernel, upper, bias=True)
+            slots += _conv("0.lower", inputs, outputs, kernel, lower, bias=True)
+            side = (upper[0] + lower[0], upper[1])
+        else:
+            side = _shrunk(side, kernel, padding=padding)
+            slots += _conv(f"{place}", inputs, outputs, kernel, side, bias=True)
         side, inputs, place = _shrunk(side, 2, stride=2), outputs, place + 3
     inputs, place = inputs * side[0] * side[1], place + 1
     for outputs in (*hidden, num_classes):
         slots += _linear(f"{place}", inputs, outputs)
         inputs, place = outputs, place + 2
-    roles = Roles(input=_names(slots[:2]), output=_names(slots[-2:]))
+    roles = split_roles(_names(slots)) if split else Roles(input=_names(slots[:2]), output=_names(slots[-2:]))
     return Outline(Layout(tuple(slots)), input_shape, num_classes, roles)
+
+
+def split_rows(height: int) -> tuple[int, int]:
+    """Rows of an image for each of two first layers side by side."""
+    return height - height // 2, height // 2
+
+
+def split_roles(names: tuple[str, ...]) -> Roles:
+    """Figure 1c of the partial-personalisation paper: of two first layers, the lower one is for a client's own."""
+    lower = tuple(name for name in names if ".lower." in name)
+    return Roles(input=names[:4], output=names[-2:], split=lower)
 
 
 def vgg11(input_shape: tuple[int, ...], num_classes: int) -> Outline:
@@ -147,7 +165,8 @@ def transformer(
         slots += _norm(f"{name}.norm2", width)
     slots.append(Slot("output.bias", (num_classes,), length))
     roles = transformer_roles(_names(slots), num_blocks)
-    return Outline(Layout(tuple(slots)), input_shape, num_classes, roles, draws_noise=dropout > 0)
+    layout = Layout(tuple(slots))
+    return Outline(layout, input_shape, num_classes, roles, draws_noise=dropout > 0, takes_tokens=True)
 
 
 def transformer_roles(names: tuple[str, ...], num_blocks: int) -> Roles:

@@ -1,7 +1,8 @@
 """Where a run stands, on disk. The manifest is the truth: what it does not name does not exist.
 
-One file per owner (the server, the server's memory of a client, a client, a tuned model), written only if that owner
-changed since the last checkpoint, so that the cost follows change and not the number of clients.
+One file per owner (the server, the server's memory of a client, a client, what a peer said last, a tuned model),
+written only if that owner changed since the last checkpoint, so that the cost follows change and not the number of
+clients.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ from torch import Tensor
 from sparsona.core.errors import SparsonaError
 from sparsona.core.resting import pack_bits, unpack_bits
 from sparsona.core.tree import Tree, map_parts, parts
-from sparsona.engine.jobs import Setting
+from sparsona.core.update import Part, Support, Update
+from sparsona.engine.jobs import Message, Setting
+from sparsona.engine.population import Population
+from sparsona.engine.rounds import received_work
 from sparsona.engine.shelf import Shelf
-from sparsona.engine.star import Population, memories, received_work
+from sparsona.engine.star import memories
 from sparsona.runs.store import read_json, telling_disk_errors, write_atomically
+from sparsona.wire.codec import encode
 
 FORMAT = 1
 BITS = "#bits"  # a bool tensor is stored as bits; the suffix keeps the two apart
@@ -39,6 +44,66 @@ class Progress:
     population: Population
     tuned: dict[int, Any]
     finished: bool = False
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What a peer said last. Where all of it is in its state as well, as a model is, only that is written."""
+
+    message: Message
+    state: Any
+
+    @property
+    def marks(self) -> tuple[object, ...]:
+        """As `_marks`: an old message must not be held for the sake of a comparison."""
+        if isinstance(self.message, bytes):
+            return (hash(self.message),)
+        found = [thing for part in self.message.parts.values() for thing in (part.whole, part.mask, part.arrived)]
+        return tuple(thing.known if isinstance(thing, Tree) else thing for thing in found)
+
+    def as_file(self) -> dict[str, Tensor]:
+        if isinstance(self.message, bytes):
+            return {"message": _bytes(self.message)}
+        update, places = self.message, {leaf.known: path for path, leaf in parts(self.state) if isinstance(leaf, Tree)}
+        found = []
+        for name, part in update.parts.items():
+            whole, mask = (None if t is None else places.get(t.known, "") for t in (part.whole, part.mask))
+            if not whole or mask == "":
+                return {"message": _bytes(encode(update))}
+            found.append([name, part.support.name, part.seed.hex(), whole, mask])
+        recipe = {"sender": update.sender, "round": update.round, "weight": update.weight, "parts": found}
+        return {"recipe": _bytes(json.dumps(recipe).encode())}
+
+
+def _said(stored: dict[str, Tensor], state: Any, what: str) -> Message:
+    """What `_Said` wrote."""
+    if "message" in stored:
+        return stored["message"].numpy().tobytes()
+    leaves = {path: leaf for path, leaf in parts(state) if isinstance(leaf, Tree)}
+    try:
+        recipe = json.loads(stored["recipe"].numpy().tobytes())
+        made = {
+            name: Part(
+                leaves[whole].layout,
+                None,
+                Support[support],
+                None if mask is None else leaves[mask],
+                seed=bytes.fromhex(seed),
+                whole=leaves[whole],
+            )
+            for name, support, seed, whole, mask in recipe["parts"]
+        }
+    except (KeyError, ValueError) as error:
+        raise SparsonaError(
+            f"the checkpoint of {what} does not go with that client's state: {error}",
+            expected="both as they were written",
+            mend="use the version of sparsona, the model and the data this run was started with",
+        ) from None
+    return Update(recipe["sender"], recipe["round"], recipe["weight"], made)
+
+
+def _bytes(data: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 class Checkpoints:
@@ -109,7 +174,11 @@ class Checkpoints:
         for client, entry in self._of_kind("client"):
             states[client] = _filled(setting.fresh_state(client), self._read(entry), f"client {client}")
             setting.shelf.rest(states[client])
-        population = Population(server, states)
+        messages = {
+            client: _said(self._read(entry), states.get(client), f"client {client}'s message")
+            for client, entry in self._of_kind("message")
+        }
+        population = Population(server, states, messages)
         tuned: dict[int, Any] = {}
         for client, entry in self._of_kind("tuned"):
             work = received_work(setting, population, client)
@@ -186,6 +255,8 @@ def _owners(
         for client in sorted(changed | known):
             yield f"server/{client}", {name: values[client] for name, values in memory.items() if client in values}
     yield from ((f"client/{client}", state) for client, state in sorted(population.states.items()))
+    for client, message in sorted(population.messages.items()):
+        yield f"message/{client}", _Said(message, population.states.get(client))
     yield from ((f"tuned/{client}", work) for client, work in sorted(tuned.items()))
 
 
@@ -216,15 +287,23 @@ def _shapes(tensors: Mapping[str, Tree | Tensor]) -> str:
 
 def _marks(value: Any) -> tuple[object, ...]:
     """What tells a value from another without holding it: values are never edited in place."""
+    if isinstance(value, _Said):
+        return (*value.marks, *_marks(value.state))
     return tuple(leaf.known if isinstance(leaf, Tree) else leaf for _, leaf in parts(value))
 
 
 def _same(now: tuple[object, ...], before: tuple[object, ...] | None) -> bool:
     """Whether nothing changed."""
-    return before is not None and len(now) == len(before) and all(a is b for a, b in zip(now, before, strict=True))
+    return (
+        before is not None
+        and len(now) == len(before)
+        and all(a is b or (type(a) is type(b) is int and a == b) for a, b in zip(now, before, strict=True))
+    )
 
 
 def _as_file(value: Any) -> dict[str, Tensor]:
+    if isinstance(value, _Said):
+        return value.as_file()
     found = {}
     for path, leaf in parts(value):
         if leaf.dtype is torch.bool:

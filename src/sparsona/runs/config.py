@@ -23,7 +23,7 @@ from pydantic import (
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.lr_schedule import lr_schedule
 
-POINT = Literal["received", "trained", "tuned", "global"]
+POINT = Literal["received", "trained", "tuned", "global", "consensus"]
 
 
 def listed(value: Any) -> Any:
@@ -69,7 +69,7 @@ class RunConfig(BaseModel):
     max_examples: int | None = Field(None, ge=2, description="most examples a client keeps of what it is dealt")
     model: str | None = Field(None, description="a row of `sparsona models`; none: the data set's default")
     rounds: int = Field(30, ge=1, description="number of rounds")
-    per_round: int | None = Field(None, ge=1, description="clients sampled per round; none: half of them")
+    per_round: int | None = Field(None, ge=1, description="clients sampled per round; none: half of them, all peers")
     batch_size: int = Field(16, ge=1, description="examples in a training batch")
     lr_decay: float = Field(0.998, gt=0, le=1, description="factor on the learning rate after each round")
     lr_schedule: str = Field(
@@ -91,6 +91,9 @@ class RunConfig(BaseModel):
     points: Annotated[tuple[POINT, ...], BeforeValidator(listed)] = Field(
         (), description="which models to evaluate besides the headline's"
     )
+    record_traits: bool = Field(
+        False, description="at evaluations, write down how far apart clients' masks or gates are, if they have any"
+    )
     tune_epochs: int = Field(0, ge=0, description="epochs of final tuning for every client; 0: none")
     tune_lr_scale: float = Field(
         1.0, gt=0, allow_inf_nan=False, description="learning rate of tuning, as a share of the first round's"
@@ -99,7 +102,9 @@ class RunConfig(BaseModel):
     guard: bool = Field(
         False, description="each client keeps its own or the shared model, whichever its validation data favours"
     )
-    drop_rate: float = Field(0.0, ge=0, lt=1, description="probability that an update is lost on its way")
+    drop_rate: float = Field(
+        0.0, ge=0, lt=1, description="probability that an update is lost on its way; that a peer is out of reach"
+    )
     everyone_trains: bool = Field(False, description="all train each round, only the sampled are aggregated")
     stateless: bool = Field(False, description="clients forget everything between rounds")
     novel: Annotated[float, AfterValidator(whole), PlainSerializer(whole, return_type=int | float)] = Field(
@@ -110,6 +115,9 @@ class RunConfig(BaseModel):
     )
     capacities: Annotated[tuple[float, ...], BeforeValidator(listed)] = Field(
         (1.0,), description="density each client can hold, repeated over clients"
+    )
+    graph: str | None = Field(
+        None, description="who hears from whom, among peers: see `sparsona methods dispfl`; none: random:10, or fewer"
     )
     max_seconds: float | None = Field(None, gt=0, description="stop after the round in which this time is reached")
     options: dict[str, Any] = Field(default_factory=dict, description="options of the method")

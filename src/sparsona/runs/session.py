@@ -14,11 +14,13 @@ from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.executors import open_executor, rounding_as_asked
 from sparsona.engine.jobs import Executor, Job, Outcome, Setting
 from sparsona.engine.plan import tested_clients
+from sparsona.engine.population import Population, RoundRecord
+from sparsona.engine.rounds import rounds_of
 from sparsona.engine.serial import Serial
-from sparsona.engine.star import Population, RoundRecord, Star
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.runs.profile import ProfileFile
 from sparsona.runs.store import RunFolder, pack_confusion
+from sparsona.runs.traits import TraitRecord, has_traits
 from sparsona.wire.ledger import Traffic
 
 # Checkpoints may take this share of the time, and are not worth taking more often than this.
@@ -99,7 +101,7 @@ def _play(
     session.tell_start("starting")
     executor = open_executor(executor_name, setting, session.tell_start)
     try:
-        session.star = Star(setting, _Watched(executor, session.tell, setting.clock))
+        session.engine = rounds_of(setting, _Watched(executor, session.tell, setting.clock))
         return session.run(max_seconds)
     finally:
         executor.close()
@@ -113,8 +115,8 @@ class _Session:
         self.profile: ProfileFile | None = None
         self.checkpoints = Checkpoints(folder.path)
         with self.clock.measure(f"{START}build"):
-            self.star = Star(setting, Serial(setting))
-            self.initial: Population = self.star.start()
+            self.engine = rounds_of(setting, Serial(setting))
+            self.initial: Population = self.engine.start()
         with self.clock.measure("checkpoint"):
             found = self.checkpoints.load(setting, self.initial)
         self.progress = found or Progress(0, 0.0, self.initial, {})
@@ -124,6 +126,9 @@ class _Session:
         self.told = time.monotonic()
         self.num_tested = len(tested_clients(setting.plan, setting.clients))
         self.accuracy: float | None = None
+        self.traits: TraitRecord | None = None
+        if folder.config.get("record_traits") and has_traits(setting) and not self.progress.finished:
+            self.traits = TraitRecord(setting)
         if found is None:
             # A manifest precedes the first record: records without one have lost it, and are not begun anew.
             if folder.has_records:
@@ -186,10 +191,12 @@ class _Session:
     def _round(self) -> None:
         began = time.monotonic()
         index = self.progress.completed
-        population, record = self.star.play(self.progress.population, index)
+        population, record = self.engine.play(self.progress.population, index)
         if self.setting.plan.evaluates_after(index + 1):
-            record.evaluations.extend(self.star.evaluate(population, index + 1))
+            record.evaluations.extend(self.engine.evaluate(population, index + 1))
         self._write(record, index + 1, time.monotonic() - began)
+        if self.setting.plan.evaluates_after(index + 1):
+            self._record_traits(population, index + 1)
         self.progress = replace(self.progress, completed=index + 1, seconds=self.seconds, population=population)
         self._tell(_mean(record.evaluations, "received"))
 
@@ -197,14 +204,21 @@ class _Session:
         """The result must be that of the round which was reached, also between two evaluations."""
         completed = self.progress.completed
         if not self.setting.plan.evaluates_after(completed):
-            found = self.star.evaluate(self.progress.population, completed)
+            found = self.engine.evaluate(self.progress.population, completed)
             with self.clock.measure("records"), self.folder.writing():
                 self.folder.insert("evaluations", (_row(completed, evaluation) for evaluation in found))
+            self._record_traits(self.progress.population, completed)
+
+    def _record_traits(self, population: Population, completed: int) -> None:
+        if self.traits is not None:
+            row = self.traits.row(population, completed)
+            with self.clock.measure("records"), self.folder.writing():
+                self.folder.insert("traits", [row])
 
     def _close(self) -> None:
         """Final tuning and novel clients."""
         began = time.monotonic()
-        record, tuned = self.star.closing(self.progress.population)
+        record, tuned = self.engine.closing(self.progress.population)
         if record.turns or record.evaluations:
             self._write(record, self.setting.plan.rounds, time.monotonic() - began)
         self.progress = replace(self.progress, tuned=tuned, seconds=self.seconds, finished=True)
@@ -235,7 +249,7 @@ class _Session:
         summary = (
             record.index,
             record.lr_scale,
-            len(turns),
+            sum(turn.trained for turn in turns),
             sum(turn.aggregated for turn in turns),
             sum(turn.dropped for turn in turns),
             loss,

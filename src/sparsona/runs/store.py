@@ -37,6 +37,9 @@ CREATE TABLE IF NOT EXISTS evaluations (
   completed INTEGER, client INTEGER, point TEXT, correct INTEGER, count INTEGER, loss REAL, confusion BLOB,
   PRIMARY KEY (completed, client, point)
 );
+CREATE TABLE IF NOT EXISTS traits (
+  completed INTEGER PRIMARY KEY, kind TEXT, apart REAL, moved REAL, clients BLOB, pairs BLOB
+);
 """
 
 
@@ -265,6 +268,7 @@ class RunFolder:
             self.db.execute("DELETE FROM rounds WHERE round >= ?", (completed,))
             self.db.execute("DELETE FROM turns WHERE round >= ?", (completed,))
             self.db.execute("DELETE FROM evaluations WHERE completed > ?", (completed,))
+            self.db.execute("DELETE FROM traits WHERE completed > ?", (completed,))
             self.db.execute(
                 "DELETE FROM evaluations WHERE completed = ? AND point NOT IN ('received', 'global', 'trained')",
                 (completed,),
@@ -361,6 +365,15 @@ def unpack_confusion(blob: bytes | None) -> np.ndarray | None:
     flat = np.frombuffer(zlib.decompress(blob), dtype="<i4")
     side = int(len(flat) ** 0.5)
     return flat.reshape(side, side)
+
+
+def pack_numbers(values: Any, kind: str) -> bytes:
+    """Numbers of a numpy type such as '<f8' as bytes."""
+    return zlib.compress(np.asarray(values, dtype=kind).tobytes(), 1)
+
+
+def unpack_numbers(blob: bytes, kind: str) -> np.ndarray:
+    return np.frombuffer(zlib.decompress(blob), dtype=kind)
 
 
 def _json(value: dict[str, Any]) -> bytes:

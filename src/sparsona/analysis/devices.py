@@ -1,0 +1,258 @@
+"""What personalization does to each device: accuracy of its personal model over that of a shared one.
+
+The analysis of FedSim and FedAlt's paper (section 4.2, appendix C.2): a mean can rise while some devices are hurt.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsona.analysis.statistics import spearman
+from sparsona.analysis.summary import headline, points
+from sparsona.core.errors import SparsonaError
+from sparsona.runs.store import RunFolder
+
+GUARDED = "guarded"
+# Shared models that a run may have looked at besides the personal ones; compared with is the first that is found: what
+# personal models began from (a warm start), or else the model of all.
+SHARED = ("start", "global", "consensus")
+QUANTILES = {"worst": 0, "10%": 10, "median": 50, "90%": 90, "best": 100}
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """The accuracies (0 to 1) of two models for each device, on the data that `name` says.
+
+    `samples` is each device's number of training examples.
+    """
+
+    name: str
+    clients: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+    samples: np.ndarray
+
+    @property
+    def points(self) -> np.ndarray:
+        """What each device gains, in points of accuracy."""
+        return 100 * (self.after - self.before)
+
+    @property
+    def num_hurt(self) -> int:
+        return int((self.points < -1e-9).sum())
+
+    @property
+    def num_helped(self) -> int:
+        return int((self.points > 1e-9).sum())
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures of the table, unrounded, and the devices behind them."""
+        quantiles = np.percentile(self.points, list(QUANTILES.values())).tolist()
+        return {
+            "on": self.name,
+            "devices": len(self.clients),
+            "hurt": self.num_hurt,
+            "helped": self.num_helped,
+            "mean": float(self.points.mean()),
+            **dict(zip(QUANTILES, quantiles, strict=True)),
+            "correlation": spearman(self.points, self.samples),
+            "clients": self.clients.tolist(),
+            "before": self.before.tolist(),
+            "after": self.after.tolist(),
+            "samples": self.samples.tolist(),
+        }
+
+    def row(self) -> dict[str, str]:
+        """The line of a table."""
+        found = self.as_dict()
+        figures = {name: signed(found[name]) for name in ("mean", *QUANTILES)}
+        share = f"{self.num_hurt} ({100 * self.num_hurt / len(self.clients):.0f}%)"
+        correlation = "–" if found["correlation"] is None else signed(found["correlation"], 2)
+        counts = {"devices": str(len(self.clients)), "hurt": share, "helped": str(self.num_helped)}
+        return {"on": self.name, **counts, **figures, "with samples": correlation}
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Clients that took no part beside those that did, as mean accuracies from 0 to 1.
+
+    `had_they` is that of the novel clients themselves in a run in which they took part.
+    """
+
+    taking_part: float
+    novel: float
+    had_they: float | None = None
+
+    def sentences(self) -> list[str]:
+        gap = f"Generalization gap: {signed(100 * (self.taking_part - self.novel))} points"
+        found = [f"{gap} ({self.taking_part:.2%} of those that took part, {self.novel:.2%} of the novel ones)."]
+        if self.had_they is not None:
+            lost = signed(100 * (self.had_they - self.novel))
+            found.append(f"Had the novel clients taken part: {self.had_they:.2%}, a difference of {lost} points.")
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Devices:
+    """What a model does to the devices over another: on test and training data, with a guard, to novel clients."""
+
+    title: str
+    changes: tuple[Change, ...]
+    gap: Gap | None = None
+    notes: tuple[str, ...] = ()
+
+    def rows(self) -> list[dict[str, str]]:
+        """A line per kind of data, ready to print; figures are points of accuracy."""
+        return [change.row() for change in self.changes]
+
+    def sentences(self) -> list[str]:
+        """What the table does not hold."""
+        return [*(self.gap.sentences() if self.gap else []), *self.notes]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        gap = None
+        if self.gap is not None:
+            gap = {"taking_part": self.gap.taking_part, "novel": self.gap.novel, "had_they": self.gap.had_they}
+            gap["gap"] = self.gap.taking_part - self.gap.novel
+        changes = [change.as_dict() for change in self.changes]
+        return {"title": self.title, "changes": changes, "novel": gap, "notes": list(self.notes)}
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """The violins and scatter plots as a .svg or (with Pillow) a .png."""
+        from sparsona.analysis.devices_picture import draw_devices
+        from sparsona.analysis.drawing import save_drawing
+
+        return save_drawing(draw_devices(self), self.title, path)
+
+
+def device_changes(run: RunFolder, against: RunFolder | str | None = None) -> Devices:
+    """What the headline's model does to each device, over another run's (same data) or over another point of this run.
+
+    Without `against`, over the shared model that the run looked at: 'start', 'global', or what was there before tuning.
+    """
+    point = _personal_point(run)
+    if isinstance(against, RunFolder):
+        return _over_run(run, point, against)
+    shared = _shared_point(run, point, against)
+    changes = _changes(run, point, run, shared)
+    return Devices(f"{run.about['title']}: {point} over {shared}", tuple(changes), _gap(run, point, None))
+
+
+def has_changes(run: RunFolder) -> bool:
+    """Whether a run looked at a personal and at a shared model."""
+    point = _personal_point(run)
+    return any(shared in points(run) for shared in _candidates(point))
+
+
+def _over_run(run: RunFolder, point: str, other: RunFolder) -> Devices:
+    if run.about["federation"] != other.about["federation"]:
+        raise SparsonaError(
+            f"the clients of '{run.path}' and '{other.path}' hold different data",
+            expected="two runs on the same data, partition, split and seed of both",
+            mend="run the other method with the same options, or both with `sparsona compare`",
+        )
+    shared = headline(other)[0]
+    changes = _changes(run, point, other, shared)
+    novel = _novel_change(run, other, shared)
+    gap = _gap(run, point, novel)
+    if not changes and novel is None:
+        raise SparsonaError(
+            f"no client was tested in both '{run.path}' and '{other.path}'",
+            expected="the same clients tested",
+            mend="leave eval_clients out of both",
+        )
+    notes = []
+    for key in ("rounds", "model", "seed"):
+        a, b = run.config.get(key), other.config.get(key)
+        if a != b:
+            notes.append(f"Not the same {key}: {a} and {b}.")
+    names = [f"{folder.about['title']}" for folder in (run, other)]
+    if names[0] == names[1]:
+        names = [f"{name}, {folder.path.name}" for name, folder in zip(names, (run, other), strict=True)]
+    title = f"{names[0]} ({point}) over {names[1]} ({shared})"
+    return Devices(title, (*changes, *([novel] if novel else [])), gap, tuple(notes))
+
+
+def _changes(run: RunFolder, point: str, other: RunFolder, shared: str) -> list[Change]:
+    wanted = [
+        ("test", point, shared),
+        ("test, guarded", GUARDED, shared),
+        ("train", f"{point}/train", f"{shared}/train"),
+    ]
+    found = (_change(name, run, after, other, before) for name, after, before in wanted)
+    return [change for change in found if change is not None]
+
+
+def _change(name: str, run: RunFolder, after: str, other: RunFolder, before: str) -> Change | None:
+    """None where no client was evaluated at both."""
+    tables = _accuracies(other, before), _accuracies(run, after)
+    clients = sorted(tables[0].keys() & tables[1].keys())
+    if not clients:
+        return None
+    samples = np.array(run.about["sizes"])[clients, 0]
+    old, new = (np.array([table[client] for client in clients]) for table in tables)
+    return Change(name, np.array(clients), old, new, samples)
+
+
+def _novel_change(run: RunFolder, other: RunFolder, shared: str) -> Change | None:
+    """Novel clients against the same clients in a run in which they took part."""
+    for point in ("novel_tuned", "novel"):
+        if (found := _change("novel", run, point, other, shared)) is not None:
+            return found
+    return None
+
+
+def _gap(run: RunFolder, point: str, novel: Change | None) -> Gap | None:
+    met = _accuracies(run, "novel_tuned") or _accuracies(run, "novel")
+    if not met:
+        return None
+    taking_part = list(_accuracies(run, point).values())
+    had_they = None if novel is None else float(novel.before.mean())
+    return Gap(float(np.mean(taking_part)), float(np.mean(list(met.values()))), had_they)
+
+
+def _personal_point(run: RunFolder) -> str:
+    """The headline's point; where a guard chose between two models, what it chose from."""
+    point = headline(run)[0]
+    if point != GUARDED:
+        return point
+    return "tuned" if "tuned" in points(run) else "received"
+
+
+def _candidates(point: str) -> tuple[str, ...]:
+    return (*SHARED, "received") if point == "tuned" else SHARED
+
+
+def _shared_point(run: RunFolder, point: str, wanted: str | None) -> str:
+    known = {name for name in points(run) if "/" not in name}  # those after a slash are on other data
+    for shared in (wanted,) if wanted else _candidates(point):
+        if shared in known and shared != point:
+            return shared
+    others = ", ".join(sorted(known - {point})) or "none"
+    raise SparsonaError(
+        f"'{run.path}' has no accuracies of {f'a point {wanted!r}' if wanted else 'a shared model'} beside '{point}'",
+        expected=f"a shared model to compare with (other points of this run: {others})",
+        mend="give another run with --against RUN, or run again with --set 'points=[\"global\"]'",
+    )
+
+
+def _accuracies(run: RunFolder, point: str) -> dict[int, float]:
+    """Accuracy by client where this point was last looked at."""
+    rows = run.select(
+        "SELECT client, correct, count FROM evaluations WHERE point = ? AND count > 0 "
+        "AND completed = (SELECT MAX(completed) FROM evaluations WHERE point = ?)",
+        (point, point),
+    )
+    return {client: correct / count for client, correct, count in rows}
+
+
+def signed(value: float, decimals: int = 2) -> str:
+    """A number with its sign, in type: +1.20, −0.30, 0.00."""
+    shown = f"{value:+.{decimals}f}".replace("-", "−")
+    return shown[1:] if not float(shown[1:]) else shown

@@ -1,0 +1,147 @@
+"""How far apart clients' masks or gates are, beside how alike their labels are.
+
+DisPFL's figure 5 (masks as heatmaps) and pFedGate's figure 4 (gates as a tree).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from sparsona.analysis.clustering import leaf_order, ward
+from sparsona.analysis.statistics import pearson, spearman
+from sparsona.core.errors import SparsonaError
+from sparsona.runs.store import RunFolder, unpack_numbers
+
+ALIKE = 0.9  # the cosine from which two clients' labels are called alike
+MEASURES = {"mask": "share of positions at which two masks differ", "vector": "Euclidean distance of gates"}
+
+
+@dataclass(frozen=True, eq=False)
+class Similarity:
+    """Distances between some clients' traits, and the labels they train on (None where labels are tokens).
+
+    Between masks a distance is aligned Hamming: the share of positions at which they differ.
+    """
+
+    title: str
+    kind: Literal["mask", "vector"]
+    clients: tuple[int, ...]
+    distances: np.ndarray
+    label_counts: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.clients) < 2:
+            raise SparsonaError(f"{len(self.clients)} client to compare", expected="two or more")
+
+    @cached_property
+    def cosines(self) -> np.ndarray | None:
+        """The cosine between every two clients' label distributions: 1 for the same shares, 0 for no common label."""
+        if self.label_counts is None:
+            return None
+        length = np.linalg.norm(self.label_counts, axis=1, keepdims=True)
+        unit = self.label_counts / np.maximum(length, 1e-300)
+        return np.clip(unit @ unit.T, 0, 1)
+
+    @cached_property
+    def tree(self) -> np.ndarray:
+        """Ward's clustering of the traits. Masks differ in a square's length, so that its root is what is clustered."""
+        return ward(np.sqrt(self.distances) if self.kind == "mask" else self.distances)
+
+    @cached_property
+    def order(self) -> list[int]:
+        """Places in `clients` such that clients with like labels stand together (like traits, where there are none)."""
+        if self.label_counts is None:
+            return leaf_order(self.tree)
+        shares = self.label_counts / np.maximum(self.label_counts.sum(axis=1, keepdims=True), 1)
+        return leaf_order(ward(np.linalg.norm(shares[:, None] - shares[None], axis=2)))
+
+    @property
+    def pairs(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Distances and cosines of all pairs of different clients."""
+        upper = np.triu_indices(len(self.clients), 1)
+        return self.distances[upper], None if self.cosines is None else self.cosines[upper]
+
+    @property
+    def correlations(self) -> tuple[float | None, float | None]:
+        """Pearson's and Spearman's between distance and label similarity, over pairs."""
+        distance, cosine = self.pairs
+        return (None, None) if cosine is None else (pearson(distance, cosine), spearman(distance, cosine))
+
+    def rows(self) -> list[dict[str, str]]:
+        """Mean distances: of all pairs, of pairs with like labels, and of the others."""
+        distance, cosine = self.pairs
+        chosen = {"all": np.full(len(distance), True)}
+        if cosine is not None:
+            chosen |= {f"labels alike (cosine {ALIKE:g} or more)": cosine >= ALIKE, "others": cosine < ALIKE}
+        return [_row(name, distance[which]) for name, which in chosen.items()]
+
+    def sentences(self) -> list[str]:
+        """What the table does not hold."""
+        linear, ranked = self.correlations
+        found = [f"Distance: {MEASURES[self.kind]}; {len(self.clients)} clients."]
+        if linear is not None and ranked is not None:
+            text = f"Correlation of distance with label similarity: Pearson {linear:+.2f}, Spearman {ranked:+.2f}"
+            found.append(f"{text}, over {len(self.pairs[0]):,} pairs.".replace("-", "−"))
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        linear, ranked = self.correlations
+        return {
+            "title": self.title,
+            "kind": self.kind,
+            "clients": list(self.clients),
+            "pearson": linear,
+            "spearman": ranked,
+            "distances": self.distances.tolist(),
+            "cosines": None if self.cosines is None else self.cosines.tolist(),
+            "order": [self.clients[place] for place in self.order],
+            "tree": self.tree.tolist(),
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Two heatmaps (masks) or a tree over the clients' labels (gates), as a .svg or (with Pillow) a .png."""
+        from sparsona.analysis.drawing import save_drawing
+        from sparsona.analysis.similarity_picture import draw_similarity
+
+        return save_drawing(draw_similarity(self), " ".join([f"{self.title}.", *self.sentences()]), path)
+
+
+def similarity_of(
+    run: RunFolder, kind: Literal["mask", "vector"], clients: tuple[int, ...], distances: np.ndarray
+) -> Similarity:
+    """These distances, with what a run's folder knows of its clients."""
+    about, config = run.about, run.config
+    counts = None if about["label_counts"] is None else np.array(about["label_counts"])[list(clients)]
+    parts = [about["title"], config["data"].partition(":")[0], config["partition"], f"seed {config['seed']}"]
+    return Similarity(", ".join(map(str, parts)), kind, clients, distances, counts)
+
+
+def recorded_similarity(run: RunFolder) -> Similarity | None:
+    """What a run with `record_traits` wrote down last; None where it did not, or had one client."""
+    rows = run.select("SELECT kind, clients, pairs FROM traits ORDER BY completed DESC LIMIT 1")
+    if not rows:
+        return None
+    kind, who, pairs = rows[0]
+    clients = tuple(unpack_numbers(who, "<i4").tolist())
+    if len(clients) < 2:
+        return None
+    distances = np.zeros((len(clients), len(clients)))
+    distances[np.triu_indices(len(clients), 1)] = unpack_numbers(pairs, "<f8")
+    return similarity_of(run, kind, clients, distances + distances.T)
+
+
+def recorded_distances(run: RunFolder) -> list[tuple[int, float, float]]:
+    """(completed rounds, mean distance between clients, mean distance of each to its own start), as recorded."""
+    return run.select("SELECT completed, apart, moved FROM traits WHERE apart IS NOT NULL ORDER BY completed")
+
+
+def _row(name: str, distance: np.ndarray) -> dict[str, str]:
+    figures = ("–",) * 3 if not len(distance) else (f"{f(distance):.4g}" for f in (np.mean, np.min, np.max))
+    return {"pairs": name, "number": f"{len(distance):,}", **dict(zip(("mean", "least", "most"), figures, strict=True))}

@@ -1,0 +1,67 @@
+"""A federation between two rounds, and what is written down of each round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sparsona.core.errors import SparsonaError
+from sparsona.core.method import Server, State, Update
+from sparsona.engine.clock import Clock
+from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.jobs import Message, Outcome, opened
+from sparsona.engine.turn import Tally, check_finite
+from sparsona.wire.format import message_size, sizes_of
+from sparsona.wire.ledger import Traffic
+
+
+@dataclass(frozen=True)
+class Population:
+    """The whole federation between two rounds: the server, and each client that has changed since its start.
+
+    `messages` is what each peer said last, where there is no server: others may yet read it.
+    """
+
+    server: Server | None
+    states: dict[int, State]
+    messages: dict[int, Message] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What one client did in one round. A peer that kept still and was heard did not train."""
+
+    client: int
+    tally: Tally
+    traffic: Traffic
+    aggregated: bool
+    dropped: bool
+    trained: bool = True
+
+
+@dataclass
+class RoundRecord:
+    """What happened in one round."""
+
+    index: int
+    lr_scale: float
+    turns: list[Turn] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+
+def checked_update(outcome: Outcome, index: int, clock: Clock) -> Update:
+    """The update that came of a client's turn in this round; one that would poison a mean is refused."""
+    assert outcome.message is not None
+    update = opened(outcome.message, clock)
+    if (update.sender, update.round) != (outcome.client, index):
+        raise SparsonaError(
+            f"client {outcome.client}'s message of round {index} says {update.sender}, round {update.round}",
+            expected="its sender and its round",
+            mend="make updates with core.update.message(round, ...)",
+        )
+    check_finite(update)
+    return update
+
+
+def num_bytes(message: Message) -> int:
+    """The bytes of a message. One that is not encoded has as many: sizes follow from its parts."""
+    return len(message) if isinstance(message, bytes) else message_size(sizes_of(message))

@@ -1,0 +1,261 @@
+"""A model behind a gate: how pFedGate trains both, and what a client predicts with."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from sparsona.core.errors import SparsonaError
+from sparsona.core.layout import Layout, Slot
+from sparsona.core.method import Batch, Client, Cost, Grads, PartSize, Phase, Probe, Round, Support, Tick, Tree
+from sparsona.methods.gated import Budget, PFedGateConfig, cut, free, momentum_step, most_flops, select
+from sparsona.sparsity.blocks import Blocks, spread
+from sparsona.sparsity.compact import chain, compact
+from sparsona.sparsity.gates import Gate, weighted_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sparsona.core.task import Task
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What a forward pass leaves behind: statistics of the model's and of the gate's norms, the blocks that the last
+    batch used and those that any batch used, and sums of scores and weights over the examples of all batches."""
+
+    model: Tree
+    gate: Tree
+    kept: Tensor
+    used: Tensor
+    scores: Tensor  # [2, blocks]: G and M
+    examples: Tensor
+
+
+@dataclass(frozen=True)
+class GatedWork:
+    """The model and the gate at hand. `budget` has one entry, whose name, s_min, says how the model is cut."""
+
+    params: Tree
+    gate: Tree
+    buffers: Traces
+    scores: Tensor  # of the last turn, [2, blocks]
+    momenta: tuple[Tree, ...]  # of the model and of the gate
+    budget: dict[str, Budget]
+    pooled: Tensor  # the mean input, if that is what the gate looks at
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A model cut into blocks, the form of a gate for them, and the layout of a bit for each."""
+
+    blocks: Blocks
+    form: Gate
+    bits: Layout
+
+
+class GatedModel:
+    """Pure functions of a GatedWork, for one task and one set of options."""
+
+    def __init__(self, task: Task, config: PFedGateConfig) -> None:
+        self.task, self.config = task, config
+        self.cut = lru_cache(self._cut)
+        self._chain = lru_cache(lambda smallest: chain(task, self.cut(smallest).blocks))
+        if getattr(task, "tokens", False):
+            raise SparsonaError(
+                "pFedGate on text: its gate would see the tokens that are to be predicted",
+                expected="images or vectors of numbers",
+                mend="choose FedAvg, FedSpa or a partly personal model for text",
+            )
+        if task.mixes_examples and (config.gating == "sample" or config.deploy_gate == "sample"):
+            raise SparsonaError(
+                "BatchNorm in a model of which every example has its own",
+                expected="a model whose examples do not see each other (GroupNorm)",
+                mend="gating=batch with deploy_gate=stored, or another norm",
+            )
+
+    def _cut(self, smallest: float) -> Cut:
+        config, blocks = self.config, cut(self.task.layout, self.config, smallest)
+        switches = (config.paths, config.pre_norm, config.post_norm, config.sigmoid, config.gate_start)
+        form = Gate(self.task.input_shape, len(blocks), *switches)
+        return Cut(blocks, form, Layout((Slot("blocks", (len(blocks),)),)))
+
+    def of(self, work: GatedWork) -> tuple[Cut, Budget, float]:
+        ((smallest, budget),) = work.budget.items()
+        return self.cut(float(smallest)), budget, float(smallest)
+
+    def adapt(self, work: GatedWork, scores: Tensor, weights: Tensor) -> tuple[Tree, Tensor]:
+        """theta' = theta (x) M', and I*: M' = M I*, where the way back takes G for I* (appendix A)."""
+        gates, kept = self._gates(work, scores, weights)
+        return work.params.like(work.params.flat * spread(self.of(work)[0].blocks, gates)), kept
+
+    def _gates(self, work: GatedWork, scores: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        kept = select(self.of(work)[1], scores, self.config)
+        through = scores - scores.detach()  # zero, and yet it has a gradient
+        return weights * (kept * (1 + through) if self.config.straight_through == "kept" else kept + through), kept
+
+    def run(
+        self, work: GatedWork, scores: Tensor, weights: Tensor, inputs: Tensor, noise: Tensor | None = None
+    ) -> tuple[Tensor, Tree, Tensor]:
+        """One model for all inputs: outputs, the model's buffers afterwards, and I*. With noise, as in training."""
+        params: Mapping[str, Tensor]
+        if self.config.compute == "compact":
+            gates, kept = self._gates(work, scores, weights)
+            params = compact(self._chain(self.of(work)[2]), work.params, kept, gates)
+        else:
+            params, kept = self.adapt(work, scores, weights)
+        outputs, buffers = self.task.forward(params, work.buffers.model, inputs, noise is not None, noise)
+        return outputs, buffers, kept
+
+    def answer(self, outputs: Tensor) -> Tensor:
+        return outputs.relu() if self.config.logits_relu else outputs
+
+    def each(
+        self, work: GatedWork, inputs: Tensor, scores: Tensor, weights: Tensor, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """A model for each example: outputs [N, ...], and what each keeps [N, blocks]."""
+        import torch
+
+        task = copy.copy(self.task)
+        task.channels_last = False  # a stack of models has no such memory format
+
+        def one(x: Tensor, g: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+            params, kept = self.adapt(work, g, m)
+            return task.forward(params, work.buffers.model, x[None], noise is not None, noise)[0][0], kept
+
+        by = torch.func.vmap(one, chunk_size=self.config.sample_chunk, randomness="different")
+        found: tuple[Tensor, Tensor] = by(inputs, scores, weights)
+        return found
+
+    def loss(self, work: GatedWork, batch: Batch) -> tuple[Tensor, Any]:
+        import torch
+
+        config, traces, (here, _, smallest) = self.config, work.buffers, self.of(work)
+        counts = batch.weight.new_ones(1) if config.gating == "client" else batch.weight
+        seen = (work.pooled[None],) if config.gating == "client" else (batch.inputs, counts)
+        scores, weights, statistics = here.form.scores(work.gate, traces.gate, *seen)  # Algorithm 1 line 5
+        if config.floors_scores:
+            scores = scores.clamp(min=smallest)
+        means = torch.stack([weighted_mean(scores, counts), weighted_mean(weights, counts)])
+        if config.gating == "sample":
+            outputs, kept = self.each(work, batch.inputs, scores, weights, batch.noise)
+            kept, buffers = (kept * (batch.weight > 0).unsqueeze(1)).amax(0), traces.model
+        else:
+            outputs, buffers, kept = self.run(work, means[0], means[1], batch.inputs, batch.noise)  # line 6
+        examples = batch.weight.sum()
+        after = Traces(
+            buffers,
+            statistics,
+            kept,
+            torch.maximum(traces.used, kept),
+            traces.scores + examples * means.detach(),
+            traces.examples + examples,
+        )
+        return self.task.mean_loss(self.answer(outputs), batch), after
+
+    def update(self, work: GatedWork, grads: Grads, tick: Tick) -> GatedWork:
+        """Lines 7 and 8, for whichever of model and gate is trained."""
+        config, (of_model, of_gate) = self.config, work.momenta
+        params, gate = work.params, work.gate
+        if "params" in grads:
+            used = spread(self.of(work)[0].blocks, work.buffers.kept) if config.steps == "used" else None
+            lr = config.lr * tick.lr_scale
+            params, of_model = momentum_step(params, of_model, grads["params"], lr, config, used)
+        if "gate" in grads:
+            gate, of_gate = momentum_step(gate, of_gate, grads["gate"], config.gate_lr * tick.lr_scale, config)
+        return replace(work, params=params, gate=gate, momenta=(of_model, of_gate))
+
+    def pool(self, work: GatedWork, probe: Probe, round_: Round) -> GatedWork:
+        """The mean of all training inputs, for client-wise adaptation (section 7.4)."""
+        assert round_.client is not None
+        total = work.pooled.new_zeros(work.pooled.shape)
+        for batch in probe.train():
+            total = total + batch.inputs.sum(0)
+        return replace(work, pooled=total / round_.client.num_examples)
+
+    def phase(self, name: str, *trains: str) -> Phase:
+        """A phase that trains model, gate, or both at once."""
+        return Phase(
+            name,
+            trains,
+            self.loss,
+            self.update,
+            self.config.epochs,
+            enter=self.pool if self.config.gating == "client" else None,
+            mixes_examples=self.task.mixes_examples,
+            traceable=self.config.compute == "masked",
+            flops=self.step_flops,
+        )
+
+    def step_flops(self, work: GatedWork) -> int:
+        """Of one example, at most."""
+        here, budget, _ = self.of(work)
+        return 3 * self.forward_flops(here, budget.left.tolist())
+
+    def forward_flops(self, here: Cut, left: list[float]) -> int:
+        """Of the gate, and of the model inside the budget, at most."""
+        return most_flops(here.blocks, self.config, left) + here.form.layout.forward_flops()
+
+    def current(self, work: GatedWork) -> Tensor:
+        """Scores and weights to deploy: means over this turn's training, or what the last turn left."""
+        import torch
+
+        traces = work.buffers
+        return torch.where(traces.examples > 0, traces.scores / traces.examples.clamp(min=1.0), work.scores)
+
+    def deploy(self, work: GatedWork) -> tuple[Tree, Tree]:
+        """The client's own model as plain weights."""
+        stored = self.current(work)
+        return self.adapt(work, stored[0], stored[1])[0], work.buffers.model
+
+    def predict(self, work: GatedWork, inputs: Tensor) -> Tensor:
+        if self.config.deploy_gate == "stored":
+            stored = self.current(work)
+            return self.answer(self.run(work, stored[0], stored[1], inputs)[0])
+        here, _, smallest = self.of(work)
+        scores, weights, _ = here.form.scores(work.gate, work.buffers.gate, inputs)
+        if self.config.floors_scores:
+            scores = scores.clamp(min=smallest)
+        if self.config.deploy_gate == "sample":
+            return self.answer(self.each(work, inputs, scores, weights, None)[0])
+        return self.answer(self.run(work, scores.mean(0), weights.mean(0), inputs)[0])  # by the test batch
+
+    def cost(self, client: Client, share: float, smallest: float, phases: tuple[Phase, ...]) -> Cost:
+        """A turn, at most: training decides which blocks are used, and so what is sent."""
+        config, layout, here = self.config, self.task.layout, self.cut(smallest)
+        whole, gate = _part("update", layout), _part("gate", here.form.layout)
+        bits = replace(_part("blocks", here.bits), is_mask=True)
+        kept = (gate, _part("statistics", here.form.buffer_layout), _vector("scores", 2 * here.bits.size))
+        momenta = (replace(whole, name="momentum"), replace(gate, name="the gate's momentum"))
+        at_work = (
+            _vector("budget", 5 * here.bits.size),
+            _vector("mean input", math.prod(self.task.input_shape)),
+            replace(whole, name="gated"),
+            replace(gate, name="the gate's gradient"),
+            replace(whole, name="gradient"),
+        )
+        flops = self.forward_flops(here, list(free(here.blocks, config, share, smallest)))
+        passes = config.epochs * len(phases) * client.num_examples
+        looks = len(phases) * client.num_examples if config.gating == "client" else 0
+        return Cost(
+            down=(replace(whole, name="model"),),
+            up=(replace(whole, support=Support.KNOWN), bits) if config.aggregation == "uploaded" else (whole,),
+            train_flops=passes * 3 * flops,
+            search_flops=looks * layout.forward_flops(),
+            exact=False,
+            kept=(*kept, *momenta) if config.keeps_momentum else kept,
+            infer_flops=flops - (here.form.layout.forward_flops() if config.deploy_gate == "stored" else 0),
+            at_work=at_work if config.keeps_momentum else (*momenta, *at_work),
+        )
+
+
+def _part(name: str, layout: Layout) -> PartSize:
+    return PartSize(name, layout, layout.size)
+
+
+def _vector(name: str, size: int) -> PartSize:
+    return _part(name, Layout((Slot(name, (size,)),)))

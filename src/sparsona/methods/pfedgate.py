@@ -1,0 +1,133 @@
+"""pFedGate: a private gate scales blocks of the shared model and drops those that do not fit the client's budget.
+
+Paper: Chen, Yao, Gao, Ding, Li, Efficient Personalized Federated Learning via Sparse Model-Adaptation, ICML 2023.
+
+Kept: the gate, its norms' statistics, and the mean scores of the last turn. Travels: down, the dense model; up, the
+change of the blocks that the turn used, and one bit for each block. Costs: training inside the budget, and the gate:
+upper bounds, since training decides which blocks are used. |I* W| / d <= s_i = min(density, capacity) in every batch.
+
+Beyond the text: gates start at .9, where torch's layers start at .5, which halves every layer of the model. Momentum,
+decay and clipping are the authors' code's, but only where a batch used a block: what is sent is all that moved.
+A client deploys the model that the mean of its training scores makes (plain weights); one that never trained, that of
+equal scores. Scores are compared in steps of 2**-16, so that rounding breaks no tie.
+
+`paper`: two paths, and a gate for each example, in training and in use. `authors`: one path and a gate for each batch,
+also of the test data (`transductive`: what is predicted depends on what shares its batch, and results say so); equal
+chunks, whose first ones are free, in two budgets (`split_budget`: with s below 1/B they alone exceed s; with s = .5 the
+model in use has .43); scores in tenths, at least s_min; no gradient to dropped blocks; decay and momentum everywhere,
+momentum also from turn to turn; ReLU on logits; a dense mean over all clients, where those not sampled stand still.
+Both: batches of 128, one pass, gates that start at .5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from sparsona.core import tree
+from sparsona.core.method import Method, Phase, ServerHalf, Tree, dense, masked, message
+from sparsona.methods.gated import PFedGateConfig, indexed_mean, make_budget
+from sparsona.methods.gating import GatedModel, GatedWork, Traces
+from sparsona.sparsity.blocks import spread
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sparsona.core.task import Task
+
+__all__ = ["PFedGateConfig", "pfedgate"]
+
+
+@dataclass(frozen=True)
+class PFedGateState:
+    """What a client keeps: phi_i, its norms' statistics, the scores G and M it deploys by, and momenta if they stay."""
+
+    gate: Tree
+    statistics: Tree
+    scores: Tensor
+    momenta: tuple[Tree, ...]
+    buffers: Tree
+
+
+@dataclass(frozen=True)
+class PFedGateServer:
+    """theta_g, and the training examples and the budget of each client."""
+
+    params: Tree
+    sizes: Tensor
+    shares: Tensor
+
+
+def pfedgate(task: Task, config: PFedGateConfig) -> Method:
+    """A private gate, a shared model, a budget."""
+    model = GatedModel(task, config)
+    sends_blocks = config.aggregation == "uploaded"
+
+    def share_of(client) -> float:
+        return min(config.density, client.capacity)  # s_i
+
+    def smallest_of(share: float) -> float:
+        return min(config.smallest, share)  # s_min is in (0, s_i]
+
+    def init_client(params, buffers, client, seeds):
+        here = model.cut(smallest_of(share_of(client)))
+        gate, statistics = here.form.init(seeds.own("gate"), params.flat)
+        scores = params.flat.new_full((2, here.bits.size), config.gate_start)
+        momenta = (tree.zeros_like(params), tree.zeros_like(gate)) if config.keeps_momentum else ()
+        return PFedGateState(gate, statistics, scores, momenta, buffers)
+
+    def receive(state: PFedGateState, inbox, probe, round_):
+        (update,) = inbox
+        params, share = update.parts["model"].tree(), share_of(round_.client)
+        smallest = smallest_of(share)
+        budget = make_budget(model.cut(smallest).blocks, config, share, smallest, params.flat)
+        momenta = state.momenta or (tree.zeros_like(params), tree.zeros_like(state.gate))
+        none = state.scores.new_zeros(state.scores.shape)
+        traces = Traces(state.buffers, state.statistics, none[0], none[0], none, none.sum())
+        pooled = params.flat.new_zeros(task.input_shape if config.gating == "client" else ())
+        return GatedWork(params, state.gate, traces, state.scores, momenta, {str(smallest): budget}, pooled)
+
+    def finish(state: PFedGateState, work: GatedWork, inbox, probe, round_):
+        start = next(iter(inbox)).parts["model"].tree()
+        change, traces = tree.subtract(work.params, start), work.buffers  # Algorithm 1 line 9
+        momenta = work.momenta if config.keeps_momentum else ()
+        state = PFedGateState(work.gate, traces.gate, model.current(work), momenta, traces.model)
+        parts = {"update": dense(change)}
+        if sends_blocks:
+            here, used = model.of(work)[0], traces.used > 0
+            mask = Tree(task.layout, spread(here.blocks, used))
+            parts = {"update": masked(change, mask), "blocks": dense(Tree(here.bits, used))}
+        return state, message(round_, parts, weight=round_.client.num_examples)
+
+    def cost(layout, client, round_):
+        share = share_of(client)
+        return model.cost(client, share, smallest_of(share), phases)
+
+    def init_server(params, clients, seeds):
+        of = params.flat[:0].double().new_tensor
+        return PFedGateServer(params, of([c.num_examples for c in clients]), of([share_of(c) for c in clients]))
+
+    def aggregate(server: PFedGateServer, inbox, round_):  # line 10
+        def changes():
+            for update in inbox:
+                if sends_blocks:
+                    blocks = model.cut(smallest_of(float(server.shares[update.sender]))).blocks
+                    mask = Tree(task.layout, spread(blocks, update.parts["blocks"].tree().flat))
+                    yield update.parts["update"].tree(mask), mask.flat, update.weight
+                else:
+                    yield update.parts["update"].tree(), None, update.weight
+
+        all_ = None if sends_blocks else float(server.sizes.sum())
+        return replace(server, params=tree.add(server.params, indexed_mean(changes(), server.params, all_)))
+
+    def reply(server: PFedGateServer, client, round_):
+        return message(round_, {"model": dense(server.params)})
+
+    phases: tuple[Phase, ...] = (model.phase("train", "params", "gate"),)  # lines 7 and 8
+    if config.updates == "alternating":
+        phases = (model.phase("gate", "gate"), model.phase("model", "params"))
+    is_plain = config.deploy_gate == "stored" and not config.logits_relu
+    deploy, tune = model.deploy if is_plain else None, model.phase("tune", "gate")  # appendix H.1: the gate alone
+    server = ServerHalf(init_server, aggregate, reply, lambda server: server.params)
+    method = Method("pfedgate", init_client, receive, phases, finish, model.predict, cost, deploy, tune, server)
+    return replace(method, trait=lambda state: state.scores[0], transductive=config.deploy_gate == "transductive")

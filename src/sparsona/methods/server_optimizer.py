@@ -1,0 +1,64 @@
+"""What a server does with the mean of what clients send: take its place, or treat the way to it as a gradient.
+
+The pseudo-gradient is old - mean. `sgd` with a step of 1 is the plain mean, to the bit. `adam` is FedAdam as the
+partial-personalisation paper's authors have it: betas .9 and .999, eps 1e-8, bias corrected. Reddi et al. (ICLR 2021)
+have a tau of 1e-3 in place of eps, and no correction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from sparsona.core.tree import Tree, zeros_like
+from sparsona.methods.training import Positive, Training
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+BETAS, EPS = (0.9, 0.999), 1e-8
+
+
+class ServerStep(Training):
+    """Options of training where a server steps towards the mean."""
+
+    server_optimizer: Literal["sgd", "adam"] = Field("sgd", description="how the server steps towards the mean")
+    server_lr: Positive | None = Field(
+        None, description="the server's step; none: 1 (the mean) with sgd, .001 with adam"
+    )
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What Adam remembers: running means of the gradient and of its square, and how many steps it took."""
+
+    first: Tree
+    second: Tree
+    step: Tensor
+
+
+def begin_moments(config: ServerStep, params: Tree) -> tuple[Moments, ...]:
+    """What the optimizer remembers at first; nothing with sgd."""
+    if config.server_optimizer == "sgd":
+        return ()
+    zeros = zeros_like(params)
+    return (Moments(zeros, zeros, params.flat.new_zeros(()).double()),)
+
+
+def server_step(
+    config: ServerStep, old: Tree, mean: Tree, moments: tuple[Moments, ...]
+) -> tuple[Tree, tuple[Moments, ...]]:
+    """The server's next value, and what its optimizer remembers then."""
+    if not moments:
+        lr = 1.0 if config.server_lr is None else config.server_lr
+        return (mean if lr == 1.0 else old.like(old.flat.lerp(mean.flat, lr))), ()
+    lr = 1e-3 if config.server_lr is None else config.server_lr
+    (memory,) = moments
+    slope, step = old.flat - mean.flat, memory.step + 1
+    first = memory.first.flat.lerp(slope, 1 - BETAS[0])
+    second = memory.second.flat.lerp(slope.square(), 1 - BETAS[1])
+    size = (second / (1 - BETAS[1] ** step)).sqrt() + EPS
+    new = old.like(old.flat - lr * (first / (1 - BETAS[0] ** step)) / size)
+    return new, (Moments(old.like(first), old.like(second), step),)

@@ -1,0 +1,273 @@
+"""What travels and what stays, how a model may be split, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from sparsona import models, prepare
+from sparsona.core.errors import SparsonaError
+from sparsona.core.outline import Roles
+from sparsona.core.round import Client, Round
+from sparsona.core.seeds import Seeds
+from sparsona.core.task import Task
+from sparsona.core.tree import leaves
+from sparsona.data.batches import Examples, in_order
+from sparsona.engine.serial import Serial
+from sparsona.engine.stacked import Stacked
+from sparsona.engine.star import Star, received_work
+from sparsona.engine.turn import Tally, run_phase
+from sparsona.methods.averaging import weighted_mean
+from sparsona.methods.fedalt import FedAltConfig, fedalt
+from sparsona.methods.fedavg import FedAvgPartConfig, fedavg
+from sparsona.methods.server_optimizer import ServerStep, server_step
+from sparsona.wire.format import message_size
+
+TINY = {
+    "clients": 4,
+    "per_round": 2,
+    "rounds": 2,
+    "epochs": 1,
+    "batch_size": 16,
+    "data_rate": 0.3,
+    "executor": "serial",
+}
+
+
+class Adapted(nn.Module):
+    """A net with everything that can be personal."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.adapter = nn.Linear(64, 12), nn.LayerNorm(12), nn.Linear(12, 12)
+        self.last = nn.Linear(12, 10)
+        self.roles = Roles(
+            ("first.weight", "first.bias"),
+            ("last.weight", "last.bias"),
+            ("norm.weight", "norm.bias"),
+            ("adapter.weight", "adapter.bias"),
+        )
+
+    def forward(self, images):
+        x = self.first(images.flatten(1))
+        return self.last(self.norm((x + self.adapter(x)).tanh()))
+
+
+def setting_of(name, model=Adapted, **more):
+    """A string is the name of a network."""
+    return prepare.make_setting(prepare.make_config(name, {**TINY, **more}, model=model), None, model)
+
+
+def play(setting, make=Serial):
+    star = Star(setting, make(setting))
+    population, records = star.start(), []
+    for index in range(setting.plan.rounds):
+        population, record = star.play(population, index)
+        records.append(record)
+    return star, population, records
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        ("digits-cnn", {"personal": ""}, ["no part of the model is personal", "--personal output"]),
+        ("digits-cnn", {"personal": "ouput"}, ["'ouput'", "0.weight", "output"]),
+        ("digits-cnn", {"personal": "conv.*"}, ["'conv.*'", "9.bias"]),
+        ("digits-cnn", {"personal": "*"}, ["nothing would travel"]),
+        ("digits-cnn", {"personal": "adapter"}, ["no adapter", "resnet18:adapters=true", "transformer:adapters=16"]),
+        ("digits-cnn", {"personal": "norm"}, ["no norm"]),
+        ("cnn28", {"personal": "split"}, ["no split", "cnn28:split=true"]),
+        ("transformer", {"personal": "additive"}, ["tokens"]),
+        ("digits-cnn", {"updates": "simultaneous", "personal_epochs": 2, "epochs": 1}, ["personal_epochs"]),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_a_reason(model, options, words):
+    row, _ = models.read_spec(model)
+    with pytest.raises(SparsonaError) as caught:
+        fedalt(models.outline(model, row.input_shape, row.num_classes), FedAltConfig(**options))
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_an_additive_model_cannot_be_tuned_alone():
+    row, _ = models.read_spec("digits-cnn")
+    with pytest.raises(SparsonaError, match="use fedalt or fedsim"):
+        fedavg(models.outline("digits-cnn", row.input_shape, 10), FedAvgPartConfig(personal="additive"))
+
+
+@pytest.mark.parametrize(
+    ("model", "personal", "size"),
+    [
+        ("resnet18-emnist", "input", 704),
+        ("resnet18-emnist", "output", 31_806),
+        ("resnet18-emnist:adapters=true", "adapter", 1_408_128),  # with its norms, as the paper's table 7
+        ("transformer:adapters=16", "adapter", 71_808),
+        ("digits-cnn", "input,output", 160 + 650),
+        ("digits-cnn:split=true", "split", 160),
+        ("digits-cnn", ["*.bias"], 16 + 32 + 64 + 10),
+        ("digits-cnn", "additive", 650 + 1),
+        ("digits-cnn", "additive,output", 650 + 651),
+    ],
+)
+def test_how_much_stays(model, personal, size):
+    row, _ = models.read_spec(model)
+    outline = models.outline(model, row.input_shape, row.num_classes)
+    method = fedalt(outline, FedAltConfig(personal=personal))
+    cost = method.cost(outline.layout, Client(0, 10), Round(0, 1, 1.0, 8, Seeds(0)))
+    assert sum(part.num_values for part in cost.kept) == size
+    own = 651 if "additive" in personal else 0  # of a second model, which is not in the layout
+    assert sum(part.num_values for part in cost.down) == outline.layout.size - (size - own)
+
+
+def test_only_the_shared_part_travels_and_nobody_else_moves_the_personal_one():
+    setting = setting_of("fedalt", personal="adapter")
+    star, population, records = play(setting)
+    shared = ("first.weight", "first.bias", "last.weight", "last.bias")
+    update = setting.method.server.reply(population.server, setting.clients[0], setting.plan.round_at(2))
+    assert [part.layout.names for part in update.parts.values()] == [shared]
+    size = message_size(setting.method.cost(setting.task.layout, setting.clients[0], setting.plan.round_at(0)).down)
+    assert size < 4 * (64 * 12 + 12 + 12 * 10 + 10) + 400
+    assert {(turn.traffic.up, turn.traffic.down) for record in records for turn in record.turns} == {(size, size)}
+    start = setting.params.select(("norm.weight", "norm.bias", "adapter.weight", "adapter.bias"))
+    assert torch.equal(population.server.rest.flat, start.flat)  # which the server never learns
+    took_part = {turn.client for record in records for turn in record.turns}
+    assert set(population.states) == took_part
+    assert all(not torch.equal(state.personal.flat, start.flat) for state in population.states.values())
+    # Somebody's round changes the personal part of those who took part in it, and of nobody else.
+    after, record = star.play(population, 1)
+    for client in set(population.states) - {turn.client for turn in record.turns}:
+        assert after.states[client] is population.states[client]
+
+
+def test_part_tuning_leaves_the_shared_part_as_it_was():
+    setting = setting_of("fedavg-ft-part", personal="input,norm", tune_epochs=2, weight_decay=0.1, rounds=1)
+    star, population, _ = play(setting)
+    _, tuned = star.closing(population)
+    assert len(tuned) == 4
+    for work in tuned.values():
+        for name, value in population.server.params.items():
+            assert torch.equal(work.params[name], value) is not name.startswith(("first", "norm")), name
+
+
+def test_tuning_trains_the_personal_part_alone():
+    setting = setting_of("fedsim", tune_epochs=1, rounds=1)
+    star, population, _ = play(setting)
+    _, tuned = star.closing(population)
+    for client, work in tuned.items():
+        before = received_work(setting, population, client)
+        assert torch.equal(work.shared.flat, before.shared.flat)
+        assert not torch.equal(work.personal.flat, before.personal.flat)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fedalt", {"personal": "additive,norm", "additive_hidden": 5, "server_optimizer": "adam"}),
+        ("fedalt", {"personal": "adapter", "clip_norm": 0.5, "clip_stale": True, "pull": 0.1, "max_personal_steps": 2}),
+        ("fedsim", {"personal": "*.bias", "personal_lr": 0.3, "weight": "batches", "clip_norm": 0.5}),
+        ("fedsim", {"model": "digits-cnn:split=true", "personal": "split", "server_lr": 0.5}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_stacked_agrees_with_serial(name, options):
+    one, other = (play(setting_of(name, **options), make) for make in (Serial, Stacked))
+    for (path, value), (path2, value2) in zip(leaves(vars(one[1])), leaves(vars(other[1])), strict=True):
+        assert path == path2
+        torch.testing.assert_close(value, value2, rtol=0, atol=2e-5)
+    for turn, turn2 in zip(one[2][-1].turns, other[2][-1].turns, strict=True):
+        assert turn.tally.train_flops == turn2.tally.train_flops
+        setting = one[0].setting
+        cost = setting.method.cost(setting.task.layout, setting.clients[turn.client], setting.plan.round_at(0))
+        assert turn.tally.train_flops == cost.train_flops
+
+
+def test_a_mixture_of_two_models():
+    task = Task(Adapted, (1, 8, 8), 10)
+    method = fedalt(task, FedAltConfig(personal="additive", additive_hidden=3))
+    params, buffers = task.init(0)
+    state = method.init_client(params, buffers, Client(0, 5), Seeds(0).of(0))
+    assert torch.equal(
+        state.personal.flat, method.init_client(params, buffers, Client(1, 5), Seeds(0).of(1)).personal.flat
+    )
+    server = method.server.init(params, (), Seeds(0))
+    round_ = Round(0, 1, 1.0, 4, Seeds(0).at(0)).on(Client(0, 5))
+    work = method.receive(state, (method.server.reply(server, Client(0, 5), round_),), None, round_)
+    work.personal.flat.add_(0.3 * torch.randn(work.personal.flat.shape, generator=torch.Generator().manual_seed(0)))
+    images = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    of = {name.partition("/")[2]: value for name, value in work.personal.items()}
+    hidden = torch.relu(images.flatten(1) @ of["hidden.weight"].T + of["hidden.bias"])
+    own = torch.softmax(hidden @ of["weight"].T + of["bias"], -1)
+    shared = torch.softmax(task.forward(params, buffers, images, False)[0], -1)
+    theta = torch.sigmoid(of["theta"])
+    found = method.predict(work, images)
+    torch.testing.assert_close(found.exp(), theta * shared + (1 - theta) * own)
+    torch.testing.assert_close(found.exp().sum(-1), torch.ones(6))
+    assert method.deploy is None
+
+
+def test_a_personal_model_fits_the_residual_of_the_shared_one():
+    """Regression: y = 2x + 1 where the shared model says x; the personal one learns x + 1, and the shared one stays."""
+    line = nn.Linear(1, 1)
+    with torch.no_grad():
+        line.weight.fill_(1.0)
+        line.bias.fill_(0.0)
+    task = Task(line, (1,), 1, losses=lambda outputs, b: ((outputs - b.targets).square().sum(-1), b.weight))
+    task.is_regression = True
+    method = fedalt(task, FedAltConfig(personal="additive", lr=0.1, personal_epochs=60))
+    params, buffers = task.init(0)
+    client, round_ = Client(0, 8), Round(0, 1, 1.0, 4, Seeds(0).at(0))
+    x = torch.linspace(-1, 1, 8)[:, None]
+    server = method.server.init(params, (client,), Seeds(0))
+    state = method.init_client(params, buffers, client, Seeds(0).of(0))
+    assert "additive/theta" not in state.personal
+    work = method.receive(state, (method.server.reply(server, client, round_),), None, round_.on(client))
+    torch.testing.assert_close(method.predict(work, x), x)  # no opinion yet
+    work = run_phase(method.phases[0], work, task, Examples(x, 2 * x + 1), None, round_.on(client), Tally())
+    assert float(work.personal["additive/weight"]) == pytest.approx(1.0, abs=1e-3)
+    assert float(work.personal["additive/bias"]) == pytest.approx(1.0, abs=1e-3)
+    assert float(work.shared["weight"]) == 1.0
+
+
+def test_the_pull_is_the_squared_distance_without_a_half():
+    setting = setting_of("fedsim", pull=0.5)
+    _, population, _ = play(setting)
+    client = next(iter(population.states))
+    work = received_work(setting, population, client)
+    plain = setting_of("fedsim").method.phases[0].loss
+    batch = next(in_order(setting.federation.examples(client, "train"), 8))
+    distance = (work.personal.flat - setting.params.select(("last.weight", "last.bias")).flat).square().sum()
+    assert float(distance) > 0
+    without = plain(replace(work, start=()), batch)[0]
+    torch.testing.assert_close(setting.method.phases[0].loss(work, batch)[0], without + 0.5 * distance)
+
+
+@pytest.mark.parametrize(("weight", "wanted"), [("examples", 5), ("batches", 3), ("equal", 1)])
+def test_what_an_update_weighs_by(weight, wanted):
+    task = Task(Adapted, (1, 8, 8), 10)
+    method = fedalt(task, FedAltConfig(weight=weight))
+    params, buffers = task.init(0)
+    client, round_ = Client(0, 5), Round(0, 1, 1.0, 2, Seeds(0).at(0))
+    state = method.init_client(params, buffers, client, Seeds(0).of(0))
+    inbox = (method.server.reply(method.server.init(params, (client,), Seeds(0)), client, round_),)
+    work = method.receive(state, inbox, None, round_.on(client))
+    assert method.finish(state, work, inbox, None, round_.on(client))[1].weight == wanted
+
+
+def test_the_servers_plain_step_is_the_mean_to_the_bit():
+    params, _ = Task(Adapted, (1, 8, 8), 10).init(0)
+    other = params.like(params.flat * 1.7 + 0.1)
+    mean = weighted_mean([(params, 1.0), (other, 2.0)], otherwise=params)
+    assert server_step(ServerStep(), params, mean, ())[0] is mean
+    half, _ = server_step(ServerStep(server_lr=0.5), params, mean, ())
+    torch.testing.assert_close(half.flat, (params.flat + mean.flat) / 2)
+
+
+def test_presets_differ_as_the_docstring_says():
+    paper, authors = (prepare.make_config("fedalt", {"preset": name}) for name in ("paper", "authors"))
+    assert (paper.options["weight"], authors.options["weight"]) == ("equal", "batches")
+    assert (paper.options["max_personal_steps"], authors.options["max_personal_steps"]) == (None, 1000)
+    assert (paper.options["clip_stale"], authors.options["clip_stale"]) == (False, True)
+    assert paper.tune_epochs == authors.tune_epochs == 5
+    assert prepare.make_config("fedsim", {"preset": "paper"}).options["updates"] == "simultaneous"

@@ -1,0 +1,337 @@
+"""pFedGate keeps its promises: the budget in every batch, what is sent is what moved, predictions that stand alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import sparsona as sp
+from sparsona import methods, models, prepare
+from sparsona.core.errors import SparsonaError
+from sparsona.core.round import Client
+from sparsona.engine.serial import Serial
+from sparsona.engine.stacked import Stacked
+from sparsona.engine.star import Star, received_work
+from sparsona.engine.turn import client_turn
+from sparsona.methods.gated import cut, make_budget, select
+from sparsona.methods.gating import GatedModel
+from sparsona.methods.pfedgate import PFedGateConfig
+from sparsona.sparsity.blocks import spread
+
+COMMON = {"clients": 6, "per_round": 3, "rounds": 2, "batch_size": 16, "executor": "serial", "device": "cpu"}
+AUTHORS = methods.METHODS["pfedgate"].presets["authors"]
+
+
+def net():
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 20), nn.ReLU(), nn.Linear(20, 10))
+
+
+def setting_of(model=net, **more):
+    return prepare.make_setting(prepare.make_config("pfedgate", {**COMMON, **more}, model=model), None, model)
+
+
+def turn_of(setting, client=0):
+    """A client's first turn: what it sends, and the work it ends with."""
+    server = setting.method.server.init(setting.params, setting.clients, setting.plan.seeds)
+    round_ = setting.plan.round_at(0).on(setting.clients[client])
+    inbox = (setting.method.server.reply(server, setting.clients[client], round_),)
+    own = (setting.federation.examples(client, part) for part in ("train", "validation"))
+    return client_turn(setting.method, setting.task, setting.fresh_state(client), inbox, *own, round_)
+
+
+@pytest.fixture
+def selections(monkeypatch):
+    """What every batch kept (every example, where each has a model of its own), as rows of zeros and ones."""
+    seen = []
+    adapt, each = GatedModel.adapt, GatedModel.each
+
+    def watched_adapt(self, work, scores, weights):
+        params, kept = adapt(self, work, scores, weights)
+        if not torch._C._functorch.is_batchedtensor(kept):
+            seen.append((work, kept[None]))
+        return params, kept
+
+    def watched_each(self, work, *rest):
+        outputs, kept = each(self, work, *rest)
+        seen.append((work, kept))
+        return outputs, kept
+
+    monkeypatch.setattr(GatedModel, "adapt", watched_adapt)
+    monkeypatch.setattr(GatedModel, "each", watched_each)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"solver": "exact"},
+        {"greedy_by": "density", "paths": 2},
+        {"gating": "sample", "deploy_gate": "sample"},
+        {"gating": "client"},
+        {"updates": "alternating"},
+        {"blocks": "filter", "density": 0.7, "num_blocks": 10, "smallest": 0.1},
+        {"blocks": "channel", "density": 0.7, "smallest": 0.05},
+        {"equal_chunks": True, "density": 0.45},
+        {"budget": "flops"},
+        {"sigmoid": False, "pre_norm": False, "post_norm": False},
+    ],
+    ids=lambda more: "-".join(f"{key}={value}" for key, value in more.items()) or "default",
+)
+def test_the_budget_holds_in_every_batch(more, selections):
+    setting = setting_of(**{"density": 0.4, **more})
+    model = setting.method.phases[0].loss.__self__
+    _, update, _, _ = turn_of(setting)
+    assert len(selections) >= 3
+    for work, kept in selections:
+        blocks = model.of(work)[0].blocks
+        costs = torch.tensor(blocks.flops if more.get("budget") == "flops" else blocks.sizes)
+        spent = (kept * costs).sum(-1)
+        assert float(spent.max()) <= more.get("density", 0.4) * int(costs.sum())
+        assert float(kept[:, list(blocks.always)].min()) == 1
+        assert float(spent.min()) > 0.6 * more.get("density", 0.4) * int(costs.sum())  # and it is made use of
+    q = update.parts["update"].num_values / setting.task.layout.size
+    assert 0.2 <= q <= 1
+
+
+@pytest.mark.parametrize("capacity", [0.5, 0.1, 0.03])
+def test_mixed_capacities(capacity, selections):
+    """A client's budget is what it can hold; below s_min, its first blocks shrink with it."""
+    setting = setting_of(capacities=[0.9, capacity], density=0.6)
+    small = next(c for c in setting.clients if c.capacity == capacity)
+    large = next(c for c in setting.clients if c.capacity == 0.9)
+    for client, share in ((small, capacity), (large, 0.6)):
+        selections.clear()
+        turn_of(setting, client.index)
+        sizes = [
+            (kept @ torch.tensor(setting.method.phases[0].loss.__self__.of(work)[0].blocks.sizes).float()).max()
+            for work, kept in selections
+        ]
+        assert 0.5 * share < float(max(sizes)) / setting.task.layout.size <= share
+    star = Star(setting, Serial(setting))
+    population, record = star.play(star.start(), 0)  # the server reads what both kinds send
+    assert len(record.turns) == 3
+    assert len(star.evaluate(population, 1)) == 6
+
+
+@pytest.mark.parametrize(("density", "realised"), [(0.5, 0.432), (0.3, 0.242)])
+def test_the_authors_realised_density(density, realised):
+    """On CIFAR-10's network it does not depend on the scores, and is what the paper's table 1 prints as s'."""
+    layout = models.outline("pfedgate-cifar10", (3, 32, 32), 10).layout
+    options = {k: v for k, v in AUTHORS.items() if k not in ("batch_size", "epochs")}
+    config = PFedGateConfig(density=density, **options)
+    blocks = cut(layout, config, 0.2)
+    assert len(blocks) == 50
+    budget = make_budget(blocks, config, density, 0.2, torch.zeros(1))
+    random = torch.Generator().manual_seed(0)
+    for _ in range(5):
+        kept = select(budget, torch.rand(50, generator=random), config)
+        assert float(kept @ torch.tensor(blocks.sizes).float()) / layout.size == pytest.approx(realised, abs=6e-4)
+
+
+def test_the_authors_first_chunks_break_a_small_budget():
+    """A fifth of everything is never dropped and never paid for: with s = 0.1 the model in use is twice as large. The
+    paper's chunks hold it."""
+    layout, scores = models.outline("pfedgate-cifar10", (3, 32, 32), 10).layout, torch.linspace(0.1, 0.9, 50)
+    options = {k: v for k, v in AUTHORS.items() if k not in ("batch_size", "epochs")}
+    found = []
+    for more in (options, {}):
+        config = PFedGateConfig(density=0.1, **more)
+        blocks = cut(layout, config, 0.1)
+        budget = make_budget(blocks, config, 0.1, 0.1, torch.zeros(1))
+        kept = select(budget, scores[: len(blocks)], config)
+        found.append(float(kept @ torch.tensor(blocks.sizes).float()) / layout.size)
+    assert found[0] > 0.19
+    assert 0.09 < found[1] <= 0.1
+
+
+def test_what_is_sent_is_what_was_used_and_all_that_moved(selections):
+    setting = setting_of(density=0.4, epochs=2)
+    _, update, work, _ = turn_of(setting)
+    model = setting.method.phases[0].loss.__self__
+    used = torch.stack([kept[0] for _, kept in selections]).amax(0) > 0
+    assert torch.equal(update.parts["blocks"].tree().flat, used)
+    mask = spread(model.of(work)[0].blocks, used)
+    assert update.parts["update"].num_values == int(mask.sum()) < setting.task.layout.size
+    moved = work.params.flat != setting.params.flat
+    assert not bool((moved & ~mask).any())
+    assert float(moved.float().sum() / mask.sum()) > 0.8  # decay alone moves whatever is not zero
+    sent = update.parts["update"].tree(work.params.like(mask))
+    assert torch.equal(sent.flat, work.params.flat - setting.params.flat)
+
+
+def test_decay_everywhere_moves_what_nobody_used():
+    """The authors' way, and why their uploads are dense."""
+    _, update, work, _ = turn_of(setting := setting_of(density=0.4, steps="all", aggregation="dense"))
+    moved = work.params.flat != setting.params.flat
+    assert float(moved.float().mean()) > 0.95
+    assert set(update.parts) == {"update"}
+
+
+def predictions(setting, batches):
+    star = Star(setting, Serial(setting))
+    population = star.start()
+    for index in range(2):
+        population, _ = star.play(population, index)
+    work = received_work(setting, population, population.states and next(iter(population.states)))
+    inputs = setting.federation.examples(0, "train").inputs[:12]
+    return [torch.cat([setting.method.predict(work, some) for some in inputs.split(size)]) for size in batches]
+
+
+@pytest.mark.parametrize("deploy_gate", ["stored", "sample"])
+def test_rebatching_changes_no_prediction(deploy_gate):
+    whole, some, single = predictions(setting_of(deploy_gate=deploy_gate), (12, 5, 1))
+    torch.testing.assert_close(some, whole)
+    torch.testing.assert_close(single, whole)
+
+
+def test_transductive_predictions_depend_on_their_batch_and_are_labelled(tmp_path):
+    whole, single = predictions(setting_of(**AUTHORS), (12, 1))
+    assert float((whole - single).abs().max()) > 1e-3
+    for name, options in (("authors", {"preset": "authors"}), ("ours", {"epochs": 1, "density": 0.3})):
+        run = sp.train("pfedgate", out=tmp_path / name, **{**COMMON, "rounds": 1}, **options)
+        assert ("TRANSDUCTIVE" in run.protocol) == (name == "authors")
+        share = run.summary["bytes"]["upload_share"]  # q
+        assert share == 1 if name == "authors" else 0.3 < share < 1
+
+
+def test_the_stored_gate_is_the_mean_of_training():
+    setting = setting_of()
+    state, *_ = turn_of(setting)
+    model = setting.method.phases[0].loss.__self__
+    start = setting.fresh_state(0)
+    assert bool((start.scores == 0.9).all())
+    assert not torch.equal(state.scores, start.scores)
+    assert torch.equal(setting.method.trait(state), state.scores[0])
+    assert state.scores.shape == (2, len(model.cut(0.2).blocks))
+    assert float(state.scores.min()) > 0.6
+
+
+def test_tuning_moves_the_gate_alone():
+    setting = setting_of(tune_epochs=1, novel=1)
+    star = Star(setting, Serial(setting))
+    population, _ = star.play(star.start(), 0)
+    _, tuned = star.closing(population)
+    for client, work in tuned.items():
+        before = received_work(setting, population, client)
+        assert torch.equal(work.params.flat, before.params.flat)
+        assert not torch.equal(work.gate.flat, before.gate.flat)
+
+
+def test_alternating_trains_the_gate_and_then_the_model():
+    setting = setting_of(updates="alternating")
+    gate, model = setting.method.phases
+    assert (gate.trains, model.trains) == (("gate",), ("params",))
+    _, _, work, tally = turn_of(setting)
+    assert not torch.equal(work.params.flat, setting.params.flat)
+    cost = setting.method.cost(setting.task.layout, setting.clients[0], setting.plan.round_at(0))
+    assert tally.train_flops == cost.train_flops
+
+
+def test_client_wise_gates_look_at_the_mean_input():
+    setting = setting_of(gating="client")
+    _, _, work, tally = turn_of(setting)
+    expected = setting.federation.examples(0, "train").inputs.mean(0)
+    torch.testing.assert_close(work.pooled, expected)
+    cost = setting.method.cost(setting.task.layout, setting.clients[0], setting.plan.round_at(0))
+    assert (
+        tally.search_flops
+        == cost.search_flops
+        == len(setting.federation.examples(0, "train").targets) * (setting.task.layout.forward_flops())
+    )
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"preset": "authors", "batch_size": 16},
+        {"preset": "paper", "batch_size": 16},
+        {"gating": "client", "updates": "alternating"},
+        {"solver": "exact", "capacities": [0.5, 0.1]},
+    ],
+    ids=["authors", "paper", "client-alternating", "exact-mixed"],
+)
+def test_many_clients_at_once(more):
+    """Stacked, clients of unequal size are padded: it changes neither what they send nor their results."""
+
+    def smooth():
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
+
+    found = []
+    for executor in (Serial, Stacked):
+        setting = setting_of(smooth, **more, points=["trained"], rounds=1)
+        star = Star(setting, executor(setting))
+        population, record = star.play(star.start(), 0)
+        found.append((population.server.params.flat, record.turns, record.evaluations))
+    (one, turns, tested), (other, turns2, tested2) = found
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+    assert [turn.traffic for turn in turns] == [turn.traffic for turn in turns2]
+    assert [e.loss for e in tested] == pytest.approx([e.loss for e in tested2], rel=1e-3)
+
+
+@pytest.mark.parametrize("blocks", ["filter", "channel"])
+def test_what_is_left_out_of_the_computation_changes_nothing(blocks):
+    """Compact, dropped filters are not computed: the same training, and the same predictions, within rounding."""
+    options = {"blocks": blocks, "density": 0.7, "num_blocks": 8, "smallest": 0.1, "straight_through": "kept"}
+    found = []
+    for compute in ("masked", "compact"):
+        setting = setting_of(**options, compute=compute)
+        _, update, work, _ = turn_of(setting)
+        outputs = setting.method.predict(work, setting.federation.examples(0, "test").inputs)
+        params, _ = setting.method.deploy(work)
+        found.append((update.parts["blocks"].tree().flat, work.params.flat, work.gate.flat, outputs, params.flat))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+    assert 0 in found[0][4]
+
+
+def test_latencies_from_a_file(tmp_path):
+    layout = setting_of().task.layout
+    path = tmp_path / "times.json"
+    path.write_text(json.dumps({slot.name: float(place + 1) for place, slot in enumerate(layout.slots)}))
+    setting = setting_of(budget=f"latency:{path}", density=0.3)
+    _, update, _, _ = turn_of(setting)
+    assert update.parts["update"].num_values > 0
+    path.write_text("{}")
+    with pytest.raises(SparsonaError, match="no latencies"):
+        turn_of(setting_of(budget=f"latency:{path}"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"split_budget": True}, "split_budget with equal_chunks"),
+        ({"steps": "all"}, "what moves must be what is sent"),
+        ({"gating": "client", "deploy_gate": "sample"}, "never seen a single input"),
+        ({"budget": "energy"}, "latency:FILE"),
+        ({"compute": "compact"}, "has no gradient"),
+    ],
+)
+def test_bad_combinations_are_refused(options, said):
+    with pytest.raises(SparsonaError, match=said):
+        prepare.make_config("pfedgate", options)
+
+
+def test_bad_models_are_refused():
+    def normed():
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+
+    with pytest.raises(SparsonaError, match="BatchNorm"):
+        setting_of(normed, gating="sample")
+    with pytest.raises(SparsonaError, match="always used"):
+        turn_of(setting_of(blocks="filter", density=0.01))
+    task = setting_of().task
+    task.tokens = True
+    with pytest.raises(SparsonaError, match="on text"):
+        methods.factory("pfedgate")[0](task, PFedGateConfig())
+
+
+def test_cost_is_a_bound_by_capacity():
+    setting = setting_of()
+    dense = 3 * setting.task.layout.forward_flops()
+    costs = [setting.method.cost(setting.task.layout, Client(0, 10, c), setting.plan.round_at(0)) for c in (1.0, 0.1)]
+    assert costs[1].train_flops < costs[0].train_flops
+    assert costs[1].infer_flops < 0.5 * dense / 3
