@@ -60,6 +60,11 @@ VARIANTS = {
         {"pre_norm": False, "post_norm": False, "sigmoid": False, "gate_lr": 0.05, "seed": 4},
         {"pre_norm": False, "post_norm": False, "sigmoid": False, "rate_phi": 0.05},
     ),
+    "filters": ({"blocks": "filter", "density": 0.6}, {"filters": True}),
+    "filters, those dropped not computed": (
+        {"blocks": "filter", "compute": "compact", "straight_through": "kept", "density": 0.6},
+        {"filters": True, "straight_through": "authors"},
+    ),
     "authors": ({"preset": "authors", "gate_lr": 4.0}, {**AUTHORS, "rate_phi": 4.0}),
     "authors, s = 0.3": (
         {"preset": "authors", "density": 0.3, "paths": 2, "gate_lr": 4.0},
@@ -86,7 +91,7 @@ class Problem:
 
     def __init__(self, setting, options, words):
         words = {**SGD, **words}
-        self.relu = words.pop("relu", False)
+        self.relu, self.filters = words.pop("relu", False), words.pop("filters", False)
         self.rate_phi = words.pop("rate_phi", RUN["gate_lr"])
         self.words, self.setting, self.draws = words, setting, Draws(setting)
         self.loss = mlp_by_hand.cross_entropy_of_relu if self.relu else mlp_by_hand.cross_entropy
@@ -102,6 +107,8 @@ class Problem:
         return min(0.2, self.budget(k))
 
     def blocks(self, k):
+        if self.filters:
+            return paper.Filters(self.shapes, LAYERS, self.factor, self.s_min(k))
         return paper.Blocks(self.shapes, LINEAR, self.factor, self.s_min(k), self.words.get("selection", "paper"))
 
     def amount(self, k):

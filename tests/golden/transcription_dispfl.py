@@ -51,13 +51,14 @@ def train(w, mask, gradient, batches, rate, weight_decay, max_norm):
     return w, lengths
 
 
-def search(weight, mask, alpha, gradient=None, ranks=None):
+def search(weight, mask, alpha, score):
     """Algorithm 2 for one tensor: the next mask, and the edges at which its two choices were made.
 
-    Regrows by |gradient|, or, in its absence, the inactive positions at `ranks(how many there are, how many to grow)`.
+    Regrows where |score| is largest: the gradient, or, where chance decides, a random number for each position.
     """
     m = [bool(value) for value in mask.flatten().tolist()]
     w = [abs(value) for value in weight.flatten().tolist()]
+    g = [abs(value) for value in score.flatten().tolist()]
     active = sorted((i for i in range(len(m)) if m[i]), key=lambda i: w[i])
     number = math.ceil(alpha * len(active))
     if len(active) == len(m):
@@ -65,18 +66,12 @@ def search(weight, mask, alpha, gradient=None, ranks=None):
     pruned, kept = active[:number], active[number:]
     for i in pruned:
         m[i] = False
-    inactive = [i for i in range(len(m)) if not m[i]]
-    if gradient is None:
-        grown = [inactive[rank] for rank in ranks(len(inactive), number)]
-        grow_edge = None
-    else:
-        g = [abs(value) for value in gradient.flatten().tolist()]
-        order = sorted(inactive, key=lambda i: -g[i])
-        grown, left_out = order[:number], order[number:]
-        grow_edge = (g[left_out[0]], g[grown[-1]]) if grown and left_out else None
+    order = sorted((i for i in range(len(m)) if not m[i]), key=lambda i: -g[i])
+    grown, left_out = order[:number], order[number:]
     for i in grown:
         m[i] = True
     prune_edge = (w[pruned[-1]], w[kept[0]]) if pruned and kept else None
+    grow_edge = (g[left_out[0]], g[grown[-1]]) if grown and left_out else None
     return torch.tensor(m).reshape(mask.shape), prune_edge, grow_edge
 
 
@@ -86,7 +81,7 @@ def dispfl(
     heard,
     batches,
     probe,
-    ranks,
+    chance,
     gradient,
     *,
     rounds,
@@ -101,8 +96,9 @@ def dispfl(
 ):
     """Algorithm 1: yields (all w_{k,t+1}, all m_{k,t+1}, all m_{k,t}, a diary) after each round t.
 
-    heard(t, k) are those whose models reach client k; batches(t, k) and probe(t, k) the data it meets; ranks(t, k) says
-    how one tensor after another regrows where chance decides. w_0 is common: a client starts with w_0 inside its mask.
+    heard(t, k) are those whose models reach client k; batches(t, k) and probe(t, k) the data it meets; chance(t, k) a
+    random number for each position, by which masks regrow where chance decides. w_0 is common: a client starts with w_0
+    inside its mask.
     """
     masks = {k: dict(mask) for k, mask in masks_0.items()}
     used = masks
@@ -115,12 +111,10 @@ def dispfl(
             trained, lengths = train(
                 mixed, masks[k], gradient, batches(t, k), rate * rate_decay**t, weight_decay, max_norm
             )
-            g = gradient(trained, *probe(t, k)) if regrowth == "gradient" else None
-            draw = ranks(t, k) if regrowth == "random" else None
+            g = gradient(trained, *probe(t, k)) if regrowth == "gradient" else chance(t, k)
             next_masks[k], edges = {}, {}
             for name in trained:
-                score = None if g is None else g[name]
-                next_masks[k][name], *edges[name] = search(trained[name], masks[k][name], alpha, score, draw)
+                next_masks[k][name], *edges[name] = search(trained[name], masks[k][name], alpha, g[name])
             after[k] = trained
             diary[k] = {"mixed": mixed, "lengths": lengths, "g": g, "edges": edges, "alpha": alpha}
         used, masks, weights = masks, next_masks, after

@@ -95,24 +95,48 @@ def split(size, factor, s_min, selection):
 
 
 class Blocks:
-    """All blocks of a model: (tensor, begin, end), which are first in their tensor, which are of linear layers."""
+    """All blocks of a model: their places (tensor, begin, end), which are never dropped, which are of linear layers."""
 
     def __init__(self, shapes, linear, factor, s_min, selection):
-        self.places, self.first, self.linear = [], [], []
+        self.places, self.sizes, self.first, self.linear = [], [], [], []
         for name, shape in shapes.items():
             for begin, end, is_first in split(math.prod(shape), factor, s_min, selection):
-                self.places.append((name, begin, end))
-                self.first.append(is_first)
-                self.linear.append(name in linear)
-        self.sizes = [end - begin for _, begin, end in self.places]
-        self.total = sum(self.sizes)
+                self.add([(name, begin, end)], is_first, name in linear)
+
+    def add(self, places, is_first, is_linear):
+        self.places.append(places)
+        self.sizes.append(sum(end - begin for _, begin, end in places))
+        self.first.append(is_first)
+        self.linear.append(is_linear)
+
+    @property
+    def total(self):
+        return sum(self.sizes)
 
     def spread(self, values, like):
         """One value per block becomes one per entry."""
         result = {name: torch.zeros(tensor.numel(), dtype=torch.float64) for name, tensor in like.items()}
-        for value, (name, begin, end) in zip(values, self.places, strict=True):
-            result[name][begin:end] = float(value)
+        for value, places in zip(values, self.places, strict=True):
+            for name, begin, end in places:
+                result[name][begin:end] = float(value)
         return {name: flat.reshape(like[name].shape) for name, flat in result.items()}
+
+
+class Filters(Blocks):
+    """Blocks filter by filter: rows of a layer's weight with their entries of the bias, cut as entries are otherwise.
+
+    One row at least is never dropped, and of the last layer none: its rows are the classes.
+    """
+
+    def __init__(self, shapes, layers, factor, s_min):
+        self.places, self.sizes, self.first, self.linear = [], [], [], []
+        for weight, bias in layers[:-1]:
+            rows, width = shapes[weight][0], math.prod(shapes[weight][1:])
+            least = max(math.floor(Fraction(str(s_min)) * rows), 1)
+            for begin, end, is_first in split(rows, factor, Fraction(least, rows), "paper"):
+                self.add([(weight, begin * width, end * width), (bias, begin, end)], is_first, False)
+        for name in layers[-1]:
+            self.add([(name, 0, math.prod(shapes[name]))], True, False)
 
 
 def greedy(scores, sizes, budget):
@@ -170,7 +194,8 @@ def select(scores, blocks, s, s_min, selection, solver):
             for place in chosen:
                 keep[group[place]] = 1
         return keep, margin
-    budget = share * blocks.total - sum(size for size, first in zip(blocks.sizes, blocks.first, strict=True) if first)
+    always = sum(size for size, first in zip(blocks.sizes, blocks.first, strict=True) if first)
+    budget = math.floor(share * blocks.total) - always
     chosen, margin = solver([scores[i] for i in free], [blocks.sizes[i] for i in free], budget)
     for place in chosen:
         keep[free[place]] = 1
@@ -188,7 +213,9 @@ def adapt(theta, scale, blocks):
 
 
 def block_sums(products, blocks):
-    return torch.stack([products[name].flatten()[begin:end].sum() for name, begin, end in blocks.places])
+    return torch.stack(
+        [sum(products[name].flatten()[begin:end].sum() for name, begin, end in places) for places in blocks.places]
+    )
 
 
 def gradients(theta, phi, buffers, x, y, model_gradient, blocks, budget, s_min, options, pooled=None):
@@ -357,13 +384,15 @@ def aggregate(theta, uploads, local, amount, everybody, aggregation):
             result[name] = sum(amount(k) / total * (local[k][name] if k in local else theta[name]) for k in everybody)
             continue
         assert aggregation == "index"
-        change = torch.zeros_like(theta[name]).flatten()
-        for place in range(change.numel()):
-            holders = [k for k in uploads if uploads[k][1][name].flatten()[place]]
+        sent = {
+            k: (change[name].flatten().tolist(), mask[name].flatten().tolist()) for k, (change, mask) in uploads.items()
+        }
+        changes = []
+        for place in range(theta[name].numel()):
+            holders = [k for k in sent if sent[k][1][place]]
             total = sum(amount(k) for k in holders)
-            for k in holders:
-                change[place] += amount(k) / total * uploads[k][0][name].flatten()[place]
-        result[name] = theta[name] + change.reshape(theta[name].shape)
+            changes.append(sum(amount(k) / total * sent[k][0][place] for k in holders))
+        result[name] = theta[name] + torch.tensor(changes, dtype=torch.float64).reshape(theta[name].shape)
     return result
 
 
