@@ -50,6 +50,8 @@ def make_config(
     as_published = dict(methods.preset(row, str(chosen["preset"]))) if chosen.get("preset") else {}
     if chosen.get("lr_schedule", "decay") != "decay":
         as_published.pop("lr_decay", None)  # the person's schedule in place of the published one
+    elif "lr_decay" in chosen:
+        as_published.pop("lr_schedule", None)
     run_options, method_options, mistakes = configs.split_options({**as_published, **chosen}, keys, name)
     if (schedule := run_options.get("lr_schedule", "decay")) != "decay":
         if "lr_decay" in run_options:

@@ -12,14 +12,14 @@ import pytest
 import torch
 import transcription_dispfl as paper
 from product_run import CLIENTS, LAYERS, Draws, Recorder, distance, exact, make_setting, network
-from sparsona.engine.gossip import Gossip
-from sparsona.engine.graphs import read_graph, senders
-from sparsona.engine.rounds import received_work
 from test_fedspa_transcription import erk_counts, uniform_counts
 from torch.nn import functional as F
 
 from sparsona import prepare
+from sparsona.engine.gossip import Gossip
+from sparsona.engine.graphs import read_graph, senders
 from sparsona.engine.plan import participation
+from sparsona.engine.rounds import received_work
 from sparsona.sparsity.evolve import random_scores
 from sparsona.wire.codec import decode
 

@@ -30,4 +30,5 @@ class Outline:
     mixes_examples: bool = False
     draws_noise: bool = False
     takes_tokens: bool = False
+    is_regression: bool = False
     uncounted: tuple[str, ...] = ()  # matrices whose FLOPs are not known

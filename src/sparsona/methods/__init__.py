@@ -39,6 +39,7 @@ _PARTIAL: Mapping[str, Mapping[str, Any]] = {
 }
 PFEDGATE_AUTHORS = {
     "batch_size": 128,
+    "lr_schedule": "steps:0.75",
     "epochs": 1,
     "gate_start": 0.5,
     "equal_chunks": True,
@@ -158,6 +159,7 @@ METHODS = {
             presets={
                 "paper": {
                     "batch_size": 128,
+                    "lr_schedule": "constant",
                     "epochs": 1,
                     "gate_start": 0.5,
                     "paths": 2,

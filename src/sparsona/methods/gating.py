@@ -111,6 +111,9 @@ class GatedModel:
         outputs, buffers = self.task.forward(params, work.buffers.model, inputs, noise is not None, noise)
         return outputs, buffers, kept
 
+    def _floored(self, scores: Tensor, smallest: float) -> Tensor:
+        return scores.clamp(min=smallest) if self.config.floors_scores else scores
+
     def answer(self, outputs: Tensor) -> Tensor:
         return outputs.relu() if self.config.logits_relu else outputs
 
@@ -138,11 +141,9 @@ class GatedModel:
         counts = batch.weight.new_ones(1) if config.gating == "client" else batch.weight
         seen = (work.pooled[None],) if config.gating == "client" else (batch.inputs, counts)
         scores, weights, statistics = here.form.scores(work.gate, traces.gate, *seen)  # Algorithm 1 line 5
-        if config.floors_scores:
-            scores = scores.clamp(min=smallest)
-        means = torch.stack([weighted_mean(scores, counts), weighted_mean(weights, counts)])
+        means = torch.stack([self._floored(weighted_mean(scores, counts), smallest), weighted_mean(weights, counts)])
         if config.gating == "sample":
-            outputs, kept = self.each(work, batch.inputs, scores, weights, batch.noise)
+            outputs, kept = self.each(work, batch.inputs, self._floored(scores, smallest), weights, batch.noise)
             kept, buffers = (kept * (batch.weight > 0).unsqueeze(1)).amax(0), traces.model
         else:
             outputs, buffers, kept = self.run(work, means[0], means[1], batch.inputs, batch.noise)  # line 6
@@ -151,7 +152,7 @@ class GatedModel:
             buffers,
             statistics,
             kept,
-            torch.maximum(traces.used, kept),
+            traces.used,
             traces.scores + examples * means.detach(),
             traces.examples + examples,
         )
@@ -162,6 +163,8 @@ class GatedModel:
         config, (of_model, of_gate) = self.config, work.momenta
         params, gate = work.params, work.gate
         if "params" in grads:
+            # Here and not in the loss: a pass that trains the gate alone moves no block, and has none to send.
+            work = replace(work, buffers=replace(work.buffers, used=work.buffers.used.maximum(work.buffers.kept)))
             used = spread(self.of(work)[0].blocks, work.buffers.kept) if config.steps == "used" else None
             lr = config.lr * tick.lr_scale
             params, of_model = momentum_step(params, of_model, grads["params"], lr, config, used)
@@ -218,11 +221,10 @@ class GatedModel:
             return self.answer(self.run(work, stored[0], stored[1], inputs)[0])
         here, _, smallest = self.of(work)
         scores, weights, _ = here.form.scores(work.gate, work.buffers.gate, inputs)
-        if self.config.floors_scores:
-            scores = scores.clamp(min=smallest)
         if self.config.deploy_gate == "sample":
-            return self.answer(self.each(work, inputs, scores, weights, None)[0])
-        return self.answer(self.run(work, scores.mean(0), weights.mean(0), inputs)[0])  # by the test batch
+            return self.answer(self.each(work, inputs, self._floored(scores, smallest), weights, None)[0])
+        # By the test batch, whose mean is cut off and not each example.
+        return self.answer(self.run(work, self._floored(scores.mean(0), smallest), weights.mean(0), inputs)[0])
 
     def cost(self, client: Client, share: float, smallest: float, phases: tuple[Phase, ...]) -> Cost:
         """A turn, at most: training decides which blocks are used, and so what is sent."""
