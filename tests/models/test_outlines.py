@@ -35,6 +35,8 @@ WITH_OPTIONS = [
     ("resnet18:dropout=0.5", (1, 4, 4), 3),
     ("digits-cnn:split=true", (2, 7, 8), 5),
     ("cnn28:split=true", (1, 28, 31), 10),
+    ("cnn28:split=true,adapters=true", (1, 28, 28), 10),
+    ("pfedgate-cifar10:adapters=true", (3, 32, 32), 10),
     ("transformer:adapters=16,dropout=0.1", (20,), 50),
     ("transformer:adapters=64,adapter_form=authors", (7,), 30),
 ]
@@ -140,6 +142,7 @@ def test_rows_say_what_is_so(row):
         ("vgg11", {"input": 1_792, "output": 5_130, "norm": 5_504, "adapter": 0}),
         ("lenet5", {"input": 520, "output": 13_026, "norm": 0}),
         ("digits-cnn:split=true", {"input": 320, "output": 650, "split": 160, "norm": 0}),
+        ("pfedgate-cifar10:adapters=true", {"input": 2432, "output": 850, "adapter": 5120, "norm": 0}),
     ],
 )
 def test_counts_by_role(spec, counts):

@@ -26,6 +26,8 @@ from sparsona.engine.stacking import Template, over_clients, where_kept
 from sparsona.engine.turn import are_finite, call, phase_flops, record_phase, take_step
 
 ByMeaning = dict[Hashable, Program]
+# Steps of one client that are worth a compiler's time, and what part of such a step each client of a stack takes.
+WORTH_COMPILING, STACKED_STEP = 50_000, 0.2
 
 
 def meaning(phase: Phase) -> Hashable:
@@ -127,8 +129,18 @@ class Lane:
         name = meaning(self._phase)
         if name not in kept:
             products = None if self._stacked is None else as_products(self._stacked)
-            kept[name] = compile_program(function, self._inputs(), products)
+            kept[name] = compile_program(function, self._inputs(), products, compiles=self._is_worth_compiling)
         return kept[name]
+
+    @property
+    def _is_worth_compiling(self) -> bool:
+        """Whether a run has so many steps that they make up for half a minute of a compiler's time. Asked of the plan:
+        a run that is resumed does as it did before."""
+        plan, clients = self._setting.plan, self._setting.clients
+        trained = len(clients) if plan.everyone_trains else plan.per_round
+        batches = sum(-(-client.num_examples // self._size) for client in clients) / len(clients)
+        steps = plan.rounds * trained * self._phase.epochs * batches
+        return steps * (1 if self._stacked is None else STACKED_STEP) >= WORTH_COMPILING
 
     def _advance(self) -> None:
         """All steps on one batch, on this lane's memory."""
@@ -149,7 +161,7 @@ class Lane:
         if self._setting.device.type != "cuda":
             return Captured(self._advance, self._setting.device)
         with self._setting.clock.measure(f"{START}compile"):
-            if meaning(self._phase) not in self._programs.steps:
+            if self._is_worth_compiling and meaning(self._phase) not in self._programs.steps:
                 self._programs.tell("compiling, kept for later runs")
             self._program(self._programs.steps, self._take)
             if self._phase.after_batch is not None:

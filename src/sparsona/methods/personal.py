@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ROLES = ("input", "output", "norm", "adapter", "split")
 ADDITIVE = "additive"
-WITH_ADAPTERS = "--model resnet18:adapters=true (any resnet18), or transformer:adapters=16"
+WITH_ADAPTERS = "--model resnet18:adapters=true (also digits-cnn, cnn28, pfedgate-cifar10), or transformer:adapters=16"
 WITH_SPLIT = "--model digits-cnn:split=true, or cnn28:split=true"
 
 

@@ -33,8 +33,12 @@ class ModelCard:
     options: Mapping[str, Option] = field(default_factory=dict)
 
 
-_SPLIT = {
-    "split": Option(False, "two first layers, for upper and lower rows; `--personal split` keeps one", (False, True))
+_CNN_ADAPTERS = {
+    "adapters": Option(False, "a residual adapter, x + conv1x1(x), after each pooling", (False, True)),
+}
+_SMALL_CNN = {
+    **_CNN_ADAPTERS,
+    "split": Option(False, "two first layers, for upper and lower rows; `--personal split` keeps one", (False, True)),
 }
 _RESNET = {
     "groups": Option(32, "groups of each GroupNorm: 32, or by width 64, 128, 256, 512 -> 8, 8, 16, 32", (32, "width")),
@@ -68,7 +72,7 @@ MODELS = {
             "digits_cnn",
             (1, 8, 8),
             10,
-            _SPLIT,
+            _SMALL_CNN,
         ),
         ModelCard(
             "mlp",
@@ -92,7 +96,7 @@ MODELS = {
             "cnn28",
             (1, 28, 28),
             10,
-            _SPLIT,
+            _SMALL_CNN,
         ),
         ModelCard(
             "lenet5",
@@ -173,6 +177,7 @@ MODELS = {
             "pfedgate_two_hidden",
             (3, 32, 32),
             10,
+            _CNN_ADAPTERS,
         ),
         ModelCard(
             "pfedgate-cifar100",

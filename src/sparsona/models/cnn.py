@@ -5,17 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sparsona.models.outlines import split_roles, split_rows
+from sparsona.models.outlines import cnn_roles, split_rows
 
 
-def digits_cnn(input_shape: tuple[int, ...], num_classes: int, split: bool = False) -> nn.Module:
+def digits_cnn(
+    input_shape: tuple[int, ...], num_classes: int, split: bool = False, adapters: bool = False
+) -> nn.Module:
     """Two padded 3x3 convolutions, then two linear layers."""
-    return _conv_net(input_shape, num_classes, channels=(16, 32), hidden=(64,), kernel=3, padding=1, split=split)
+    return _conv_net(
+        input_shape, num_classes, channels=(16, 32), hidden=(64,), kernel=3, padding=1, split=split, adapters=adapters
+    )
 
 
-def cnn28(input_shape: tuple[int, ...], num_classes: int, split: bool = False) -> nn.Module:
+def cnn28(input_shape: tuple[int, ...], num_classes: int, split: bool = False, adapters: bool = False) -> nn.Module:
     """46,730 parameters for one channel of 28x28 and 10 classes."""
-    return _conv_net(input_shape, num_classes, channels=(16, 32), hidden=(64,), split=split)
+    return _conv_net(input_shape, num_classes, channels=(16, 32), hidden=(64,), split=split, adapters=adapters)
 
 
 def lenet5(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -28,9 +32,9 @@ def pfedgate_one_hidden(input_shape: tuple[int, ...], num_classes: int) -> nn.Mo
     return _conv_net(input_shape, num_classes, channels=(32, 64), hidden=(2048,))
 
 
-def pfedgate_two_hidden(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+def pfedgate_two_hidden(input_shape: tuple[int, ...], num_classes: int, adapters: bool = False) -> nn.Module:
     """pFedGate's network for CIFAR-10: 256,830 parameters."""
-    return _conv_net(input_shape, num_classes, channels=(32, 64), hidden=(120, 84))
+    return _conv_net(input_shape, num_classes, channels=(32, 64), hidden=(120, 84), adapters=adapters)
 
 
 def _conv_net(
@@ -41,6 +45,7 @@ def _conv_net(
     kernel: int = 5,
     padding: int = 0,
     split: bool = False,
+    adapters: bool = False,
 ) -> nn.Module:
     inputs, height, width = input_shape
     layers: list[nn.Module] = []
@@ -50,7 +55,7 @@ def _conv_net(
             layer = SplitInput(layer, nn.Conv2d(inputs, outputs, kernel, padding=padding), split_rows(height)[0])
             height += 2 * padding - kernel + 1  # each of the two loses its own edges
         # The largest of four, then ReLU: the same numbers and gradients as the other way round, on a quarter of them.
-        layers += [layer, nn.MaxPool2d(2), nn.ReLU()]
+        layers += [layer, AdaptedPool(outputs) if adapters else nn.MaxPool2d(2), nn.ReLU()]
         height, width = ((side + 2 * padding - kernel + 1) // 2 for side in (height, width))
         inputs = outputs
     layers.append(nn.Flatten())
@@ -59,8 +64,7 @@ def _conv_net(
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         inputs = outputs
     net = nn.Sequential(*layers, nn.Linear(inputs, num_classes))
-    if split:
-        net.roles = split_roles(tuple(name for name, _ in net.named_parameters()))  # type: ignore[assignment]
+    net.roles = cnn_roles(tuple(name for name, _ in net.named_parameters()))  # type: ignore[assignment]
     return net
 
 
@@ -75,3 +79,18 @@ class SplitInput(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         upper, lower = images.split((self.rows, images.shape[2] - self.rows), dim=2)
         return torch.cat((self.upper(upper), self.lower(lower)), dim=2)
+
+
+class AdaptedPool(nn.Module):
+    """Pooling, and a residual adapter of what is left: x + conv1x1(x), nearly the identity at first. In the place of
+    plain pooling, so that all other layers have the same names with and without adapters."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.pool = nn.MaxPool2d(2)
+        self.adapter = nn.Conv2d(width, width, 1, bias=False)
+        nn.init.normal_(self.adapter.weight, std=1e-4)  # as in the paper's residual adapters
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.pool(images)
+        return x + self.adapter(x)

@@ -15,12 +15,14 @@ class TooSmallError(Exception):
     """Nothing is left of an image after this many layers."""
 
 
-def digits_cnn(input_shape: tuple[int, ...], num_classes: int, split: bool = False) -> Outline:
-    return _conv_net(input_shape, num_classes, channels=(16, 32), hidden=(64,), kernel=3, padding=1, split=split)
+def digits_cnn(input_shape: tuple[int, ...], num_classes: int, split: bool = False, adapters: bool = False) -> Outline:
+    return _conv_net(
+        input_shape, num_classes, channels=(16, 32), hidden=(64,), kernel=3, padding=1, split=split, adapters=adapters
+    )
 
 
-def cnn28(input_shape: tuple[int, ...], num_classes: int, split: bool = False) -> Outline:
-    return _conv_net(input_shape, num_classes, channels=(16, 32), hidden=(64,), split=split)
+def cnn28(input_shape: tuple[int, ...], num_classes: int, split: bool = False, adapters: bool = False) -> Outline:
+    return _conv_net(input_shape, num_classes, channels=(16, 32), hidden=(64,), split=split, adapters=adapters)
 
 
 def lenet5(input_shape: tuple[int, ...], num_classes: int) -> Outline:
@@ -31,8 +33,8 @@ def pfedgate_one_hidden(input_shape: tuple[int, ...], num_classes: int) -> Outli
     return _conv_net(input_shape, num_classes, channels=(32, 64), hidden=(2048,))
 
 
-def pfedgate_two_hidden(input_shape: tuple[int, ...], num_classes: int) -> Outline:
-    return _conv_net(input_shape, num_classes, channels=(32, 64), hidden=(120, 84))
+def pfedgate_two_hidden(input_shape: tuple[int, ...], num_classes: int, adapters: bool = False) -> Outline:
+    return _conv_net(input_shape, num_classes, channels=(32, 64), hidden=(120, 84), adapters=adapters)
 
 
 def _conv_net(
@@ -43,6 +45,7 @@ def _conv_net(
     kernel: int = 5,
     padding: int = 0,
     split: bool = False,
+    adapters: bool = False,
 ) -> Outline:
     inputs, side = input_shape[0], _side(input_shape)
     slots: list[Slot] = []
@@ -56,13 +59,15 @@ def _conv_net(
         else:
             side = _shrunk(side, kernel, padding=padding)
             slots += _conv(f"{place}", inputs, outputs, kernel, side, bias=True)
-        side, inputs, place = _shrunk(side, 2, stride=2), outputs, place + 3
+        side = _shrunk(side, 2, stride=2)
+        if adapters:
+            slots += _conv(f"{place + 1}.adapter", outputs, outputs, 1, side)
+        inputs, place = outputs, place + 3
     inputs, place = inputs * side[0] * side[1], place + 1
     for outputs in (*hidden, num_classes):
         slots += _linear(f"{place}", inputs, outputs)
         inputs, place = outputs, place + 2
-    roles = split_roles(_names(slots)) if split else Roles(input=_names(slots[:2]), output=_names(slots[-2:]))
-    return Outline(Layout(tuple(slots)), input_shape, num_classes, roles)
+    return Outline(Layout(tuple(slots)), input_shape, num_classes, cnn_roles(_names(slots)))
 
 
 def split_rows(height: int) -> tuple[int, int]:
@@ -70,10 +75,15 @@ def split_rows(height: int) -> tuple[int, int]:
     return height - height // 2, height // 2
 
 
-def split_roles(names: tuple[str, ...]) -> Roles:
-    """Figure 1c of the partial-personalisation paper: of two first layers, the lower one is for a client's own."""
-    lower = tuple(name for name in names if ".lower." in name)
-    return Roles(input=names[:4], output=names[-2:], split=lower)
+def cnn_roles(names: tuple[str, ...]) -> Roles:
+    """First and last layer, and adapters. Of two first layers side by side, the lower one is for a client's own: figure
+    1c of the partial-personalisation paper."""
+    return Roles(
+        input=tuple(name for name in names if name.startswith("0.")),
+        output=names[-2:],
+        adapter=tuple(name for name in names if ".adapter." in name),
+        split=tuple(name for name in names if ".lower." in name),
+    )
 
 
 def mlp(input_shape: tuple[int, ...], num_classes: int, hidden: int = 64) -> Outline:
