@@ -118,6 +118,7 @@ def _described(config: RunConfig, setting: Setting, start: WarmStart | None = No
         "point": config.headline,
         "alone": setting.method.server is None and setting.method.peer is None,
         "peers": setting.method.peer is not None,
+        "partial_global": setting.method.server is not None and setting.method.server.is_partial,
         "graph": graph_digest(setting),
         "has_batch_statistics": setting.task.moves_buffers,
         "federation": setting.federation.digest(),
@@ -252,8 +253,8 @@ def compare(
 ) -> Comparison:
     """Train several methods under the same seeds: same partition, split, initial weights and sampled clients.
 
-    An option that only some of the methods have is given to those. `seeds` is a number of seeds, counted from `seed`,
-    or a list of them.
+    An option that only some of the methods have, or a preset, is given to those. `seeds` is a number of seeds, counted
+    from `seed`, or a list of them.
     """
     if not names:
         raise SparsonaError("no method to compare", expected="one or more rows of `sparsona methods`")
@@ -273,7 +274,8 @@ def compare(
         )
     planned: list[tuple[str, RunConfig]] = []
     used: set[str] = set()
-    has_peers = any(methods.card(configs.parse_method(name)[0]).peers for name in names)
+    cards = [methods.card(configs.parse_method(name)[0]) for name in names]
+    has_peers, has_presets = any(card.peers for card in cards), any(card.presets for card in cards)
     for name in names:
         row, own = configs.parse_method(name)
         _, kind = methods.factory(row)
@@ -290,6 +292,8 @@ def compare(
         used |= set(mine)
         if has_peers and not methods.card(row).peers:
             mine.pop("graph", None)
+        if has_presets and not methods.card(row).presets:
+            mine.pop("preset", None)
         for seed in numbers:
             planned.append((name, make_config(name, {**mine, "seed": seed}, federation, model)))
     if unused := set(options) - used:

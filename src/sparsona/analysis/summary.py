@@ -144,6 +144,16 @@ def at(folder: RunFolder, point: str) -> tuple[str, int, np.ndarray, np.ndarray]
     return point, int(found), correct, count
 
 
+def losses(folder: RunFolder, point: str | None = None) -> np.ndarray:
+    """Each client's mean loss at this point, or the headline's, as it was last looked at; NaN: not tested there."""
+    point, completed, _, count = headline(folder) if point is None else at(folder, point)
+    found = np.full(len(count), np.nan)
+    query = "SELECT client, loss FROM evaluations WHERE completed = ? AND point = ?"
+    for client, loss in folder.select(query, (completed, point)):
+        found[client] = loss
+    return found
+
+
 def points(folder: RunFolder) -> list[str]:
     """Every point at which somebody was evaluated."""
     return [row[0] for row in folder.select("SELECT DISTINCT point FROM evaluations ORDER BY point")]
