@@ -12,6 +12,7 @@ import sparsona as sp
 from sparsona import methods, models, prepare
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Client
+from sparsona.core.task import Task
 from sparsona.engine.serial import Serial
 from sparsona.engine.stacked import Stacked
 from sparsona.engine.star import Star, received_work
@@ -323,10 +324,9 @@ def test_bad_models_are_refused():
         setting_of(normed, gating="sample")
     with pytest.raises(SparsonaError, match="always used"):
         turn_of(setting_of(blocks="filter", density=0.01))
-    task = setting_of().task
-    task.tokens = True
+    text = Task(lambda: nn.Embedding(10, 10), (6,), 10, tokens=True)
     with pytest.raises(SparsonaError, match="on text"):
-        methods.factory("pfedgate")[0](task, PFedGateConfig())
+        methods.factory("pfedgate")[0](text, PFedGateConfig())
 
 
 def test_cost_is_a_bound_by_capacity():
