@@ -31,7 +31,7 @@ TESTED_ON = {
 }
 WHICH = {
     "received": "the personal model each client would deploy: what the server holds for it after the round, "
-    "before any more local training",
+    "with what the client keeps itself, before any more local training",
     "tuned": "each client's own copy of the last model after final tuning on its own training data",
     "peers": "the personal model each client would use next: its own, mixed with what its neighbours sent last, "
     "before any more local training",
@@ -257,7 +257,8 @@ def view(folder: RunFolder) -> RunView:
         environment=folder.environment,
         summary=summary,
         curves={name: curve(folder, name) for name in points(folder) if "/" not in name},
-        train_loss=[(completed, loss) for completed, loss, _ in rounds if loss is not None],
+        # Final tuning is written down as one round more, and is none.
+        train_loss=[(number, loss) for number, loss, _ in rounds if loss is not None and number <= config["rounds"]],
         correct=correct,
         count=count,
         confusion=np.sum([m for m in matrices if m is not None], axis=0) if matrices else None,
