@@ -84,8 +84,8 @@ def compare(
 ) -> None:
     """Train several METHODS under equal conditions: one table, one report.
 
-    All see the same partition, split, initial weights and sampled clients. Without METHODS: Local, FedAvg, FedAvg-FT
-    and both kinds of FedSpa.
+    All see the same partition, split, initial weights and sampled clients (of peers all, unless --per-round is given).
+    Without METHODS: Local, FedAvg, FedAvg-FT and both kinds of FedSpa.
 
     \b
       sparsona compare
