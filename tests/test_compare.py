@@ -13,6 +13,7 @@ import pytest
 from processes import EAGER, completed, small, start, traces
 
 from sparsona import api, prepare
+from sparsona.core.errors import SparsonaError
 from sparsona.runs.config import RunConfig
 
 
@@ -170,3 +171,11 @@ def test_a_killed_comparison_goes_on(forks, tmp_path, never_killed, name):
     assert [run["run"] for run in json.loads(out)["runs"]] == [f"both/{run}" for run in FOUR]
     assert (both / "fedavg-seed0" / "checkpoint" / "manifest.json").read_bytes() == untouched
     assert {run: traces(both / run) for run in FOUR} == never_killed
+
+
+def test_a_preset_is_for_those_that_have_one(tmp_path):
+    options = {"clients": 4, "rounds": 1, "executor": "serial", "out": tmp_path / "both"}
+    both = api.compare(["fedavg", "dispfl"], preset="authors", **options)
+    assert [run.config["preset"] for run in both.runs] == [None, "authors"]
+    with pytest.raises(SparsonaError, match="local has no presets"):
+        api.compare(["local", "fedavg"], preset="authors", **options)

@@ -22,7 +22,16 @@ from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import novel_clients
 from sparsona.engine.rounds import common_model, rounds_of
 from sparsona.engine.serial import Serial
-from sparsona.prepare import GIVEN, OF_DATA, graph_digest, ignores_capacity, make_config, make_setting, start_digest
+from sparsona.prepare import (
+    GIVEN,
+    OF_DATA,
+    graph_digest,
+    ignores_capacity,
+    latency_digest,
+    make_config,
+    make_setting,
+    start_digest,
+)
 from sparsona.results import Comparison, Run, planned_runs, views_in
 from sparsona.runs import config as configs
 from sparsona.runs.config import RunConfig
@@ -118,7 +127,9 @@ def _described(config: RunConfig, setting: Setting, start: WarmStart | None = No
         "point": config.headline,
         "alone": setting.method.server is None and setting.method.peer is None,
         "peers": setting.method.peer is not None,
+        "partial_global": setting.method.server is not None and setting.method.server.is_partial,
         "graph": graph_digest(setting),
+        "latency": latency_digest(config),
         "has_batch_statistics": setting.task.moves_buffers,
         "federation": setting.federation.digest(),
         "layout": setting.task.layout.digest.hex(),
@@ -221,6 +232,12 @@ def _setting_again(
             expected="the same edges",
             mend=f"restore '{config.graph}' as it was when the run was started",
         )
+    if latency_digest(config) != about.get("latency"):
+        raise SparsonaError(
+            f"the latencies are not those of '{folder.path}'",
+            expected="the same milliseconds",
+            mend=f"restore '{config.options['budget'].removeprefix('latency:')}' as it was when the run was started",
+        )
     if start_digest(setting) != about["start"]:
         raise SparsonaError(
             f"the model does not start with the weights that '{folder.path}' started with",
@@ -252,8 +269,8 @@ def compare(
 ) -> Comparison:
     """Train several methods under the same seeds: same partition, split, initial weights and sampled clients.
 
-    An option that only some of the methods have is given to those. `seeds` is a number of seeds, counted from `seed`,
-    or a list of them.
+    An option that only some of the methods have, or a preset, is given to those. `seeds` is a number of seeds, counted
+    from `seed`, or a list of them.
     """
     if not names:
         raise SparsonaError("no method to compare", expected="one or more rows of `sparsona methods`")
@@ -273,7 +290,8 @@ def compare(
         )
     planned: list[tuple[str, RunConfig]] = []
     used: set[str] = set()
-    has_peers = any(methods.card(configs.parse_method(name)[0]).peers for name in names)
+    cards = [methods.card(configs.parse_method(name)[0]) for name in names]
+    has_peers, has_presets = any(card.peers for card in cards), any(card.presets for card in cards)
     for name in names:
         row, own = configs.parse_method(name)
         _, kind = methods.factory(row)
@@ -290,6 +308,8 @@ def compare(
         used |= set(mine)
         if has_peers and not methods.card(row).peers:
             mine.pop("graph", None)
+        if has_presets and not methods.card(row).presets:
+            mine.pop("preset", None)
         for seed in numbers:
             planned.append((name, make_config(name, {**mine, "seed": seed}, federation, model)))
     if unused := set(options) - used:

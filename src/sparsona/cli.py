@@ -84,8 +84,8 @@ def compare(
 ) -> None:
     """Train several METHODS under equal conditions: one table, one report.
 
-    All see the same partition, split, initial weights and sampled clients. Without METHODS: Local, FedAvg, FedAvg-FT
-    and both kinds of FedSpa.
+    All see the same partition, split, initial weights and sampled clients (of peers all, unless --per-round is given).
+    Without METHODS: Local, FedAvg, FedAvg-FT and both kinds of FedSpa.
 
     \b
       sparsona compare
@@ -197,6 +197,9 @@ def methods(name: str | None, as_json: bool) -> None:
         every = {key: RunConfig.model_fields[key] for key in RunConfig.model_fields if key not in ("method", "options")}
         show_options(f"Options of {row.title}", factory(name)[1].model_fields, preset)
         show_options("Options of every run", every, preset)
+        for chosen, values in row.presets.items():
+            told = ", ".join(f"{key}={'none' if value is None else value}" for key, value in values.items())
+            click.echo(f"--preset {chosen}: {told or 'as above'}")
         if row.peers:
             from sparsona.engine.graphs import GRAPHS
 
@@ -285,8 +288,9 @@ def show_run(result: Any, as_json: bool) -> None:
 
     print_results(rows(views_in(result.path)))
     print_text(f"\nHow this was measured: {result.protocol}\n")
-    if result.summary["bytes"].get("upload_share", 1.0) < 1:
-        print_text(f"A client sent {result.summary['bytes']['upload_share']:.1%} of the model's entries in a turn.\n")
+    share = result.summary["bytes"].get("upload_share")  # None: nobody sends to a server
+    if share is not None and share < 1:
+        print_text(f"A client sent {share:.1%} of the model's entries in a turn.\n")
     if result.is_profiled:
         print_profile(result.profile())
     click.echo(f"run:    {result.path}")

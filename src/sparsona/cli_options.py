@@ -37,7 +37,7 @@ OPTIONS = [
     click.option("--graph", help="Who hears from whom, among peers: ring | full | random:N | ...  [random:10]"),
     click.option("--epochs", type=int, help="Local epochs per round.  [5]"),
     click.option("--batch-size", type=int, help="Examples in a training batch.  [16]"),
-    click.option("--lr", type=float, help="Learning rate in the first round.  [0.1]"),
+    click.option("--lr", type=float, help="Learning rate in the first round; pfedgate: 0.05.  [0.1]"),
     click.option("--lr-decay", type=float, help="Factor on the learning rate after each round.  [0.998]"),
     click.option(
         "--lr-schedule", help="decay | constant | halving:N | linear:W | steps:A,B: see docs/experiments.md.  [decay]"
@@ -48,7 +48,9 @@ OPTIONS = [
         default=None,
         help="Let each client keep its own or the shared model, by its validation data.",
     ),
-    click.option("--weight-decay", type=float, help="L2 pull of the weights towards zero.  [0.0005]"),
+    click.option(
+        "--weight-decay", type=float, help="L2 pull of the weights towards zero; fedalt and fedsim: 0.  [0.0005]"
+    ),
     click.option("--density", type=float, help="Share of the parameters a sparse method keeps, in (0, 1].  [0.5]"),
     click.option(
         "--personal", help="What stays with a client, of fedalt and fedsim: input,norm,NAME-PATTERN...  [output]"

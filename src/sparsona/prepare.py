@@ -84,6 +84,7 @@ def make_config(
     if model is not None:
         run_options["model"] = model if isinstance(model, str) else GIVEN
     method_values = {**row.options, **method_options}
+    method_values = _with_whole_paths(method_values)
     run_values = {**row.engine, **_with_whole_paths(run_options), "method": name}
     mistakes += [*configs.mistakes(kind, method_values, name), *configs.mistakes(RunConfig, run_values, "a run")]
     if not mistakes:
@@ -104,6 +105,7 @@ def _with_whole_paths(options: dict[str, Any]) -> dict[str, Any]:
         ("partition", ("file:",)),
         ("data_dir", ("",)),
         ("graph", ("file:",)),
+        ("budget", ("latency:",)),
     ):
         text = options[key].strip() if isinstance(options.get(key), str) else ""
         for form in forms:
@@ -216,6 +218,15 @@ def graph_digest(setting: Setting) -> str | None:
     """Tells apart graphs of one's own: a file may change between a run and its resumption."""
     edges = () if setting.plan.graph is None else setting.plan.graph.heard
     return hashlib.blake2b(repr(edges).encode(), digest_size=16).hexdigest() if edges else None
+
+
+def latency_digest(config: RunConfig) -> str | None:
+    """Tells apart latencies that a budget is counted in: their file may change as well. None: there is no such file."""
+    budget = str(config.options.get("budget"))
+    path = Path(budget.removeprefix("latency:"))
+    if not budget.startswith("latency:") or not path.is_file():
+        return None
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
 
 
 def ignores_capacity(setting: Setting) -> bool:

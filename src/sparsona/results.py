@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsona.analysis import summary as summaries
-from sparsona.analysis.outcomes import keeps_the_shared_model
+from sparsona.analysis.outcomes import is_regression, keeps_the_shared_model
 from sparsona.core.errors import SparsonaError
 from sparsona.engine.jobs import Setting
 from sparsona.engine.rounds import common_model, received_work, rounds_of
@@ -51,8 +51,21 @@ class Run:
         """
         import numpy as np
 
+        if is_regression(self._folder):
+            raise SparsonaError(
+                f"'{self.path}' predicts numbers: there is no accuracy",
+                expected="a run on classes",
+                mend="run.errors() has each client's mean squared error",
+            )
         _, _, correct, count = summaries.headline(self._folder) if point is None else summaries.at(self._folder, point)
         return np.where(count > 0, correct / np.maximum(count, 1), np.nan)
+
+    def errors(self, point: str | None = None) -> np.ndarray:
+        """Each client's mean loss where `accuracies` would count right predictions: in a regression, its squared error.
+
+        NaN for those not tested.
+        """
+        return summaries.losses(self._folder, point)
 
     @property
     def points(self) -> list[str]:
@@ -76,6 +89,12 @@ class Run:
         setting = self._make_setting()
         if not 0 <= client < len(setting.clients):
             raise SparsonaError(f"there is no client {client}", expected=f"0 to {len(setting.clients) - 1}")
+        if guarded and not setting.plan.guard:
+            raise SparsonaError(
+                f"'{self.path}' was run without a guard: its clients chose nothing",
+                expected="a run with guard=True",
+                mend="run it again with --guard, or leave guarded out",
+            )
         progress = self._progress(setting)
         if guarded and keeps_the_shared_model(self._folder, client):
             state = progress.population.states.get(client)

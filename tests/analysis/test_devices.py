@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import sparsona as sp
+from sparsona.analysis import summary
 from sparsona.analysis.axes import Axis, density
 from sparsona.analysis.devices import Change, Devices, Gap, device_changes, has_changes, signed
 from sparsona.analysis.devices_picture import draw_devices
@@ -204,3 +206,8 @@ def test_the_text_picture_counts_devices():
     assert len(re.findall(r"│2", drawn)) == 1
     ascii_lines = "\n".join(line.plain for line in devices_lines(Devices("t", (change,)), 60, ascii_only=True)[2:])
     assert ascii_lines.isascii()
+
+
+def test_final_tuning_is_no_round_of_the_training_loss(tmp_path):
+    run = sp.train("fedavg-ft", clients=4, rounds=2, epochs=1, executor="serial", device="cpu", out=tmp_path / "run")
+    assert [number for number, _ in summary.view(run._folder).train_loss] == [1, 2]

@@ -155,10 +155,34 @@ def test_test_data_never_decides(tmp_path):
 def test_guard_needs_a_shared_model_and_validation_data(federation, tmp_path):
     with pytest.raises(sp.SparsonaError, match="local has no shared model"):
         sp.train("local", federation, net, guard=True, out=tmp_path / "run", **SMALL)
+    with pytest.raises(sp.SparsonaError, match=r"fedalt has no shared model .* nobody trained all of the global one"):
+        sp.train("fedalt", federation, net, guard=True, personal="2.*", out=tmp_path / "run", **SMALL)
     bare = sp.federate(*arrays(), clients=5, partition="iid", seed=0, validation_rate=0)
     with pytest.raises(sp.SparsonaError, match="5 clients have no validation data"):
         sp.train("fedavg", bare, net, guard=True, out=tmp_path / "run", **SMALL)
     assert not (tmp_path / "run").exists()
+
+
+def test_no_choice_is_made_up_where_there_was_no_guard(federation, tmp_path):
+    run = sp.train("fedavg", federation, net, out=tmp_path / "run", **SMALL)
+    with pytest.raises(sp.SparsonaError, match="without a guard"):
+        run.personal_model(0, guarded=True)
+
+
+def test_a_global_model_with_an_untrained_part_is_nothing_to_compare_with(federation, tmp_path):
+    run = sp.train("fedalt", federation, net, personal="2.*", points=["global"], out=tmp_path / "run", **SMALL)
+    with pytest.raises(sp.SparsonaError, match="no accuracies of a shared model") as refused:
+        run.devices()
+    assert "--warm-start" in str(refused.value)
+    assert run.devices("global").changes  # where a person asks for it
+    assert (
+        "start"
+        in sp.train(
+            "fedalt", federation, net, personal="2.*", guard=True, warm_start=run, out=tmp_path / "warm", **SMALL
+        )
+        .devices()
+        .title
+    )
 
 
 def test_classes_seen_and_unseen_in_training(tmp_path):

@@ -312,3 +312,13 @@ def test_only_peers_of_a_comparison_are_on_the_graph(tmp_path):
     assert [(run.config["graph"], run.config["per_round"]) for run in found.runs] == [(None, 2), ("ring", 4)]
     with pytest.raises(SparsonaError, match="local on a graph"):
         sp.compare(["local", "fedavg"], graph="ring", out=tmp_path / "none", **options)
+
+
+@pytest.mark.parametrize("executor", ["serial", "stacked"])
+def test_what_novel_clients_hear_is_on_its_senders_bill(tmp_path, executor):
+    options = {"clients": 6, "rounds": 2, "epochs": 1, "novel": 2, "device": "cpu", "executor": executor}
+    run = sp.train("dispfl", novel_epochs=1, out=tmp_path / "run", **options)
+    assert run.summary["bytes"]["up"] == run.summary["bytes"]["down"] > 0
+    (tuning,) = run._folder.select("SELECT SUM(bytes_up), SUM(bytes_down), SUM(steps) FROM turns WHERE round = 2")
+    assert tuning[0] == tuning[1] > 0
+    assert tuning[2] > 0

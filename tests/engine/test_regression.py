@@ -67,6 +67,25 @@ def test_one_number_each_and_from_a_file(tmp_path, say):
     assert "finished" in say("runs", "--in", ".").out
 
 
+def test_tuned_and_guarded_models_are_shown_as_errors(tmp_path, say):
+    x, y, _ = arrays(1)
+    np.savez(tmp_path / "own.npz", x=x, y=y[:, 0])
+    said = say(
+        *("run", "fedavg-ft", "--data", "arrays:own.npz", "--model", "mlp:hidden=8", "--partition", "iid"),
+        *("--clients", 4, "--rounds", 2, "--executor", "serial", "--out", "run", "--device", "cpu", "--guard"),
+    )
+    assert said.code == 0, said
+    assert "MSE" in said.out
+    refused = say("devices", "run")
+    assert refused.code == 1
+    assert "predicts numbers" in refused.err
+    run = sp.load(tmp_path / "run")
+    with pytest.raises(sp.SparsonaError, match="there is no accuracy"):
+        run.accuracies()
+    assert run.errors().mean() == pytest.approx(run.summary["error"]["mse"])
+    assert run.errors("received").mean() == pytest.approx(run.curve()[-1][1])
+
+
 def test_what_goes_by_class_is_refused():
     x, y, _ = arrays()
     with pytest.raises(sp.SparsonaError, match="goes by class, but these examples have numbers for targets"):

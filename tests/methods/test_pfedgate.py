@@ -12,6 +12,7 @@ import sparsona as sp
 from sparsona import methods, models, prepare
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Client
+from sparsona.core.task import Task
 from sparsona.engine.serial import Serial
 from sparsona.engine.stacked import Stacked
 from sparsona.engine.star import Star, received_work
@@ -323,10 +324,9 @@ def test_bad_models_are_refused():
         setting_of(normed, gating="sample")
     with pytest.raises(SparsonaError, match="always used"):
         turn_of(setting_of(blocks="filter", density=0.01))
-    task = setting_of().task
-    task.tokens = True
+    text = Task(lambda: nn.Embedding(10, 10), (6,), 10, tokens=True)
     with pytest.raises(SparsonaError, match="on text"):
-        methods.factory("pfedgate")[0](task, PFedGateConfig())
+        methods.factory("pfedgate")[0](text, PFedGateConfig())
 
 
 def test_cost_is_a_bound_by_capacity():
@@ -335,3 +335,17 @@ def test_cost_is_a_bound_by_capacity():
     costs = [setting.method.cost(setting.task.layout, Client(0, 10, c), setting.plan.round_at(0)) for c in (1.0, 0.1)]
     assert costs[1].train_flops < costs[0].train_flops
     assert costs[1].infer_flops < 0.5 * dense / 3
+
+
+def test_a_file_of_latencies_is_found_from_anywhere_and_must_stay_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = prepare.make_setting(prepare.make_config("fedavg", {})).task.layout.names
+    (tmp_path / "phone.json").write_text(json.dumps(dict.fromkeys(names, 1.0)))
+    options = {"rounds": 3, "epochs": 1, "clients": 4, "executor": "serial", "device": "cpu", "max_seconds": 1e-9}
+    sp.train("pfedgate", budget="latency:phone.json", out=tmp_path / "run", **options)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert sp.resume(tmp_path / "run").summary["rounds"] == 2
+    (tmp_path / "phone.json").write_text(json.dumps(dict.fromkeys(names, 2.0)))
+    with pytest.raises(SparsonaError, match="latencies are not those"):
+        sp.resume(tmp_path / "run")

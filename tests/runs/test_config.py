@@ -54,6 +54,16 @@ def test_pairs():
     assert parse_pairs(["per-round=3", "search = rsm"]) == {"per_round": 3, "search": "rsm"}
     assert parse_method("fedspa:density=0.2,search=rsm") == ("fedspa", {"density": 0.2, "search": "rsm"})
     assert parse_method("fedspa") == ("fedspa", {})
+    found = parse_method("fedalt:personal=norm,output,lr_schedule=steps:0.5,0.75,epochs=2")[1]
+    assert found == {"personal": "norm,output", "lr_schedule": "steps:0.5,0.75", "epochs": 2}
+    assert parse_method("pfedgate:capacities=[0.5,0.1],density=0.5")[1] == {"capacities": [0.5, 0.1], "density": 0.5}
+
+
+def test_our_own_words_about_options_that_do_not_go_together():
+    with pytest.raises(SparsonaError, match="do not go together\n  expected: compute=compact with blocks=filter"):
+        make_config("pfedgate", {"compute": "compact"})
+    with pytest.raises(SparsonaError, match=r"expected: parameters, flops or latency:FILE\.json"):
+        make_config("pfedgate", {"budget": "size"})
 
 
 @pytest.mark.parametrize("pair", ["density", "=3", "density:0.5"])

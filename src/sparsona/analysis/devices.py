@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsona.analysis.outcomes import is_regression
 from sparsona.analysis.statistics import spearman
 from sparsona.analysis.summary import headline, points
 from sparsona.core.errors import SparsonaError
@@ -136,6 +137,12 @@ def device_changes(run: RunFolder, against: RunFolder | str | None = None) -> De
 
     Without `against`, over the shared model that the run looked at: 'start', 'global', or what was there before tuning.
     """
+    if is_regression(run):
+        raise SparsonaError(
+            f"'{run.path}' predicts numbers: its devices have errors and no accuracies",
+            expected="a run on classes",
+            mend="the summary's 'guard' and 'pipeline' have the errors",
+        )
     point = _personal_point(run)
     if isinstance(against, RunFolder):
         return _over_run(run, point, against)
@@ -145,9 +152,11 @@ def device_changes(run: RunFolder, against: RunFolder | str | None = None) -> De
 
 
 def has_changes(run: RunFolder) -> bool:
-    """Whether a run looked at a personal and at a shared model."""
+    """Whether a run looked at a personal and at a shared model, and has accuracies of them."""
+    if is_regression(run):
+        return False
     point = _personal_point(run)
-    return any(shared in points(run) for shared in _candidates(point))
+    return any(shared in points(run) for shared in _candidates(run, point))
 
 
 def _over_run(run: RunFolder, point: str, other: RunFolder) -> Devices:
@@ -225,20 +234,23 @@ def _personal_point(run: RunFolder) -> str:
     return "tuned" if "tuned" in points(run) else "received"
 
 
-def _candidates(point: str) -> tuple[str, ...]:
-    return (*SHARED, "received") if point == "tuned" else SHARED
+def _candidates(run: RunFolder, point: str) -> tuple[str, ...]:
+    """Points to compare with, in this order; a global model of which nobody trained a part only if it is asked for."""
+    shared = tuple(name for name in SHARED if name != "global" or not run.about.get("partial_global"))
+    return (*shared, "received") if point == "tuned" else shared
 
 
 def _shared_point(run: RunFolder, point: str, wanted: str | None) -> str:
     known = {name for name in points(run) if "/" not in name}  # those after a slash are on other data
-    for shared in (wanted,) if wanted else _candidates(point):
+    for shared in (wanted,) if wanted else _candidates(run, point):
         if shared in known and shared != point:
             return shared
     others = ", ".join(sorted(known - {point})) or "none"
     raise SparsonaError(
         f"'{run.path}' has no accuracies of {f'a point {wanted!r}' if wanted else 'a shared model'} beside '{point}'",
         expected=f"a shared model to compare with (other points of this run: {others})",
-        mend="give another run with --against RUN, or run again with --set 'points=[\"global\"]'",
+        mend="give another run with --against RUN, or "
+        + ("begin with one (--warm-start)" if run.about.get("partial_global") else "--set 'points=[\"global\"]'"),
     )
 
 

@@ -31,7 +31,7 @@ TESTED_ON = {
 }
 WHICH = {
     "received": "the personal model each client would deploy: what the server holds for it after the round, "
-    "before any more local training",
+    "with what the client keeps itself, before any more local training",
     "tuned": "each client's own copy of the last model after final tuning on its own training data",
     "peers": "the personal model each client would use next: its own, mixed with what its neighbours sent last, "
     "before any more local training",
@@ -144,6 +144,16 @@ def at(folder: RunFolder, point: str) -> tuple[str, int, np.ndarray, np.ndarray]
     return point, int(found), correct, count
 
 
+def losses(folder: RunFolder, point: str | None = None) -> np.ndarray:
+    """Each client's mean loss at this point, or the headline's, as it was last looked at; NaN: not tested there."""
+    point, completed, _, count = headline(folder) if point is None else at(folder, point)
+    found = np.full(len(count), np.nan)
+    query = "SELECT client, loss FROM evaluations WHERE completed = ? AND point = ?"
+    for client, loss in folder.select(query, (completed, point)):
+        found[client] = loss
+    return found
+
+
 def points(folder: RunFolder) -> list[str]:
     """Every point at which somebody was evaluated."""
     return [row[0] for row in folder.select("SELECT DISTINCT point FROM evaluations ORDER BY point")]
@@ -247,7 +257,8 @@ def view(folder: RunFolder) -> RunView:
         environment=folder.environment,
         summary=summary,
         curves={name: curve(folder, name) for name in points(folder) if "/" not in name},
-        train_loss=[(completed, loss) for completed, loss, _ in rounds if loss is not None],
+        # Final tuning is written down as one round more, and is none.
+        train_loss=[(number, loss) for number, loss, _ in rounds if loss is not None and number <= config["rounds"]],
         correct=correct,
         count=count,
         confusion=np.sum([m for m in matrices if m is not None], axis=0) if matrices else None,

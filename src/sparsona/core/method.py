@@ -67,6 +67,7 @@ class ServerHalf:
     aggregate: Callable[[Server, Inbox, Round], Server]
     reply: Callable[[Server, Client, Round], Update]
     global_model: Callable[[Server], Tree] | None = None  # State.buffers are then those of the task's module
+    is_partial: bool = False  # some of the global model is as it began: no model that a client would be served by
 
 
 @dataclass(frozen=True)

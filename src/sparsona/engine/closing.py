@@ -108,10 +108,12 @@ def check_last_looks(setting: Setting) -> None:
         )
     if not plan.guard:
         return
-    if not plan.starts_warm and method.common is None:
+    is_partial = method.server is not None and method.server.is_partial
+    if not plan.starts_warm and (method.common is None or is_partial):
+        because = ": nobody trained all of the global one" if is_partial else ""
         raise SparsonaError(
-            f"guard: {method.name} has no shared model that a client could keep instead of its own",
-            expected="a method with a global model, or a warm start from one",
+            f"guard: {method.name} has no shared model that a client could keep instead of its own{because}",
+            expected="a method with a global model that is trained, or a warm start from one",
             mend="--warm-start a run of fedavg, or leave --guard out",
         )
     sizes = setting.federation.sizes()

@@ -50,6 +50,7 @@ class Gossip:
         check(graph_of(setting), members_of(setting))
         self._at_hand: dict[int, Update] = {}
         self._unpacked = 0
+        self._answered: dict[int, Traffic] = {}  # what those sent who were heard in final tuning and not tuned
 
     def _refuse(self) -> None:
         """What peers cannot do."""
@@ -103,7 +104,7 @@ class Gossip:
             record.turns.append(Turn(client, outcome.tally, traffic, not dropped, dropped))
             record.evaluations.extend(outcome.evaluations)
         # Whoever kept still may have been heard.
-        record.turns += (Turn(k, Tally(), sent, False, False, trained=False) for k, sent in post.traffic.items())
+        record.turns += (_silent(client, sent) for client, sent in post.traffic.items())
         self._put_away()
         return Population(None, states, messages), record
 
@@ -195,11 +196,19 @@ class Gossip:
         )
         for outcome in self._executor.run(jobs):
             yield outcome, post.traffic.pop(outcome.client, Traffic())
-        self._at_hand.clear()
+        self._answered = post.traffic
+        self._put_away()
 
     def closing(self, population: Population) -> tuple[RoundRecord, dict[int, Work]]:
         """After the last round: final tuning; the novel clients join now."""
-        return close(self, population)
+        record, tuned = close(self, population)
+        record.turns += (_silent(client, sent) for client, sent in self._answered.items())
+        return record, tuned
+
+
+def _silent(client: int, sent: Traffic) -> Turn:
+    """The turn of a peer that kept still and was heard."""
+    return Turn(client, Tally(), sent, False, False, trained=False)
 
 
 def consensus(setting: Setting, population: Population) -> Tree | None:

@@ -145,6 +145,6 @@ def fedalt(task: Task, config: FedAltConfig) -> Method:
     # Algorithm 3, or 2
     phases = (own, phase("shared", ("shared",), config.epochs, None)) if alternates else (both,)
     deploy = None if parts.additive.slots else lambda work: (parts.join(work.shared, work.personal), work.buffers)
-    server = ServerHalf(init_server, aggregate, reply, lambda server: parts.join(server.shared, server.rest))
+    server = ServerHalf(init_server, aggregate, reply, lambda s: parts.join(s.shared, s.rest), bool(parts.own.slots))
     tune, predict = replace(own, max_steps=None), lambda work, inputs: outputs(work, inputs, False)[0]
     return Method("fedalt", init_client, receive, phases, finish, predict, cost, deploy, tune, server)

@@ -241,7 +241,12 @@ def _mistake(kind: type[BaseModel], item: Any, where: str) -> SparsonaError:
         return SparsonaError(f"{key} is missing from {where}", expected="a config as sparsona writes it")
     field = kind.model_fields.get(str(item["loc"][0])) if item["loc"] else None
     about = f" ({field.description})" if field is not None and field.description else ""
-    expected = item["msg"].removeprefix("Input should be ").lower()
+    if item["type"] == "value_error":  # our own words: what would be right
+        expected = str(item["ctx"]["error"])
+        if not item["loc"]:  # about several options at once, of which the input names only those that were set
+            return SparsonaError(f"options of {where} that do not go together", expected=expected)
+    else:
+        expected = item["msg"].removeprefix("Input should be ").lower()
     return SparsonaError(f"{key} = {item['input']!r}{about}", expected=expected, mend=f"give {key} another value")
 
 
@@ -300,7 +305,8 @@ def parse_value(text: str) -> Any:
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     """'fedspa:density=0.2,search=rsm' is a row and options for it alone."""
     name, _, rest = text.partition(":")
-    return name, parse_pairs(re.split(r",(?![^\[]*\])", rest) if rest else [])  # not at commas inside [...]
+    # Not at commas inside [...], nor at those of a value: personal=norm,output or lr_schedule=steps:0.5,0.75.
+    return name, parse_pairs(re.split(r",(?![^\[]*\])(?=[^,]*=)", rest) if rest else [])
 
 
 def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
