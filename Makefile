@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup run test lint check format bench clean
+.PHONY: setup run test test-all lint check format bench clean
 
 setup: .venv/ready
 
@@ -17,8 +17,11 @@ setup: .venv/ready
 run: setup  ## compare five methods on the embedded digits; a table and a report
 	$(BIN)/sparsona compare
 
-test: setup  ## the whole suite
+test: setup  ## the suite
 	$(BIN)/python -m pytest -n 2
+
+test-all: setup  ## the suite, and more kill points and seeds of what it has already
+	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
 
 lint: setup  ## format, lint, types, import rules
 	$(BIN)/ruff format --check .

@@ -121,7 +121,13 @@ sys.addaudithook(hook)
 
 @pytest.mark.parametrize(
     ("step", "next_step"),
-    [(1, 3), (3, 4), (6, 5), (9, 12), (12, 2), (15, 30), (22, 14), (40, 20), (67, 16), (94, 33), (121, 25), (150, 45)],
+    [
+        *((1, 3), (9, 12), (40, 20), (150, 45)),
+        *(
+            pytest.param(*steps, marks=pytest.mark.slow)
+            for steps in ((3, 4), (6, 5), (12, 2), (15, 30), (22, 14), (67, 16), (94, 33), (121, 25))
+        ),
+    ],
 )
 def test_killed_before_it_touches_a_file(forks, tmp_path, reference, step, next_step):
     """From the first folder to the last summary: before opening, renaming or removing a file; and again on resuming."""
