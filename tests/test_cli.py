@@ -58,7 +58,7 @@ def test_json_alone_on_stdout_with_the_promised_keys(say, tmp_path):
 
 def test_the_protocol_in_words(say, tmp_path):
     texts = {}
-    for method in ("fedspa", "fedavg-ft", "local"):
+    for method in ("fedspa", "fedavg-ft", "local", "dispfl"):
         said = say("run", method, *small(tmp_path, out=method))
         assert said.code == 0
         assert re.search(r"\naccuracy|method +accuracy", said.out)
@@ -72,6 +72,7 @@ def test_the_protocol_in_words(say, tmp_path):
     assert texts["fedspa"].startswith("The personal model each client would deploy")
     assert "after final tuning on its own training data" in texts["fedavg-ft"]
     assert "trained on its data alone" in texts["local"]
+    assert "mixed with what its neighbours sent last" in texts["dispfl"]
 
 
 def test_the_headline_is_the_last_round_and_never_the_best(say, tmp_path):

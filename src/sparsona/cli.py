@@ -285,8 +285,9 @@ def show_run(result: Any, as_json: bool) -> None:
 
     print_results(rows(views_in(result.path)))
     print_text(f"\nHow this was measured: {result.protocol}\n")
-    if result.summary["bytes"].get("upload_share", 1.0) < 1:
-        print_text(f"A client sent {result.summary['bytes']['upload_share']:.1%} of the model's entries in a turn.\n")
+    share = result.summary["bytes"].get("upload_share")  # none: nobody sends to a server
+    if share is not None and share < 1:
+        print_text(f"A client sent {share:.1%} of the model's entries in a turn.\n")
     if result.is_profiled:
         print_profile(result.profile())
     click.echo(f"run:    {result.path}")

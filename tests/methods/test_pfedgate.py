@@ -323,10 +323,8 @@ def test_bad_models_are_refused():
         setting_of(normed, gating="sample")
     with pytest.raises(SparsonaError, match="always used"):
         turn_of(setting_of(blocks="filter", density=0.01))
-    task = setting_of().task
-    task.tokens = True
     with pytest.raises(SparsonaError, match="on text"):
-        methods.factory("pfedgate")[0](task, PFedGateConfig())
+        methods.factory("pfedgate")[0](models.outline("transformer", (20,), 100), PFedGateConfig())
 
 
 def test_cost_is_a_bound_by_capacity():

@@ -65,7 +65,7 @@ class GatedModel:
         self.task, self.config = task, config
         self.cut = lru_cache(self._cut)
         self._chain = lru_cache(lambda smallest: chain(task, self.cut(smallest).blocks))
-        if getattr(task, "tokens", False):
+        if task.takes_tokens:
             raise SparsonaError(
                 "pFedGate on text: its gate would see the tokens that are to be predicted",
                 expected="images or vectors of numbers",
