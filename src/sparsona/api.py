@@ -22,7 +22,16 @@ from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import novel_clients
 from sparsona.engine.rounds import common_model, rounds_of
 from sparsona.engine.serial import Serial
-from sparsona.prepare import GIVEN, OF_DATA, graph_digest, ignores_capacity, make_config, make_setting, start_digest
+from sparsona.prepare import (
+    GIVEN,
+    OF_DATA,
+    graph_digest,
+    ignores_capacity,
+    latency_digest,
+    make_config,
+    make_setting,
+    start_digest,
+)
 from sparsona.results import Comparison, Run, planned_runs, views_in
 from sparsona.runs import config as configs
 from sparsona.runs.config import RunConfig
@@ -119,6 +128,7 @@ def _described(config: RunConfig, setting: Setting, start: WarmStart | None = No
         "alone": setting.method.server is None and setting.method.peer is None,
         "peers": setting.method.peer is not None,
         "graph": graph_digest(setting),
+        "latency": latency_digest(config),
         "has_batch_statistics": setting.task.moves_buffers,
         "federation": setting.federation.digest(),
         "layout": setting.task.layout.digest.hex(),
@@ -220,6 +230,12 @@ def _setting_again(
             f"the graph is not that of '{folder.path}'",
             expected="the same edges",
             mend=f"restore '{config.graph}' as it was when the run was started",
+        )
+    if latency_digest(config) != about.get("latency"):
+        raise SparsonaError(
+            f"the latencies are not those of '{folder.path}'",
+            expected="the same milliseconds for each tensor, or budgets would change in the middle of a run",
+            mend=f"restore '{config.options['budget'].partition(':')[2]}' as it was when the run was started",
         )
     if start_digest(setting) != about["start"]:
         raise SparsonaError(

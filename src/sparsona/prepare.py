@@ -218,6 +218,14 @@ def graph_digest(setting: Setting) -> str | None:
     return hashlib.blake2b(repr(edges).encode(), digest_size=16).hexdigest() if edges else None
 
 
+def latency_digest(config: RunConfig) -> str | None:
+    """Tells apart files of latencies that a method's budget is counted by; None without one, or where it is gone."""
+    kind, _, path = str(config.options.get("budget")).partition(":")
+    if kind != "latency" or not Path(path).is_file():
+        return None
+    return hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
+
+
 def ignores_capacity(setting: Setting) -> bool:
     """Whether any client is handed, or keeps, more than its device is said to hold."""
     size, round_ = setting.task.layout.size, setting.plan.round_at(0)

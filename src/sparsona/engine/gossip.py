@@ -195,7 +195,8 @@ class Gossip:
         )
         for outcome in self._executor.run(jobs):
             yield outcome, post.traffic.pop(outcome.client, Traffic())
-        self._at_hand.clear()
+        yield from ((Outcome(client), sent) for client, sent in post.traffic.items())  # heard, and not tuned
+        self._put_away()
 
     def closing(self, population: Population) -> tuple[RoundRecord, dict[int, Work]]:
         """After the last round: final tuning; the novel clients join now."""
