@@ -189,6 +189,12 @@ def test_every_rule_is_done_by_hand():
     assert outline("lenet5", (1, 28, 28), 26).layout.forward_flops() == FORWARD
 
 
+@pytest.mark.parametrize(("clients", "topology", "links"), [(6, "random", 5), (2, "ring", 1), (12, "random", 10)])
+def test_few_peers_have_as_many_neighbours_as_in_a_run(clients, topology, links):
+    one = cost("dispfl", **LENET).encoded.up / 10
+    assert cost("dispfl", **LENET, clients=clients, topology=topology).encoded.up == links * one
+
+
 @pytest.mark.parametrize("name", BY_HAND)
 def test_a_rule_by_hand(name):
     """100 clients: ten of them a round through the server, or all of them with ten neighbours each."""
@@ -429,7 +435,7 @@ def test_a_module_whose_flops_are_not_known():
         ("fedspa --model lenet5 --set ronuds=3", "did you mean 'rounds'"),
         ("fedspa --model lenet5 --set topology=ring", "a method whose clients send to each other"),
         ("dpsgd --model lenet5 --per-round 10", "each trains in every round"),
-        ("dpsgd --model lenet5 --clients 8", "at most 7"),
+        ("dpsgd --model lenet5 --clients 8 --set neighbours=8", "at most 7"),
         ("fedavg --model lenet5 --rounds 1000 --quirk emnist-400-rounds", "leave --rounds out"),
         ("fedavg --model lenet5 --set capacities=[]", "capacities"),
         ("dpsgd --model lenet5 --set topology=ring --set neighbours=4", "'neighbours' in a ring graph"),

@@ -235,8 +235,8 @@ def _setting_again(
     if latency_digest(config) != about.get("latency"):
         raise SparsonaError(
             f"the latencies are not those of '{folder.path}'",
-            expected="the same milliseconds",
-            mend=f"restore '{config.options['budget'].removeprefix('latency:')}' as it was when the run was started",
+            expected="the same milliseconds for each tensor, or budgets would change in the middle of a run",
+            mend=f"restore '{config.options['budget'].partition(':')[2]}' as it was when the run was started",
         )
     if start_digest(setting) != about["start"]:
         raise SparsonaError(

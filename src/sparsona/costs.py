@@ -105,8 +105,10 @@ class CostConfig(BaseModel):
 
     @property
     def links(self) -> int:
-        """Neighbours of each peer."""
-        return {"random": self.neighbours, "ring": 2, "full": self.clients - 1}[self.topology]
+        """Neighbours of each peer; fewer than usual where there are fewer peers, as in a run."""
+        others = self.clients - 1
+        number = self.neighbours if "neighbours" in self.model_fields_set else min(self.neighbours, max(others, 1))
+        return {"random": number, "ring": min(2, max(others, 1)), "full": others}[self.topology]
 
     @property
     def all_rounds(self) -> int:

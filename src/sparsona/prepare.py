@@ -221,12 +221,11 @@ def graph_digest(setting: Setting) -> str | None:
 
 
 def latency_digest(config: RunConfig) -> str | None:
-    """Tells apart latencies that a budget is counted in: their file may change as well. None: there is no such file."""
-    budget = str(config.options.get("budget"))
-    path = Path(budget.removeprefix("latency:"))
-    if not budget.startswith("latency:") or not path.is_file():
+    """Tells apart files of latencies that a method's budget is counted by; None without one, or where it is gone."""
+    kind, _, path = str(config.options.get("budget")).partition(":")
+    if kind != "latency" or not Path(path).is_file():
         return None
-    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    return hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
 
 
 def ignores_capacity(setting: Setting) -> bool:

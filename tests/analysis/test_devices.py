@@ -26,6 +26,7 @@ SIZES = [[10, 1, 4], [20, 1, 4], [30, 1, 4], [40, 1, 4]]
 def make_run(path: Path, points: dict[str, list[int | None]], title: str = "FedSpa", data: str = "a", **config: object):
     """A run of four clients with four test examples each; `points` has the right ones by client, None for untested."""
     about = {"title": title, "point": "tuned" if "tuned" in points else "received", "federation": data, "sizes": SIZES}
+    about |= {kind: True for kind in ("peers", "alone") if config.pop(kind, False)}
     settings = {"rounds": 2, "seed": 0, "model": "cnn", **config}
     with RunFolder.create(path, json.dumps(settings), about) as folder, folder.writing():
         rows = [
@@ -88,6 +89,10 @@ def test_without_a_global_model_tuning_is_compared_with_what_was_tuned(tmp_path)
         device_changes(alone)
     with pytest.raises(SparsonaError, match="point 'global'"):
         device_changes(run, "global")
+    for kind, mend in (("peers", 'points=["consensus"]'), ("alone", "--against RUN"), ("none", 'points=["global"]')):
+        with pytest.raises(SparsonaError) as told:
+            device_changes(make_run(tmp_path / f"no {kind}", {"received": [1, 1, 1, 1]}, **{kind: True}))
+        assert told.value.mend.rstrip("'").endswith(mend)
 
 
 def test_against_another_run_clients_are_matched(tmp_path):

@@ -183,6 +183,14 @@ def test_novel_clients_join_at_the_end():
     assert {(e.client, e.point) for e in record.evaluations} == {(novel, "novel")}
 
 
+def test_whoever_is_heard_by_a_tuned_novel_client_pays_for_it(tmp_path):
+    options = {**DISPFL, "graph": "full", "rounds": 2, "novel": 1, "novel_epochs": 1, "per_round": None}
+    run = sp.train("dispfl", out=tmp_path / "run", executor="serial", model=small_net, **options)
+    sent = run.summary["bytes"]
+    # Five heard each other, four times each, in the second round; then one heard all five.
+    assert sent["up"] == sent["down"] == sent["total"] == (5 * 4 + 5) * sent["busiest_round_out"] / 4
+
+
 def test_the_consensus_is_tested_on_everybody():
     setting = setting_of(points=("received", "consensus"))
     gossip, population, _ = play(setting, 2)

@@ -12,7 +12,6 @@ import sparsona as sp
 from sparsona import methods, models, prepare
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Client
-from sparsona.core.task import Task
 from sparsona.engine.serial import Serial
 from sparsona.engine.stacked import Stacked
 from sparsona.engine.star import Star, received_work
@@ -211,6 +210,30 @@ def test_the_stored_gate_is_the_mean_of_training():
     assert float(state.scores.min()) > 0.6
 
 
+def test_the_dense_mean_is_over_those_who_take_part():
+    """A novel client's data is not known to the server: everybody else sampled, theirs is the mean."""
+    setting = setting_of(**{**AUTHORS, "novel": 2, "per_round": 4})
+    star = Star(setting, Serial(setting))
+    population, _ = star.play(star.start(), 0)
+    found, weights = torch.zeros_like(setting.params.flat), 0
+    for client in set(range(6)) - star.novel:
+        _, update, _, _ = turn_of(setting, client)
+        found += update.weight * update.parts["update"].tree().flat
+        weights += update.weight
+    torch.testing.assert_close(population.server.params.flat, setting.params.flat + found / weights)
+
+
+def test_a_file_of_latencies_that_changed_is_told(tmp_path):
+    path = tmp_path / "phone.json"
+    names = setting_of().task.layout.names
+    path.write_text(json.dumps(dict.fromkeys(names, 1.0)))
+    options = {**COMMON, "epochs": 1, "model": net, "budget": f"latency:{path}"}
+    sp.train("pfedgate", out=tmp_path / "run", max_seconds=1e-9, **options)
+    path.write_text(json.dumps({**dict.fromkeys(names, 1.0), names[0]: 2.0}))
+    with pytest.raises(SparsonaError, match="the latencies are not those of"):
+        sp.resume(tmp_path / "run", model=net)
+
+
 def test_tuning_moves_the_gate_alone():
     setting = setting_of(tune_epochs=1, novel=1)
     star = Star(setting, Serial(setting))
@@ -312,8 +335,10 @@ def test_latencies_from_a_file(tmp_path):
     ],
 )
 def test_bad_combinations_are_refused(options, said):
-    with pytest.raises(SparsonaError, match=said):
+    with pytest.raises(SparsonaError, match=said) as told:
         prepare.make_config("pfedgate", options)
+    # Where no single one is wrong, the rule is told, and not a list of all options.
+    assert told.value.what.startswith("budget = " if "budget" in options else "options of pfedgate that do not go")
 
 
 def test_bad_models_are_refused():
@@ -324,9 +349,8 @@ def test_bad_models_are_refused():
         setting_of(normed, gating="sample")
     with pytest.raises(SparsonaError, match="always used"):
         turn_of(setting_of(blocks="filter", density=0.01))
-    text = Task(lambda: nn.Embedding(10, 10), (6,), 10, tokens=True)
     with pytest.raises(SparsonaError, match="on text"):
-        methods.factory("pfedgate")[0](text, PFedGateConfig())
+        methods.factory("pfedgate")[0](models.outline("transformer", (20,), 100), PFedGateConfig())
 
 
 def test_cost_is_a_bound_by_capacity():

@@ -240,6 +240,15 @@ def _candidates(run: RunFolder, point: str) -> tuple[str, ...]:
     return (*shared, "received") if point == "tuned" else shared
 
 
+def _where_to_find(run: RunFolder) -> str:
+    """How the run itself could have had a shared model; those who train alone have none."""
+    if run.about.get("alone"):
+        return ""
+    if run.about.get("partial_global"):
+        return ", or begin with one (--warm-start)"
+    return f", or run again with --set 'points=[\"{'consensus' if run.about.get('peers') else 'global'}\"]'"
+
+
 def _shared_point(run: RunFolder, point: str, wanted: str | None) -> str:
     known = {name for name in points(run) if "/" not in name}  # those after a slash are on other data
     for shared in (wanted,) if wanted else _candidates(run, point):
@@ -249,8 +258,7 @@ def _shared_point(run: RunFolder, point: str, wanted: str | None) -> str:
     raise SparsonaError(
         f"'{run.path}' has no accuracies of {f'a point {wanted!r}' if wanted else 'a shared model'} beside '{point}'",
         expected=f"a shared model to compare with (other points of this run: {others})",
-        mend="give another run with --against RUN, or "
-        + ("begin with one (--warm-start)" if run.about.get("partial_global") else "--set 'points=[\"global\"]'"),
+        mend="give another run with --against RUN" + _where_to_find(run),
     )
 
 

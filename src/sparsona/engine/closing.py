@@ -17,6 +17,7 @@ from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.jobs import Outcome, Setting
 from sparsona.engine.plan import Plan, tested_clients
 from sparsona.engine.population import Population, RoundRecord, Turn
+from sparsona.engine.turn import Tally
 from sparsona.wire.ledger import Traffic
 
 GUARDED = "guarded"
@@ -66,6 +67,9 @@ def close(player: Player, population: Population) -> tuple[RoundRecord, dict[int
             wishes[client] = Wish(points, epochs)
     tuned: dict[int, Work] = {}
     for outcome, traffic in player.tune(population, round_, wishes):
+        if outcome.client not in wishes:  # what a peer said was heard once more: that is on its bill
+            record.turns.append(Turn(outcome.client, Tally(), traffic, False, False, trained=False))
+            continue
         tuned[outcome.client] = outcome.work
         setting.shelf.rest(outcome.work)
         record.turns.append(Turn(outcome.client, outcome.tally, traffic, False, False))

@@ -17,7 +17,7 @@ from sparsona.data.batches import in_order
 from sparsona.data.federation import Examples
 from sparsona.engine.stacking import over_clients
 
-BATCH = 512  # large enough to be quick, small enough for any device; predictions do not depend on it
+BATCH = 512  # large enough to be quick, small enough for any device; only transductive predictions depend on it
 STACKED_BATCH = 8192  # the same for many clients at once
 MAX_CONFUSION = 256  # more classes than anybody looks at in a square; a client's would take a megabyte
 

@@ -50,7 +50,6 @@ class Gossip:
         check(graph_of(setting), members_of(setting))
         self._at_hand: dict[int, Update] = {}
         self._unpacked = 0
-        self._answered: dict[int, Traffic] = {}  # what those sent who were heard in final tuning and not tuned
 
     def _refuse(self) -> None:
         """What peers cannot do."""
@@ -196,14 +195,12 @@ class Gossip:
         )
         for outcome in self._executor.run(jobs):
             yield outcome, post.traffic.pop(outcome.client, Traffic())
-        self._answered = post.traffic
+        yield from ((Outcome(client), sent) for client, sent in post.traffic.items())  # heard, and not tuned
         self._put_away()
 
     def closing(self, population: Population) -> tuple[RoundRecord, dict[int, Work]]:
         """After the last round: final tuning; the novel clients join now."""
-        record, tuned = close(self, population)
-        record.turns += (_silent(client, sent) for client, sent in self._answered.items())
-        return record, tuned
+        return close(self, population)
 
 
 def _silent(client: int, sent: Traffic) -> Turn:

@@ -45,7 +45,9 @@ class Star:
 
     def start(self) -> Population:
         half = self.method.server
-        server = half.init(self.setting.params, self.setting.clients, self.plan.seeds) if half else None
+        # Nobody knows of novel clients' data yet: where a mean is over all clients, they are none of them.
+        clients = tuple(replace(c, num_examples=0) if c.index in self.novel else c for c in self.setting.clients)
+        server = half.init(self.setting.params, clients, self.plan.seeds) if half else None
         server = self.setting.place(server)
         self._rest_memories(server, None)
         return Population(server, {})

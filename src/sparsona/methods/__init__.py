@@ -124,7 +124,7 @@ METHODS = {
             "down: the model inside the mask; up: the change inside the mask, and the new mask as bits",
             "fedspa",
             "FedSpaConfig",
-            presets={"paper": {}, "authors": {"anneal": "family"}},
+            presets={"paper": {"batch_size": 128}, "authors": {"batch_size": 128, "anneal": "family"}},
         ),
         MethodCard(
             "fedspa-rsm",
@@ -135,7 +135,7 @@ METHODS = {
             "fedspa",
             "FedSpaConfig",
             options={"search": "rsm"},
-            presets={"paper": {}, "authors": {"anneal": "family"}},
+            presets={"paper": {"batch_size": 128}, "authors": {"batch_size": 128, "anneal": "family"}},
         ),
         MethodCard(
             "dispfl",
@@ -145,7 +145,10 @@ METHODS = {
             "between peers: the model inside its mask, and masks as bits",
             "dispfl",
             "DisPFLConfig",
-            presets={"paper": {}, "authors": {"regrowth": "random", "divide_by": "used"}},
+            presets={
+                "paper": {"batch_size": 128},
+                "authors": {"batch_size": 128, "regrowth": "random", "divide_by": "used"},
+            },
             peers=True,
         ),
         MethodCard(

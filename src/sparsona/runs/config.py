@@ -234,12 +234,15 @@ def mistakes(kind: type[BaseModel], values: Mapping[str, Any], where: str) -> li
 
 
 def _mistake(kind: type[BaseModel], item: Any, where: str) -> SparsonaError:
-    key = ".".join(str(place) for place in item["loc"]) or "?"
+    key = ".".join(str(place) for place in item["loc"])
     if item["type"] == "extra_forbidden":
         return unknown_name(f"option of {where}", key, kind.model_fields)
     if item["type"] == "missing":
         return SparsonaError(f"{key} is missing from {where}", expected="a config as sparsona writes it")
-    field = kind.model_fields.get(str(item["loc"][0])) if item["loc"] else None
+    if not item["loc"]:  # each is right by itself, but not together: the rule says what is wrong
+        rule = item["msg"].removeprefix("Value error, ")
+        return SparsonaError(f"options of {where} that do not go together", expected=rule, mend="change one of them")
+    field = kind.model_fields.get(str(item["loc"][0]))
     about = f" ({field.description})" if field is not None and field.description else ""
     if item["type"] == "value_error":  # our own words: what would be right
         expected = str(item["ctx"]["error"])
