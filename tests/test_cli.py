@@ -237,7 +237,7 @@ def test_the_options_of_a_method(say):
     for key, field in FedSpaConfig.model_fields.items():
         assert f"  {key} = " in text
         assert field.description in text
-    for chosen, told in (("paper", "as above"), ("authors", "regrowth=random, divide_by=used")):
+    for chosen, told in (("paper", "batch_size=128"), ("authors", "batch_size=128, regrowth=random, divide_by=used")):
         assert f"--preset {chosen}: {told}\n" in say("methods", "dispfl").out
 
 

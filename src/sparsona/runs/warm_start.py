@@ -88,10 +88,10 @@ def check_layout(weights: Mapping[str, Tensor], layout: Layout, where: str) -> N
     if not any(name in shapes for name in weights):
         raise SparsonaError(
             f"a warm start from {where}: no parameter has a name of this model's",
-            expected=f"parameters such as '{next(iter(shapes))}', not '{next(iter(weights))}'",
+            expected=f"parameters such as '{next(iter(shapes))}', not '{min(weights)}'",
             mend=mend,
         )
-    for name in [*(name for name in shapes if name in weights), *weights]:
+    for name in [*(name for name in shapes if name in weights), *sorted(weights)]:
         if name not in shapes:
             raise SparsonaError(
                 f"a warm start from {where}: this model has no '{name}'", expected="all its parameters here", mend=mend
