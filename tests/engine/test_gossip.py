@@ -55,14 +55,14 @@ def counting(task, wants=None):
         return task.forward(work.params, work.buffers, inputs, train=False)[0]
 
     return Method(
-        "counting",
-        lambda params, buffers, client, seeds: Number(params.like(params.flat * 0), buffers),
-        receive,
-        (),
-        finish,
-        predict,
-        lambda layout, client, round_: Cost(None, None, 0),
-        peer=PeerHalf(wants, consensus),
+        name="counting",
+        init_client=lambda params, buffers, client, seeds: Number(params.like(params.flat * 0), buffers),
+        receive=receive,
+        phases=(),
+        finish=finish,
+        predict=predict,
+        cost=lambda layout, client, round_: Cost(None, None, 0),
+        peer=PeerHalf(wants=wants, consensus=consensus),
     )
 
 
@@ -248,7 +248,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(make, more, tmp_path):
         setting = dispfl(**more)
         engine = rounds_of(setting, make(setting))
         if population is None:
-            found = Checkpoints(tmp_path).load(setting, engine.start())
+            found = Checkpoints(tmp_path, setting.method).load(setting, engine.start())
             population = found.population if found else engine.start()
         for index in range(first, last):
             population, _ = engine.play(population, index)
@@ -256,7 +256,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(make, more, tmp_path):
 
     _, whole = playing()
     engine, half = playing(last=2)
-    Checkpoints(tmp_path).save(Progress(2, 1.0, half, {}), engine.start())
+    Checkpoints(tmp_path, engine.setting.method).save(Progress(2, 1.0, half, {}), engine.start())
     assert bits(playing(first=2)[1]) == bits(whole)
 
 
@@ -264,7 +264,7 @@ def test_a_message_that_the_state_holds_is_not_written_twice(tmp_path):
     setting = dispfl()
     engine = rounds_of(setting, Stacked(setting))
     population, _ = engine.play(engine.start(), 0)
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = Checkpoints(tmp_path, setting.method)
     checkpoints.save(Progress(1, 1.0, population, {}), engine.start())
     folder = tmp_path / "checkpoint"
     names = {path.name: path.stat().st_size for path in folder.iterdir()}
@@ -272,13 +272,13 @@ def test_a_message_that_the_state_holds_is_not_written_twice(tmp_path):
     assert all(size < 1000 for name, size in names.items() if name.startswith("message-"))
     checkpoints.save(Progress(1, 2.0, population, {}), engine.start())
     assert {path.name for path in folder.iterdir()} == set(names)  # nothing is written anew
-    found = Checkpoints(tmp_path).load(setting, engine.start()).population
+    found = Checkpoints(tmp_path, setting.method).load(setting, engine.start()).population
     assert bits(found) == bits(population)
     assert found.messages[0].parts["model"].whole is found.states[0].params
     # Where the state has moved on and the message has not, it is written whole.
     moved = replace(population, states={**population.states, 0: setting.fresh_state(0)})
     checkpoints.save(Progress(2, 3.0, moved, {}), engine.start())
-    assert bits(Checkpoints(tmp_path).load(setting, engine.start()).population) == bits(moved)
+    assert bits(Checkpoints(tmp_path, setting.method).load(setting, engine.start()).population) == bits(moved)
 
 
 def test_the_busiest_peer_is_bounded_where_it_is_asked_for(tmp_path):
@@ -300,7 +300,7 @@ def rounds_message(run):
     """Any message of a run, as its checkpoint has it."""
     setting = run._make_setting()
     start = rounds_of(setting, Serial(setting)).start()
-    return Checkpoints(run.path).load(setting, start).population.messages[0]
+    return Checkpoints(run.path, setting.method).load(setting, start).population.messages[0]
 
 
 def test_a_graph_file_that_changed_is_told(tmp_path):

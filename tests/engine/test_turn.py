@@ -49,7 +49,7 @@ def phase_of(task, **more) -> Phase:
     def update(work, grads, tick):
         return replace(work, params=subtract(work.params, scale(grads["params"], 0.1 * tick.lr_scale)))
 
-    return Phase("train", ("params",), loss, update, **more)
+    return Phase(name="train", trains=("params",), loss=loss, update=update, **more)
 
 
 def run(task, examples, phase):

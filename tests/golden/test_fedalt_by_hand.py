@@ -25,6 +25,8 @@ which becomes -1: u = 1.1. With the stale gradient in the norm, sqrt(3.5^2 + 1^2
 
 from __future__ import annotations
 
+from functools import reduce
+
 import pytest
 import torch
 from torch import nn
@@ -69,7 +71,14 @@ def play(task, **options):
         state, update, work, _ = client_turn(method, task, state, inbox, examples, examples, mine)
         sent.append(update)
         ends.append((float(work.shared["weight"]), float(state.personal["bias"])))
-    return method, method.server.aggregate(server, sent, round_), ends, round_
+    return method, aggregated(method, server, sent, round_), ends, round_
+
+
+def aggregated(method, server, updates, round_):
+    """The server after these updates."""
+    half = method.server
+    total = reduce(lambda total, update: half.add(server, total, update), updates, half.zero(server, round_))
+    return half.step(server, total, round_)
 
 
 def u(server) -> float:
@@ -97,7 +106,7 @@ def test_adam(task):
     method, server, _, round_ = play(task, server_optimizer="adam", server_lr=0.05)
     assert u(server) == pytest.approx(0.95, abs=1e-6)
     mean = Tree(server.shared.layout, torch.tensor([0.75]))
-    server = method.server.aggregate(server, [message(round_.on(CLIENTS[0]), {"shared": dense(mean)})], round_)
+    server = aggregated(method, server, [message(round_.on(CLIENTS[0]), {"shared": dense(mean)})], round_)
     assert u(server) == pytest.approx(0.901741, abs=2e-6)
 
 

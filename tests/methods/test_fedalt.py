@@ -20,7 +20,7 @@ from sparsona.engine.serial import Serial
 from sparsona.engine.stacked import Stacked
 from sparsona.engine.star import Star, received_work
 from sparsona.engine.turn import Tally, run_phase
-from sparsona.methods.averaging import weighted_mean
+from sparsona.learning.means import WeightedSum
 from sparsona.methods.fedalt import FedAltConfig, fedalt
 from sparsona.methods.fedavg import FedAvgPartConfig, fedavg
 from sparsona.methods.server_optimizer import ServerStep, server_step
@@ -258,7 +258,7 @@ def test_what_an_update_weighs_by(weight, wanted):
 def test_the_servers_plain_step_is_the_mean_to_the_bit():
     params, _ = Task(Adapted, (1, 8, 8), 10).init(0)
     other = params.like(params.flat * 1.7 + 0.1)
-    mean = weighted_mean([(params, 1.0), (other, 2.0)], otherwise=params)
+    mean = WeightedSum().add(params, 1.0).add(other, 2.0).mean(otherwise=params)
     assert server_step(ServerStep(), params, mean, ())[0] is mean
     half, _ = server_step(ServerStep(server_lr=0.5), params, mean, ())
     torch.testing.assert_close(half.flat, (params.flat + mean.flat) / 2)

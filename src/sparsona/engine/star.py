@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from sparsona.core.errors import MaskMismatchError, SparsonaError
-from sparsona.core.method import Inbox, Method, Round, Server, State, Tree, Update, Work
+from sparsona.core.method import Method, Round, Server, State, Tree, Update, Work
 from sparsona.core.tree import awake
 from sparsona.engine.closing import Wish, check_last_looks, close
 from sparsona.engine.evaluate import Evaluation
@@ -54,14 +54,14 @@ class Star:
 
     def _rest_memories(self, server: Server | None, before: Server | None) -> None:
         """Let what the server remembers of each client rest, where that changed."""
-        known = {} if before is None else memories(before)
-        for name, values in {} if server is None else memories(server).items():
+        known = memories(self.method, before)
+        for name, values in memories(self.method, server).items():
             old = known.get(name, {})
             fresh = {id(value): value for client, value in values.items() if old.get(client) is not value}
             self.setting.shelf.rest(tuple(fresh.values()))  # clients may share one
 
     def play(self, population: Population, index: int) -> tuple[Population, RoundRecord]:
-        """One round: reply, train, aggregate. Updates stream: memory does not grow with the number of clients."""
+        """One round: reply, train, add up, step. Updates stream: memory does not grow with the number of clients."""
         round_ = self.plan.round_at(index)
         who = participation(self.plan, self.setting.clients, index)
         record = RoundRecord(index, round_.lr_scale)
@@ -73,28 +73,25 @@ class Star:
             for client in who.trains:
                 yield self._job("train", client, population, round_, points, sent)
 
-        def arriving() -> Inbox:
-            for outcome in self._executor.run(jobs()):
-                client = outcome.client
-                update, traffic = self._open(outcome, sent.pop(client), index)
-                dropped = update is not None and client in who.dropped  # who sends nothing can lose nothing
-                if not dropped and not self.plan.stateless:
-                    states[client] = outcome.state
-                    self.setting.shelf.rest(outcome.state)
-                aggregated = update is not None and client in who.aggregated
-                record.turns.append(Turn(client, outcome.tally, traffic, aggregated, dropped))
-                record.evaluations.extend(outcome.evaluations)
-                if update is not None and aggregated:
-                    self._rest_masks(update)
-                    yield update
-
-        inbox = arriving()
-        server = population.server
-        if self.method.server is not None and who.aggregated:
-            with self.setting.clock.measure("aggregate"):
-                server = self.method.server.aggregate(server, inbox, round_)
-        for _ in inbox:  # whatever the method left unread, and every turn where there is no server
-            pass
+        server, half, clock = population.server, self.method.server, self.setting.clock
+        total = None if half is None else half.zero(server, round_)
+        for outcome in self._executor.run(jobs()):
+            client = outcome.client
+            update, traffic = self._open(outcome, sent.pop(client), index)
+            dropped = update is not None and client in who.dropped  # who sends nothing can lose nothing
+            if not dropped and not self.plan.stateless:
+                states[client] = outcome.state
+                self.setting.shelf.rest(outcome.state)
+            aggregated = update is not None and client in who.aggregated
+            record.turns.append(Turn(client, outcome.tally, traffic, aggregated, dropped))
+            record.evaluations.extend(outcome.evaluations)
+            if half is not None and update is not None and aggregated:
+                self._rest_masks(update)
+                with clock.measure("aggregate"):
+                    total = half.add(server, total, update)
+        if half is not None and any(turn.aggregated for turn in record.turns):
+            with clock.measure("aggregate"):
+                server = half.step(server, total, round_)
         self._rest_memories(server, population.server)
         return Population(server, states), record
 
@@ -187,14 +184,11 @@ def global_model(method: Method, population: Population) -> Tree | None:
     return None if half is None or half.global_model is None else half.global_model(population.server)
 
 
-def memories(server: Server) -> dict[str, dict[int, Any]]:
-    """Fields of a server that remember something about each client."""
-    assert is_dataclass(server)
-    return {
-        field.name: value
-        for field in fields(server)
-        if isinstance(value := getattr(server, field.name), dict) and set(map(type, value)) <= {int}
-    }
+def memories(method: Method, server: Server | None) -> dict[str, dict[int, Any]]:
+    """What a server remembers of each client, by the fields that its method names."""
+    if method.server is None or server is None:
+        return {}
+    return {name: getattr(server, name) for name in method.server.client_memory}
 
 
 def received_work(setting: Setting, population: Population, client: int) -> Work:
