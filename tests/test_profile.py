@@ -16,7 +16,7 @@ OPTIONS = {"clients": 5, "per_round": 4, "rounds": 2, "epochs": 1, "batch_size":
 
 
 def steps_of(run) -> tuple[int, int]:
-    with contextlib.closing(sqlite3.connect(run / "records.sqlite")) as db:
+    with contextlib.finish(sqlite3.connect(run / "records.sqlite")) as db:
         return db.execute("SELECT SUM(steps), SUM(examples) FROM turns").fetchone()
 
 

@@ -15,10 +15,10 @@ from sparsona import methods, prepare
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves, map_leaves
 from sparsona.data.batches import in_order
+from sparsona.engine.context import Setting
 from sparsona.engine.gossip import heard_by
-from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import participation
-from sparsona.engine.rounds import received_work, rounds_of
+from sparsona.engine.rounds import received_work, simulate
 from sparsona.engine.serial import Serial
 from sparsona.engine.turn import client_turn
 from sparsona.runs.checkpoint import Checkpoints, Progress
@@ -61,7 +61,7 @@ def setting_of(name: str, model=None, **more) -> Setting:
 
 def engine_of(setting: Setting):
     """With a server in the middle, or among peers."""
-    return rounds_of(setting, Serial(setting))
+    return simulate(setting, Serial(setting))
 
 
 def played(setting: Setting, rounds: int):
@@ -94,7 +94,7 @@ def test_global_generators_untouched(name, untouched_generators):
     setting = setting_of(name)
     star, population, _ = played(setting, 2)
     star.evaluate(population, 2)
-    star.closing(population)
+    star.finish(population)
 
 
 def test_inputs_are_not_changed(name):
@@ -104,7 +104,7 @@ def test_inputs_are_not_changed(name):
     before = population_print(population), fingerprint((setting.params, setting.buffers))
     star.play(population, 2)
     star.evaluate(population, 2)
-    star.closing(population)
+    star.finish(population)
     assert (population_print(population), fingerprint((setting.params, setting.buffers))) == before
 
 
@@ -123,7 +123,7 @@ def test_state_keeps_its_structure(name):
 def test_state_survives_the_store_bit_for_bit(name, tmp_path):
     setting = setting_of(name)
     star, population, _ = played(setting, 3)
-    _, tuned = star.closing(population)
+    _, tuned = star.finish(population)
     initial = engine_of(setting).start()
     Checkpoints(tmp_path).save(Progress(3, 1.5, population, tuned, True), initial)
     fresh = setting_of(name)
@@ -281,7 +281,7 @@ def test_learning_rate_takes_effect_each_round(name):
 def test_beats_chance_on_the_toy(name):
     setting = setting_of(name, rounds=5, epochs=3, per_round=4, lr=0.15)
     star, population, _ = played(setting, 5)
-    record, _ = star.closing(population)
+    record, _ = star.finish(population)
     found = record.evaluations or star.evaluate(population, 5)
     accuracy = sum(e.correct / e.count for e in found) / len(found)
     assert accuracy > SETTINGS[name][1], accuracy
@@ -335,7 +335,7 @@ def test_novel_clients(name):
     star, population, _ = played(setting, 3)
     assert len(star.novel) == 2
     assert not star.novel & set(population.states)
-    record, _ = star.closing(population)
+    record, _ = star.finish(population)
     assert {e.client for e in record.evaluations if e.point == "novel"} == star.novel
     assert not {e.client for e in star.evaluate(population, 3)} & star.novel
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from sparsona.engine.seats import take_seat
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
@@ -16,8 +17,7 @@ from sparsona.engine.fused_norm import fuse_group_norms
 from sparsona.engine.grouped import as_products
 from sparsona.engine.lanes import Lane, Programs
 from sparsona.engine.padded import pad_few_channels
-from sparsona.engine.rounds import rounds_of
-from sparsona.engine.seats import take_seat
+from sparsona.engine.rounds import simulate
 
 aten = torch.ops.aten
 
@@ -81,7 +81,7 @@ def first_job(setting):
         def run(self, jobs):
             raise CaughtError(next(iter(jobs)))
 
-    engine = rounds_of(setting, Catcher())
+    engine = simulate(setting, Catcher())
     with pytest.raises(CaughtError) as caught:
         engine.play(engine.start(), 0)
     return caught.value.args[0]

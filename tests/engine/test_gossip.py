@@ -16,11 +16,11 @@ from sparsona.core.method import Cost, Method, PeerHalf, Tree, dense, message
 from sparsona.core.task import Task
 from sparsona.core.tree import leaves
 from sparsona.data.federation import Federation
-from sparsona.engine.gossip import Gossip, consensus
+from sparsona.engine.context import Setting
+from sparsona.engine.gossip import consensus
 from sparsona.engine.graphs import Graph
-from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import Plan, participation
-from sparsona.engine.rounds import received_work, rounds_of
+from sparsona.engine.rounds import received_work, simulate
 from sparsona.engine.serial import Serial
 from sparsona.engine.stacked import Stacked
 from sparsona.runs.checkpoint import Checkpoints, Progress
@@ -82,7 +82,7 @@ def setting_of(num=3, make=counting, **plan):
 
 
 def play(setting, rounds, population=None, first=0):
-    gossip, records = Gossip(setting, Serial(setting)), []
+    gossip, records = simulate(setting, Serial(setting)), []
     population = population or gossip.start()
     for index in range(first, rounds):
         population, record = gossip.play(population, index)
@@ -179,7 +179,7 @@ def test_novel_clients_join_at_the_end():
     assert novel not in population.states
     rest = list(numbers(population).values())
     assert float(received_work(setting, population, novel).params.flat[0]) == pytest.approx(sum(rest) / 4)
-    record, _ = gossip.closing(population)
+    record, _ = gossip.finish(population)
     assert {(e.client, e.point) for e in record.evaluations} == {(novel, "novel")}
 
 
@@ -211,7 +211,7 @@ def test_the_consensus_is_tested_on_everybody():
 def test_what_peers_cannot_do(plan, told):
     setting = setting_of(**plan)
     with pytest.raises(SparsonaError) as caught:
-        rounds_of(setting, Serial(setting))
+        simulate(setting, Serial(setting))
     assert told in str(caught.value)
 
 
@@ -246,7 +246,7 @@ def bits(population):
 def test_a_resumed_run_equals_an_uninterrupted_one(make, more, tmp_path):
     def playing(population=None, first=0, last=4):
         setting = dispfl(**more)
-        engine = rounds_of(setting, make(setting))
+        engine = simulate(setting, make(setting))
         if population is None:
             found = Checkpoints(tmp_path).load(setting, engine.start())
             population = found.population if found else engine.start()
@@ -262,7 +262,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(make, more, tmp_path):
 
 def test_a_message_that_the_state_holds_is_not_written_twice(tmp_path):
     setting = dispfl()
-    engine = rounds_of(setting, Stacked(setting))
+    engine = simulate(setting, Stacked(setting))
     population, _ = engine.play(engine.start(), 0)
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(Progress(1, 1.0, population, {}), engine.start())
@@ -299,7 +299,7 @@ def test_the_busiest_peer_is_bounded_where_it_is_asked_for(tmp_path):
 def rounds_message(run):
     """Any message of a run, as its checkpoint has it."""
     setting = run._make_setting()
-    start = rounds_of(setting, Serial(setting)).start()
+    start = simulate(setting, Serial(setting)).start()
     return Checkpoints(run.path).load(setting, start).population.messages[0]
 
 

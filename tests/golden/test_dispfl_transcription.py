@@ -87,7 +87,7 @@ class Peers(Draws):
 def play(options):
     setting = make_setting("dispfl", RUN | options)
     recorder = Recorder(setting)
-    gossip = Gossip(setting, recorder)
+    gossip = simulate(setting, recorder)
     populations, uploads = [gossip.start()], []
     for t in range(ROUNDS):
         recorder.uploads = {}

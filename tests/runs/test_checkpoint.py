@@ -15,8 +15,8 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
 from sparsona.data.federation import Federation
 from sparsona.engine.population import Population
+from sparsona.engine.rounds import simulate
 from sparsona.engine.serial import Serial
-from sparsona.engine.star import Star
 from sparsona.runs.checkpoint import Checkpoints, Progress
 
 CLIENTS = 6
@@ -34,10 +34,10 @@ def net() -> nn.Module:
 
 
 @pytest.fixture
-def star(federation) -> Star:
+def star(federation) -> Any:
     options = {"rounds": 4, "per_round": 2, "epochs": 1, "executor": "serial", "tune_epochs": 1}
     setting = prepare.make_setting(prepare.make_config("fedspa", options, federation, net), federation, net)
-    return Star(setting, Serial(setting))
+    return simulate(setting, Serial(setting))
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def bits(value) -> dict[str, bytes]:
 
 def test_comes_back_bit_for_bit(star, played, tmp_path):
     population = played[-1][0]
-    _, tuned = star.closing(population)
+    _, tuned = star.finish(population)
     Checkpoints(tmp_path).save(Progress(3, 12.5, population, tuned, True), star.start())
     found = Checkpoints(tmp_path).load(star.setting, star.start())
     assert (found.completed, found.seconds, found.finished) == (3, 12.5, True)
@@ -242,7 +242,7 @@ def test_a_checkpoint_of_another_model(saved, federation):
         return nn.Linear(5, 3)
 
     config = prepare.make_config("fedspa", {"rounds": 4, "per_round": 2}, federation, other)
-    star = Star(setting := prepare.make_setting(config, federation, other), Serial(setting))
+    star = simulate(setting := prepare.make_setting(config, federation, other), Serial(setting))
     with pytest.raises(SparsonaError, match="the checkpoint of the server holds") as caught:
         Checkpoints(saved).load(setting, star.start())
     assert "the model" in caught.value.mend
