@@ -99,7 +99,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
 def rounds_recorded(run: Path) -> int:
     """How many rounds a run under way has written."""
     try:
-        with contextlib.finish(sqlite3.connect(f"file:{run / 'records.sqlite'}?mode=ro", uri=True)) as db:
+        with contextlib.closing(sqlite3.connect(f"file:{run / 'records.sqlite'}?mode=ro", uri=True)) as db:
             return db.execute("SELECT COUNT(*) FROM rounds").fetchone()[0]
     except sqlite3.Error:
         return 0
@@ -123,7 +123,7 @@ def traces(run: Path) -> dict[str, Any]:
                 value = file.get_tensor(key)
                 state.update(f"{key} {value.dtype} {value.shape}".encode() + value.tobytes())
         tensors[owner] = state.hexdigest()
-    with contextlib.finish(sqlite3.connect(run / "records.sqlite")) as db:
+    with contextlib.closing(sqlite3.connect(run / "records.sqlite")) as db:
         rows = {}
         for table in ("rounds", "turns", "evaluations"):
             columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})") if row[1] != "seconds"]

@@ -71,7 +71,7 @@ def test_accuracies_of_every_client(fedspa):
 
 
 def evaluated(run: sp.Run, point: str) -> dict[int, tuple]:
-    with contextlib.finish(sqlite3.connect(run.path / "records.sqlite")) as db:
+    with contextlib.closing(sqlite3.connect(run.path / "records.sqlite")) as db:
         rows = db.execute(
             "SELECT client, correct, count, loss, confusion FROM evaluations WHERE completed = ? AND point = ?",
             (run.summary["rounds"], point),

@@ -82,7 +82,7 @@ def test_the_headline_is_the_last_round_and_never_the_best(say, tmp_path):
     assert [completed for completed, _ in curve] == list(range(1, 13))
     assert summary["accuracy"]["mean"] == pytest.approx(curve[-1][1], abs=1e-12)
     assert summary["accuracy"]["last10"] == pytest.approx(np.mean([value for _, value in curve[-10:]]), abs=1e-12)
-    with contextlib.finish(sqlite3.connect(tmp_path / "run" / "records.sqlite")) as db:
+    with contextlib.closing(sqlite3.connect(tmp_path / "run" / "records.sqlite")) as db:
         db.execute("UPDATE evaluations SET correct = count WHERE completed = 5")
         db.commit()
     (tmp_path / "run" / "summary.json").unlink()
@@ -94,7 +94,7 @@ def test_the_headline_is_the_last_round_and_never_the_best(say, tmp_path):
 def test_the_summary_is_what_the_records_say(say, tmp_path):
     said = say("run", "fedspa", *small(tmp_path, out="run"), "--json")
     summary = json.loads(said.out)
-    with contextlib.finish(sqlite3.connect(tmp_path / "run" / "records.sqlite")) as db:
+    with contextlib.closing(sqlite3.connect(tmp_path / "run" / "records.sqlite")) as db:
         up, down, train, search = db.execute(
             "SELECT SUM(bytes_up), SUM(bytes_down), SUM(train_flops), SUM(search_flops) FROM turns"
         ).fetchone()

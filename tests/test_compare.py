@@ -48,7 +48,7 @@ def comparison(tmp_path_factory):
 def test_all_methods_meet_the_same_conditions(comparison):
     seen: dict[int, set] = {}
     for run in comparison.runs:
-        with contextlib.finish(sqlite3.connect(run.path / "records.sqlite")) as db:
+        with contextlib.closing(sqlite3.connect(run.path / "records.sqlite")) as db:
             sampled = db.execute("SELECT round, client FROM turns WHERE round < 2 ORDER BY 1, 2").fetchall()
         config = RunConfig(**run.config)
         start_weights = prepare.make_setting(config, None, None).params.flat.numpy().tobytes()

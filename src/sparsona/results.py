@@ -108,7 +108,7 @@ class Run:
 
     def _progress(self, setting: Setting) -> Progress:
         initial = simulate(setting).start()
-        progress = Checkpoints(self.path).load(setting, initial)
+        progress = Checkpoints(self.path, setting.method).load(setting, initial)
         if progress is None:
             raise SparsonaError(f"'{self.path}' has no checkpoint yet", mend="resume the run first")
         return progress

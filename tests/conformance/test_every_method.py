@@ -15,12 +15,12 @@ from sparsona import methods, prepare
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves, map_leaves
 from sparsona.data.batches import in_order
+from sparsona.engine.clients import LocalClients
 from sparsona.engine.context import Setting
-from sparsona.engine.gossip import heard_by
 from sparsona.engine.plan import participation
 from sparsona.engine.rounds import received_work, simulate
 from sparsona.engine.serial import Serial
-from sparsona.engine.turn import client_turn
+from sparsona.engine.turn import begin, phases_of, train_alone
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.wire.codec import decode, encode
 from sparsona.wire.format import message_size, paper_size
@@ -255,20 +255,18 @@ def test_learning_rate_takes_effect_each_round(name):
     """A turn at another learning-rate scale gives another model, and at scale 0 the one that was received."""
     setting = setting_of(name, weight_decay=0.0)
     _, population, _ = played(setting, 1)
-    round_ = setting.plan.round_at(1).on(setting.clients[0])
-    own = (setting.federation.examples(0, "train"), setting.federation.examples(0, "validation"))
-    inbox = ()
-    if setting.method.peer is not None:
-        heard = heard_by(setting, range(6), population, 0, setting.plan.round_at(setting.plan.rounds))
-        assert heard
-        inbox = tuple(decode(population.messages[sender]) for sender in heard)
-    if setting.method.server is not None:
-        inbox = (setting.method.server.reply(population.server, setting.clients[0], round_),)
-    state = population.states.get(0) or setting.fresh_state(0)
+    clients = LocalClients(setting, None, population.states)
+    engine = engine_of(setting)
+    whose = population if setting.method.peer is not None else population.server
+    job = clients.with_state(engine.evaluation_job(whose, 0, setting.plan.round_at(1)))
+    assert job.messages or (setting.method.peer is None and setting.method.server is None)
 
     def trained(scale: float) -> str:
-        here = dataclasses.replace(round_, lr_scale=scale)
-        return learned(client_turn(setting.method, setting.task, state, inbox, *own, here)[2])
+        here = dataclasses.replace(job, do="train", round=dataclasses.replace(job.round, lr_scale=scale))
+        turn = begin(setting, here)
+        for phase in phases_of(setting, turn):
+            train_alone(setting, turn, phase)
+        return learned(turn.work)
 
     def learned(work) -> str:
         """What is trained: statistics and momentum move at any learning rate."""

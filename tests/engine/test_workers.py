@@ -164,7 +164,7 @@ def _evaluation_jobs(setting):
     star = simulate(setting, Serial(setting))
     population, round_ = star.start(), setting.plan.round_at(0)
     for client in [*range(5)] * 4:
-        yield star._job("evaluate", client, population, round_, ("received",), {})
+        yield star.evaluation_job(population.server, client, round_, ("received",))
 
 
 class Deadly(nn.Module):
@@ -231,7 +231,7 @@ def test_outcomes_do_not_pile_up_behind_a_slow_client(workers):
     def jobs():
         for client in range(30):
             begun.append(client)
-            yield star._job("train", client, population, setting.plan.round_at(0), (), {})
+            yield star._job("train", client, population.server, setting.plan.round_at(0), (), {})
 
     outcomes = executor.run(jobs())
     assert next(outcomes).client == 0

@@ -114,7 +114,7 @@ def trace(run: Path) -> dict[str, Any]:
             tensors = (file.get_tensor(key) for key in file.keys())  # noqa: SIM118
             # By value: a renamed field is the same state.
             states.append(f"{owner} " + " ".join(sorted(_digest(t.tobytes()) for t in tensors if t.size)))
-    with contextlib.finish(sqlite3.connect(run / "records.sqlite")) as db:
+    with contextlib.closing(sqlite3.connect(run / "records.sqlite")) as db:
         rounds = "round, lr_scale, num_trained, num_aggregated, num_dropped, loss, bytes_up, bytes_down, paper_up, "
         rounds += "paper_down, train_flops, search_flops"
         turns = "round, client, loss, examples, steps, aggregated, dropped, bytes_up, bytes_down, paper_up, paper_down,"

@@ -47,7 +47,7 @@ from sparsona.data.federation import Federation
 from sparsona.engine.gossip import consensus
 from sparsona.engine.graphs import Graph
 from sparsona.engine.population import Population
-from sparsona.engine.rounds import received_work
+from sparsona.engine.rounds import received_work, simulate
 from sparsona.engine.serial import Serial
 from sparsona.methods.dispfl import DisPFLState
 from sparsona.wire.codec import decode
@@ -102,7 +102,7 @@ def test_the_mixture(divide_by, expected):
     setting, population = population_of(divide_by, EVERYBODY)
     for client, weights in expected.items():
         assert received(setting, population, client) == list(weights)
-    mean = consensus(setting, population)
+    mean = consensus(setting.server_side, population, 1)
     assert mean.flat.tolist() == [3, 4, -2, 3, 1, 6]
 
 

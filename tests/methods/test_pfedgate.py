@@ -12,10 +12,12 @@ import sparsona as sp
 from sparsona import methods, models, prepare
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Client
+from sparsona.engine.jobs import Job
+from sparsona.engine.plan import novel_clients
 from sparsona.engine.rounds import received_work, simulate
 from sparsona.engine.serial import Serial
 from sparsona.engine.stacked import Stacked
-from sparsona.engine.turn import client_turn
+from sparsona.engine.turn import begin, end, phases_of, train_alone
 from sparsona.methods.gated import cut, make_budget, select
 from sparsona.methods.gating import GatedModel
 from sparsona.methods.pfedgate import PFedGateConfig
@@ -35,11 +37,13 @@ def setting_of(model=net, **more):
 
 def turn_of(setting, client=0):
     """A client's first turn: what it sends, and the work it ends with."""
-    server = setting.method.server.init(setting.params, setting.clients, setting.plan.seeds)
-    round_ = setting.plan.round_at(0).on(setting.clients[client])
-    inbox = (setting.method.server.reply(server, setting.clients[client], round_),)
-    own = (setting.federation.examples(client, part) for part in ("train", "validation"))
-    return client_turn(setting.method, setting.task, setting.fresh_state(client), inbox, *own, round_)
+    half, round_ = setting.method.server, setting.plan.round_at(0)
+    server = half.init(setting.params, setting.clients, setting.plan.seeds)
+    turn = begin(setting, Job("train", client, round_, (half.reply(server, setting.clients[client], round_),)))
+    for phase in phases_of(setting, turn):
+        train_alone(setting, turn, phase)
+    outcome = end(setting, turn)
+    return outcome.state, outcome.message, turn.work, turn.tally
 
 
 @pytest.fixture
@@ -216,7 +220,7 @@ def test_the_dense_mean_is_over_those_who_take_part():
     star = simulate(setting, Serial(setting))
     population, _ = star.play(star.start(), 0)
     found, weights = torch.zeros_like(setting.params.flat), 0
-    for client in set(range(6)) - star.novel:
+    for client in set(range(6)) - novel_clients(setting.plan, setting.clients):
         _, update, _, _ = turn_of(setting, client)
         found += update.weight * update.parts["update"].tree().flat
         weights += update.weight

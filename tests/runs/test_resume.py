@@ -266,7 +266,7 @@ def test_records_are_on_the_disk_before_the_manifest_says_so(tmp_path, monkeypat
     def spy(path, data):
         if path.name == "manifest.json" and (path.parents[1] / "records.sqlite").exists():
             shutil.copy(path.parents[1] / "records.sqlite", tmp_path / "alone")
-            with contextlib.finish(sqlite3.connect(tmp_path / "alone")) as db:
+            with contextlib.closing(sqlite3.connect(tmp_path / "alone")) as db:
                 found.append((json.loads(data)["completed"], db.execute("SELECT COUNT(*) FROM rounds").fetchone()[0]))
         write(path, data)
 

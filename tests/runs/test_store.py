@@ -326,7 +326,7 @@ def test_flushed_records_do_not_need_their_journal(run, tmp_path):
         run.insert("rounds", [ROW])
     run.flush()
     shutil.copy(run.path / "records.sqlite", tmp_path / "alone.sqlite")
-    with contextlib.finish(sqlite3.connect(tmp_path / "alone.sqlite")) as db:
+    with contextlib.closing(sqlite3.connect(tmp_path / "alone.sqlite")) as db:
         assert db.execute("SELECT * FROM rounds").fetchall() == [ROW]
 
 

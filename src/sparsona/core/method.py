@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 State = Any
 Server = Any
 Work = Any
+Sum = Any  # what a server adds up in a round; it may also hold plain numbers, and is gone when the round is
 Grads = Mapping[str, Any]
 
 
@@ -32,7 +33,7 @@ def always(_: Round) -> bool:
     return True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Phase:
     """Some training: which fields of Work get gradients, the loss, and how a gradient changes Work.
 
@@ -60,18 +61,35 @@ class Phase:
     flops: Callable[[Work], int] | None = None  # per example and step; None: three dense forward passes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ServerHalf:
-    """What the server does: pure functions of a Server, which only it holds."""
+    """What the server does: functions of a Server, which only it holds.
+
+    - `init(params, clients, seeds)`: the Server before the first round.
+    - `reply(server, client, round)`: what a client is sent.
+    - `zero(server, round)`: the Sum of a round in which nothing has arrived.
+    - `add(server, total, update)`: the Sum with one update more. It may change `total` in place, which nobody uses
+      afterwards, so that memory does not grow with the number of clients. Updates are added in client order.
+    - `step(server, total, round)`: the next Server; not called if nothing was added.
+    - `merge(one, other)`: the Sum of what was added to either; None: a round's updates must be added one by one.
+    - `global_model(server)`: the shared model, where there is one. State.buffers are then those of the task's module.
+    - `client_memory`: the fields of Server that are dicts by client, and hold what it remembers of each.
+
+    All are pure but for `add` and `merge`, which may consume the sums that they are handed.
+    """
 
     init: Callable[[Tree, tuple[Client, ...], Seeds], Server]
-    aggregate: Callable[[Server, Inbox, Round], Server]
     reply: Callable[[Server, Client, Round], Update]
-    global_model: Callable[[Server], Tree] | None = None  # State.buffers are then those of the task's module
+    zero: Callable[[Server, Round], Sum]
+    add: Callable[[Server, Sum, Update], Sum]
+    step: Callable[[Server, Sum, Round], Server]
+    merge: Callable[[Sum, Sum], Sum] | None = None
+    global_model: Callable[[Server], Tree] | None = None
     is_partial: bool = False  # some of the global model is as it began: no model that a client would be served by
+    client_memory: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PeerHalf:
     """What peers do beyond training: whom to ask for a model (None: as the graph says), and the shared model.
 
@@ -83,7 +101,7 @@ class PeerHalf:
     consensus: Callable[[Inbox, Round], Tree] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Method:
     """A federated method as a value. Made by a factory `name(task, config)`; see docs/add-a-method.md.
 
@@ -106,7 +124,7 @@ class Method:
     evaluated with those of each client.
     """
 
-    name: str
+    name: str = ""
     init_client: Callable[[Tree, Tree, Client, Seeds], State]
     receive: Callable[[State, Inbox, Probe, Round], Work]
     phases: tuple[Phase, ...]
@@ -147,6 +165,7 @@ __all__ = [
     "Server",
     "ServerHalf",
     "State",
+    "Sum",
     "Support",
     "Tick",
     "Tree",

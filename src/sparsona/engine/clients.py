@@ -43,18 +43,18 @@ class LocalClients:
     """Clients in this process: their states, and an executor that runs their turns; None: no turn will be run."""
 
     def __init__(self, context: Setting, executor: Executor | None, states: Mapping[int, State] | None = None) -> None:
-        self._context, self._executor = context, executor
+        self.context, self._executor = context, executor
         self.encodes = executor is not None and executor.encodes
         self.states: dict[int, State] = dict(states or {})
         self.tuned: dict[int, Work] = {}
         self._last: tuple[int, State] | None = None
 
     def at(self, states: Mapping[int, State]) -> Self:
-        return type(self)(self._context, self._executor, states)
+        return type(self)(self.context, self._executor, states)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         assert self._executor is not None
-        shelf = self._context.shelf
+        shelf = self.context.shelf
         for outcome in self._executor.run(map(self.with_state, jobs)):
             self._last = (outcome.client, outcome.state)
             if outcome.work is not None:
@@ -65,19 +65,19 @@ class LocalClients:
     def keep(self, client: int) -> None:
         assert self._last is not None
         assert self._last[0] == client
-        if not self._context.plan.stateless:
+        if not self.context.plan.stateless:
             self.states[client] = self._last[1]
-            self._context.shelf.rest(self._last[1])
+            self.context.shelf.rest(self._last[1])
 
     def wanted(self, client: int, round_: Round) -> tuple[int, ...] | None:
-        half = self._context.method.peer
+        half = self.context.method.peer
         if half is None or half.wants is None:
             return None
         state = self.states.get(client)
-        found = self._context.fresh_state(client) if state is None else awake(state)
-        return half.wants(found, round_.on(self._context.clients[client]))
+        found = self.context.fresh_state(client) if state is None else awake(state)
+        return half.wants(found, round_.on(self.context.clients[client]))
 
     def with_state(self, job: Job) -> Job:
         """A job with what the client keeps. What goes to a process goes as it is stored."""
-        state = None if self._context.plan.stateless else self.states.get(job.client)
+        state = None if self.context.plan.stateless else self.states.get(job.client)
         return replace(job, state=state if self.encodes else awake(state))

@@ -113,7 +113,7 @@ class _Session:
         self.folder, self.setting, self.listen = folder, setting, listen
         self.clock = setting.clock
         self.profile: ProfileFile | None = None
-        self.checkpoints = Checkpoints(folder.path)
+        self.checkpoints = Checkpoints(folder.path, setting.method)
         with self.clock.measure(f"{START}build"):
             self.engine = simulate(setting)
             self.initial: Population = self.engine.start()
