@@ -104,7 +104,8 @@ class Run:
         work = progress.tuned.get(client) or received_work(setting, progress.population, client)
         if setting.method.deploy is None:
             raise SparsonaError(f"{setting.method.name} deploys no plain model: its prediction takes more than weights")
-        return setting.task.module(*setting.method.deploy(work))
+        made = setting.method.deploy(work)
+        return setting.task.module(*made) if isinstance(made, tuple) else made.eval()
 
     def _progress(self, setting: Setting) -> Progress:
         initial = simulate(setting).start()

@@ -18,7 +18,7 @@ from sparsona.core.tree import Tree
 from sparsona.core.update import Cost, Inbox, PartSize, Support, Update, dense, masked, message
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 # A State, Server or Work is a frozen dataclass of tensors, trees, and tuples or dicts of those; every method has its
 # own. Its structure never changes during a run: what is stored is read back into the structure `init_*` makes.
@@ -113,7 +113,8 @@ class Method:
     - `predict(work, inputs)`: what the client would deploy; each prediction depends on its own input alone. Executors
       capture it, too: it keeps the rules of a Phase's loss.
     - `cost(layout, client, round)`: messages and FLOPs of one turn without training; equals the ledger exactly.
-    - `deploy(work)`: predict as plain (params, buffers) of the task's module, or None where no plain weights do it.
+    - `deploy(work)`: predict as plain (params, buffers) of the task's module, or as an nn.Module of its own where the
+      client's network is another; None where no plain weights do it.
     - `adapt(work, probe, round)`: the Work to predict with, where a model is adapted to a client's data before use
       without being trained in rounds (Per-FedAvg's step, statistics); not called for models that were tuned.
     - `tune`: the phase of final fine-tuning and of onboarding novel clients.
@@ -131,7 +132,7 @@ class Method:
     finish: Callable[[State, Work, Inbox, Probe, Round], tuple[State, Update | None]]
     predict: Callable[[Work, Tensor], Tensor]
     cost: Callable[[Layout, Client, Round], Cost]
-    deploy: Callable[[Work], tuple[Tree, Tree]] | None = None
+    deploy: Callable[[Work], tuple[Tree, Tree] | nn.Module] | None = None
     tune: Phase | None = None
     server: ServerHalf | None = None
     peer: PeerHalf | None = None
