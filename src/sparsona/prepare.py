@@ -21,9 +21,9 @@ from sparsona.data.federation import Federation
 from sparsona.data.sharing import share
 from sparsona.data.sources import read
 from sparsona.engine.clock import OFF, START, Clock
+from sparsona.engine.context import Setting
 from sparsona.engine.executors import choose_device
 from sparsona.engine.graphs import read_graph
-from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import Plan
 from sparsona.runs import config as configs
 from sparsona.runs.config import RunConfig

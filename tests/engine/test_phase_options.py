@@ -13,7 +13,7 @@ from torch import nn
 import sparsona as sp
 from sparsona.core.method import Cost, Method, PartSize, ServerHalf, Tree, dense, message
 from sparsona.core.task import Task
-from sparsona.engine.jobs import Setting
+from sparsona.engine.context import Setting
 from sparsona.engine.plan import Plan
 from sparsona.engine.serial import Serial
 from sparsona.learning.means import WeightedSum

@@ -37,7 +37,8 @@ from sparsona.core.task import Task
 from sparsona.core.tree import Tree
 from sparsona.core.update import dense
 from sparsona.data.batches import Examples
-from sparsona.engine.turn import client_turn
+from sparsona.engine.jobs import Tally
+from sparsona.engine.turn import run_phase
 from sparsona.methods.fedalt import FedAltConfig, fedalt
 
 RATES = {"lr": 0.1, "personal_lr": 0.25, "epochs": 1, "clip_norm": None, "personal": "bias", "weight": "equal"}
@@ -68,7 +69,10 @@ def play(task, **options):
         mine = round_.on(client)
         state = method.init_client(params, buffers, client, Seeds(0).of(client.index))
         inbox = (method.server.reply(server, client, round_),)
-        state, update, work, _ = client_turn(method, task, state, inbox, examples, examples, mine)
+        work = method.receive(state, inbox, None, mine)
+        for phase in method.phases:
+            work = run_phase(phase, work, task, examples, None, mine, Tally())
+        state, update = method.finish(state, work, inbox, None, mine)
         sent.append(update)
         ends.append((float(work.shared["weight"]), float(state.personal["bias"])))
     return method, aggregated(method, server, sent, round_), ends, round_

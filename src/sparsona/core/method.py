@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparsona.core.layout import Layout
+from sparsona.core.points import CONSENSUS, GLOBAL
 from sparsona.core.round import Batch, Client, Probe, Round, Tick
 from sparsona.core.seeds import Seeds
 from sparsona.core.tree import Tree
 from sparsona.core.update import Cost, Inbox, PartSize, Support, Update, dense, masked, message
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 # A State, Server or Work is a frozen dataclass of tensors, trees, and tuples or dicts of those; every method has its
 # own. Its structure never changes during a run: what is stored is read back into the structure `init_*` makes.
@@ -123,13 +124,14 @@ class ServerHalf:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerHalf:
-    """What peers do beyond training: whom to ask for a model (None: as the graph says), and the one model of all.
+    """What peers do beyond training: whom to ask for a model (None: as the graph says), and the shared model.
 
-    `wants` is handed a Round bound to the client.
+    `wants` is handed a Round bound to the client. `consensus(inbox, round)` makes one model of everybody's last
+    messages; each says in which round it was made.
     """
 
     wants: Callable[[State, Round], tuple[int, ...]] | None = None
-    consensus: Callable[[Inbox], Tree] | None = None
+    consensus: Callable[[Inbox, Round], Tree] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,12 +146,16 @@ class Method:
     - `predict(work, inputs)`: what the client would deploy; each prediction depends on its own input alone. Executors
       capture it, too: it keeps the rules of a Phase's loss.
     - `cost(layout, client, round)`: messages and FLOPs of one turn without training; equals the ledger exactly.
-    - `deploy(work)`: predict as plain (params, buffers) of the task's module, or None where no plain weights do it.
+    - `deploy(work)`: predict as plain (params, buffers) of the task's module, or as an nn.Module of its own where the
+      client's network is another; None where no plain weights do it.
+    - `adapt(work, probe, round)`: the Work to predict with, where a model is adapted to a client's data before use
+      without being trained in rounds (Per-FedAvg's step, statistics); not called for models that were tuned.
     - `tune`: the phase of final fine-tuning and of onboarding novel clients.
     - `trait(state)`: what tells clients apart, for analysis: a mask (a bool tree) or a gate's scores (a vector).
     - `server`, `peer`: the other half. A method with neither is a client alone.
 
-    `inbox` is in client order and may be walked once per call.
+    `inbox` is in client order and may be walked once per call. A State has a field `buffers`: the shared model is
+    evaluated with those of each client.
     """
 
     name: str = ""
@@ -159,19 +165,20 @@ class Method:
     finish: Callable[[State, Work, Inbox, Probe, Round], tuple[State, Update | None]]
     predict: Callable[[Work, Tensor], Tensor]
     cost: Callable[[Layout, Client, Round], Cost]
-    deploy: Callable[[Work], tuple[Tree, Tree]] | None = None
+    deploy: Callable[[Work], tuple[Tree, Tree] | nn.Module] | None = None
     tune: Phase | None = None
     server: ServerHalf | None = None
     peer: PeerHalf | None = None
     trait: Callable[[State], Tree | Tensor] | None = None
+    adapt: Callable[[Work, Probe, Round], Work] | None = None
     transductive: bool = False  # a prediction depends on its batch: nothing is padded there, and results say so
 
     @property
-    def common(self) -> str | None:
-        """The point at which the one model of all is looked at, where there is such a model."""
+    def shared_point(self) -> str | None:
+        """The point at which the shared model is evaluated, where there is such a model."""
         if self.server is not None and self.server.global_model is not None:
-            return "global"
-        return "consensus" if self.peer is not None and self.peer.consensus is not None else None
+            return GLOBAL
+        return CONSENSUS if self.peer is not None and self.peer.consensus is not None else None
 
 
 # Everything a method file needs of the contract, from one place.

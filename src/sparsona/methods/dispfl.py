@@ -136,7 +136,7 @@ def dispfl(task: Task, config: DisPFLConfig) -> Method:
             mixing=(total, count),
         )
 
-    def consensus(inbox) -> Tree:  # each entry's mean over those who trained it
+    def consensus(inbox, round_) -> Tree:  # each entry's mean over those who trained it
         return count_mean((update.parts["model"].tree(), update.parts["model"].mask) for update in inbox)
 
     phase = sgd_phase(  # Algorithm 1 lines 9 to 13

@@ -24,7 +24,8 @@ from sparsona.core.method import Method
 from sparsona.core.resting import pack_bits, unpack_bits
 from sparsona.core.tree import Tree, map_parts, parts
 from sparsona.core.update import Part, Support, Update
-from sparsona.engine.jobs import Message, Setting
+from sparsona.engine.context import Setting
+from sparsona.engine.jobs import Message
 from sparsona.engine.population import Population
 from sparsona.engine.rounds import received_work
 from sparsona.engine.shelf import Shelf
