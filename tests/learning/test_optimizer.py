@@ -12,7 +12,7 @@ from torch import nn
 from sparsona import methods, prepare
 from sparsona.core.round import Client, Tick
 from sparsona.core.tree import Tree, leaves
-from sparsona.engine.rounds import rounds_of
+from sparsona.engine.rounds import simulate
 from sparsona.engine.serial import Serial
 from sparsona.engine.stacked import Stacked
 from sparsona.learning.optimizer import OPTIMIZERS, OptimizerName, OptimizerOptions, clip_share, inside, make_optimizer
@@ -133,7 +133,7 @@ def setting_of(name, **options):
 
 
 def played(setting, executor=Serial):
-    engine = rounds_of(setting, executor(setting))
+    engine = simulate(setting, executor(setting))
     population = engine.start()
     records = []
     for index in range(2):
@@ -173,12 +173,13 @@ def test_every_method_has_every_optimizer(name, options):
     [
         ("fedspa", {"momentum": 0.9}),
         ("fedalt", {"optimizer": "adam", "lr": 0.01}),
-        ("pfedgate", {"optimizer": "adam", "lr": 0.01, "gate_lr": 0.01}),
+        # A larger eps: with 1e-8 a gradient that is nothing but rounding makes a whole step.
+        ("pfedgate", {"optimizer": "adam", "lr": 0.01, "gate_lr": 0.01, "eps": 1e-4}),
         ("dispfl", {"momentum": 0.9, "nesterov": True}),
     ],
 )
 def test_executors_agree(name, options):
-    """And memory that is kept survives the store, and is nothing outside a mask."""
+    """And memory that is kept is nothing outside a mask."""
     options = options | {"optimizer_memory": "keep"}
     setting = setting_of(name, **options)
     _, one, _ = played(setting)

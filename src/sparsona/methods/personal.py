@@ -187,7 +187,7 @@ def fused(task: Task, outputs: Tensor, personal: Tree, inputs: Tensor) -> Tensor
     return (outputs.log_softmax(-1) + log_theta).logaddexp(own.log_softmax(-1) + log_rest)
 
 
-def whole(name: str, layout: Layout) -> tuple[PartSize]:
+def whole(name: str, layout: Layout) -> tuple[PartSize, ...]:
     """The size of a part that covers all of a layout."""
     return (PartSize(name, layout, layout.size),)
 
