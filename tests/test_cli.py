@@ -21,7 +21,7 @@ from sparsona.data import PARTITIONS, SOURCES
 from sparsona.methods import METHODS
 from sparsona.methods.fedspa import FedSpaConfig
 from sparsona.models import MODELS
-from sparsona.runs.config import RunConfig
+from sparsona.runs.options import RunConfig
 
 ACCURACY = {"mean", "weighted", "bottom_decile", "worst", "std", "last10"}
 BYTES = {"up", "down", "total", "busiest_node", "busiest_round_in", "busiest_round_out"}

@@ -33,8 +33,8 @@ from sparsona.prepare import (
     start_digest,
 )
 from sparsona.results import Comparison, Run, planned_runs, views_in
-from sparsona.runs import config as configs
-from sparsona.runs.config import RunConfig
+from sparsona.runs import options as configs
+from sparsona.runs.options import RunConfig
 from sparsona.runs.profile import is_profiled
 from sparsona.runs.session import Event, Listener, play
 from sparsona.runs.store import RunFolder, environment, make_empty_folder, warn, write_atomically

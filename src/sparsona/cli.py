@@ -189,7 +189,7 @@ def methods(name: str | None, as_json: bool) -> None:
         show_options("Options of every cost", CostConfig.model_fields, preset)
         return
     if name is not None:
-        from sparsona.runs.config import RunConfig
+        from sparsona.runs.options import RunConfig
 
         row = card(name)
         click.echo(f"{row.title}\n  paper:   {row.paper}\n  kept:    {row.kept}\n  travels: {row.travels}\n")

@@ -110,7 +110,7 @@ def check_names(methods: Iterable[str], options: Mapping[str, Any]) -> None:
 
 def gather(config: Path | None, pairs: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:
     """Options from the file, then from the flags given, then from --set."""
-    from sparsona.runs.config import parse_pairs, read_toml
+    from sparsona.runs.options import parse_pairs, read_toml
 
     given = {key: value for key, value in flags.items() if value is not None}
     found = {**(read_toml(config) if config else {}), **given, **parse_pairs(pairs)}

@@ -22,7 +22,7 @@ from sparsona.core.seeds import Seeds
 from sparsona.core.update import Cost, PartSize
 from sparsona.cost_report import CostReport, Flops, Memory, Number, Traffic
 from sparsona.cost_rules import COST_RULES, RuleCard
-from sparsona.runs import config as configs
+from sparsona.runs import options as configs
 from sparsona.wire.format import message_size, paper_size, payload_size
 
 SCREENING_BATCH = 128

@@ -23,8 +23,8 @@ from sparsona.engine.executors import choose_device
 from sparsona.engine.graphs import read_graph
 from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import Plan
-from sparsona.runs import config as configs
-from sparsona.runs.config import RunConfig
+from sparsona.runs import options as configs
+from sparsona.runs.options import RunConfig
 from sparsona.runs.listing import find_run
 from sparsona.runs.warm_start import WarmStart, check_layout
 

@@ -26,7 +26,7 @@ class MethodCard:
     module: str  # the file in this folder, which is also the name of its factory
     config: str  # the class of its options
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method
-    engine: Mapping[str, Any] = field(default_factory=dict)  # of the engine: see sparsona.runs.config
+    engine: Mapping[str, Any] = field(default_factory=dict)  # of the engine: see sparsona.runs.options
     # What `--preset NAME` sets, of the method and the engine alike; whatever a person gives as well has the last word.
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     peers: bool = False  # clients send to each other: `graph` says who to whom, and all take part unless told otherwise

@@ -9,7 +9,7 @@ import pytest
 from sparsona.core.errors import SparsonaError
 from sparsona.methods import METHODS
 from sparsona.prepare import make_config
-from sparsona.runs.config import (
+from sparsona.runs.options import (
     RunConfig,
     all_of,
     dump,
