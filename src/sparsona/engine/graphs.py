@@ -83,7 +83,8 @@ def senders(graph: Graph, members: Sequence[int], client: int, seeds: Seeds) -> 
         taking_part = set(members)
         return tuple(other for other in graph.heard[client] if other in taking_part)
     if client not in members:
-        return tuple(sorted(members[place] for place in _drawn(num, min(kind.degree(graph, num), num), seeds.of(client))))
+        asked = min(kind.degree(graph, num), num)
+        return tuple(sorted(members[place] for place in _drawn(num, asked, seeds.of(client))))
     own = members.index(client)
     return tuple(sorted(members[place] for place in kind.places(graph, num, own, seeds.of(client))))
 

@@ -24,7 +24,7 @@ from sparsona.core import tree
 from sparsona.core.method import Cost, Method, PartSize, ServerHalf, Support, Tree, dense, masked, message
 from sparsona.methods.allocation import mask_counts
 from sparsona.methods.averaging import weighted_mean
-from sparsona.methods.training import Training, gradient_size, plain_weights, predictor, sgd_phase, training_flops
+from sparsona.methods.training import FLAG, Training, gradient_size, plain_weights, predictor, sgd_phase, training_flops
 from sparsona.sparsity.evolve import cosine_rate, evolve
 from sparsona.sparsity.masks import random_mask
 
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 class FedSpaConfig(Training):
     """What FedSpa adds to the options of training."""
 
-    density: float = Field(0.5, gt=0, le=1, description="share of the parameters a client's model keeps")
+    density: float = Field(
+        0.5, gt=0, le=1, description="share of the parameters a client's model keeps", json_schema_extra=FLAG
+    )
     search: Literal["dst", "rsm"] = Field("dst", description="masks evolve (dst) or stay as drawn (rsm)")
     regrowth: Literal["gradient", "random"] = Field("gradient", description="what decides where a mask grows")
     initial_masks: Literal["same", "different"] = Field("same", description="whether clients start with one mask")

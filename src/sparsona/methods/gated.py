@@ -44,7 +44,11 @@ class PFedGateConfig(Training):
     split_budget: bool = Field(
         False, description="linear layers have a budget of their own, and first chunks are free (authors): breaks s"
     )
-    budget: str = Field("parameters", description="what s is a share of: parameters, flops or latency:FILE.json")
+    budget: str = Field(
+        "parameters",
+        description="what s is a share of: parameters, flops or latency:FILE.json",
+        json_schema_extra={"paths": ["latency"]},
+    )
     solver: Literal["greedy", "exact"] = Field("greedy", description="of the knapsack problem")
     greedy_by: Literal["score", "density"] = Field("score", description="greedy: by score, or by score for cost")
     score_steps: int = Field(FINE, ge=1, description="scores are compared in whole steps of 1 / this (authors: 10)")

@@ -23,7 +23,7 @@ from sparsona.core.round import Client, Round, Tick
 from sparsona.core.seeds import generator
 from sparsona.core.tree import Tree
 from sparsona.methods.server_optimizer import ServerStep
-from sparsona.methods.training import Positive, Training, sgd, sgd_phase
+from sparsona.methods.training import FLAG, Positive, Training, sgd, sgd_phase
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +51,9 @@ class PersonalPart(ServerStep):
     """Options of a method that keeps a part of the model on the client."""
 
     personal: PartNames = Field(
-        ("output",), description="input, output, norm, adapter, split, additive, or patterns of parameter names"
+        ("output",),
+        description="what stays with a client: input, output, norm, adapter, split, additive, or name patterns",
+        json_schema_extra=FLAG,
     )
     personal_lr: Positive | None = Field(None, description="learning rate of the personal part; none: lr")
     personal_epochs: int | None = Field(None, ge=1, description="passes that train the personal part; none: epochs")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from sparsona.core.task import Task
 
+FLAG: dict[str, Any] = {"flag": True}  # an option with a flag of its own on the command line
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -29,9 +30,11 @@ class Training(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    lr: Positive = Field(0.1, description="learning rate in the first round")
-    epochs: int = Field(5, ge=1, description="passes over the client's data in one round")
-    weight_decay: float = Field(5e-4, ge=0, allow_inf_nan=False, description="L2 pull of the weights towards zero")
+    lr: Positive = Field(0.1, description="learning rate in the first round", json_schema_extra=FLAG)
+    epochs: int = Field(5, ge=1, description="passes over the client's data in one round", json_schema_extra=FLAG)
+    weight_decay: float = Field(
+        5e-4, ge=0, allow_inf_nan=False, description="L2 pull of the weights towards zero", json_schema_extra=FLAG
+    )
     clip_norm: Positive | None = Field(10.0, description="largest gradient norm, over all entries; 'none' for no limit")
 
 

@@ -1,33 +1,38 @@
-"""What a run is asked to do: checked before anything starts, every mistake reported at once. Free of torch."""
+"""What a run is asked to do: the table of its options, each declared once. Free of torch."""
 
 from __future__ import annotations
 
 import json
-import re
-import tomllib
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable
+from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from sparsona.core import points as eval_points
-from sparsona.core.errors import SparsonaError, unknown_name
-from sparsona.core.lr_schedule import lr_schedule
+from sparsona.core import spec
+from sparsona.core.errors import SparsonaError
+from sparsona.core.lr_schedule import SCHEDULES, lr_schedule
+from sparsona.data import TESTS
+from sparsona.engine.executors import EXECUTORS
+from sparsona.engine.graphs import GRAPHS, USUAL_DEGREE
+from sparsona.runs.declaration import Option, as_int, as_tuple, option, options_of
+from sparsona.runs.stopping import Stopping
+
+NUM_CLIENTS = 20  # where neither a person nor the partition says how many
+KNOW_THEIR_CLIENTS = ("natural", "file")  # partitions
+
+_data = partial(option, group="data", condition=True)
+_reading = partial(option, group="reading", condition=True)
+_sharing = partial(option, group="sharing", condition=True)
+_plan = partial(option, group="plan")
+_evaluation = partial(option, group="evaluation")
+_place = partial(option, group="place")
+_SAY_INPUT, _SAY_SAMPLES = "say --input and --classes instead", "say --samples instead"
 
 
-def listed(value: Any) -> Any:
-    """One value where a list is meant."""
-    return (value,) if isinstance(value, str | float | int) else value
+def _any_of(forms: Iterable[str]) -> str:
+    return " | ".join(forms)
 
 
 def known_points(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -40,106 +45,187 @@ def known_points(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def whole(value: float) -> float:
-    """A count as it is printed."""
-    return int(value) if value == int(value) else value
-
-
-class RunConfig(BaseModel):
+class RunConfig(Stopping):
     """Everything that decides a run's result, and where it runs. Options of the method itself are in `options`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     method: str = Field(description="a row of `sparsona methods`")
-    preset: str | None = Field(None, description="paper or authors: the method's options as published")
-    data: str = Field("digits", description="a row of `sparsona data`")
-    data_dir: str | None = Field(None, description="folder where the data's files are looked for first")
-    augment: bool | None = Field(None, description="crop and mirror training images; none: as usual for the data")
-    resize: int | None = Field(
-        None, ge=1, description="side of the square that pictures are made when read (folder, gldv2)"
-    )
-    crop: int | None = Field(None, ge=1, description="pixels of the square cut from each image (folder, gldv2)")
-    sequence_length: int | None = Field(None, ge=2, description="tokens in one example of text; none: 20")
-    vocabulary_size: int | None = Field(None, ge=1, description="most frequent words kept; none: 10,000")
-    data_rate: float = Field(1.0, gt=0, le=1, description="share of the examples (partition natural: of people) used")
-    clients: int | None = Field(
-        None, ge=1, description="number of clients; none: 20, or all that the partition knows (natural, file)"
-    )
-    partition: str = Field("dirichlet:0.3", description="how the data is shared out among the clients")
-    partition_seed: int | None = Field(None, ge=0, description="fixes the partition whatever the seed")
-    test: str = Field("auto", description="auto, split, split-train, shares:N or natural: see `sparsona data`")
-    validation_rate: float = Field(0.1, ge=0, lt=1, description="share of a client's data held for decisions")
-    test_rate: float = Field(0.25, gt=0, lt=1, description="share of a client's data held for the final word")
-    min_size: int | None = Field(
-        None, ge=2, description="fewest examples a client may be dealt; none: 10, or what can be split (natural)"
-    )
-    min_train: int = Field(0, ge=0, description="fewest examples to train and decide on; people with less are left out")
-    min_test: int = Field(0, ge=0, description="fewest test examples; people with less are left out")
-    max_examples: int | None = Field(None, ge=2, description="most examples a client keeps of what it is dealt")
-    model: str | None = Field(None, description="a row of `sparsona models`; none: the data set's default")
-    rounds: int = Field(30, ge=1, description="number of rounds")
-    per_round: int | None = Field(None, ge=1, description="clients sampled per round; none: half of them, all peers")
-    batch_size: int = Field(16, ge=1, description="examples in a training batch")
-    lr_decay: float = Field(0.998, gt=0, le=1, description="factor on the learning rate after each round")
-    lr_schedule: str = Field(
-        "decay", description="decay (lr_decay), constant, halving:N rounds, linear:WARM-UP share, or steps:SHARE,..."
-    )
-    warm_start: str | None = Field(
-        None, description="a finished run whose global model is everybody's start; none: weights drawn from the seed"
-    )
-    seed: int = Field(0, ge=0, description="varies everything: partition, weights, sampling, batches, masks")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where models are trained; auto: a GPU if any")
-    precision: Literal["fp32", "tf32", "bf16"] = Field(
-        "fp32", description="of convolutions and products on a GPU; weights stay in fp32"
-    )
-    executor: str = Field("auto", description="serial, workers, stacked, graphed or auto")
-    eval_every: int = Field(1, ge=1, description="rounds between evaluations (the last ten are always evaluated)")
-    eval_clients: int | None = Field(
-        None, ge=1, description="clients tested after rounds and final tuning, drawn once; none: all"
-    )
-    points: Annotated[tuple[str, ...], BeforeValidator(listed), AfterValidator(known_points)] = Field(
-        (),
-        description="which models to evaluate besides the headline's: "
-        f"{', '.join(eval_points.OPTIONS)}; each also on other data, such as received/validation",
-    )
-    record_traits: bool = Field(
-        False, description="at evaluations, write down how far apart clients' masks or gates are, if they have any"
-    )
-    tune_epochs: int = Field(0, ge=0, description="epochs of final tuning for every client; 0: none")
-    tune_lr_scale: float = Field(
-        1.0, gt=0, allow_inf_nan=False, description="learning rate of tuning, as a share of the first round's"
-    )
-    train_accuracy: bool = Field(False, description="look at the last models on clients' training data, too")
-    guard: bool = Field(
-        False, description="each client keeps its own or the shared model, whichever its validation data favours"
-    )
-    drop_rate: float = Field(
-        0.0, ge=0, lt=1, description="probability that an update is lost on its way; that a peer is out of reach"
-    )
-    everyone_trains: bool = Field(False, description="all train each round, only the sampled are aggregated")
-    stateless: bool = Field(False, description="clients forget everything between rounds")
-    novel: Annotated[float, AfterValidator(whole), PlainSerializer(whole, return_type=int | float)] = Field(
-        0, ge=0, allow_inf_nan=False, description="clients held out of training and met at the end; below 1: a share"
-    )
-    novel_epochs: int | None = Field(
-        None, ge=0, description="epochs of tuning for the novel clients alone; none: tune_epochs, as for everybody"
-    )
-    capacities: Annotated[tuple[float, ...], BeforeValidator(listed)] = Field(
-        (1.0,), description="density each client can hold, repeated over clients"
-    )
-    graph: str | None = Field(
-        None, description="who hears from whom, among peers: see `sparsona methods dispfl`; none: random:10, or fewer"
-    )
-    max_seconds: float | None = Field(None, gt=0, description="stop after the round in which this time is reached")
     options: dict[str, Any] = Field(default_factory=dict, description="options of the method")
+
+    data: str = _data("digits", "data set, a row of `sparsona data`", flag=True, cost=True, paths=("arrays", "folder"))
+    data_dir: str | None = _data(
+        None, "folder where the data's files are looked for first", none="the cache alone", flag=True, paths=("",)
+    )
+    augment: bool | None = _reading(None, "crop and mirror training images", none="as usual for the data")
+    resize: int | None = _reading(
+        None, "side of the square that pictures are made when read (folder, gldv2)", cost=_SAY_INPUT, ge=1
+    )
+    crop: int | None = _reading(None, "pixels of the square cut from each image (folder, gldv2)", cost=_SAY_INPUT, ge=1)
+    sequence_length: int | None = _reading(None, "tokens in one example of text", none="20", cost=_SAY_INPUT, ge=2)
+    vocabulary_size: int | None = _reading(None, "most frequent words kept", none="10,000", cost=_SAY_INPUT, ge=1)
+
+    clients: int | None = _sharing(
+        None,
+        "number of clients",
+        none=f"{NUM_CLIENTS}, or all that the partition knows ({', '.join(KNOW_THEIR_CLIENTS)})",
+        flag=True,
+        cost=True,
+        ge=1,
+    )
+    partition: str = _sharing(
+        "dirichlet:0.3",
+        "how the data is shared out among the clients, a row of `sparsona data`; text is by speaker",
+        flag=True,
+        paths=("file",),
+    )
+    partition_seed: int | None = _sharing(
+        None, "fixes the partition and the splits whatever the seed", none="the seed", flag=True, ge=0
+    )
+    test: str = _sharing(
+        "auto",
+        f"what is tested on, a row of `sparsona data`: {_any_of(card.form for card in TESTS.values())}",
+        flag=True,
+    )
+    data_rate: float = _sharing(
+        1.0, "share of the examples (partition natural: of people) used", cost=_SAY_SAMPLES, gt=0, le=1
+    )
+    validation_rate: float = _sharing(0.1, "share of a client's data held for decisions", cost=_SAY_SAMPLES, ge=0, lt=1)
+    test_rate: float = _sharing(0.25, "share of a client's data held for the final word", cost=_SAY_SAMPLES, gt=0, lt=1)
+    min_size: int | None = _sharing(
+        None, "fewest examples a client may be dealt", none="10, or what can be split (natural)", ge=2
+    )
+    min_train: int = _sharing(0, "fewest examples to train and decide on; people with less are left out", ge=0)
+    min_test: int = _sharing(0, "fewest test examples; people with less are left out", ge=0)
+    max_examples: int | None = _sharing(
+        None, "most examples a client keeps of what it is dealt", none="all", cost=_SAY_SAMPLES, ge=2
+    )
+
+    model: str | None = _plan(
+        None,
+        "network, a row of `sparsona models`",
+        none="the data set's default",
+        flag=True,
+        condition=True,
+        cost=True,
+    )
+    preset: str | None = _plan(
+        None,
+        "the method's options as published: paper (its text) or authors (their code)",
+        none="as `sparsona methods` lists them",
+        flag=True,
+        cost=True,
+    )
+    rounds: int = _plan(30, "number of rounds", flag=True, condition=True, cost=True, ge=1)
+    per_round: int | None = _plan(
+        None,
+        "clients sampled per round",
+        none="half of them, all peers",
+        flag=True,
+        condition=True,
+        cost=True,
+        ge=1,
+    )
+    graph: str | None = _plan(
+        None,
+        f"who hears from whom, among peers: {_any_of(GRAPHS)}",
+        none=f"random:{USUAL_DEGREE}, or fewer",
+        flag=True,
+        cost=True,
+        paths=("file",),
+    )
+    batch_size: int = _plan(16, "examples in a training batch", flag=True, cost=True, ge=1)
+    lr_decay: float = _plan(0.998, "factor on the learning rate after each round", flag=True, gt=0, le=1)
+    lr_schedule: str = _plan(
+        "decay",
+        f"how the learning rate changes, see docs/experiments.md: {_any_of(row.form for row in SCHEDULES.values())}",
+        flag=True,
+    )
+    warm_start: str | None = _plan(
+        None,
+        "a finished run whose global model is everybody's start",
+        none="weights drawn from the seed",
+        flag="--warm-start RUN",
+    )
+    seed: int = _plan(
+        0, "varies everything: partition, weights, sampling, batches, masks", flag=True, condition=True, ge=0
+    )
+    tune_epochs: int = _plan(0, "epochs of final tuning for every client; 0: none", cost=True, ge=0)
+    tune_lr_scale: float = _plan(
+        1.0, "learning rate of tuning, as a share of the first round's", gt=0, allow_inf_nan=False
+    )
+    guard: bool = _plan(
+        False, "each client keeps its own or the shared model, whichever its validation data favours", flag=True
+    )
+    drop_rate: float = _plan(
+        0.0,
+        "probability that an update is lost on its way; that a peer is out of reach",
+        condition=True,
+        cost="leave it out: every message is charged as if it arrived",
+        ge=0,
+        lt=1,
+    )
+    everyone_trains: bool = _plan(
+        False,
+        "all train each round, only the sampled are aggregated",
+        condition=True,
+        cost="say how many train with --per-round",
+    )
+    stateless: bool = _plan(
+        False,
+        "clients forget everything between rounds",
+        condition=True,
+        cost="leave it out: clients are charged as if they remembered",
+    )
+    novel: Annotated[float, AfterValidator(as_int), PlainSerializer(as_int, return_type=int | float)] = _plan(
+        0,
+        "clients held out of training and met at the end; below 1: a share",
+        condition=True,
+        cost="say how many take part with --clients",
+        ge=0,
+        allow_inf_nan=False,
+    )
+    novel_epochs: int | None = _plan(
+        None,
+        "epochs of tuning for the novel clients alone",
+        none="tune_epochs, as for everybody",
+        cost="leave it out: novel clients are not charged",
+        ge=0,
+    )
+    capacities: Annotated[tuple[float, ...], BeforeValidator(as_tuple)] = _plan(
+        (1.0,), "density each client can hold, repeated over clients", condition=True, cost=True
+    )
+
+    eval_every: int = _evaluation(
+        1, "rounds between evaluations (the last ten are always evaluated)", circumstance=True, ge=1
+    )
+    eval_clients: int | None = _evaluation(
+        None, "clients tested after rounds and final tuning, drawn once", none="all", condition=True, ge=1
+    )
+    points: Annotated[tuple[str, ...], BeforeValidator(as_tuple), AfterValidator(known_points)] = _evaluation(
+        (),
+        "which models to evaluate besides the headline's: "
+        f"{', '.join(eval_points.OPTIONS)}; each also on other data, such as received/validation",
+        circumstance=True,
+    )
+    record_traits: bool = _evaluation(
+        False,
+        "at evaluations, write down how far apart clients' masks or gates are, if they have any",
+        circumstance=True,
+    )
+    train_accuracy: bool = _evaluation(False, "evaluate the last models on clients' training data, too")
+
+    device: Literal["auto", "cpu", "cuda"] = _place("auto", "where models are trained; auto: a GPU if any", flag=True)
+    precision: Literal["fp32", "tf32", "bf16"] = _place(
+        "fp32", "of convolutions and products on a GPU; weights stay in fp32", flag=True, condition=True
+    )
+    executor: str = _place("auto", f"how clients are run: {_any_of(EXECUTORS)}", flag=True, circumstance=True)
 
     @model_validator(mode="before")
     @classmethod
-    def _twenty_clients(cls, values: Any) -> Any:
+    def _usual_clients(cls, values: Any) -> Any:
         if not isinstance(values, dict) or values.get("clients") is not None:
             return values
-        name = str(values.get("partition")).strip().partition(":")[0]
-        return values if name in ("natural", "file") else {**values, "clients": 20}
+        name = spec.parse("partition", str(values.get("partition"))).name
+        return values if name in KNOW_THEIR_CLIENTS else {**values, "clients": NUM_CLIENTS}
 
     @property
     def sampled(self) -> int:
@@ -236,123 +322,17 @@ class RunConfig(BaseModel):
         return found
 
 
-def mistakes(kind: type[BaseModel], values: Mapping[str, Any], where: str) -> list[SparsonaError]:
-    """Everything that is wrong with these values for `kind`."""
-    try:
-        kind(**values)
-    except ValidationError as error:
-        return [_mistake(kind, item, where) for item in error.errors()]
-    return []
+OPTIONS: dict[str, Option] = {name: found for name, found in options_of(RunConfig).items() if found.group}
+CONDITIONS = frozenset(name for name, found in OPTIONS.items() if found.condition)
+CIRCUMSTANCES = frozenset(name for name, found in OPTIONS.items() if found.circumstance)
 
 
-def _mistake(kind: type[BaseModel], item: Any, where: str) -> SparsonaError:
-    key = ".".join(str(place) for place in item["loc"])
-    if item["type"] == "extra_forbidden":
-        return unknown_name(f"option of {where}", key, kind.model_fields)
-    if item["type"] == "missing":
-        return SparsonaError(f"{key} is missing from {where}", expected="a config as sparsona writes it")
-    if not item["loc"]:  # each is right by itself, but not together: the rule says what is wrong
-        rule = item["msg"].removeprefix("Value error, ")
-        return SparsonaError(f"options of {where} that do not go together", expected=rule, mend="change one of them")
-    field = kind.model_fields.get(str(item["loc"][0]))
-    about = f" ({field.description})" if field is not None and field.description else ""
-    if item["type"] == "value_error":  # our own words: what would be right
-        expected = str(item["ctx"]["error"])
-        if not item["loc"]:  # about several options at once, of which the input names only those that were set
-            return SparsonaError(f"options of {where} that do not go together", expected=expected)
-    else:
-        expected = item["msg"].removeprefix("Input should be ").lower()
-    return SparsonaError(f"{key} = {item['input']!r}{about}", expected=expected, mend=f"give {key} another value")
+def in_groups(*groups: str) -> tuple[str, ...]:
+    """The names of the options of these groups."""
+    return tuple(name for name, found in OPTIONS.items() if found.group in groups)
 
 
-def all_of(mistakes: list[SparsonaError]) -> SparsonaError:
-    """One error that tells all of them, so that a person mends a config once and not once per mistake."""
-    if len(mistakes) == 1:
-        return mistakes[0]
-    lines = [
-        f"{number}. {str(mistake).replace(chr(10), chr(10) + '   ')}" for number, mistake in enumerate(mistakes, 1)
-    ]
-    return SparsonaError(f"{len(mistakes)} mistakes\n  " + "\n".join(lines).replace("\n", "\n  "))
-
-
-def validated(kind: type[BaseModel], values: Mapping[str, Any], where: str) -> Any:
-    """`kind` from plain values, or one error that lists all that is wrong."""
-    if found := mistakes(kind, values, where):
-        raise all_of(found)
-    return kind(**values)
-
-
-def split_options(
-    values: Mapping[str, Any], method_keys: set[str], where: str
-) -> tuple[dict[str, Any], dict[str, Any], list[SparsonaError]]:
-    """Sort flat key=value pairs into those of the run, those of the method, and mistakes."""
-    run_keys = set(RunConfig.model_fields) - {"options", "method"}
-    of_run, of_method, unknown = {}, {}, []
-    for key, value in values.items():
-        name = key.replace("-", "_")
-        if name in run_keys:
-            of_run[name] = value
-        elif name in method_keys:
-            of_method[name] = value
-        else:
-            error = unknown_name(f"option of {where}", name, run_keys | method_keys)
-            unknown.append(
-                SparsonaError(error.what, expected=f"what `sparsona methods {where}` lists", mend=error.mend)
-            )
-    return of_run, of_method, unknown
-
-
-def parse_value(text: str) -> Any:
-    """The value in `key=value` as TOML would read it; anything else is a string, `none` is None."""
-    if text.lower() == "none":
-        return None
-    if text in ("true", "false") or text[:1] in "[0123456789+-.'\"":
-        try:
-            return tomllib.loads(f"v = {text if text[:1] != '.' else '0' + text}")["v"]
-        except tomllib.TOMLDecodeError:
-            try:
-                return float(text)
-            except ValueError:
-                return text
-    return text
-
-
-def parse_method(text: str) -> tuple[str, dict[str, Any]]:
-    """'fedspa:density=0.2,search=rsm' is a row and options for it alone."""
-    name, _, rest = text.partition(":")
-    # Not at commas inside [...], nor at those of a value: personal=norm,output or lr_schedule=steps:0.5,0.75.
-    return name, parse_pairs(re.split(r",(?![^\[]*\])(?=[^,]*=)", rest) if rest else [])
-
-
-def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
-    """key=value texts."""
-    found = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise SparsonaError(f"'{pair}' is not an option", expected="key=value", mend="for example density=0.5")
-        found[key.strip().replace("-", "_")] = parse_value(value.strip())
-    return found
-
-
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """Options from a file: top-level keys, and optionally a table [options] for the method's own."""
-    try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SparsonaError(
-            f"there is no config file '{path}'", expected="a TOML file", mend="check the path given to --config"
-        ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SparsonaError(
-            f"config file '{path}' cannot be read: {error}",
-            expected="a TOML file: lines like rounds = 50",
-            mend="correct it at the place named",
-        ) from None
-    options = values.pop("options", {})
-    if not isinstance(options, dict):
-        raise SparsonaError(f"'options' in '{path}' is not a table", expected="[options] and key = value lines")
-    return {key.replace("-", "_"): value for key, value in {**values, **options}.items()}
+OF_DATA = in_groups("data", "reading", "sharing")  # what a federation made in Python has been through already
 
 
 def dump(config: RunConfig) -> str:

@@ -9,54 +9,9 @@ import pytest
 from sparsona.core.errors import SparsonaError
 from sparsona.methods import METHODS
 from sparsona.prepare import make_config
-from sparsona.runs.options import (
-    RunConfig,
-    all_of,
-    dump,
-    mistakes,
-    parse_method,
-    parse_pairs,
-    parse_value,
-    read_toml,
-    validated,
-)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("3", 3),
-        ("-2", -2),
-        ("0.5", 0.5),
-        (".5", 0.5),
-        ("1e-3", 1e-3),
-        ("5.", 5.0),
-        ("true", True),
-        ("false", False),
-        ("none", None),
-        ("None", None),
-        ("rsm", "rsm"),
-        ("'rsm'", "rsm"),
-        ("[0.2, 1.0]", [0.2, 1.0]),
-        ('["global", "trained"]', ["global", "trained"]),
-        ("dirichlet:0.3", "dirichlet:0.3"),
-        ("3 apples", "3 apples"),
-        ("", ""),
-    ],
-)
-def test_values_are_read_as_toml_or_left_as_text(text, value):
-    found = parse_value(text)
-    assert found == value
-    assert type(found) is type(value)
-
-
-def test_pairs():
-    assert parse_pairs(["per-round=3", "search = rsm"]) == {"per_round": 3, "search": "rsm"}
-    assert parse_method("fedspa:density=0.2,search=rsm") == ("fedspa", {"density": 0.2, "search": "rsm"})
-    assert parse_method("fedspa") == ("fedspa", {})
-    found = parse_method("fedalt:personal=norm,output,lr_schedule=steps:0.5,0.75,epochs=2")[1]
-    assert found == {"personal": "norm,output", "lr_schedule": "steps:0.5,0.75", "epochs": 2}
-    assert parse_method("pfedgate:capacities=[0.5,0.1],density=0.5")[1] == {"capacities": [0.5, 0.1], "density": 0.5}
+from sparsona.runs.options import RunConfig, dump
+from sparsona.runs.request import parse_method, read_toml
+from sparsona.runs.validation import errors_in, merge_errors, validated
 
 
 def test_our_own_words_about_options_that_do_not_go_together():
@@ -64,12 +19,6 @@ def test_our_own_words_about_options_that_do_not_go_together():
         make_config("pfedgate", {"compute": "compact"})
     with pytest.raises(SparsonaError, match=r"expected: parameters, flops or latency:FILE\.json"):
         make_config("pfedgate", {"budget": "size"})
-
-
-@pytest.mark.parametrize("pair", ["density", "=3", "density:0.5"])
-def test_a_pair_without_key_or_value(pair):
-    with pytest.raises(SparsonaError, match=f"'{pair}' is not an option\n  expected: key=value"):
-        parse_pairs([pair])
 
 
 def test_the_more_special_wins():
@@ -147,7 +96,7 @@ def test_one_mistake_is_told_alone():
         make_config("fedspa", {"density": 0})
     assert str(caught.value).startswith("density = 0 (share of the parameters a client's model keeps)\n  expected: ")
     only = SparsonaError("a", expected="b")
-    assert all_of([only]) is only
+    assert merge_errors([only]) is only
 
 
 @pytest.mark.parametrize(
@@ -203,7 +152,7 @@ def test_values_out_of_range(key, value):
 
 def test_a_config_of_another_version():
     values = {**json.loads(dump(make_config("fedavg", {}))), "telepathy": True}
-    (found,) = mistakes(RunConfig, values, "a run")
+    (found,) = errors_in(RunConfig, values, "a run")
     assert found.what == "unknown option of a run 'telepathy'"
 
 
