@@ -10,7 +10,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.methods import METHODS
 from sparsona.prepare import make_config
 from sparsona.runs.options import RunConfig, dump
-from sparsona.runs.request import parse_method, read_toml
+from sparsona.runs.request import read_toml
 from sparsona.runs.validation import errors_in, merge_errors, validated
 
 
