@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,16 @@ from sparsona import data, methods, models
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
 from sparsona.core.losses import argmax_score, cross_entropy, no_score, squared_error, token_cross_entropy, token_score
+from sparsona.core.method import Method
 from sparsona.core.round import client_kinds
 from sparsona.core.task import Task
 from sparsona.data.federation import Federation
 from sparsona.data.sharing import share
 from sparsona.data.sources import read
 from sparsona.engine.clock import OFF, START, Clock
+from sparsona.engine.context import Setting
 from sparsona.engine.executors import choose_device
 from sparsona.engine.graphs import read_graph
-from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import Plan
 from sparsona.runs.listing import find_run
 from sparsona.runs.options import OF_DATA, RunConfig, in_groups
@@ -140,7 +141,7 @@ def make_setting(
     make, kind = methods.factory(config.method)
     if method_config is None:
         method_config = validated(kind, config.options, config.method)
-    make_method = partial(make, config=method_config)
+    make_method = partial(_named, make, method_config, config.method)
     plan = make_plan(config, federation.num_clients)
     setting = Setting(task, make_method, federation, plan, config.capacities, device, config.precision, clock)
     smallest = min(client.num_examples for client in setting.clients)
@@ -168,6 +169,11 @@ def make_plan(config: RunConfig, num_clients: int) -> Plan:
             for field in fields(Plan)
         }
     )
+
+
+def _named(make: Callable[[Task, Any], Method], config: Any, name: str, task: Task) -> Method:
+    """A method under the name of its row: several rows may share a file."""
+    return replace(make(task, config), name=name)
 
 
 def _sampled(config: RunConfig) -> int:

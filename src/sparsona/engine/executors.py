@@ -12,7 +12,8 @@ from sparsona.core.round import client_kinds
 if TYPE_CHECKING:
     import torch
 
-    from sparsona.engine.jobs import Executor, Setting, Tell
+    from sparsona.engine.context import Setting
+    from sparsona.engine.jobs import Executor, Tell
 
 EXECUTORS = {
     "auto": "what suits the device and the work; the choice is written into the run",
