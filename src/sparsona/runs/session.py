@@ -187,7 +187,7 @@ class _Session:
             if unsaved:
                 self._save()
             raise
-        if stopped_by:
+        if stopped_by and not self.progress.finished:
             completed, rounds = self.progress.completed, self.setting.plan.rounds
             warn(f"stopped by {stopped_by} after round {completed} of {rounds}; resume goes on")
         return self.progress
