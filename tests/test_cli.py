@@ -179,12 +179,12 @@ def test_help_names_the_true_defaults():
 
 @pytest.mark.parametrize("command", [cli.run, cli.compare, cli.cost])
 def test_every_flag_is_an_option_and_every_option_with_a_flag_has_it(command):
-    of_methods = {key: one for name in METHODS for key, one in options_of(factory(name)[1]).items()}
+    every = [one for name in METHODS for one in options_of(factory(name)[1]).values()] + [*OPTIONS.values()]
     flags = flags_of(command)
-    known = {**of_methods, **cost_options(), **OPTIONS}
+    known = {*(one.name for one in every), *cost_options()}
     words = {"config", "pairs", "as_json", "out", "profile", "seeds"}
-    assert set(flags) - words <= set(known)
-    wanted = {key for key, one in {**of_methods, **OPTIONS}.items() if one.flag}
+    assert set(flags) - words <= known
+    wanted = {one.name for one in every if one.flag}
     assert wanted <= set(flags)
     assert {"lr", "epochs", "weight_decay", "density", "personal"} <= wanted
     assert all(option.help and option.default is None for name, option in flags.items() if name in wanted)
