@@ -146,10 +146,9 @@ class Part:
         import torch
 
         if self.levels is not None:
-            top = self.levels.top
-            values = self.levels.spread() * ((self.values.to(torch.float32) - top) / top)
-            return replace(self, arrived=values, levels=None)
-        return replace(self, arrived=self.values.float()) if self.dtype is torch.float16 else self
+            values, top = self.values, self.levels.top
+            return self.carrying(self.levels.spread().to(values.device) * ((values.float() - top) / top))
+        return self.carrying(self.values.float()) if self.dtype is torch.float16 else self
 
     def carrying(self, values: Tensor, levels: Levels | None = None) -> Part:
         """The same part with other values inside its support."""

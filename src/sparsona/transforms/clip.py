@@ -37,8 +37,11 @@ class Clip:
             update = replace(update, parts={**update.parts, **short})
         return update, {}
 
-    def receive(self, update: Update, round_: Round) -> Update:
+    def receive(self, update: Update) -> Update:
         return plain(update)
 
     def size(self, part: PartSize) -> PartSize:
         return replace(part, bits=32)
+
+    def keeps(self, part: PartSize) -> bool:
+        return False

@@ -26,11 +26,14 @@ class Half:
         parts = {name: part if part.is_mask else _halved(part.plain()) for name, part in update.parts.items()}
         return replace(update, parts=parts), {}
 
-    def receive(self, update: Update, round_: Round) -> Update:
+    def receive(self, update: Update) -> Update:
         return plain(update)
 
     def size(self, part: PartSize) -> PartSize:
         return replace(part, bits=16)
+
+    def keeps(self, part: PartSize) -> bool:
+        return False
 
 
 def _halved(part: Part) -> Part:

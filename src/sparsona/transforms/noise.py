@@ -45,8 +45,11 @@ class Noise:
                 parts[name] = part.carrying(part.values + self.std * drawn)
         return replace(update, parts=parts), {}
 
-    def receive(self, update: Update, round_: Round) -> Update:
+    def receive(self, update: Update) -> Update:
         return plain(update)
 
     def size(self, part: PartSize) -> PartSize:
         return replace(part, bits=32)
+
+    def keeps(self, part: PartSize) -> bool:
+        return False

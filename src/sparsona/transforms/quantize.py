@@ -47,11 +47,14 @@ class Quantize:
         }
         return replace(update, parts=parts), {}
 
-    def receive(self, update: Update, round_: Round) -> Update:
+    def receive(self, update: Update) -> Update:
         return plain(update)
 
     def size(self, part: PartSize) -> PartSize:
         return replace(part, bits=self.bits)
+
+    def keeps(self, part: PartSize) -> bool:
+        return False
 
 
 def _quantized(part: Part, bits: int, draws: Generator) -> Part:

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.layout import Layout, Slot
 from sparsona.core.round import Round
 from sparsona.core.transform import Memory, Way, plain
 from sparsona.core.tree import Tree
 from sparsona.core.update import Part, PartSize, Support, Update, places
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -44,28 +40,30 @@ class TopK:
         parts, kept = dict(update.parts), dict(memory)
         for name, part in update.parts.items():
             if not part.is_mask:
-                parts[name], left = self._send(part.plain(), memory.get(name))
-                kept[name] = Tree(Layout((Slot(name, (part.layout.size,)),)), left)
+                parts[name], kept[name] = self._send(part.plain(), memory.get(name))
         return replace(update, parts=parts), kept
 
-    def receive(self, update: Update, round_: Round) -> Update:
+    def receive(self, update: Update) -> Update:
         return plain(update)
 
     def size(self, part: PartSize) -> PartSize:
         return replace(part, num_values=self.number(part.num_values), support=Support.BITS, bits=32)
+
+    def keeps(self, part: PartSize) -> bool:
+        return True
 
     def number(self, num_values: int) -> int:
         """How many values are sent of so many: at least one."""
         # 0.07 * 100 is 7.000000000000001: no value more for the sake of rounding.
         return min(num_values, max(1, math.ceil(round(self.rate * num_values, 6))))
 
-    def _send(self, part: Part, before: Tree | None) -> tuple[Part, Tensor]:
+    def _send(self, part: Part, before: Tree | None) -> tuple[Part, Tree]:
         """What is sent of a part, and what is left, over the whole layout."""
         import torch
 
         values, layout = part.values, part.layout
         where = None if part.support is Support.DENSE else places(_mask_of(part))
-        left = values.new_zeros(layout.size) if before is None else before.flat.to(values.device).clone()
+        left = values.new_zeros(layout.size) if before is None else before.flat.to(values.device, copy=True)
         total = values + (left if where is None else left[where])
         # A stable sort: which of equal magnitudes is sent must not depend on the machine.
         chosen = total.abs().argsort(descending=True, stable=True)[: self.number(len(total))].sort().values
@@ -77,7 +75,8 @@ class TopK:
             left[where], at = total, where[chosen]
         flags = torch.zeros(layout.size, dtype=torch.bool, device=left.device)
         flags[at] = True
-        return replace(part.carrying(sent), support=Support.BITS, mask=Tree(layout, flags), digest=b"", seed=b""), left
+        largest = replace(part.carrying(sent), support=Support.BITS, mask=Tree(layout, flags), digest=b"", seed=b"")
+        return largest, Tree(layout, left)
 
 
 def _mask_of(part: Part) -> Tree:
