@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     type=int,
     help="Training examples of each client.  [the published training examples by --clients; without --data 500]",
 )
+@click.option("--transform", multiple=True, help="What messages go through, as in `sparsona run`; several in order.")
 @click.option("--density", type=float, help="Share of the parameters a sparse method keeps, in (0, 1].  [0.5]")
 @click.option("--batch-size", type=int, help="Examples in a training batch.  [128]")
 @click.option("--counting", type=click.Choice(["encoded", "paper"]), help="Which bytes the JSON leads with.  [encoded]")

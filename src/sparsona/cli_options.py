@@ -35,6 +35,11 @@ OPTIONS = [
     click.option("--rounds", type=int, help="Number of rounds.  [30]"),
     click.option("--per-round", type=int, help="Clients sampled per round.  [half of them; all peers]"),
     click.option("--graph", help="Who hears from whom, among peers: ring | full | random:N | ...  [random:10]"),
+    click.option(
+        "--transform",
+        multiple=True,
+        help="What messages go through: half | quantize:BITS | topk:SHARE | clip:NORM | noise:STD; several in order.",
+    ),
     click.option("--epochs", type=int, help="Local epochs per round.  [5]"),
     click.option("--batch-size", type=int, help="Examples in a training batch.  [16]"),
     click.option("--lr", type=float, help="Learning rate in the first round; pfedgate: 0.05.  [0.1]"),
@@ -112,7 +117,7 @@ def gather(config: Path | None, pairs: tuple[str, ...], flags: dict[str, Any]) -
     """Options from the file, then from the flags given, then from --set."""
     from sparsona.runs.config import parse_pairs, read_toml
 
-    given = {key: value for key, value in flags.items() if value is not None}
+    given = {key: value for key, value in flags.items() if value not in (None, ())}
     found = {**(read_toml(config) if config else {}), **given, **parse_pairs(pairs)}
     if misplaced := sorted(OWN_WORDS & set(found)):
         raise SparsonaError(

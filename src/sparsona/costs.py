@@ -7,10 +7,11 @@ docs/accounting.md says what is counted, and how the papers' printed figures com
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from sparsona import data, methods, models
@@ -19,10 +20,12 @@ from sparsona.core.layout import Layout
 from sparsona.core.outline import Outline
 from sparsona.core.round import Client, Round
 from sparsona.core.seeds import Seeds
+from sparsona.core.transform import transformed_cost
 from sparsona.core.update import Cost, PartSize
 from sparsona.cost_report import CostReport, Flops, Memory, Number, Traffic
 from sparsona.cost_rules import COST_RULES, RuleCard
 from sparsona.runs import config as configs
+from sparsona.transforms import read_transforms, split_transforms
 from sparsona.wire.format import message_size, paper_size, payload_size
 
 SCREENING_BATCH = 128
@@ -73,6 +76,9 @@ class CostConfig(BaseModel):
     tune_epochs: int = Field(0, ge=0, description="epochs of final tuning for every client; 0: none")
     topology: Literal["random", "ring", "full"] = Field("random", description="who is whose neighbour, among peers")
     neighbours: int = Field(10, ge=1, description="neighbours of a peer in a random topology")
+    transform: Annotated[
+        tuple[str, ...], BeforeValidator(split_transforms), AfterValidator(configs.known_transforms)
+    ] = Field((), description="what messages go through, as in a run")
     counting: Literal["encoded", "paper"] = Field("encoded", description="bytes as encoded, or as the papers count")
     quirks: Annotated[tuple[str, ...], BeforeValidator(configs.listed)] = Field(
         (), description="departures that printed figures rest on"
@@ -175,6 +181,7 @@ def _report(card: methods.MethodCard | RuleCard, asked: CostConfig, config: Any,
         price(layout, Client(index, samples, capacity, num_clients=asked.clients), round_)
         for index, capacity in enumerate(asked.capacities[: asked.clients])
     ]
+    kinds = [transformed_cost(cost, read_transforms(asked.transform)) for cost in kinds]
     infer = [layout.forward_flops() if cost.infer_flops is None else cost.infer_flops for cost in kinds]
     flops = Flops(
         _mean(_sum([cost.train_flops for cost in kinds], asked), asked),
@@ -345,8 +352,9 @@ def _memory(cost: Cost, layout: Layout) -> Memory:
 
 
 def _bytes(parts: Iterable[PartSize]) -> int:
-    """Four bytes a value, a bit an entry of a mask; which entries a sparse model has, its mask says."""
-    return sum(payload_size(part)[1] for part in parts)
+    """Four bytes a value, however few it travels as, and a bit an entry of a mask; which entries a sparse model has,
+    its mask says."""
+    return sum(payload_size(replace(part, bits=32))[1] for part in parts)
 
 
 def _sum(values: list[int], asked: CostConfig) -> int:

@@ -15,6 +15,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.losses import argmax_score, cross_entropy, no_score, squared_error, token_cross_entropy, token_score
 from sparsona.core.round import client_kinds
 from sparsona.core.task import Task
+from sparsona.core.transform import with_chain
 from sparsona.data.federation import Federation
 from sparsona.data.sharing import share
 from sparsona.data.sources import read
@@ -27,6 +28,7 @@ from sparsona.runs import config as configs
 from sparsona.runs.config import RunConfig
 from sparsona.runs.listing import find_run
 from sparsona.runs.warm_start import WarmStart, check_layout
+from sparsona.transforms import read_transforms
 
 GIVEN = "given"  # in a config: the data, partition or model came from Python and has no name
 # What is read of a data set, and how it is shared out; a federation made in Python has been through both.
@@ -165,6 +167,7 @@ def make_setting(
     task.half = torch.bfloat16 if config.precision == "bf16" else None
     make, kind = methods.factory(config.method)
     make_method = partial(make, config=configs.validated(kind, config.options, config.method))
+    make_method = with_chain(make_method, read_transforms(config.transform))
     plan = Plan(
         rounds=config.rounds,
         per_round=_sampled(config),

@@ -7,15 +7,18 @@ Free of torch, as costs are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from functools import partial
+from typing import Any, Literal, Protocol
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.method import Cost, Inbox, Method, PeerHalf, ServerHalf, State
-from sparsona.core.round import Round
+from sparsona.core.layout import Layout
+from sparsona.core.method import Method, PeerHalf, Server, ServerHalf, State, Work
+from sparsona.core.round import Client, Probe, Round
+from sparsona.core.seeds import Seeds
 from sparsona.core.tree import Tree
-from sparsona.core.update import PartSize, Update
+from sparsona.core.update import Cost, Inbox, PartSize, Update
 
 Way = Literal["up", "down", "both"]
 Memory = Mapping[str, Tree]  # by the part of a message that it is about
@@ -148,26 +151,35 @@ def with_transforms(method: Method, chain: Chain) -> Method:
         return method
     up, down = upward(chain), downward(chain)
 
-    def opened(inbox: Inbox) -> Inbox:
-        return (receive(up if method.peer is not None else down, update) for update in inbox)
+    if method.peer is not None and len(up) < len(chain):
+        raise SparsonaError(
+            f"a transform of a server's messages for {method.name}, which has no server",
+            expected="transforms of clients' messages",
+            mend="leave way=down out",
+        )
 
-    def init_client(params, buffers, client, seeds):
+    def opened(inbox: Inbox) -> Inbox:
+        return (receive(down if method.peer is None else up, update) for update in inbox)
+
+    def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> TransformedState:
         state = method.init_client(params, buffers, client, seeds)
         # What a message holds does not depend on when it is sent.
         sent = method.cost(params.layout, client, Round(0, 1, 1.0, 1, seeds)).up
         return TransformedState(state, init_memory(up, sent or ()))
 
-    def receive_work(state: TransformedState, inbox, probe, round_):
+    def receive_work(state: TransformedState, inbox: Inbox, probe: Probe, round_: Round) -> Work:
         return method.receive(state.state, opened(inbox), probe, round_)
 
-    def finish(state: TransformedState, work, inbox, probe, round_):
+    def finish(
+        state: TransformedState, work: Work, inbox: Inbox, probe: Probe, round_: Round
+    ) -> tuple[TransformedState, Update | None]:
         after, update = method.finish(state.state, work, opened(inbox), probe, round_)
         memory = state.memory
         if update is not None:
             update, memory = send(up, update, memory, round_)
         return TransformedState(after, memory), update
 
-    def cost(layout, client, round_):
+    def cost(layout: Layout, client: Client, round_: Round) -> Cost:
         return transformed_cost(method.cost(layout, client, round_), chain)
 
     trait = method.trait
@@ -183,11 +195,20 @@ def with_transforms(method: Method, chain: Chain) -> Method:
     )
 
 
+def with_chain(make: Callable[[Any], Method], chain: Chain) -> Callable[[Any], Method]:
+    """A factory of methods whose messages go through a chain; it can be sent to another process if `make` can."""
+    return partial(_make, make, chain) if chain else make
+
+
+def _make(make: Callable[[Any], Method], chain: Chain, task: Any) -> Method:
+    return with_transforms(make(task), chain)
+
+
 def _server_half(half: ServerHalf, up: Chain, down: Chain) -> ServerHalf:
-    def aggregate(server, inbox, round_):
+    def aggregate(server: Server, inbox: Inbox, round_: Round) -> Server:
         return half.aggregate(server, (receive(up, update) for update in inbox), round_)
 
-    def reply(server, client, round_):
+    def reply(server: Server, client: Client, round_: Round) -> Update:
         # Nothing on the way down keeps anything: a server would have to, for each of its clients.
         return send(down, half.reply(server, client, round_), ({},) * len(down), round_)[0]
 
@@ -197,7 +218,7 @@ def _server_half(half: ServerHalf, up: Chain, down: Chain) -> ServerHalf:
 def _peer_half(half: PeerHalf, up: Chain) -> PeerHalf:
     wants, consensus = half.wants, half.consensus
 
-    def common_model(inbox):
+    def common_model(inbox: Inbox) -> Tree:
         assert consensus is not None
         return consensus(receive(up, update) for update in inbox)
 
@@ -222,6 +243,13 @@ def transformed_cost(cost: Cost, chain: Chain) -> Cost:
         up=None if cost.up is None else sizes(up, cost.up),
         kept=(*cost.kept, *kept),
     )
+
+
+def describe(chain: Chain, among_peers: bool = False) -> str:
+    """A sentence for the protocol of a run."""
+    ways = {"clients send": upward(chain), "the server sends": () if among_peers else downward(chain)}
+    said = [f"what {who}: {', then '.join(one.describe() for one in found)}" for who, found in ways.items() if found]
+    return f"Messages are transformed; {'; '.join(said)}."
 
 
 def upward(chain: Chain) -> Chain:

@@ -94,7 +94,7 @@ def fedspa(task: Task, config: FedSpaConfig) -> Method:
 
     def finish(state: FedSpaState, work: FedSpaWork, inbox, probe, round_):
         mask = next(iter(inbox)).parts["model"].bitmap or state.mask
-        parts = {"update": masked(tree.subtract(work.start, work.params), mask)}  # U_k, Algorithm 1 line 17
+        parts = {"update": masked(tree.subtract(work.start, work.params), mask, is_change=True)}  # U_k, line 17
         if evolves:
             mask = next_mask(work, mask, probe, round_)
             parts["mask"] = dense(mask)
@@ -108,7 +108,8 @@ def fedspa(task: Task, config: FedSpaConfig) -> Method:
     def cost(layout, client, round_):
         counts = kept(layout, client)
         down, update, start = (
-            (PartSize(name, layout, sum(counts), Support.KNOWN),) for name in ("model", "update", "start")
+            (PartSize(name, layout, sum(counts), Support.KNOWN, is_change=name == "update"),)
+            for name in ("model", "update", "start")
         )
         mask = (PartSize("mask", layout, layout.size, is_mask=True),)
         looks = min(round_.batch_size, client.num_examples) if evolves and config.regrowth == "gradient" else 0

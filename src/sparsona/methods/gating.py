@@ -243,9 +243,10 @@ class GatedModel:
         flops = self.forward_flops(here, list(free(here.blocks, config, share, smallest)))
         passes = config.epochs * len(phases) * client.num_examples
         looks = len(phases) * client.num_examples if config.gating == "client" else 0
+        change = replace(whole, is_change=True)
         return Cost(
             down=(replace(whole, name="model"),),
-            up=(replace(whole, support=Support.KNOWN), bits) if config.aggregation == "uploaded" else (whole,),
+            up=(replace(change, support=Support.KNOWN), bits) if config.aggregation == "uploaded" else (change,),
             train_flops=passes * 3 * flops,
             search_flops=looks * layout.forward_flops(),
             exact=False,

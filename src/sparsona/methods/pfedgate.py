@@ -92,11 +92,11 @@ def pfedgate(task: Task, config: PFedGateConfig) -> Method:
         change, traces = tree.subtract(work.params, start), work.buffers  # Algorithm 1 line 9
         momenta = work.momenta if config.keeps_momentum else ()
         state = PFedGateState(work.gate, traces.gate, model.current(work), momenta, traces.model)
-        parts = {"update": dense(change)}
+        parts = {"update": dense(change, is_change=True)}
         if sends_blocks:
             here, used = model.of(work)[0], traces.used > 0
             mask = Tree(task.layout, spread(here.blocks, used))
-            parts = {"update": masked(change, mask), "blocks": dense(Tree(here.bits, used))}
+            parts = {"update": masked(change, mask, is_change=True), "blocks": dense(Tree(here.bits, used))}
         return state, message(round_, parts, weight=round_.client.num_examples)
 
     def cost(layout, client, round_):

@@ -23,6 +23,7 @@ from pydantic import (
 from sparsona.core import points as eval_points
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.lr_schedule import lr_schedule
+from sparsona.transforms import TRANSFORMS, read_transforms, split_transforms
 
 
 def listed(value: Any) -> Any:
@@ -43,6 +44,15 @@ def known_points(names: tuple[str, ...]) -> tuple[str, ...]:
 def whole(value: float) -> float:
     """A count as it is printed."""
     return int(value) if value == int(value) else value
+
+
+def known_transforms(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Transforms that there are, with options that they have."""
+    try:
+        read_transforms(texts)
+    except SparsonaError as error:
+        raise ValueError("; ".join(filter(None, (error.what, error.expected, error.mend)))) from None
+    return texts
 
 
 class RunConfig(BaseModel):
@@ -129,6 +139,9 @@ class RunConfig(BaseModel):
     )
     graph: str | None = Field(
         None, description="who hears from whom, among peers: see `sparsona methods dispfl`; none: random:10, or fewer"
+    )
+    transform: Annotated[tuple[str, ...], BeforeValidator(split_transforms), AfterValidator(known_transforms)] = Field(
+        (), description=f"what messages go through, in order: {' | '.join(c.example for c in TRANSFORMS.values())}"
     )
     max_seconds: float | None = Field(None, gt=0, description="stop after the round in which this time is reached")
     options: dict[str, Any] = Field(default_factory=dict, description="options of the method")
