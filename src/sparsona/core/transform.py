@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout
-from sparsona.core.method import Method, PeerHalf, Server, ServerHalf, State, Work
+from sparsona.core.method import Method, PeerHalf, Server, ServerHalf, State, Sum, Work
 from sparsona.core.round import Client, Probe, Round
 from sparsona.core.seeds import Seeds
 from sparsona.core.tree import Tree
@@ -205,22 +205,22 @@ def _make(make: Callable[[Any], Method], chain: Chain, task: Any) -> Method:
 
 
 def _server_half(half: ServerHalf, up: Chain, down: Chain) -> ServerHalf:
-    def aggregate(server: Server, inbox: Inbox, round_: Round) -> Server:
-        return half.aggregate(server, (receive(up, update) for update in inbox), round_)
+    def add(server: Server, total: Sum, update: Update) -> Sum:
+        return half.add(server, total, receive(up, update))
 
     def reply(server: Server, client: Client, round_: Round) -> Update:
         # Nothing on the way down keeps anything: a server would have to, for each of its clients.
         return send(down, half.reply(server, client, round_), ({},) * len(down), round_)[0]
 
-    return replace(half, aggregate=aggregate, reply=reply)
+    return replace(half, add=add, reply=reply)
 
 
 def _peer_half(half: PeerHalf, up: Chain) -> PeerHalf:
     wants, consensus = half.wants, half.consensus
 
-    def common_model(inbox: Inbox) -> Tree:
+    def common_model(inbox: Inbox, round_: Round) -> Tree:
         assert consensus is not None
-        return consensus(receive(up, update) for update in inbox)
+        return consensus((receive(up, update) for update in inbox), round_)
 
     return replace(
         half,
