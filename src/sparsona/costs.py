@@ -22,6 +22,7 @@ from sparsona.core.layout import Layout
 from sparsona.core.outline import Outline
 from sparsona.core.round import Client, Round
 from sparsona.core.seeds import Seeds
+from sparsona.core.transform import transformed_cost
 from sparsona.core.update import Cost, PartSize
 from sparsona.cost_report import CostReport, Flops, Memory, Number, Traffic
 from sparsona.cost_rules import COST_RULES, RuleCard
@@ -31,6 +32,7 @@ from sparsona.runs.declaration import Option, as_tuple, option, options_of
 from sparsona.runs.options import OPTIONS, RunConfig
 from sparsona.runs.request import choose, parse_method
 from sparsona.runs.validation import check, merge_errors
+from sparsona.transforms import read_transforms
 from sparsona.wire.format import message_size, paper_size, payload_size
 
 SCREENING_BATCH = 128
@@ -245,6 +247,7 @@ def _report(
         price(layout, Client(index, samples, capacity, num_clients=all_.clients), round_)
         for index, capacity in enumerate(run.capacities[: all_.clients])
     ]
+    kinds = [transformed_cost(cost, read_transforms(run.transform)) for cost in kinds]
     infer = [layout.forward_flops() if cost.infer_flops is None else cost.infer_flops for cost in kinds]
     flops = Flops(
         _mean(_sum([cost.train_flops for cost in kinds], all_), all_),
@@ -436,8 +439,9 @@ def _memory(cost: Cost, layout: Layout) -> Memory:
 
 
 def _bytes(parts: Iterable[PartSize]) -> int:
-    """Four bytes a value, a bit an entry of a mask; which entries a sparse model has, its mask says."""
-    return sum(payload_size(part)[1] for part in parts)
+    """Four bytes a value, however few it travels as, and a bit an entry of a mask; which entries a sparse model has,
+    its mask says."""
+    return sum(payload_size(replace(part, bits=32))[1] for part in parts)
 
 
 def _sum(values: list[int], asked: Experiment) -> int:

@@ -19,6 +19,7 @@ from sparsona.core.losses import argmax_score, cross_entropy, no_score, squared_
 from sparsona.core.method import Method
 from sparsona.core.round import client_kinds
 from sparsona.core.task import Task
+from sparsona.core.transform import with_chain
 from sparsona.data.federation import Federation
 from sparsona.data.sharing import share
 from sparsona.data.sources import read
@@ -32,6 +33,7 @@ from sparsona.runs.options import OF_DATA, RunConfig, in_groups
 from sparsona.runs.request import choose, parse_method
 from sparsona.runs.validation import check, merge_errors, validated
 from sparsona.runs.warm_start import WarmStart, check_layout
+from sparsona.transforms import read_transforms
 
 GIVEN = "given"  # in a config: the data, partition or model came from Python and has no name
 
@@ -141,7 +143,7 @@ def make_setting(
     make, kind = methods.factory(config.method)
     if method_config is None:
         method_config = validated(kind, config.options, config.method)
-    make_method = partial(_named, make, method_config, config.method)
+    make_method = with_chain(partial(_named, make, method_config, config.method), read_transforms(config.transform))
     plan = make_plan(config, federation.num_clients)
     setting = Setting(task, make_method, federation, plan, config.capacities, device, config.precision, clock)
     smallest = min(client.num_examples for client in setting.clients)

@@ -21,7 +21,9 @@ from sparsona.analysis.similarity import recorded_distances, recorded_similarity
 from sparsona.analysis.statistics import accuracy_summary, mean_of_last
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.transform import describe
 from sparsona.runs.store import RunFolder, unpack_confusion
+from sparsona.transforms import read_transforms
 
 # How a client's test data was chosen, where it is not simply a part of its own.
 TESTED_ON = {
@@ -204,6 +206,8 @@ def protocol(folder: RunFolder) -> str:
         )
     if lacking := about["left_out"]:
         text += " People left out: " + ", ".join(f"{num:,} with {lack}" for lack, num in lacking.items()) + "."
+    if (chain := read_transforms(config.get("transform", ()))) and not about["alone"]:
+        text += f" {describe(chain, about.get('peers', False))}"
     if known := about.get("warm_start"):
         text += f" Training began with the model of '{known['run']}' ({known['method']}, {known['rounds']} rounds)."
         if not known["same_data"]:

@@ -18,6 +18,7 @@ from sparsona.engine.executors import EXECUTORS
 from sparsona.engine.graphs import GRAPHS, USUAL_DEGREE
 from sparsona.runs.declaration import Option, as_int, as_tuple, option, options_of
 from sparsona.runs.stopping import Stopping
+from sparsona.transforms import TRANSFORMS, read_transforms, split_transforms
 
 NUM_CLIENTS = 20  # where neither a person nor the partition says how many
 KNOW_THEIR_CLIENTS = ("natural", "file")  # partitions
@@ -43,6 +44,15 @@ def known_points(names: tuple[str, ...]) -> tuple[str, ...]:
         except SparsonaError as error:
             raise ValueError(f"{error.expected}; {error.mend}" if error.mend else error.expected) from None
     return names
+
+
+def known_transforms(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Transforms that there are, with options that they have."""
+    try:
+        read_transforms(texts)
+    except SparsonaError as error:
+        raise ValueError("; ".join(filter(None, (error.what, error.expected, error.mend)))) from None
+    return texts
 
 
 class RunConfig(Stopping):
@@ -131,6 +141,12 @@ class RunConfig(Stopping):
         flag=True,
         cost=True,
         paths=("file",),
+    )
+    transform: Annotated[tuple[str, ...], BeforeValidator(split_transforms), AfterValidator(known_transforms)] = _plan(
+        (),
+        f"what messages go through, in order: {_any_of(card.example for card in TRANSFORMS.values())}",
+        flag="--transform NAME ...",
+        cost=True,
     )
     batch_size: int = _plan(16, "examples in a training batch", flag=True, cost=True, ge=1)
     lr_decay: float = _plan(0.998, "factor on the learning rate after each round", flag=True, gt=0, le=1)
