@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 import sparsona as sp
 from sparsona.data.batches import shuffled
-from sparsona.data.sources import load
+from sparsona.data.read import load
 from sparsona.engine.plan import Plan, participation
 from sparsona.models.cnn import digits_cnn
 

@@ -51,7 +51,7 @@ def get(name: str, folder: Path | None) -> None:
 
     Nothing is kept that does not have the published checksum. A second call finds it there and does nothing.
     """
-    from sparsona.data.obtain import obtain
+    from sparsona.data.download import obtain
     from sparsona.data.readers.files import cache_folder
 
     with download_bar(name) as listen:
@@ -93,7 +93,7 @@ def show(name: str, config: Path | None, pairs: tuple[str, ...], out: Path | Non
     from sparsona import prepare
     from sparsona.analysis.picture import Partition, save_picture
     from sparsona.data.federation import PARTS
-    from sparsona.data.owners import tell_left_out
+    from sparsona.data.partition.by_owner import tell_left_out
 
     options = gather(config, pairs, flags)
     if others := sorted(set(options) - {*prepare.OF_DATA, "seed"}):

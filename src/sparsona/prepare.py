@@ -15,9 +15,9 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.losses import argmax_score, cross_entropy, no_score, squared_error, token_cross_entropy, token_score
 from sparsona.core.round import client_kinds
 from sparsona.core.task import Task
+from sparsona.data.federate import share
 from sparsona.data.federation import Federation
-from sparsona.data.sharing import share
-from sparsona.data.sources import read
+from sparsona.data.read import read
 from sparsona.engine.clock import OFF, START, Clock
 from sparsona.engine.executors import choose_device
 from sparsona.engine.graphs import read_graph

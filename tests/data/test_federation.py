@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Client
 from sparsona.core.seeds import Seeds
+from sparsona.data.federate import federate
 from sparsona.data.federation import PARTS, Federation, Split
+from sparsona.data.holdout import carve
 from sparsona.data.partition import partition
-from sparsona.data.sharing import federate
-from sparsona.data.sources import load
-from sparsona.data.splitting import carve
+from sparsona.data.read import load
 
 
 def numbered(labels):

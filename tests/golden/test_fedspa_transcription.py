@@ -27,8 +27,8 @@ from torch.nn import functional as F
 
 from sparsona import prepare
 from sparsona.data.batches import shuffled
-from sparsona.data.sharing import federate
-from sparsona.data.sources import load
+from sparsona.data.federate import federate
+from sparsona.data.read import load
 from sparsona.engine.plan import participation
 from sparsona.engine.serial import Serial
 from sparsona.engine.star import Star, received_work

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparsona.data.cards import SOURCES as SOURCES
-from sparsona.data.cards import SourceCard as SourceCard
+from sparsona.data.catalog import SOURCES as SOURCES
+from sparsona.data.catalog import SourceCard as SourceCard
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from torch import Tensor
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.round import Client
 from sparsona.core.seeds import Seeds
-from sparsona.data import arrays as checked
+from sparsona.data import validate as checked
 from sparsona.data.augment import look
 from sparsona.data.batches import Examples, as_targets
-from sparsona.data.owners import asks
+from sparsona.data.client_index import PARTS, Split, Splits
+from sparsona.data.holdout import carve, check_rates, no_data, nothing_to_score, round_to, stratum
+from sparsona.data.partition.by_owner import asks
 from sparsona.data.pool import View
-from sparsona.data.splits import PARTS, Split, Splits
-from sparsona.data.splitting import carve, check_rates, no_data, nothing_to_score, round_to, stratum
 
 Array = npt.NDArray[Any]
 MANIFEST = "federation.json"

@@ -12,7 +12,7 @@ from sparsona.core.round import Batch
 from sparsona.core.tree import leaves
 from sparsona.data.augment import look
 from sparsona.data.batches import as_targets
-from sparsona.data.splits import PARTS
+from sparsona.data.client_index import PARTS
 from sparsona.engine.compiled import Captured, compile_program
 from sparsona.engine.evaluate import MAX_CONFUSION, Evaluation, check_tested, judge
 from sparsona.engine.jobs import Setting

@@ -13,7 +13,7 @@ from typing import Any
 
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.outline import Outline
-from sparsona.models import outlines
+from sparsona.models import catalog as outlines
 from sparsona.models.options import Option, Value, read_options
 
 

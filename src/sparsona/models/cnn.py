@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sparsona.models.outlines import cnn_roles, split_rows
+from sparsona.models.catalog import cnn_roles, split_rows
 
 
 def digits_cnn(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sparsona.models.outlines import transformer_roles
+from sparsona.models.catalog import transformer_roles
 
 
 def transformer(

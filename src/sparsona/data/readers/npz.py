@@ -33,7 +33,7 @@ def read_arrays(request: Request, path: Path) -> Pool:
     Whole numbers (N, length) whose labels are as many are tokens; all that is neither becomes float32 as it is. They
     are checked as `federate` checks what comes from Python.
     """
-    from sparsona.data import arrays as checked  # which needs torch
+    from sparsona.data import validate as checked  # which needs torch
 
     x, y, num_train, owners = _read(path)
     where = f"'{path}': "

@@ -98,7 +98,7 @@ def load(name: str) -> tuple[Tensor, Tensor]:
 
     pool = read(name)
     if pool.x.dtype != np.float32:
-        raise SparsonaError(f"'{name}' as tensors", expected="digits", mend="use sparsona.data.sources.read")
+        raise SparsonaError(f"'{name}' as tensors", expected="digits", mend="use sparsona.data.read.read")
     return torch.from_numpy(pool.x), torch.from_numpy(pool.y)
 
 

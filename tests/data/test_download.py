@@ -20,7 +20,8 @@ from PIL import Image
 
 from sparsona import cli
 from sparsona.core.errors import SparsonaError
-from sparsona.data import SOURCES, obtain
+from sparsona.data import SOURCES
+from sparsona.data import download as obtain
 from sparsona.data.downloads import EXTRAS, WAYS, Download
 from sparsona.data.readers.files import MARK
 

@@ -6,8 +6,8 @@ from PIL import Image
 
 from sparsona.core.errors import SparsonaError
 from sparsona.data.pool import View
+from sparsona.data.read import read
 from sparsona.data.readers import files
-from sparsona.data.sources import read
 
 
 @pytest.fixture(autouse=True)

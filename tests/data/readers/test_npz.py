@@ -7,7 +7,7 @@ import pytest
 
 from sparsona.core.errors import SparsonaError
 from sparsona.data.pool import Pool, View
-from sparsona.data.sources import read
+from sparsona.data.read import read
 
 
 def random_bytes(*shape, seed=0):

@@ -13,8 +13,8 @@ import torch
 from sparsona.core.errors import SparsonaError
 from sparsona.data import PARTITIONS, SOURCES
 from sparsona.data.pool import View
+from sparsona.data.read import READERS, load, read
 from sparsona.data.readers.files import cache_folder
-from sparsona.data.sources import READERS, load, read
 
 
 def test_digits_are_what_their_card_says():
@@ -57,8 +57,8 @@ def test_tables_are_keyed_by_name():
 def test_tables_need_neither_torch_nor_numpy_and_partitions_no_torch():
     check = (
         "import sys, sparsona.data; assert not {'torch', 'numpy'} & set(sys.modules);"
-        "import sparsona.data.obtain; assert not {'torch', 'numpy'} & set(sys.modules);"
-        "import sparsona.data.partition, sparsona.data.sources; sparsona.data.sources.read('digits');"
+        "import sparsona.data.download; assert not {'torch', 'numpy'} & set(sys.modules);"
+        "import sparsona.data.partition, sparsona.data.read; sparsona.data.read.read('digits');"
         "assert not {'torch', 'PIL', 'h5py'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", check], check=True)

@@ -10,8 +10,8 @@ import pytest
 
 from sparsona.core.errors import SparsonaError
 from sparsona.data.pool import View
+from sparsona.data.read import read
 from sparsona.data.readers import idx as readers
-from sparsona.data.sources import read
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from sparsona.core.errors import SparsonaError
+from sparsona.data.read import read
 from sparsona.data.readers import cifar
-from sparsona.data.sources import read
 
 
 @pytest.fixture(autouse=True)

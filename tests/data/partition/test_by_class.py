@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sparsona.core.errors import SparsonaError
 from sparsona.data.partition import partition
-from sparsona.data.partition_by_class import _by_class
+from sparsona.data.partition.by_class import _by_class
 
 
 def counts_of(parts, labels):
@@ -100,7 +100,7 @@ def test_classes_too_small_for_their_holders_are_told():
 @pytest.mark.parametrize("spec", ["pathological:1", "dirichlet-uncapped:1e-9"])
 def test_a_minimum_size_out_of_reach_is_told(spec, monkeypatch):
     """One class of 90 and one of 10: among 10 clients, five share the small one at best."""
-    monkeypatch.setattr("sparsona.data.partition_by_class.MAX_TRIES", 50)
+    monkeypatch.setattr("sparsona.data.partition.by_class.MAX_TRIES", 50)
     message = rf"no draw of {spec.replace('1e-9', '1e-09')} in 50 gave each of 10 clients 5 examples; the best left"
     with pytest.raises(SparsonaError, match=message):
         partition(spec, np.repeat([0, 1], [90, 10]), 10, 0, min_size=5)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tokens import BEGIN, END, NUM_SPECIAL, PAD, UNKNOWN
+from sparsona.data.read import read
 from sparsona.data.readers import stackoverflow
 from sparsona.data.readers.text import cut
-from sparsona.data.sources import read
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsona.core.errors import SparsonaError
-from sparsona.data.partition_file import Indices
+from sparsona.data.partition.from_file import Indices
 
 Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.data import PARTITIONS
-from sparsona.data.partition_by_class import (
+from sparsona.data.partition.by_class import (
     cut_shards,
     deal_classes,
     refill_classes,
@@ -22,7 +22,7 @@ from sparsona.data.partition_by_class import (
     share_dirichlet_uncapped,
     share_equally,
 )
-from sparsona.data.partition_file import Indices, read_partition
+from sparsona.data.partition.from_file import Indices, read_partition
 
 Array = npt.NDArray[Any]
 

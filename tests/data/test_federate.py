@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsona.core.errors import SparsonaError
+from sparsona.data.federate import federate, share
 from sparsona.data.federation import PARTS, Federation
 from sparsona.data.pool import Pool, View
-from sparsona.data.sharing import federate, share
 
 NUM_TRAIN, NUM_TEST, CLASSES = 600, 200, 5
 

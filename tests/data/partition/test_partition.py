@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sparsona.core.errors import SparsonaError
 from sparsona.data.partition import partition
-from sparsona.data.partition_by_class import _dirichlet_counts
+from sparsona.data.partition.by_class import _dirichlet_counts
 
 DRAWN = (
     "iid",
@@ -207,7 +207,7 @@ def test_too_few_examples_are_told_at_once():
 
 
 def test_a_minimum_size_out_of_reach_is_told(monkeypatch):
-    monkeypatch.setattr("sparsona.data.partition_by_class.MAX_TRIES", 200)
+    monkeypatch.setattr("sparsona.data.partition.by_class.MAX_TRIES", 200)
     message = (
         r"no draw of dirichlet:1e-09 in 200 gave each of 5 clients 2 examples; the best left a client with 0"
         r"(.|\n)*min_size(.|\n)*larger A, fewer clients or a smaller min_size"

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsona.core.errors import SparsonaError
-from sparsona.data import owners as whose
+from sparsona.data.partition import by_owner as whose
 from sparsona.data.partition import partition
 
 

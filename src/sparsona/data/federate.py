@@ -12,13 +12,13 @@ import torch
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.seeds import Seeds
 from sparsona.data import TESTS
-from sparsona.data import arrays as checked
+from sparsona.data import validate as checked
+from sparsona.data.client_index import Splits
 from sparsona.data.federation import Federation
-from sparsona.data.owners import asks, count_by_owner, find_by_owner, keep_able, number_owners
+from sparsona.data.holdout import carve, check_rates, cut_off, no_data, nothing_to_score, round_to, stratum
 from sparsona.data.partition import partition as partition_labels
+from sparsona.data.partition.by_owner import asks, count_by_owner, find_by_owner, keep_able, number_owners
 from sparsona.data.pool import Pool, View
-from sparsona.data.splits import Splits
-from sparsona.data.splitting import carve, check_rates, cut_off, no_data, nothing_to_score, round_to, stratum
 from sparsona.data.testing import draw_by_shares
 
 Array = npt.NDArray[Any]
