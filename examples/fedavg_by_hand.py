@@ -11,14 +11,14 @@ from torch.nn.functional import cross_entropy
 
 import sparsona as sp
 from sparsona.data.batches import shuffled
-from sparsona.data.read import load
+from sparsona.data.read import read
 from sparsona.engine.plan import Plan, participation
 from sparsona.models.cnn import digits_cnn
 
 ROUNDS, PER_ROUND, EPOCHS, BATCH, LR, DECAY, WEIGHT_DECAY, CLIP = 3, 4, 2, 16, 0.1, 0.998, 5e-4, 10.0
 
-x, y = load("digits")
-federation = sp.federate(x, y, clients=8, partition="dirichlet:0.3", seed=0)
+digits = read("digits")
+federation = sp.federate(digits.x, digits.y, clients=8, partition="dirichlet:0.3", seed=0)
 plan = Plan(rounds=ROUNDS, per_round=PER_ROUND, batch_size=BATCH, seed=0, lr_decay=DECAY)
 
 with torch.random.fork_rng(devices=[]):

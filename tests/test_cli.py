@@ -17,7 +17,8 @@ from processes import small, start, traces
 
 from sparsona import api, cli, prepare
 from sparsona.core.version import VERSION
-from sparsona.data import PARTITIONS, SOURCES
+from sparsona.data import SOURCES
+from sparsona.data.partition import PARTITIONS
 from sparsona.methods import METHODS
 from sparsona.methods.fedspa import FedSpaConfig
 from sparsona.models import MODELS

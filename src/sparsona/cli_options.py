@@ -94,16 +94,15 @@ def _with(options: list[Any], command: Callable[..., Any]) -> Callable[..., Any]
 
 def check_names(methods: Iterable[str], options: Mapping[str, Any]) -> None:
     """Refuse misspelt names before torch is imported, which takes seconds."""
-    from sparsona.core.errors import unknown_name
-    from sparsona.data import SOURCES
+    from sparsona.data.catalog import parse_spec
     from sparsona.methods import card
     from sparsona.models import read_spec
 
     for method in methods:
         card(method.partition(":")[0])
     data, model = options.get("data"), options.get("model")
-    if isinstance(data, str) and data not in SOURCES and data.partition(":")[0] not in ("arrays", "folder"):
-        raise unknown_name("data set", data, [*SOURCES, "arrays:PATH.npz", "folder:PATH"])
+    if isinstance(data, str):
+        parse_spec(data)
     if isinstance(model, str):
         read_spec(model)
 

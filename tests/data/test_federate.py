@@ -7,11 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsona.core.errors import SparsonaError
-from sparsona.data.federate import federate, share
+from sparsona.data.federate import federate, share_out
 from sparsona.data.federation import PARTS, Federation
 from sparsona.data.pool import Pool, View
+from sparsona.data.split_plan import SplitPlan
 
 NUM_TRAIN, NUM_TEST, CLASSES = 600, 200, 5
+
+
+def share(pool, **options):
+    return share_out(pool, SplitPlan(**options))
 
 
 def pool_of(owners=None, num_train=NUM_TRAIN, tokens=False):
@@ -122,12 +127,12 @@ def test_people_need_no_more_than_can_be_split():
     assert f.sizes().sum(dim=1).tolist() == [*range(2, 10)]
     assert federate(x, y, **options, min_size=5).left_out == {"fewer than 5 examples (min_size)": 4}
     with pytest.raises(
-        SparsonaError, match=r"0 of 9 people can be clients; left out: 9 with (.*)10 examples \(min_size"
+        SparsonaError, match=r"0 of 9 owners can be clients; left out: 9 with (.*)10 examples \(min_size"
     ):
         federate(x, y, **options, min_size=10)
     with pytest.raises(SparsonaError, match=r"1 of 9(.*)but 2 clients(.*)1 with (.*)be split, 7 with (.*)min_train"):
         federate(x, y, **options | {"clients": 2}, min_train=7)
-    with pytest.raises(SparsonaError, match="0 of 0 people can be clients"):
+    with pytest.raises(SparsonaError, match="0 of 0 owners can be clients"):
         federate(x, y, **options | {"owners": owners * 0 - 1})
     with pytest.raises(SparsonaError, match="45 examples cannot give 5 clients 10 each"):
         federate(x, y, clients=5, partition="iid")
@@ -137,7 +142,7 @@ def test_people_without_published_test_examples_are_left_out():
     owners = writers()
     owners[NUM_TRAIN:][owners[NUM_TRAIN:] == 3] = 4
     f = share(pool_of(owners), clients=None, partition="natural")
-    assert f.left_out == {"nothing published to test on": 1}
+    assert f.left_out == {"no published test examples": 1}
     assert f.num_clients == 11
 
 
@@ -284,12 +289,12 @@ def test_without_a_published_test_set_there_is_only_the_split():
 def test_tokens_are_kept_and_asked_for_per_position(tmp_path):
     f = share(pool_of(tokens=True), clients=4, partition="iid")
     assert f.has_tokens
-    assert f.asks_per_token
+    assert f.predicts_tokens
     assert f.tested_on == "split-train"
     assert f.label_counts("train") is None
     examples = f.examples(0, "train")
     assert (examples.inputs.dtype, examples.targets.dtype) == (torch.int64, torch.int64)
-    assert examples.targets.shape == examples.inputs.shape == (f.client(0).num_examples, 3)
+    assert examples.targets.shape == examples.inputs.shape == (f.clients()[0].num_examples, 3)
     f.save(tmp_path)
     again = Federation.open(tmp_path)
     assert again.digest() == f.digest()
@@ -308,7 +313,7 @@ def test_clients_are_tested_on_tokens_that_are_scored():
     options = {"tokens": True, "owners": owners, "clients": None, "partition": "natural"}
     f = federate(x, y, **options)
     assert f.num_classes == 10  # of x, which a model looks up
-    assert f.left_out == {"no sequence to test on in which a token is scored": 1}
+    assert f.left_out == {"no test sequence with a token that is scored": 1}
     assert f.splits[0].test.tolist() == [20]
     assert f.sizes().tolist() == [[17, 2, 1], [13, 2, 5]]
     two = federate(x, y, **options, min_test=2)
@@ -328,7 +333,7 @@ def test_clients_are_tested_on_tokens_that_are_scored():
 @pytest.mark.parametrize(
     ("x", "y", "options", "message"),
     [
-        (np.full((9, 3), 5), np.full((9, 3), 3), {}, r"no next token above 3(.|\n)*one's own tokens from 4 on"),
+        (np.full((9, 3), 5), np.full((9, 3), 3), {}, r"no next token above 3(.|\n)*a vocabulary from 4 on"),
         (np.full((9, 3), 9), np.full((9, 3), 5), {"num_classes": 9}, r"tokens from 5 to 9(.|\n)*from 0 to 8"),
         (np.full((9, 3), 9), np.full((9, 3), -5), {}, r"tokens from -5 to 9"),
         (np.full((9, 3), 9), np.full((9, 2), 5), {}, r"the same shape"),

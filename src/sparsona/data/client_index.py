@@ -1,4 +1,4 @@
-"""Which examples each client trains, validates and tests on: one index for all, cut where it is looked at."""
+"""Which examples each client trains, validates and tests on: one index for all clients."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from dataclasses import dataclass, fields
 from typing import Any, overload
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Array = npt.NDArray[Any]
+from sparsona.data.pool import Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,10 +28,10 @@ class Split:
 PARTS = tuple(field.name for field in fields(Split))
 
 
-class Splits(Sequence[Split]):
-    """Everybody's Split: all indices end to end, and how many each client has of each part.
+class ClientIndex(Sequence[Split]):
+    """The Split of every client: all indices end to end, and how many each client has of each part.
 
-    Three small tensors for each of 100,000 clients would take longer to make than anything else at the start.
+    Three small tensors for each of 100,000 clients would take longer to make than the rest of the start together.
     """
 
     def __init__(self, entries: Tensor, sizes: Array, on_host: Tensor | None = None) -> None:
@@ -41,7 +40,7 @@ class Splits(Sequence[Split]):
         self._ends = np.concatenate([[0], np.cumsum(sizes)])
 
     @classmethod
-    def of(cls, splits: Iterable[Split | tuple[Array, ...]]) -> Splits:
+    def of(cls, splits: Iterable[Split | tuple[Array, ...]]) -> ClientIndex:
         """From one Split, or three arrays, for each client."""
         parts: list[Any] = []
         for split in splits:
@@ -58,10 +57,10 @@ class Splits(Sequence[Split]):
     @overload
     def __getitem__(self, place: int) -> Split: ...
     @overload
-    def __getitem__(self, place: slice) -> Splits: ...
-    def __getitem__(self, place: int | slice) -> Split | Splits:
+    def __getitem__(self, place: slice) -> ClientIndex: ...
+    def __getitem__(self, place: int | slice) -> Split | ClientIndex:
         if isinstance(place, slice):
-            return Splits.of([self[k] for k in range(len(self))[place]])
+            return ClientIndex.of([self[k] for k in range(len(self))[place]])
         client = range(len(self))[place]
         return Split(*(self.part(client, number) for number in range(len(PARTS))))
 
@@ -71,16 +70,16 @@ class Splits(Sequence[Split]):
         return self.entries[self._ends[at] : self._ends[at + 1]]
 
     def train_on_host(self, client: int) -> Tensor:
-        """A client's training examples as indices on the host, wherever the others are."""
+        """A client's training examples as indices on the host, whatever device the others are on."""
         at = client * len(PARTS) + PARTS.index("train")
         return self.on_host[self._ends[at] : self._ends[at + 1]]
 
     def clients_of(self, part: str) -> tuple[Array, Array]:
-        """For each entry of that part, in order, whose it is; and which example."""
+        """For each entry of that part, in order, the client and the example."""
         number = PARTS.index(part)
         owner = np.repeat(np.arange(self.sizes.size), self.sizes.reshape(-1))
         chosen = owner % len(PARTS) == number
         return owner[chosen] // len(PARTS), self.on_host.numpy()[chosen]
 
-    def to(self, device: torch.device) -> Splits:
-        return Splits(self.entries.to(device), self.sizes, self.on_host)
+    def to(self, device: torch.device) -> ClientIndex:
+        return ClientIndex(self.entries.to(device), self.sizes, self.on_host)

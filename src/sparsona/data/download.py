@@ -1,4 +1,4 @@
-"""Downloads a data set into a folder, checked. Free of torch and numpy."""
+"""Downloads a data set into a folder and checks it. Free of torch and numpy."""
 
 from __future__ import annotations
 
@@ -21,95 +21,105 @@ from http.client import HTTPException
 from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO
 
-from sparsona.core.errors import SparsonaError, unknown_name
-from sparsona.data import SOURCES
-from sparsona.data.downloads import EXTRAS, WAYS, Download
-from sparsona.data.readers.files import cannot_keep, work_aside
+from sparsona.core.errors import SparsonaError
+from sparsona.data.cache import cannot_write, work_aside
+from sparsona.data.card import Download, Mirror, SourceCard
+from sparsona.data.catalog import get
 
 CHUNK = 1 << 20
 TIMEOUT = 60.0  # seconds without an answer
-DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}  # no other way mends them
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO}  # no other mirror helps
 NOT_AN_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError)
-NOTE = ".sparsona.json"  # how large everything was that has no published sum of its own, when its archive was checked
+NOTE = ".sparsona.json"  # sizes of the files without a published sum of their own, when their archive was checked
 Member = tuple[str, Callable[[], IO[bytes] | None]]
+Listen = Callable[[int, int], None]
+Notify = Callable[[str], None]
 
 
-class _NotThisWayError(Exception):
-    """This way to get a set does not work here; another may."""
+class _MirrorError(Exception):
+    """This mirror does not work; another may."""
 
 
-def obtain(
-    name: str,
-    folder: Path,
-    listen: Callable[[int, int], None] | None = None,
-    say: Callable[[str], None] | None = None,
-) -> list[Path]:
-    """Download a data set into the subfolder called `name`; its files, or the folder if they are very many.
+def download(name: str, folder: Path, listen: Listen | None = None, notify: Notify | None = None) -> list[Path]:
+    """Download a data set into the subfolder called `name`.
 
-    What is there already is not downloaded again, unless it is known not to be whole. `listen(done, total)` hears of
-    the bytes of each download (total 0: unknown), and `say` what a person may want to know: a way that does not work,
-    what is there already, whether it was checked.
-    Nothing appears under its name before it was checked.
+    Files that are present already are not downloaded again, unless they are known to be damaged. Nothing appears under
+    its name before it was checked.
+
+    Args:
+        name: A data set of the catalog that has mirrors.
+        folder: Where to put it; `sparsona.data.cache.cache_folder()` is where `read` finds it.
+        listen: Called with the bytes done and the total (0: unknown) of each download.
+        notify: Called with messages for the user: a mirror that fails, files that are present already.
+
+    Returns:
+        Its files; or the folder, if they are very many.
+
+    Raises:
+        SparsonaError: If no mirror works, or the folder cannot be written.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from sparsona.data.download import download
+        >>> download("digits", Path("."))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        sparsona.core.errors.SparsonaError: 'digits' has no mirror to download from...
     """
-    say = say or (lambda text: None)
+    notify = notify or (lambda text: None)
     listen = listen or (lambda done, total: None)
-    if name not in SOURCES:
-        raise unknown_name("data set", name, SOURCES)
-    card = SOURCES[name]
-    if name not in WAYS:
+    card = get(name)
+    if not card.mirrors:
         raise SparsonaError(
-            f"'{name}' cannot be downloaded for you",
+            f"'{name}' has no mirror to download from",
             expected="\n            or ".join(card.files) or "nothing to download: it comes with the package",
             mend=f"follow {card.address} and put the files into '{Path(folder) / name}'"
             if card.address
             else f"use it as it is: --data {name}",
         )
     target = Path(folder).expanduser() / name
-    found, is_checked = next((seen for way in WAYS[name] if (seen := _present(target, way))[0]), ([], False))
+    found, is_checked = next((seen for mirror in card.mirrors if (seen := _present(target, mirror))[0]), ([], False))
     if not found:
-        found = _try_ways(name, target, listen, say)
+        found = _try_mirrors(card, target, listen, notify)
     elif is_checked:
-        say(f"{name} is there already, in {target}")
+        notify(f"{name} is there already, in {target}")
     else:
-        say(f"{name} is there, in {target}, but not from here: it was not checked. Move it away to download it")
-    for extra in EXTRAS.get(name, ()):
-        found += _present(target, (extra,))[0] or _obtain_extra(extra, target, listen, say)
+        notify(f"{name} is there, in {target}, but was not checked: move it away to download it")
+    for extra in card.extras:
+        found += _present(target, (extra,))[0] or _download_extra(extra, target, listen, notify)
     return found
 
 
-def _try_ways(name: str, target: Path, listen: Callable[[int, int], None], say: Callable[[str], None]) -> list[Path]:
+def _try_mirrors(card: SourceCard, target: Path, listen: Listen, notify: Notify) -> list[Path]:
     failures = []
-    for way in WAYS[name]:
+    for mirror in card.mirrors:
         try:
-            return _obtain_way(way, target, listen)
-        except _NotThisWayError as error:
+            return _download_mirror(mirror, target, listen)
+        except _MirrorError as error:
             failures.append(str(error))
-            say(f"{way[0].address}: {error}")
+            notify(f"{mirror[0].address}: {error}")
     raise SparsonaError(
-        f"'{name}' could not be downloaded: " + "; ".join(failures),
-        expected=f"one of {', '.join(way[0].address for way in WAYS[name])} to answer",
-        mend=f"try again later, or see {SOURCES[name].address} and put into '{target}': {SOURCES[name].files[0]}",
+        f"'{card.name}' could not be downloaded: " + "; ".join(failures),
+        expected=f"one of {', '.join(mirror[0].address for mirror in card.mirrors)} to answer",
+        mend=f"try again later, or see {card.address} and put into '{target}': {card.files[0]}",
     )
 
 
-def _obtain_extra(
-    extra: Download, target: Path, listen: Callable[[int, int], None], say: Callable[[str], None]
-) -> list[Path]:
+def _download_extra(extra: Download, target: Path, listen: Listen, notify: Notify) -> list[Path]:
     try:
-        return _obtain_way((extra,), target, listen)
-    except _NotThisWayError as error:
-        say(f"without {', '.join(extra.files)}: {error}")
+        return _download_mirror((extra,), target, listen)
+    except _MirrorError as error:
+        notify(f"without {', '.join(extra.files)}: {error}")
         return []
 
 
-def _present(target: Path, way: tuple[Download, ...]) -> tuple[list[Path], bool]:
-    """What this way would bring, if all of it is there and not known to be damaged; and whether it was checked."""
+def _present(target: Path, mirror: Mirror) -> tuple[list[Path], bool]:
+    """The files of this mirror, if all are present and not known to be damaged; and whether they were checked."""
     noted = _read_note(target)
-    if any(download.tree for download in way):
+    if any(download.tree for download in mirror):
         if noted:
             return [target] if all(_weigh(target / name) == size for name, size in noted.items()) else [], True
         return [target] if target.is_dir() and any(target.iterdir()) else [], False
-    wanted = {name: md5 for download in way for name, md5 in download.files.items()}
+    wanted = {name: md5 for download in mirror for name, md5 in download.files.items()}
     paths, is_checked = [target / name for name in wanted], True
     for path, md5 in zip(paths, wanted.values(), strict=True):
         if not path.is_file() or (_md5(path) != md5 if md5 else _weigh(path) != noted.get(path.name, _weigh(path))):
@@ -133,22 +143,22 @@ def _weigh(path: Path) -> int:
     return path.stat().st_size if path.is_file() else -1
 
 
-def _obtain_way(way: tuple[Download, ...], target: Path, listen: Callable[[int, int], None]) -> list[Path]:
-    """Everything of a way, gathered aside and then moved to its place."""
-    is_tree = any(download.tree for download in way)
+def _download_mirror(mirror: Mirror, target: Path, listen: Listen) -> list[Path]:
+    """Download everything of a mirror aside, then move it to its place."""
+    is_tree = any(download.tree for download in mirror)
     try:
         is_taken = target.exists() and not (target.is_dir() and not any(target.iterdir()))
         if is_tree and is_taken:
             raise SparsonaError(
-                f"'{target}' is there, but not as it was downloaded",
+                f"'{target}' exists, but not as it was downloaded",
                 expected="no such folder, or an empty one",
                 mend="move it elsewhere to download it again",
             )
         with work_aside(target, target.name) as kept:
-            for download in way:
+            for download in mirror:
                 _fetch(download, kept, listen)
             names = sorted(path.name for path in kept.iterdir())
-            has_sum = {name for download in way for name, md5 in download.files.items() if md5}
+            has_sum = {name for download in mirror for name, md5 in download.files.items() if md5}
             if unsummed := {name: _weigh(kept / name) for name in names if name not in has_sum}:
                 note = json.dumps(_read_note(target) | unsummed)
                 (kept / NOTE).write_text(note, encoding="utf-8")
@@ -160,11 +170,11 @@ def _obtain_way(way: tuple[Download, ...], target: Path, listen: Callable[[int, 
                     target.rmdir()  # an empty one
                 os.replace(kept, target)  # at once
     except OSError as error:
-        raise cannot_keep(target.parent, error) from error
+        raise cannot_write(target.parent, error) from error
     return [target] if is_tree else [target / name for name in names]
 
 
-def _fetch(download: Download, kept: Path, listen: Callable[[int, int], None]) -> None:
+def _fetch(download: Download, kept: Path, listen: Listen) -> None:
     address, digest = _locate(download)
     part = kept.parent / "download.part"
     _stream(address, part, listen)
@@ -176,11 +186,11 @@ def _fetch(download: Download, kept: Path, listen: Callable[[int, int], None]) -
         try:
             _unpack(part, download, kept)
         except NOT_AN_ARCHIVE as error:
-            raise _NotThisWayError(f"the archive cannot be unpacked: {error}") from error
+            raise _MirrorError(f"the archive cannot be unpacked: {error}") from error
         except OSError as error:
             if error.errno in DISK_ERRORS:
                 raise
-            raise _NotThisWayError(f"the archive cannot be unpacked: {error}") from error
+            raise _MirrorError(f"the archive cannot be unpacked: {error}") from error
         part.unlink()
     for file, md5 in download.files.items():
         _check(kept / file, ("md5", md5) if md5 else None, address)
@@ -190,27 +200,27 @@ def _locate(download: Download) -> tuple[str, tuple[str, str] | None]:
     """The web address, and the digest that the download must have."""
     kind, _, name = download.address.partition(":")
     if kind == "npm":
-        return _ask_npm(name)
+        return _locate_npm(name)
     if kind == "debian":
-        return _ask_debian(name)
+        return _locate_debian(name)
     return download.address, ("md5", download.md5) if download.md5 else None
 
 
-def _ask_npm(package: str) -> tuple[str, tuple[str, str]]:
+def _locate_npm(package: str) -> tuple[str, tuple[str, str]]:
     answer = _run("npm", "view", package, "dist", "--json")
     try:
         dist = json.loads(answer)
         algorithm, _, digest = dist["integrity"].split()[0].partition("-")
         return str(dist["tarball"]), (algorithm, base64.b64decode(digest).hex())
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise _NotThisWayError(f"npm's answer is not understood: {error!r}") from error
+        raise _MirrorError(f"npm's answer cannot be parsed: {error!r}") from error
 
 
-def _ask_debian(package: str) -> tuple[str, tuple[str, str]]:
+def _locate_debian(package: str) -> tuple[str, tuple[str, str]]:
     answer = _run("apt-get", "download", "--print-uris", package)
     found = re.search(r"^'([^']+)' \S+ \d+ (\w+):([0-9a-fA-F]+)\s*$", answer, re.MULTILINE)
     if not found:
-        raise _NotThisWayError(f"apt-get does not know the package {package}")
+        raise _MirrorError(f"apt-get does not know the package {package}")
     address, algorithm, digest = found.groups()
     return address, (algorithm.lower().removesuffix("sum"), digest.lower())
 
@@ -221,15 +231,15 @@ def _run(*command: str) -> str:
             command, capture_output=True, text=True, timeout=TIMEOUT, check=False, env={**os.environ, "LC_ALL": "C"}
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise _NotThisWayError(f"{command[0]} cannot be asked: {error}") from error
+        raise _MirrorError(f"{command[0]} cannot be run: {error}") from error
     if done.returncode:
-        raise _NotThisWayError(f"{command[0]} answered with an error: {done.stderr.strip()[-200:]}")
+        raise _MirrorError(f"{command[0]} answered with an error: {done.stderr.strip()[-200:]}")
     return done.stdout
 
 
-def _stream(address: str, part: Path, listen: Callable[[int, int], None]) -> None:
+def _stream(address: str, part: Path, listen: Listen) -> None:
     if not address.startswith(("http://", "https://")):
-        raise _NotThisWayError(f"'{address}' is not a web address")
+        raise _MirrorError(f"'{address}' is not a web address")
     done = 0
     try:
         request = urllib.request.Request(address, headers={"User-Agent": "sparsona"})
@@ -243,25 +253,25 @@ def _stream(address: str, part: Path, listen: Callable[[int, int], None]) -> Non
     except (OSError, HTTPException, ValueError) as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
             raise
-        raise _NotThisWayError(f"{address} does not answer: {error}") from error
+        raise _MirrorError(f"{address} does not answer: {error}") from error
     if total and done != total:
-        raise _NotThisWayError(f"{address} stopped after {done:,} of {total:,} bytes")
+        raise _MirrorError(f"{address} stopped after {done:,} of {total:,} bytes")
 
 
 def _check(path: Path, digest: tuple[str, str] | None, address: str) -> None:
     """A file that is not what it should be is removed."""
     if not path.is_file():
-        raise _NotThisWayError(f"{address} does not hold '{path.name}'")
+        raise _MirrorError(f"{address} does not hold '{path.name}'")
     if digest is None:
         return
     algorithm, wanted = digest
     if algorithm not in hashlib.algorithms_available:
-        raise _NotThisWayError(f"{address} comes with a digest of an unknown kind, {algorithm}")
+        raise _MirrorError(f"{address} comes with a digest of an unknown kind, {algorithm}")
     with path.open("rb") as file:
         found = hashlib.file_digest(file, algorithm).hexdigest()
     if found != wanted:
         path.unlink()
-        raise _NotThisWayError(
+        raise _MirrorError(
             f"{address}: the {algorithm} of '{path.name}' is {found} instead of {wanted}; it was removed"
         )
 

@@ -1,21 +1,19 @@
-"""A person's own arrays, checked and brought into the form in which data is kept."""
+"""Arrays from the user, checked and converted to the types in which data is stored."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tokens import NUM_SPECIAL
+from sparsona.data.pool import Array
 
-Array = npt.NDArray[Any]
 
-
-def inputs(x: Any, where: str = "", *, as_bytes: bool = False, as_tokens: bool = False) -> Tensor:
+def check_inputs(x: Any, where: str = "", *, as_bytes: bool = False, as_tokens: bool = False) -> Tensor:
     """Inputs as a contiguous float32 tensor without NaN; not copied if they are that already.
 
     With `as_bytes`, uint8 stays uint8; with `as_tokens`, whole numbers become int32.
@@ -37,7 +35,7 @@ def inputs(x: Any, where: str = "", *, as_bytes: bool = False, as_tokens: bool =
     # Writable, since torch warns of arrays that are not (a file mapped for reading is copied here).
     if as_bytes and array.dtype == np.uint8:
         return torch.from_numpy(np.require(array, requirements=["C", "W"]))
-    with np.errstate(over="ignore"):  # told below
+    with np.errstate(over="ignore"):  # raised below
         array = np.require(array, np.float32, ["C", "W"])
     is_finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
     if not is_finite.all():
@@ -64,7 +62,7 @@ def _array(name: str, value: Any, where: str) -> Array:
         ) from error
 
 
-def labels(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
+def check_labels(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
     """Labels as an int64 tensor of one dimension; with `as_tokens`, of two dimensions if they have two."""
     y = _array("y", y, where)
     if y.ndim != 1 and not (as_tokens and y.ndim == 2):
@@ -82,12 +80,12 @@ def labels(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
     return torch.from_numpy(y.astype(np.int64))
 
 
-def targets(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
-    """Classes or tokens as `labels` has them; or, of numbers with a fraction, float32 (N, outputs): a regression."""
+def check_targets(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
+    """Classes or tokens as by `check_labels`; numbers with a fraction as float32 (N, outputs), for a regression."""
     array = _array("y", y, where)
     if array.dtype.kind != "f" or array.ndim not in (1, 2) or (array == np.round(array)).all():
-        return labels(array, where, as_tokens=as_tokens)  # also 0.0, 1.0, 2.0: classes that somebody made floats
-    with np.errstate(over="ignore"):  # told here
+        return check_labels(array, where, as_tokens=as_tokens)  # also 0.0, 1.0, 2.0: classes stored as floats
+    with np.errstate(over="ignore"):  # raised below
         array = array.astype(np.float32).reshape(len(array), -1)
     if not np.isfinite(array).all():
         raise SparsonaError(f"{where}y holds NaN or infinity", expected="finite numbers that fit into float32")
@@ -95,7 +93,7 @@ def targets(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
 
 
 def count_outputs(y: Tensor, num_classes: int | None, x: Tensor | None) -> int:
-    """What a model must give for an example: a number for each class, token or target."""
+    """The size of a model's output for an example: a number for each class, token or target."""
     if y.is_floating_point():
         return y.shape[1]
     return count_classes(y, num_classes, x if y.dim() == 2 else None)
@@ -140,7 +138,7 @@ def _count_tokens(x: Tensor, y: Tensor, num_classes: int | None) -> int:
     if int(y.max()) < NUM_SPECIAL:
         raise SparsonaError(
             f"no next token above {int(y.max())}: nothing could be scored",
-            expected=f"one's own tokens from {NUM_SPECIAL} on; 0 to {NUM_SPECIAL - 1} are padding, begin, end, unknown",
+            expected=f"a vocabulary from {NUM_SPECIAL} on; 0 to {NUM_SPECIAL - 1} are padding, begin, end, unknown",
             mend=f"add {NUM_SPECIAL} to every token that is none of these",
         )
     return num_classes or highest + 1
@@ -151,7 +149,7 @@ def _some(values: Array) -> str:
 
 
 def check_lengths(x: Tensor, y: Tensor, where: str = "") -> None:
-    if x.shape[:1] != y.shape[:1]:  # len() of a tensor takes its time
+    if x.shape[:1] != y.shape[:1]:  # len() of a tensor is slow
         raise SparsonaError(
             f"{where}x has {len(x)} examples and y has {len(y)} labels", expected="one label per example"
         )

@@ -32,7 +32,7 @@ class Examiner:
         self._index = torch.zeros(self._size, dtype=torch.int64, device=device)
         self._weight = torch.zeros(self._size, device=device)
         classes = setting.task.num_classes
-        counts = classes <= MAX_CONFUSION and not data.asks_per_token and not data.is_regression
+        counts = classes <= MAX_CONFUSION and not data.predicts_tokens and not data.is_regression
         cells = classes**2 if counts else 0
         self._found = torch.zeros(4 + cells, dtype=torch.float64, device=device)  # right, of, loss, weight, confusion
         program = compile_program(self._pass, self._inputs(), compiles=False)

@@ -80,7 +80,11 @@ def test_odd_examples_go_to_those_who_have_least():
     [
         ("pathological:11", 20, r"pathological:11 asks for 11 classes per client, but there are 10(.|\n)*at most 10"),
         ("pathological-refill:11", 20, "pathological-refill:11 asks for 11 classes per client, but there are 10"),
-        ("pathological:1", 4, r"gives 4 clients 4 classes in all, but there are 10: some would be n(.|\n)*use 3 class"),
+        (
+            "pathological:1",
+            4,
+            r"gives 4 clients 4 classes in all, but there are 10: some classes would have no client(.|\n)*use 3 class",
+        ),
         ("pathological-refill:1", 4, r"4 clients of 250 examples: the classes of client 0 have only 100"),
         ("groups:5:0.3", 4, r"5 groups of 4 clients(.|\n)*at most 4 groups"),
     ],

@@ -70,7 +70,7 @@ def test_too_few_owners_are_told():
 
 
 def test_data_without_owners_is_told():
-    with pytest.raises(SparsonaError, match=r"nobody knows whose(.|\n)*femnist, shakespeare(.|\n)*owners="):
+    with pytest.raises(SparsonaError, match=r"these examples have no owners(.|\n)*femnist, shakespeare(.|\n)*owners="):
         partition("natural", np.zeros(5), None, 0)
     with pytest.raises(SparsonaError, match=r"owners are int64 of shape \(3,\)\n(.*)shape \(5,\)"):
         partition("natural", np.zeros(5), None, 0, owners=np.zeros(3, dtype=int))
@@ -103,11 +103,11 @@ def test_owners_are_numbered_without_gaps():
 def test_people_are_left_out_for_the_first_thing_they_lack():
     people = np.array([3, 5, 8, 9])
     has = {"no arms": np.array([True, False, True, True]), "no legs": np.array([True, False, False, True])}
-    able, left_out = whose.keep_able(people, has, None)
+    able, left_out = whose.keep_eligible(people, has, None)
     assert able.tolist() == [3, 9]
     assert left_out == {"no arms": 1, "no legs": 1}
-    assert whose.tell_left_out(left_out, "but ") == "but 1 with no arms, 1 with no legs"
-    assert whose.tell_left_out({}, "but ") == ""
-    message = r"2 of 4 people can be clients, but 3 clients were asked for; left out: 1 with no arms, 1 with no legs"
+    assert whose.describe_left_out(left_out, "but ") == "but 1 with no arms, 1 with no legs"
+    assert whose.describe_left_out({}, "but ") == ""
+    message = r"2 of 4 owners can be clients, but 3 clients were asked for; left out: 1 with no arms, 1 with no legs"
     with pytest.raises(SparsonaError, match=message):
-        whose.keep_able(people, has, 3)
+        whose.keep_eligible(people, has, 3)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from sparsona.core.errors import SparsonaError
-from sparsona.data.readers import decoded, files
+from sparsona.data.cache import MARK
+from sparsona.data.readers import decoded
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPARSONA_DATA", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "decoded"
+@pytest.fixture
+def decoded_folder(cache):
+    return cache / "decoded"
 
 
 @pytest.fixture
@@ -66,9 +66,9 @@ def test_a_file_that_changed_though_its_time_did_not_is_decoded_again(source):
 
 
 @pytest.mark.parametrize("harm", ["lost", "cut", "junk", "no sizes", "odd sizes", "emptied"])
-def test_what_was_damaged_is_decoded_again(source, cache, harm):
+def test_what_was_damaged_is_decoded_again(source, decoded_folder, harm):
     source.read()
-    [folder] = cache.iterdir()
+    [folder] = decoded_folder.iterdir()
     if harm == "lost":
         (folder / "x.npy").unlink()
     elif harm == "cut":
@@ -87,7 +87,7 @@ def test_what_was_damaged_is_decoded_again(source, cache, harm):
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="no way to reserve room here")
-def test_a_full_disk_is_told_before_a_mapped_file_is_written(source, cache, monkeypatch):
+def test_a_full_disk_is_told_before_a_mapped_file_is_written(source, decoded_folder, monkeypatch):
     """A write into a mapped file that has no room ends the process without a word."""
 
     def full(file, start, size):
@@ -96,21 +96,21 @@ def test_a_full_disk_is_told_before_a_mapped_file_is_written(source, cache, monk
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(SparsonaError, match="No space left on device") as caught:
         source.read()
-    assert str(cache) in str(caught.value)
+    assert str(decoded_folder) in str(caught.value)
     assert "SPARSONA_DATA" in str(caught.value)
-    assert not list(cache.iterdir())
+    assert not list(decoded_folder.iterdir())
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="no way to reserve room here")
-def test_room_is_reserved_for_the_whole_file(source, cache, monkeypatch):
+def test_room_is_reserved_for_the_whole_file(source, decoded_folder, monkeypatch):
     reserved = []
     monkeypatch.setattr(os, "posix_fallocate", lambda file, start, size: reserved.append((start, size)))
     source.read()
-    [folder] = cache.iterdir()
+    [folder] = decoded_folder.iterdir()
     assert sorted(reserved) == sorted((0, path.stat().st_size) for path in folder.glob("*.npy"))
 
 
-def test_decoding_that_is_stopped_leaves_nothing(source, cache):
+def test_decoding_that_is_stopped_leaves_nothing(source, decoded_folder):
     def stop(new):
         new("x", np.uint8, (3,))
         raise KeyboardInterrupt
@@ -118,21 +118,21 @@ def test_decoding_that_is_stopped_leaves_nothing(source, cache):
     source.decode = stop
     with pytest.raises(KeyboardInterrupt):
         source.read()
-    assert not list(cache.iterdir())
+    assert not list(decoded_folder.iterdir())
 
 
 def make_part(path, age=10**6, is_ours=True):
     path.mkdir(parents=True)
     (path / "precious").write_text("work of years")
     if is_ours:
-        (path / files.MARK).touch()
+        (path / MARK).touch()
     for each in (*path.iterdir(), path):
         os.utime(each, (time.time() - age,) * 2)
 
 
-def test_only_what_was_surely_made_here_and_abandoned_is_swept(source, cache):
+def test_only_what_was_surely_made_here_and_abandoned_is_swept(source, decoded_folder):
     digest = "0123456789abcdef01234567"
-    make_part(cache / f"set-{digest}.part-abcd_123")
+    make_part(decoded_folder / f"set-{digest}.part-abcd_123")
     stay = [
         ("set.part-one", {}),
         ("thesis.part-abcd_123", {}),  # of another set
@@ -141,12 +141,12 @@ def test_only_what_was_surely_made_here_and_abandoned_is_swept(source, cache):
         (f"set-{digest}.part-abcd_125", {"age": 10}),
     ]
     for name, options in stay:
-        make_part(cache / name, **options)
+        make_part(decoded_folder / name, **options)
     source.read()
-    assert {name for name, _ in stay} == {path.name for path in cache.iterdir() if ".part-" in path.name}
+    assert {name for name, _ in stay} == {path.name for path in decoded_folder.iterdir() if ".part-" in path.name}
 
 
-def test_a_quicker_process_wins(source, cache):
+def test_a_quicker_process_wins(source, decoded_folder):
     def decode(new):
         del source.decode  # another process decodes the same meanwhile
         source.read()
@@ -156,7 +156,7 @@ def test_a_quicker_process_wins(source, cache):
 
     source.decode = decode
     assert source.read() == b"abc"
-    assert len(list(cache.iterdir())) == 1
+    assert len(list(decoded_folder.iterdir())) == 1
 
 
 def test_a_cache_that_cannot_be_written_is_told(source, tmp_path, monkeypatch):

@@ -7,21 +7,12 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from sample_pixels import random_bytes
 
 from sparsona.core.errors import SparsonaError
 from sparsona.data.pool import View
 from sparsona.data.read import read
 from sparsona.data.readers import idx as readers
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPARSONA_DATA", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
-def random_bytes(*shape, seed=0):
-    return np.random.Generator(np.random.PCG64(seed)).integers(0, 256, shape, dtype=np.uint8)
 
 
 def idx(array, kind=0x08):

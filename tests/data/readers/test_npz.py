@@ -4,14 +4,11 @@ import zipfile
 
 import numpy as np
 import pytest
+from sample_pixels import random_bytes
 
 from sparsona.core.errors import SparsonaError
 from sparsona.data.pool import Pool, View
 from sparsona.data.read import read
-
-
-def random_bytes(*shape, seed=0):
-    return np.random.Generator(np.random.PCG64(seed)).integers(0, 256, shape, dtype=np.uint8)
 
 
 def test_arrays(tmp_path):

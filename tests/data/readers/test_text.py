@@ -16,12 +16,6 @@ from sparsona.data.read import read
 from sparsona.data.readers import stackoverflow
 from sparsona.data.readers.text import cut
 
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPARSONA_DATA", str(tmp_path / "cache"))
-
-
 PLAY = """\
 Anna:
 Abba!

@@ -1,38 +1,33 @@
-"""Partitions that go by class: how much of each class each client gets, and which examples.
-
-Each function takes one label per example and a generator, and gives the examples of each client in any order.
-"""
+"""Partitions by class, and the even one: how much of each class each client gets, and which examples."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sparsona.core.errors import SparsonaError
-from sparsona.data.partition.from_file import Indices
+from sparsona.data.partition.kind import CONCENTRATION, Dealing, Partition, count
+from sparsona.data.pool import Array, Indices
 
-Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float64]
 
-MAX_TRIES, MAX_DRAWS = 5_000, 50_000  # at drawing sizes until everybody has enough; hopeless requests end in seconds
+MAX_TRIES, MAX_DRAWS = 5_000, 50_000  # of sizes until every client has enough; impossible requests end in seconds
 MAX_SHARES = 10_000_000  # of those drawn for all classes and clients at once
 
 
-def cut_shards(
-    labels: Array, num_clients: int, per_client: int, rng: np.random.Generator, min_size: int
-) -> list[Indices]:
+def cut_shards(dealing: Dealing, per_client: int) -> list[Indices]:
     """McMahan et al. (2017): sorted by label, cut into C*K shards, C of them to each client at random."""
+    labels, num_clients, rng = dealing.labels, dealing.num, dealing.rng
     num_shards = per_client * num_clients
     size = len(labels) // num_shards
-    if size * per_client < min_size or not size:
+    if size * per_client < dealing.min_size or not size:
         raise SparsonaError(
             f"shards:{per_client} for {num_clients} clients cuts {len(labels)} examples into {num_shards} shards "
             f"of {size}, {size * per_client} for some clients",
-            expected=f"shards of at least 1 example, and at least {min_size} examples per client (min_size)",
+            expected=f"shards of at least 1 example, and at least {dealing.min_size} examples per client (min_size)",
             mend="use a smaller C, fewer clients or a smaller min_size",
         )
     shards = np.array_split(np.argsort(labels, kind="stable"), num_shards)
@@ -40,26 +35,24 @@ def cut_shards(
     return [np.concatenate([shards[shard] for shard in hand]) for hand in dealt]
 
 
-def share_dirichlet(
-    labels: Array, num_clients: int, concentration: float, rng: np.random.Generator, min_size: int
-) -> list[Indices]:
+def share_dirichlet(dealing: Dealing, concentration: float) -> list[Indices]:
     """FedML's "hetero": class after class shared out by Dir(A) among the clients that have less than n/K so far."""
+    labels, num_clients, rng = dealing.labels, dealing.num, dealing.rng
     members = _by_class(labels)
     class_sizes = [len(indices) for indices in members]
     counts = _draw_until_enough(
         lambda: _dirichlet_counts(class_sizes, num_clients, concentration, rng),
         f"dirichlet:{concentration:g}",
         min(max(100, MAX_DRAWS // len(members)), MAX_TRIES),
-        min_size,
+        dealing.min_size,
         "use a larger A, fewer clients or a smaller min_size; dirichlet-equal:A has equal sizes by design",
     )
     return _deal(members, counts, rng)
 
 
-def share_dirichlet_uncapped(
-    labels: Array, num_clients: int, concentration: float, rng: np.random.Generator, min_size: int
-) -> list[Indices]:
+def share_dirichlet_uncapped(dealing: Dealing, concentration: float) -> list[Indices]:
     """pFedGate: each class shared out by Dir(A) among all clients, each example going its own way (multinomial)."""
+    labels, num_clients, rng = dealing.labels, dealing.num, dealing.rng
     members = _by_class(labels)
     class_sizes = [len(indices) for indices in members]
     everybody = np.full(num_clients, concentration)
@@ -67,7 +60,7 @@ def share_dirichlet_uncapped(
         lambda: rng.multinomial(class_sizes, rng.dirichlet(everybody, size=len(members))),
         f"dirichlet-uncapped:{concentration:g}",
         min(max(10, MAX_SHARES // (len(members) * num_clients)), MAX_TRIES),
-        min_size,
+        dealing.min_size,
         "use a larger A, fewer clients or a smaller min_size; dirichlet:A evens sizes out, dirichlet-equal:A more so",
     )
     return _deal(members, counts, rng)
@@ -122,14 +115,13 @@ def _dirichlet_counts(
     return counts
 
 
-def share_equally(
-    labels: Array, num_clients: int, num_groups: int, concentration: float, rng: np.random.Generator
-) -> list[Indices]:
+def share_in_groups(dealing: Dealing, num_groups: int, concentration: float) -> list[Indices]:
     """DisPFL: equal sizes; examples drawn one by one, by class priors from Dir(A), for a client that still lacks some.
 
     "dir" is as many groups as clients. In its section 4.4 ("my_part") a group's clients, which follow each other,
     share one prior. The last clients to be filled take the classes that are left, whatever their prior.
     """
+    labels, num_clients, rng = dealing.labels, dealing.num, dealing.rng
     if num_groups > num_clients:
         raise SparsonaError(
             f"{num_groups} groups of {num_clients} clients",
@@ -181,23 +173,22 @@ def _cumulative(priors: Floats, pools: list[list[int]]) -> list[list[float]]:
     return rows
 
 
-def deal_classes(
-    labels: Array, num_clients: int, per_client: int, rng: np.random.Generator, min_size: int
-) -> list[Indices]:
+def deal_classes(dealing: Dealing, per_client: int) -> list[Indices]:
     """Exactly C classes for each client, and every example to exactly one client.
 
     Classes are dealt like cards: every class is held by the same number of clients, C*K over the number of classes,
     give or take one; a class with fewer examples than that by as many clients as it has examples. A class's examples
     are dealt evenly among its holders, the odd ones to those who have least so far. Where C*K is less than the number
-    of classes some class would be nobody's: an error, for a class that is dropped in silence is tested by nobody.
+    of classes, some class would have no client: an error, since a class dropped in silence is never tested.
     """
+    labels, num_clients, rng = dealing.labels, dealing.num, dealing.rng
     members = _by_class(labels)
     class_sizes = np.array([len(indices) for indices in members])
     _check_num_classes(f"pathological:{per_client}", per_client, len(members))
     if per_client * num_clients < len(members):
         raise SparsonaError(
             f"pathological:{per_client} gives {num_clients} clients {per_client * num_clients} classes in all, "
-            f"but there are {len(members)}: some would be nobody's",
+            f"but there are {len(members)}: some classes would have no client",
             expected="a client for every class",
             mend=f"use {-(-len(members) // num_clients)} classes per client or more, or more clients; "
             f"pathological-refill:{per_client} leaves classes out",
@@ -213,7 +204,7 @@ def deal_classes(
         lambda: _hand_counts(class_sizes, _deal_hands(class_sizes, num_clients, per_client, rng), rng),
         f"pathological:{per_client}",
         min(max(10, MAX_DRAWS // num_clients), MAX_TRIES),
-        min_size,
+        dealing.min_size,
         "use a larger C, fewer clients or a smaller min_size",
     )
     return _deal(members, counts, rng)
@@ -255,13 +246,14 @@ def _hand_counts(class_sizes: Indices, hands: npt.NDArray[np.bool_], rng: np.ran
     return counts
 
 
-def refill_classes(labels: Array, num_clients: int, per_client: int, rng: np.random.Generator) -> list[Indices]:
+def refill_classes(dealing: Dealing, per_client: int) -> list[Indices]:
     """DisPFL's "n_cls": equal sizes; each client draws C classes, and its examples from these in equal parts by chance.
 
     A class's examples are given out one after another. When they are used up, they are given out again from a random
     place on: CLIENTS THEN SHARE EXAMPLES. Classes that few clients drew are left over in part, others altogether.
     A client never gets an example twice (the authors' code lets it): it takes another of the class at random.
     """
+    labels, num_clients, rng = dealing.labels, dealing.num, dealing.rng
     orders = [rng.permutation(indices).tolist() for indices in _by_class(labels)]
     _check_num_classes(f"pathological-refill:{per_client}", per_client, len(orders))
     classes = [rng.choice(len(orders), per_client, replace=False).tolist() for _ in range(num_clients)]
@@ -309,3 +301,65 @@ def _by_class(labels: Array) -> list[Indices]:
     """The indices of each class that occurs, in label order."""
     _, counts = np.unique(labels, return_counts=True)
     return np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
+
+
+def deal_evenly(dealing: Dealing) -> list[Indices]:
+    """Shuffled, and cut into parts of equal size."""
+    return np.array_split(dealing.rng.permutation(len(dealing.labels)), dealing.num)
+
+
+def share_equally(dealing: Dealing, concentration: float) -> list[Indices]:
+    """DisPFL's "dir": as many groups as clients."""
+    return share_in_groups(dealing, dealing.num, concentration)
+
+
+ROWS = (
+    Partition(
+        "iid", "Shuffled and dealt out evenly: every client's data is distributed alike.", deal_evenly, by_class=False
+    ),
+    Partition(
+        "dirichlet",
+        "Each class is shared out by a Dirichlet(A) draw: classes and sizes differ by client, more so for small A.",
+        share_dirichlet,
+        (CONCENTRATION,),
+    ),
+    Partition(
+        "dirichlet-uncapped",
+        "The same, where a client may go on receiving after it has its even share: sizes differ more.",
+        share_dirichlet_uncapped,
+        (CONCENTRATION,),
+    ),
+    Partition(
+        "dirichlet-equal",
+        "Every client has the same number of examples, its classes mixed by a Dirichlet(A) draw of its own.",
+        share_equally,
+        (CONCENTRATION,),
+    ),
+    Partition(
+        "groups",
+        "Every client has the same number of examples, its classes mixed by a Dirichlet(A) draw that it shares with "
+        "its group, one of G.",
+        share_in_groups,
+        (count("groups", "G", "4"), CONCENTRATION),
+    ),
+    Partition(
+        "shards",
+        "Sorted by label and cut into equal shards, C to each client: about C classes per client.",
+        cut_shards,
+        (count("shards"),),
+    ),
+    Partition(
+        "pathological",
+        "Exactly C classes to each client, every class to equally many; its examples dealt evenly among them.",
+        deal_classes,
+        (count("classes"),),
+    ),
+    Partition(
+        "pathological-refill",
+        "C random classes and equally many examples to each client. A class that runs out is given out again: clients "
+        "share examples, and others go unused.",
+        refill_classes,
+        (count("classes"),),
+        repeats_examples=True,
+    ),
+)

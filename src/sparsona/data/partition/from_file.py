@@ -1,4 +1,4 @@
-"""Partitions that somebody else made, read from a file."""
+"""Partitions made elsewhere, read from a file."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sparsona.core.errors import SparsonaError
+from sparsona.data.partition.kind import Argument, Dealing, Partition
+from sparsona.data.pool import Indices
 
-Indices = npt.NDArray[np.int64]
 
-
-def read_partition(path: Path, count: int, num_clients: int | None) -> list[Indices]:
-    """The sorted indices of each client's examples, out of `count`; `num_clients`, if given, is what it must hold."""
+def read_partition(dealing: Dealing, text: str) -> list[Indices]:
+    """The examples of each client of the file; the number of clients, if given, must be the file's."""
+    path, count, num_clients = Path(text).expanduser(), len(dealing.labels), dealing.num_clients
     what = f"partition file '{path}'"
     if path.suffix not in (".npy", ".json"):
         raise SparsonaError(
@@ -40,7 +40,7 @@ def read_partition(path: Path, count: int, num_clients: int | None) -> list[Indi
             expected="every example with at most one client",
             mend="remove the repetitions: shared examples would leak between clients",
         )
-    return [np.sort(part) for part in parts]
+    return parts
 
 
 def _read_npy(path: Path, what: str, count: int) -> list[Indices]:
@@ -60,13 +60,13 @@ def _read_npy(path: Path, what: str, count: int) -> list[Indices]:
     if len(owners) != count:
         raise SparsonaError(
             f"{what} has {len(owners)} entries, but the data set has {count} examples",
-            expected="one client number per example, -1 for an example that nobody uses",
+            expected="one client number per example, -1 for an example that is not used",
             mend="check that the file was made for this data set",
         )
     if owners.min() < -1 or owners.max() < 0:
         raise SparsonaError(
             f"{what} has client numbers from {owners.min()} to {owners.max()}",
-            expected="client numbers 0, 1, 2, ..., and -1 for an example that nobody uses",
+            expected="client numbers 0, 1, 2, ..., and -1 for an example that is not used",
         )
     if owners.max() >= count:  # before a list is made for each client
         raise SparsonaError(
@@ -118,3 +118,13 @@ def _read_json(path: Path, what: str, count: int) -> list[Indices]:
                 mend="check that the file was made for this data set; numbers start at 0",
             )
     return [np.array(part, dtype=np.int64) for part in content]
+
+
+ROW = Partition(
+    "file",
+    "Read from a file: .npy, one client number per example (-1: unused), or .json, the examples of each client.",
+    read_partition,
+    (Argument("PATH", "clients.npy", str),),
+    by_class=False,
+    finds_clients=True,
+)

@@ -143,7 +143,7 @@ def _each_user(paths: list[Path], request: Request) -> Iterator[tuple[Path, User
         except (ValueError, TypeError, RecursionError) as error:
             raise damaged(path, error, expected) from error
         yield from ((path, user) for user in users if user[1])
-        request.tell(number + 1, len(paths))
+        request.report(number + 1, len(paths))
 
 
 def _check_texts(path: Path, user: str, inputs: list[Any], targets: list[Any], width: int) -> None:

@@ -44,7 +44,7 @@ def read_stackoverflow(request: Request) -> Pool | None:
                 users.setdefault(user, len(users))
                 sizes[part] += 1
                 if sum(sizes) % TELL_EVERY == 0:
-                    request.tell(sum(sizes), 0)
+                    request.report(sum(sizes), 0)
                 if part == 0:
                     counts.update(words)
         if not all(sizes):
@@ -59,7 +59,7 @@ def read_stackoverflow(request: Request) -> Pool | None:
             tokens += [PAD] * (length + 1 - len(tokens))
             x[row], y[row], owners[row] = tokens[:-1], tokens[1:], users[user]
             if row % every == 0 or row + 1 == total:
-                request.tell(row + 1, total)
+                request.report(row + 1, total)
 
     options = {"sequence_length": length, "vocabulary_size": size}
     arrays = decode_once(request.name, options, paths[0].parent, paths, decode)
