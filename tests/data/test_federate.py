@@ -1,5 +1,7 @@
 """From a pool to clients: which examples are trained on and which tested on, in every way the papers have."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
@@ -380,3 +382,12 @@ def test_training_shares_and_test_shares_agree(seed, partition):
     wanted = -(-train * 50 // train.sum(dim=1, keepdim=True))  # rounded up, in whole numbers
     limits = torch.tensor(np.bincount(pool_of().y[NUM_TRAIN:], minlength=CLASSES))
     assert torch.equal(f.label_counts("test"), torch.minimum(wanted, limits))
+
+
+def test_a_run_has_the_defaults_of_the_split_plan():
+    """They are declared once; where a run's table repeats one, the two are equal."""
+    from sparsona.runs.config import RunConfig
+
+    for field in fields(SplitPlan):
+        if field.name not in ("clients", "seed"):
+            assert RunConfig.model_fields[field.name].default == field.default, field.name

@@ -1,43 +1,29 @@
-"""What each network's parameters will be, without building it: names, shapes, order, FLOPs, roles. Free of torch.
+"""The catalog of networks: a row for each, and beside it the outline of its parameters. Free of torch.
 
-One function per builder, of the same name and options; tests hold the two equal.
+An outline says what the parameters will be without building the module: names, shapes, order, FLOPs, roles. Tests
+compare it with the module. To add a network, write its module in a file of this folder, and its outline and row here.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from sparsona.core.layout import Layout, Slot
 from sparsona.core.outline import Outline, Roles
+from sparsona.models.card import ModelCard
+from sparsona.models.options import Option
+
+VGG_WIDTHS = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # a pooling layer after each group
+RESNET_WIDTHS = (64, 128, 256, 512)  # of the four stages
+TRANSFORMER = {"width": 256, "hidden": 1024, "num_blocks": 4}
 
 
 class TooSmallError(Exception):
     """Nothing is left of an image after this many layers."""
 
 
-def digits_cnn(input_shape: tuple[int, ...], num_classes: int, split: bool = False, adapters: bool = False) -> Outline:
-    return _conv_net(
-        input_shape, num_classes, channels=(16, 32), hidden=(64,), kernel=3, padding=1, split=split, adapters=adapters
-    )
-
-
-def cnn28(input_shape: tuple[int, ...], num_classes: int, split: bool = False, adapters: bool = False) -> Outline:
-    return _conv_net(input_shape, num_classes, channels=(16, 32), hidden=(64,), split=split, adapters=adapters)
-
-
-def lenet5(input_shape: tuple[int, ...], num_classes: int) -> Outline:
-    return _conv_net(input_shape, num_classes, channels=(20, 50), hidden=(500,))
-
-
-def pfedgate_one_hidden(input_shape: tuple[int, ...], num_classes: int) -> Outline:
-    return _conv_net(input_shape, num_classes, channels=(32, 64), hidden=(2048,))
-
-
-def pfedgate_two_hidden(input_shape: tuple[int, ...], num_classes: int, adapters: bool = False) -> Outline:
-    return _conv_net(input_shape, num_classes, channels=(32, 64), hidden=(120, 84), adapters=adapters)
-
-
-def _conv_net(
+def outline_conv_net(
     input_shape: tuple[int, ...],
     num_classes: int,
     channels: tuple[int, ...],
@@ -76,7 +62,7 @@ def split_rows(height: int) -> tuple[int, int]:
 
 
 def cnn_roles(names: tuple[str, ...]) -> Roles:
-    """First and last layer, and adapters. Of two first layers side by side, the lower one is for a client's own: figure
+    """First and last layer, and adapters. Of two first layers side by side, the lower one is personal: figure
     1c of the partial-personalisation paper."""
     return Roles(
         input=tuple(name for name in names if name.startswith("0.")),
@@ -86,7 +72,7 @@ def cnn_roles(names: tuple[str, ...]) -> Roles:
     )
 
 
-def mlp(input_shape: tuple[int, ...], num_classes: int, hidden: int = 64) -> Outline:
+def outline_mlp(input_shape: tuple[int, ...], num_classes: int, hidden: int = 64) -> Outline:
     inputs = prod(input_shape)
     slots = _linear("1", inputs, hidden or num_classes)
     if hidden:
@@ -95,25 +81,24 @@ def mlp(input_shape: tuple[int, ...], num_classes: int, hidden: int = 64) -> Out
     return Outline(Layout(tuple(slots)), input_shape, num_classes, roles)
 
 
-def vgg11(input_shape: tuple[int, ...], num_classes: int) -> Outline:
+def outline_vgg11(input_shape: tuple[int, ...], num_classes: int) -> Outline:
     inputs, side = input_shape[0], _side(input_shape)
     slots: list[Slot] = []
     norms: list[Slot] = []
     place = 0
-    for outputs in (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0):  # 0 is a pooling layer
-        if not outputs:
-            side, place = _shrunk(side, 2, stride=2), place + 1
-            continue
-        slots += _conv(f"{place}", inputs, outputs, 3, side, bias=True)
-        norms += _norm(f"{place + 1}", outputs)
-        slots += norms[-2:]
-        inputs, place = outputs, place + 3
+    for widths in VGG_WIDTHS:
+        for outputs in widths:
+            slots += _conv(f"{place}", inputs, outputs, 3, side, bias=True)
+            norms += _norm(f"{place + 1}", outputs)
+            slots += norms[-2:]
+            inputs, place = outputs, place + 3
+        side, place = _shrunk(side, 2, stride=2), place + 1
     slots += _linear(f"{place + 2}", inputs, num_classes)
     roles = Roles(input=_names(slots[:2]), output=_names(slots[-2:]), norm=_names(norms))
     return Outline(Layout(tuple(slots)), input_shape, num_classes, roles)
 
 
-def resnet18(
+def outline_resnet18(
     input_shape: tuple[int, ...],
     num_classes: int,
     groups: int | str = 32,
@@ -132,7 +117,7 @@ def resnet18(
         slots = _conv("conv1", input_shape[0], 64, 3, side)
     slots += _norm("bn1", 64)
     inputs = 64
-    for stage, outputs in enumerate((64, 128, 256, 512), start=1):
+    for stage, outputs in enumerate(RESNET_WIDTHS, start=1):
         for block in range(2):
             name = f"layer{stage}.{block}"
             stride = 2 if stage > 1 and block == 0 else 1
@@ -152,7 +137,7 @@ def resnet18(
 
 
 def resnet_roles(names: tuple[str, ...]) -> Roles:
-    """As the partial-personalisation paper speaks of them: the stem's norm belongs to the input layer; `norm` is the
+    """As the partial-personalisation paper defines them: the stem's norm belongs to the input layer; `norm` is the
     stem's and each block's bn1 and bn2, which its adapter mode personalises, and not the shortcuts' norms; the norm
     inside an adapter is the adapter's."""
     return Roles(
@@ -163,7 +148,7 @@ def resnet_roles(names: tuple[str, ...]) -> Roles:
     )
 
 
-def transformer(
+def outline_transformer(
     input_shape: tuple[int, ...],
     num_classes: int,
     adapters: int = 0,
@@ -171,7 +156,7 @@ def transformer(
     dropout: float = 0.0,
 ) -> Outline:
     (length,) = input_shape
-    width, hidden, num_blocks = 256, 1024, 4
+    width, hidden, num_blocks = (TRANSFORMER[key] for key in ("width", "hidden", "num_blocks"))
     # The embedding is the weight of the output layer too, which is where it costs something.
     slots = [Slot("embedding.weight", (num_classes, width), 2 * length), Slot("positions.weight", (length, width))]
     for block in range(num_blocks):
@@ -191,7 +176,7 @@ def transformer(
 
 
 def transformer_roles(names: tuple[str, ...], num_blocks: int) -> Roles:
-    """As the partial-personalisation paper speaks of them: input and output are the first and the last block (without
+    """As the partial-personalisation paper defines them: input and output are the first and the last block (without
     their adapters), since the embedding is too large to be personal; `norm` is every LayerNorm."""
     adapter = tuple(name for name in names if ".adapter" in name)
     shared = tuple(name for name in names if ".adapter" not in name)
@@ -240,3 +225,159 @@ def _norm(name: str, width: int) -> list[Slot]:
 
 def _names(slots: list[Slot]) -> tuple[str, ...]:
     return tuple(slot.name for slot in slots)
+
+
+_CNN_ADAPTERS = {
+    "adapters": Option(False, "a residual adapter, x + conv1x1(x), after each pooling", (False, True)),
+}
+_SMALL_CNN = {
+    **_CNN_ADAPTERS,
+    "split": Option(False, "two first layers, for upper and lower rows; `--personal split` keeps one", (False, True)),
+}
+_RESNET = {
+    "groups": Option(32, "groups of each GroupNorm: 32, or by width 64, 128, 256, 512 -> 8, 8, 16, 32", (32, "width")),
+    "stem": Option("3x3", "first convolution: 3x3 with stride 1, or 7x7 with stride 2 and pooling", ("3x3", "7x7")),
+    "adapters": Option(False, "a residual adapter after each 3x3 convolution of the blocks", (False, True)),
+    "adapter_form": Option("paper", "paper: x + a(x); authors: 2x + a(x), as their code has it", ("paper", "authors")),
+    "dropout": Option(0.0, "rate, inside the adapters, or before the last layer where there are none"),
+    "weights": Option("", "a file of ImageNet weights with torchvision's names, .pth or .safetensors"),
+}
+_BY_WIDTH = {**_RESNET, "groups": replace(_RESNET["groups"], default="width")}
+_TRANSFORMER = {
+    "adapters": Option(0, "width of the adapters in each block, 0 for none; the paper has 16 and 64"),
+    "adapter_form": Option(
+        "paper",
+        "where the second adapter sits. paper: on the feed-forward output; authors: on the skip branch",
+        ("paper", "authors"),
+    ),
+    "dropout": Option(0.0, "rate, inside the adapters, or in the residual branches where there are none"),
+}
+
+MODELS = {
+    card.name: card
+    for card in (
+        ModelCard(
+            "digits-cnn",
+            "small CNN",
+            "two 3x3 convolutions of 16 and 32 channels, a hidden layer of 64; for images of 8x8 and a little more",
+            "cnn:conv_net",
+            outline_conv_net,
+            (1, 8, 8),
+            10,
+            architecture={"channels": (16, 32), "hidden": (64,), "kernel": 3, "padding": 1},
+            options=_SMALL_CNN,
+        ),
+        ModelCard(
+            "mlp",
+            "one hidden layer",
+            "a hidden layer of 64, or none (hidden=0); for plain vectors, and for numbers as well as classes",
+            "mlp:mlp",
+            outline_mlp,
+            (64,),
+            10,
+            options={"hidden": Option(64, "width of the hidden layer, 0 for a linear model")},
+            takes_any_shape=True,
+        ),
+        ModelCard(
+            "cnn28",
+            "small CNN for 28x28",
+            "two 5x5 convolutions of 16 and 32 channels, a hidden layer of 64; a quick start for MNIST and its kin",
+            "cnn:conv_net",
+            outline_conv_net,
+            (1, 28, 28),
+            10,
+            architecture={"channels": (16, 32), "hidden": (64,)},
+            options=_SMALL_CNN,
+        ),
+        ModelCard(
+            "lenet5",
+            "LeNet5 (Caffe)",
+            "two 5x5 convolutions of 20 and 50 channels, a hidden layer of 500; FedSpa's network for EMNIST letters",
+            "cnn:conv_net",
+            outline_conv_net,
+            (1, 28, 28),
+            26,
+            architecture={"channels": (20, 50), "hidden": (500,)},
+        ),
+        ModelCard(
+            "vgg11",
+            "VGG11-GN",
+            "eight 3x3 convolutions with GroupNorm, one linear layer; FedSpa's network for CIFAR-10",
+            "vgg:vgg11",
+            outline_vgg11,
+            (3, 32, 32),
+            10,
+        ),
+        ModelCard(
+            "resnet18",
+            "ResNet18-GN",
+            "GroupNorm of 32 groups, 3x3 stem; FedSpa's network for CIFAR-100, DisPFL's for CIFAR and Tiny-ImageNet",
+            "resnet:resnet18",
+            outline_resnet18,
+            (3, 32, 32),
+            100,
+            options=_RESNET,
+        ),
+        ModelCard(
+            "resnet18-emnist",
+            "ResNet18-GN for EMNIST",
+            "groups by width, 3x3 stem on one channel; the partial-personalisation paper's network for EMNIST",
+            "resnet:resnet18",
+            outline_resnet18,
+            (1, 28, 28),
+            62,
+            options=_BY_WIDTH,
+        ),
+        ModelCard(
+            "resnet18-gldv2",
+            "ResNet18-GN for GLDv2",
+            "groups by width, 7x7 stem and pooling; the partial-personalisation paper's network for landmarks",
+            "resnet:resnet18",
+            outline_resnet18,
+            (3, 224, 224),
+            2028,
+            options={**_BY_WIDTH, "stem": replace(_RESNET["stem"], default="7x7")},
+        ),
+        ModelCard(
+            "pfedgate-emnist",
+            "pFedGate's CNN for EMNIST",
+            "two 5x5 convolutions of 32 and 64 channels, a hidden layer of 2,048; 2,171,786 parameters for 10 classes",
+            "cnn:conv_net",
+            outline_conv_net,
+            (1, 28, 28),
+            62,
+            architecture={"channels": (32, 64), "hidden": (2048,)},
+        ),
+        ModelCard(
+            "pfedgate-cifar10",
+            "pFedGate's CNN for CIFAR-10",
+            "two 5x5 convolutions of 32 and 64 channels, hidden layers of 120 and 84",
+            "cnn:conv_net",
+            outline_conv_net,
+            (3, 32, 32),
+            10,
+            architecture={"channels": (32, 64), "hidden": (120, 84)},
+            options=_CNN_ADAPTERS,
+        ),
+        ModelCard(
+            "pfedgate-cifar100",
+            "pFedGate's CNN for CIFAR-100",
+            "two 5x5 convolutions of 32 and 64 channels, a hidden layer of 2,048",
+            "cnn:conv_net",
+            outline_conv_net,
+            (3, 32, 32),
+            100,
+            architecture={"channels": (32, 64), "hidden": (2048,)},
+        ),
+        ModelCard(
+            "transformer",
+            "transformer, 4 blocks",
+            "next token; 4 heads of 64, tied embedding; the partial-personalisation paper's network for StackOverflow",
+            "transformer:transformer",
+            outline_transformer,
+            (20,),
+            10_004,
+            options=_TRANSFORMER,
+        ),
+    )
+}
