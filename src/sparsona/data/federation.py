@@ -19,7 +19,7 @@ from sparsona.core.files import replace_file
 from sparsona.core.round import Client
 from sparsona.core.seeds import Seeds
 from sparsona.data import validate
-from sparsona.data.augment import look
+from sparsona.data.augment import as_inputs
 from sparsona.data.batches import Examples, as_targets
 from sparsona.data.client_index import PARTS, ClientIndex, Split
 from sparsona.data.holdout import check_rates, no_data, nothing_to_score, round_to, strata, take_stratified
@@ -152,7 +152,7 @@ class Federation:
         inputs, targets = self.x.index_select(0, index), as_targets(self.y.index_select(0, index))
         if part == "train" and self.view.augments:
             return Examples(inputs, targets, self.view)
-        return Examples(look(inputs, self.view), targets)
+        return Examples(as_inputs(inputs, self.view), targets)
 
     def train_on_host(self, client: int) -> Tensor:
         """A client's training examples, as indices into the pool, on the host, where batches are laid out."""

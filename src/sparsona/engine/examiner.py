@@ -10,7 +10,7 @@ from torch import Tensor
 from sparsona.core.method import Work
 from sparsona.core.round import Batch
 from sparsona.core.tree import leaves
-from sparsona.data.augment import look
+from sparsona.data.augment import as_inputs
 from sparsona.data.batches import as_targets
 from sparsona.data.client_index import PARTS
 from sparsona.engine.compiled import Captured, compile_program
@@ -46,7 +46,7 @@ class Examiner:
         *own, x, y, index, weight = tensors
         setting, work = self._setting, self._template.filled(own)
         with torch.no_grad():
-            inputs = look(x.index_select(0, index), setting.federation.view)
+            inputs = as_inputs(x.index_select(0, index), setting.federation.view)
             outputs = setting.method.predict(work, inputs)
             targets = as_targets(y.index_select(0, index))
             nothing = torch.zeros((), dtype=torch.int64, device=weight.device)
