@@ -49,7 +49,7 @@ def test_every_place_and_both_sides_occur_equally_often():
 
 def test_testing_sees_the_middle_and_no_chance():
     x = images(4)
-    whole, middle = as_inputs(x, View(MEAN, STD, pad=4, flip=True)), look(x, View(MEAN, STD, crop=4, flip=True))
+    whole, middle = as_inputs(x, View(MEAN, STD, pad=4, flip=True)), as_inputs(x, View(MEAN, STD, crop=4, flip=True))
     torch.testing.assert_close(middle, whole[..., 2:6, 2:6])
     assert View(crop=4).shape((3, 8, 8)) == (3, 4, 4)
     assert View(pad=4).shape((3, 8, 8)) == (3, 8, 8)

@@ -84,7 +84,7 @@ def test_cutting_asks_for_every_token_once(tokens, length):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "begins with|nobody"),
+        (b"", "begins with|no turn with text"),
         (b"just prose\nwithout names\n", "begins with 'just prose'"),
         (b"A:\n\xff\xfe\n", "UTF-8"),
     ],
@@ -246,7 +246,7 @@ def test_stackoverflow(tmp_path, write):
 
 @pytest.mark.parametrize("write", [write_hdf5, write_sqlite])
 def test_both_passes_over_stackoverflow_are_told(tmp_path, monkeypatch, write):
-    monkeypatch.setattr(stackoverflow, "TELL_EVERY", 2)
+    monkeypatch.setattr(stackoverflow, "REPORT_EVERY", 2)
     write(tmp_path)
     heard = []
     read("stackoverflow", [tmp_path], listen=lambda *at: heard.append(at))

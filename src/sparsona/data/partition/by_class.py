@@ -55,9 +55,9 @@ def share_dirichlet_uncapped(dealing: Dealing, concentration: float) -> list[Ind
     labels, num_clients, rng = dealing.labels, dealing.num, dealing.rng
     members = _by_class(labels)
     class_sizes = [len(indices) for indices in members]
-    everybody = np.full(num_clients, concentration)
+    concentrations = np.full(num_clients, concentration)
     counts = _draw_until_enough(
-        lambda: rng.multinomial(class_sizes, rng.dirichlet(everybody, size=len(members))),
+        lambda: rng.multinomial(class_sizes, rng.dirichlet(concentrations, size=len(members))),
         f"dirichlet-uncapped:{concentration:g}",
         min(max(10, MAX_SHARES // (len(members) * num_clients)), MAX_TRIES),
         dealing.min_size,

@@ -16,7 +16,7 @@ from sparsona.data.readers.decoded import decode_once
 from sparsona.data.readers.files import Request, damaged, find, require
 from sparsona.data.readers.text import SEQUENCE_LENGTH, VOCABULARY_SIZE, encode, make_vocabulary
 
-TELL_EVERY = 10_000  # sentences, while nobody knows how many there are
+REPORT_EVERY = 10_000  # sentences, while their number is unknown
 Sentences = Iterator[tuple[str, list[str]]]  # a user, and a sentence in words
 
 
@@ -43,7 +43,7 @@ def read_stackoverflow(request: Request) -> Pool | None:
             for user, words in sentences():
                 users.setdefault(user, len(users))
                 sizes[part] += 1
-                if sum(sizes) % TELL_EVERY == 0:
+                if sum(sizes) % REPORT_EVERY == 0:
                     request.report(sum(sizes), 0)
                 if part == 0:
                     counts.update(words)
