@@ -20,7 +20,8 @@ from pydantic import Field
 from sparsona import api, cli, cli_options, prepare
 from sparsona.core.version import VERSION
 from sparsona.costs import cost_options
-from sparsona.data import PARTITIONS, SOURCES
+from sparsona.data import SOURCES
+from sparsona.data.partition import PARTITIONS
 from sparsona.methods import METHODS, factory
 from sparsona.methods.fedspa import FedSpaConfig
 from sparsona.methods.training import Training

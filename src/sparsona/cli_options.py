@@ -125,17 +125,15 @@ def shown(value: Any) -> str:
 def check_names(methods: Iterable[str], options: Mapping[str, Any]) -> None:
     """Refuse misspelt names before torch is imported, which takes seconds."""
     from sparsona.core import spec
-    from sparsona.core.errors import unknown_name
-    from sparsona.data import SOURCES
+    from sparsona.data.catalog import parse_spec
     from sparsona.methods import card
     from sparsona.models import read_spec
-    from sparsona.runs.options import OPTIONS
 
     for method in methods:
         card(spec.parse("method", method).name)
     data, model = options.get("data"), options.get("model")
-    if isinstance(data, str) and data not in SOURCES and spec.parse("data set", data).name not in OPTIONS["data"].paths:
-        raise unknown_name("data set", data, [*SOURCES, "arrays:PATH.npz", "folder:PATH"])
+    if isinstance(data, str):
+        parse_spec(data)
     if isinstance(model, str):
         read_spec(model)
 

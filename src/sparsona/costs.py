@@ -26,6 +26,7 @@ from sparsona.core.transform import transformed_cost
 from sparsona.core.update import Cost, PartSize
 from sparsona.cost_report import CostReport, Flops, Memory, Number, Traffic
 from sparsona.cost_rules import COST_RULES, RuleCard
+from sparsona.data import catalog
 from sparsona.engine.graphs import Graph, Links, links, read_graph
 from sparsona.engine.graphs import check as check_graph
 from sparsona.runs.declaration import Option, as_tuple, option, options_of
@@ -287,9 +288,7 @@ def _source(name: str | None) -> data.SourceCard | None:
             expected="a row of `sparsona data`, or no data at all",
             mend="say --input, --classes and --samples instead",
         )
-    if name not in data.SOURCES:
-        raise unknown_name("data set", name, data.SOURCES)
-    return data.SOURCES[name]
+    return catalog.get(name)
 
 
 def _samples(source: data.SourceCard | None, run: RunConfig, asked: CostOptions) -> tuple[int, str]:

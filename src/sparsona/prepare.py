@@ -20,9 +20,10 @@ from sparsona.core.method import Method
 from sparsona.core.round import client_kinds
 from sparsona.core.task import Task
 from sparsona.core.transform import with_chain
+from sparsona.data.federate import share_out
 from sparsona.data.federation import Federation
-from sparsona.data.sharing import share
-from sparsona.data.sources import read
+from sparsona.data.read import read
+from sparsona.data.split_plan import SplitPlan
 from sparsona.engine.clock import OFF, START, Clock
 from sparsona.engine.context import Setting
 from sparsona.engine.executors import choose_device
@@ -97,7 +98,8 @@ def read_data(config: RunConfig, listen: Callable[[int, int], None] | None = Non
             mend="check --data-dir",
         )
     pool = read(config.data, [Path(config.data_dir).expanduser()] if config.data_dir else [], listen=listen, **options)
-    return share(pool, seed=config.seed, **{key: getattr(config, key) for key in in_groups("sharing")})
+    sharing = {key: getattr(config, key) for key in in_groups("sharing")}
+    return share_out(pool, SplitPlan(seed=config.seed, **sharing))
 
 
 def make_setting(
@@ -129,7 +131,7 @@ def make_setting(
             )
         model = models.builder(name, federation.input_shape, federation.num_classes)
     losses, score = cross_entropy, argmax_score
-    if federation.asks_per_token:
+    if federation.predicts_tokens:
         losses, score = token_cross_entropy, token_score
     if federation.is_regression:
         losses, score = squared_error, no_score

@@ -26,7 +26,7 @@ def test_a_linear_model_is_recovered(tmp_path, executor):
     x, y, weights = arrays()
     data = sp.federate(x, y, clients=4, partition="iid", seed=0)
     assert data.is_regression
-    assert (data.num_classes, data.label_counts("train"), data.asks_per_token) == (2, None, False)
+    assert (data.num_classes, data.label_counts("train"), data.predicts_tokens) == (2, None, False)
     options = {**SMALL, "executor": executor, "rounds": 12, "guard": True, "tune_epochs": 1}
     run = sp.train("fedavg", data, "mlp:hidden=0", out=tmp_path / "run", **options)
     model = run.personal_model(0)

@@ -13,7 +13,7 @@ from sparsona.core import points as eval_points
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
 from sparsona.core.lr_schedule import SCHEDULES, lr_schedule
-from sparsona.data import TESTS
+from sparsona.data.split_plan import SplitPlan
 from sparsona.engine.executors import EXECUTORS
 from sparsona.engine.graphs import GRAPHS, USUAL_DEGREE
 from sparsona.runs.declaration import Option, as_int, as_tuple, option, options_of
@@ -23,6 +23,7 @@ from sparsona.transforms import TRANSFORMS, read_transforms, split_transforms
 NUM_CLIENTS = 20  # where neither a person nor the partition says how many
 KNOW_THEIR_CLIENTS = ("natural", "file")  # partitions
 
+_SPLIT = SplitPlan()
 _data = partial(option, group="data", condition=True)
 _reading = partial(option, group="reading", condition=True)
 _sharing = partial(option, group="sharing", condition=True)
@@ -82,7 +83,7 @@ class RunConfig(Stopping):
         ge=1,
     )
     partition: str = _sharing(
-        "dirichlet:0.3",
+        _SPLIT.partition,
         "how the data is shared out among the clients, a row of `sparsona data`; text is by speaker",
         flag=True,
         paths=("file",),
@@ -90,21 +91,23 @@ class RunConfig(Stopping):
     partition_seed: int | None = _sharing(
         None, "fixes the partition and the splits whatever the seed", none="the seed", flag=True, ge=0
     )
-    test: str = _sharing(
-        "auto",
-        f"what is tested on, a row of `sparsona data`: {_any_of(card.form for card in TESTS.values())}",
-        flag=True,
-    )
+    test: str = _sharing(_SPLIT.test, "what is tested on, a choice that `sparsona data` lists", flag=True)
     data_rate: float = _sharing(
-        1.0, "share of the examples (partition natural: of people) used", cost=_SAY_SAMPLES, gt=0, le=1
+        _SPLIT.data_rate, "share of the examples (partition natural: of people) used", cost=_SAY_SAMPLES, gt=0, le=1
     )
-    validation_rate: float = _sharing(0.1, "share of a client's data held for decisions", cost=_SAY_SAMPLES, ge=0, lt=1)
-    test_rate: float = _sharing(0.25, "share of a client's data held for the final word", cost=_SAY_SAMPLES, gt=0, lt=1)
+    validation_rate: float = _sharing(
+        _SPLIT.validation_rate, "share of a client's data held for decisions", cost=_SAY_SAMPLES, ge=0, lt=1
+    )
+    test_rate: float = _sharing(
+        _SPLIT.test_rate, "share of a client's data held for the final word", cost=_SAY_SAMPLES, gt=0, lt=1
+    )
     min_size: int | None = _sharing(
         None, "fewest examples a client may be dealt", none="10, or what can be split (natural)", ge=2
     )
-    min_train: int = _sharing(0, "fewest examples to train and decide on; people with less are left out", ge=0)
-    min_test: int = _sharing(0, "fewest test examples; people with less are left out", ge=0)
+    min_train: int = _sharing(
+        _SPLIT.min_train, "fewest examples to train and decide on; people with less are left out", ge=0
+    )
+    min_test: int = _sharing(_SPLIT.min_test, "fewest test examples; people with less are left out", ge=0)
     max_examples: int | None = _sharing(
         None, "most examples a client keeps of what it is dealt", none="all", cost=_SAY_SAMPLES, ge=2
     )

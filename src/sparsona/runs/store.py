@@ -18,6 +18,7 @@ import filelock
 import numpy as np
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.files import replace_file
 from sparsona.core.version import VERSION
 
 FORMAT = 1
@@ -74,22 +75,8 @@ def telling_disk_errors(path: Path) -> Iterator[None]:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """All of it or nothing, also if power fails: temporary file, fsync, rename, fsync of the folder."""
-    aside = path.with_name(f".{path.name}.part")
-    with telling_disk_errors(path):
-        try:
-            with aside.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, path)
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-        except OSError:
-            aside.unlink(missing_ok=True)
-            raise
+    with telling_disk_errors(path), replace_file(path, is_durable=True) as file:
+        file.write(data)
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
