@@ -21,13 +21,13 @@ run: setup  ## compare five methods on the embedded digits: a table and a report
 	$(BIN)/sparsona compare
 
 quick: setup  ## what to run after every edit: the suite without its long tests, 90 s on two cores
-	$(BIN)/python -m pytest -n 2 -m "not slow and not long"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not network and not long"
 
 test: setup  ## the suite, under five minutes on two cores
 	$(BIN)/python -m pytest -n 2
 
 test-all: setup  ## the suite, and more kill points, methods and seeds of what it has already
-	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
+	$(BIN)/python -m pytest -n 2 -m "not network"
 
 lint: setup  ## format, lint, types, import rules
 	$(BIN)/ruff format --check .

@@ -89,7 +89,7 @@ def on_docstring(app: Sphinx, what: str, name: str, thing: object, options: obje
         lines[:0] = ["..", ""]  # else napoleon takes the words before a colon for a type
     text = "\n".join(lines)
     text = re.sub(
-        r"^Examples?:\n+(?=    )", ".. rubric:: Example\n\n.. code-block:: python\n\n", text, flags=re.MULTILINE
+        r"^Examples?:\n+(?=    )", ".. rubric:: Example\n\n.. code-block:: pycon\n\n", text, flags=re.MULTILINE
     )
     if what == "module":
         text = re.sub(r"(?<=\n\n)(?=    \S)(?<!    )", ".. code-block:: python\n\n", text, count=1)
