@@ -14,7 +14,7 @@ from processes import EAGER, completed, small, start, traces
 
 from sparsona import api, prepare
 from sparsona.core.errors import SparsonaError
-from sparsona.runs.config import RunConfig
+from sparsona.runs.options import RunConfig
 
 
 def federation_of(folder) -> str:

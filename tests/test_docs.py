@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -67,7 +68,7 @@ def test_shell_commands_exist():
         command = cli.commands[words.pop(0)]
         if words and words[0] in getattr(command, "commands", {}):
             command = command.commands[words[0]]
-        known = {option for parameter in command.params for option in parameter.opts}
+        known = {option for parameter in command.get_params(click.Context(command)) for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= known, line
 
 

@@ -12,8 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from sparsona import methods
 from sparsona.analysis import summary as summaries
+from sparsona.core import spec
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.data.federation import Federation
 from sparsona.engine.clock import OFF, START, Clock
@@ -23,30 +26,25 @@ from sparsona.engine.plan import novel_clients
 from sparsona.engine.rounds import check_plan, shared_model
 from sparsona.prepare import (
     GIVEN,
-    OF_DATA,
     graph_digest,
     ignores_capacity,
     latency_digest,
-    make_config,
+    make_configs,
     make_setting,
     start_digest,
 )
 from sparsona.results import Comparison, Run, planned_runs, views_in
-from sparsona.runs import config as configs
-from sparsona.runs.config import RunConfig
+from sparsona.runs.options import CONDITIONS, OPTIONS, RunConfig, dump
 from sparsona.runs.profile import is_profiled
+from sparsona.runs.request import parse_method
 from sparsona.runs.session import Event, Listener, play
 from sparsona.runs.store import RunFolder, environment, make_empty_folder, warn, write_atomically
+from sparsona.runs.validation import validated
 from sparsona.runs.warm_start import WarmStart, leave_global_model, stored_start, warm_start_from
 
 __all__ = ["Comparison", "Run", "compare", "load", "resume", "resume_comparison", "train", "views_in"]
 
 RUNS = Path("runs")
-# What all methods of a comparison must have in common, for their results to be comparable.
-CONDITIONS = frozenset(
-    {*OF_DATA, "model", "seed", "rounds", "per_round", "everyone_trains", "stateless", "novel", "drop_rate"}
-    | {"capacities", "max_seconds", "precision", "eval_clients"}
-)
 
 
 def train(
@@ -69,10 +67,10 @@ def train(
     in place of True has begun earlier.
     """
     clock = _clock(profile)
-    config = make_config(method, options, federation, model)
+    config, own = make_configs(method, options, federation, model)
     path = Path(out) if out else _new_path(config)
     with _saying_how_to_go_on(path):
-        return _train(config, federation, model, path, listen, clock)
+        return _train(config, federation, model, path, listen, clock, own)
 
 
 def _clock(profile: bool | Clock) -> Clock:
@@ -92,14 +90,20 @@ def _saying_how_to_go_on(path: Path) -> Iterator[None]:
 
 
 def _train(
-    config: RunConfig, federation: Federation | None, model: Any, path: Path, listen: Listener, clock: Clock = OFF
+    config: RunConfig,
+    federation: Federation | None,
+    model: Any,
+    path: Path,
+    listen: Listener,
+    clock: Clock = OFF,
+    method_config: BaseModel | None = None,
 ) -> Run:
     listen(_first_event(config, federation))
     with clock.measure(f"{START}build"):
         start = _start_of(config)
-        setting = make_setting(config, federation, model, clock, start)
+        setting = make_setting(config, federation, model, clock, start, method_config)
         config, about = _described(config, setting, start)
-    with RunFolder.create(path, configs.dump(config), about, None if start is None else start.file) as folder:
+    with RunFolder.create(path, dump(config), about, None if start is None else start.file) as folder:
         return _play(folder, setting, config, listen)
 
 
@@ -157,12 +161,10 @@ def _described(config: RunConfig, setting: Setting, start: WarmStart | None = No
 
 
 def _play(folder: RunFolder, setting: Setting, config: RunConfig, listen: Listener) -> Run:
-    progress = play(folder, setting, config.executor, config.max_seconds, listen)
+    progress = play(folder, setting, config.executor, config, listen)
     if progress.finished:
         leave_global_model(folder.path, shared_model(setting.server_side, progress.population))
     folder.write_summary(summaries.summarize(folder, progress.seconds))
-    if not progress.finished:
-        warn(f"stopped by max_seconds after round {progress.completed} of {config.rounds}; resume goes on")
     return Run(folder, lambda: setting)
 
 
@@ -187,7 +189,7 @@ def _resume(
 ) -> Run:
     clock = _clock(profile or is_profiled(path))
     folder = RunFolder.open(path)
-    config = configs.validated(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
+    config = validated(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
     with folder:
         if folder.summary is None:
             listen(_first_event(config, federation))
@@ -203,7 +205,7 @@ def _resume(
 def load(path: str | Path, federation: Federation | None = None, model: Any = None) -> Run:
     """A run's result as it stands, without going on with it."""
     folder = RunFolder.open(Path(path))
-    config = configs.validated(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
+    config = validated(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
     return Run(folder, lambda: _setting_again(folder, config, federation, model))
 
 
@@ -232,10 +234,11 @@ def _setting_again(
             mend=f"restore '{config.graph}' as it was when the run was started",
         )
     if latency_digest(config) != about.get("latency"):
+        file = spec.parse("budget", config.options["budget"]).argument
         raise SparsonaError(
             f"the latencies are not those of '{folder.path}'",
             expected="the same milliseconds for each tensor, or budgets would change in the middle of a run",
-            mend=f"restore '{config.options['budget'].partition(':')[2]}' as it was when the run was started",
+            mend=f"restore '{file}' as it was when the run was started",
         )
     if start_digest(setting) != about["start"]:
         raise SparsonaError(
@@ -247,9 +250,9 @@ def _setting_again(
 
 
 def _new_path(config: RunConfig) -> Path:
-    name, _, path = config.data.partition(":")
-    own = re.sub("[^A-Za-z0-9._+]+", "-", Path(path).stem).strip("-.") if path else ""
-    return RUNS / f"{config.method}-{own or name}-seed{config.seed}-{_stamp()}"
+    source = spec.parse("data set", config.data)
+    own = re.sub("[^A-Za-z0-9._+]+", "-", Path(source.argument or "").stem).strip("-.")
+    return RUNS / f"{config.method}-{own or source.name}-seed{config.seed}-{_stamp()}"
 
 
 def _stamp() -> str:
@@ -287,12 +290,12 @@ def compare(
         raise SparsonaError(
             f"seeds {numbers}" if numbers else "no seeds", expected="at least one, all different", mend="--seeds 3"
         )
-    planned: list[tuple[str, RunConfig]] = []
+    planned: list[tuple[str, RunConfig, BaseModel]] = []
     used: set[str] = set()
-    cards = [methods.card(configs.parse_method(name)[0]) for name in names]
+    cards = [methods.card(parse_method(name)[0]) for name in names]
     has_peers, has_presets = any(card.peers for card in cards), any(card.presets for card in cards)
     for name in names:
-        row, own = configs.parse_method(name)
+        row, own = parse_method(name)
         _, kind = methods.factory(row)
         # All peers take part where a server samples some: that is the method.
         if common := sorted((CONDITIONS - ({"per_round"} if methods.card(row).peers else set())) & set(own)):
@@ -301,22 +304,18 @@ def compare(
                 expected="the same data, clients, model and seeds for all, or their results would not compare",
                 mend=f"set it for all: --{common[0].replace('_', '-')} or --set {common[0]}=...",
             )
-        mine = {
-            key: value for key, value in options.items() if key in RunConfig.model_fields or key in kind.model_fields
-        }
+        mine = {key: value for key, value in options.items() if key in OPTIONS or key in kind.model_fields}
         used |= set(mine)
         if has_peers and not methods.card(row).peers:
             mine.pop("graph", None)
         if has_presets and not methods.card(row).presets:
             mine.pop("preset", None)
         for seed in numbers:
-            planned.append((name, make_config(name, {**mine, "seed": seed}, federation, model)))
+            planned.append((name, *make_configs(name, {**mine, "seed": seed}, federation, model)))
     if unused := set(options) - used:
-        known = set(RunConfig.model_fields).union(
-            *(methods.factory(configs.parse_method(n)[0])[1].model_fields for n in names)
-        )
-        raise unknown_name(f"option of {', '.join(names)}", sorted(unused)[0], known - {"options", "method"})
-    alike = [name for name, config in planned if sum(config == other for _, other in planned) > 1]
+        known = set(OPTIONS).union(*(methods.factory(parse_method(n)[0])[1].model_fields for n in names))
+        raise unknown_name(f"option of {', '.join(names)}", sorted(unused)[0], known)
+    alike = [name for name, config, _ in planned if sum(config == other for _, other, _ in planned) > 1]
     if alike:
         raise SparsonaError(
             f"{' and '.join(dict.fromkeys(alike))} are the same method with the same options",
@@ -325,8 +324,8 @@ def compare(
         )
     # What is wrong with the data, the model or the executor is told before a folder is made.
     for name in names:
-        config = next(config for planned_name, config in planned if planned_name == name)
-        setting = make_setting(config, federation, model, start=_start_of(config))
+        config, of_method = next((config, own) for planned_name, config, own in planned if planned_name == name)
+        setting = make_setting(config, federation, model, start=_start_of(config), method_config=of_method)
         choose(config.executor, setting)
         check_plan(setting.server_side)
     path = Path(out) if out else RUNS / f"compare-{_stamp()}"
@@ -336,11 +335,13 @@ def compare(
             "folder": f"{re.sub('[^a-z0-9.+-]+', '_', name.lower().replace('=', '-'))}-seed{config.seed}",
             "config": config.model_dump(mode="json"),
         }
-        for name, config in planned
+        for name, config, _ in planned
     ]
     write_atomically(path / "comparison.json", (json.dumps(entries, indent=1) + "\n").encode())
+    folders = [path / str(entry["folder"]) for entry in entries]
+    runs = [(folder, config, own) for folder, (_, config, own) in zip(folders, planned, strict=True)]
     with _saying_how_to_go_on(path):
-        return _compare(path, federation, model, listen)
+        return _compare(path, runs, federation, model, listen)
 
 
 def resume_comparison(
@@ -351,21 +352,27 @@ def resume_comparison(
     listen: Callable[[str, int, Event], None] = lambda title, seed, event: None,
 ) -> Comparison:
     """Go on with a comparison: finished runs are kept, the others go on or start."""
-    with _saying_how_to_go_on(Path(path)):
-        return _compare(Path(path), federation, model, listen)
+    path = Path(path)
+    with _saying_how_to_go_on(path):
+        where = f"'{path / 'comparison.json'}'"
+        runs = [(folder, validated(RunConfig, values, where), None) for folder, values in planned_runs(path)]
+        return _compare(path, runs, federation, model, listen)
 
 
 def _compare(
-    path: Path, federation: Federation | None, model: Any, listen: Callable[[str, int, Event], None]
+    path: Path,
+    planned: Sequence[tuple[Path, RunConfig, BaseModel | None]],
+    federation: Federation | None,
+    model: Any,
+    listen: Callable[[str, int, Event], None],
 ) -> Comparison:
     runs = []
-    for folder, values in planned_runs(path):
-        config = configs.validated(RunConfig, values, f"'{path / 'comparison.json'}'")
+    for folder, config, method_config in planned:
         hear = partial(listen, methods.card(config.method).title, config.seed)
         if (folder / "config.json").exists():
             runs.append(_resume(folder, federation, model, hear))
         else:
-            runs.append(_train(config, federation, model, folder, hear))
+            runs.append(_train(config, federation, model, folder, hear, method_config=method_config))
     reached = {run.summary["rounds"] for run in runs}
     if len(reached) > 1:
         warn(f"these runs stopped at different rounds ({sorted(reached)}): their results do not compare")

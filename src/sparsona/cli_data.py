@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from sparsona.cli_options import check_names, gather, with_sharing_options
+from sparsona.cli_options import check_names, data_flags, gather, with_table
 from sparsona.core.errors import SparsonaError
+from sparsona.core.spec import parse
 from sparsona.terminal import decoding_bar, download_bar, print_partition, print_table, show_rows
 
 
@@ -71,12 +72,8 @@ def check_picture(path: Path) -> None:
         )
 
 
-@data.command()
+@data.command(cls=with_table(data_flags))
 @click.argument("name")
-@with_sharing_options
-@click.option("--seed", type=int, help="The seed of the run that would use it.  [0]")
-@click.option("--config", type=click.Path(path_type=Path), help="TOML file of options; the command line wins.")
-@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Any other option, such as max_examples=1000.")
 @click.option("--out", type=click.Path(path_type=Path), help="Picture to write as well: .svg or .png.")
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 def show(name: str, config: Path | None, pairs: tuple[str, ...], out: Path | None, as_json: bool, **flags: Any) -> None:
@@ -94,14 +91,15 @@ def show(name: str, config: Path | None, pairs: tuple[str, ...], out: Path | Non
     from sparsona.analysis.picture import Partition, save_picture
     from sparsona.data.federation import PARTS
     from sparsona.data.owners import tell_left_out
+    from sparsona.runs.options import OF_DATA
 
     options = gather(config, pairs, flags)
-    if others := sorted(set(options) - {*prepare.OF_DATA, "seed"}):
+    if others := sorted(set(options) - {*OF_DATA, "seed"}):
         raise SparsonaError(
             f"'{others[0]}' says nothing about data", expected="options that do", mend="see `sparsona data show --help`"
         )
     settings = prepare.make_config("local", {**options, "data": name})
-    with decoding_bar(f"decoding {name.partition(':')[0]}") as listen:  # a path would fill the line
+    with decoding_bar(f"decoding {parse('data set', name).name}") as listen:  # a path would fill the line
         federation = prepare.read_data(settings, listen)
     counts = federation.label_counts("train")
     sizes = dict(zip(PARTS, federation.sizes().T.numpy(), strict=True))

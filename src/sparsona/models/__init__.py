@@ -11,8 +11,9 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.errors import SparsonaError
 from sparsona.core.outline import Outline
+from sparsona.core.spec import read
 from sparsona.models import outlines
 from sparsona.models.options import Option, Value, read_options
 
@@ -208,10 +209,8 @@ MODELS = {
 
 def read_spec(spec: str) -> tuple[ModelCard, dict[str, Value]]:
     """The row that a spec names, and its options in full."""
-    name, _, text = spec.partition(":")
-    if name not in MODELS:
-        raise unknown_name("model", name, MODELS)
-    return MODELS[name], read_options(name, text, MODELS[name].options)
+    found = read("model", spec, MODELS)
+    return MODELS[found.name], read_options(found, MODELS[found.name].options)
 
 
 def outline(spec: str, input_shape: tuple[int, ...], num_classes: int) -> Outline:

@@ -19,7 +19,8 @@ from sparsona.engine.population import Population, RoundRecord
 from sparsona.engine.rounds import simulate
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.runs.profile import ProfileFile
-from sparsona.runs.store import RunFolder, pack_confusion
+from sparsona.runs.stopping import Spent, Stopping, reached
+from sparsona.runs.store import RunFolder, pack_confusion, warn
 from sparsona.runs.traits import TraitRecord, has_traits
 from sparsona.wire.ledger import Traffic
 
@@ -78,20 +79,18 @@ def play(
     folder: RunFolder,
     setting: Setting,
     executor_name: str,
-    max_seconds: float | None,
+    limits: Stopping,
     listen: Listener = lambda event: None,
 ) -> Progress:
     """Go on from the last checkpoint, or from the start. The folder must be locked by the caller.
 
-    Whatever ends it (the last round, the time limit, Ctrl-C, an error), what was reached is on disk.
+    Whatever ends it (the last round, a limit, Ctrl-C, an error), what was reached is on disk.
     """
     with rounding_as_asked(setting):
-        return _play(folder, setting, executor_name, max_seconds, listen)
+        return _play(folder, setting, executor_name, limits, listen)
 
 
-def _play(
-    folder: RunFolder, setting: Setting, executor_name: str, max_seconds: float | None, listen: Listener
-) -> Progress:
+def _play(folder: RunFolder, setting: Setting, executor_name: str, limits: Stopping, listen: Listener) -> Progress:
     session = _Session(folder, setting, listen)
     if session.progress.finished:
         return session.progress  # and no worker is started
@@ -102,7 +101,7 @@ def _play(
     executor = open_executor(executor_name, setting, session.tell_start)
     try:
         session.engine = simulate(setting, _Watched(executor, session.tell, setting.clock))
-        return session.run(max_seconds)
+        return session.run(limits)
     finally:
         executor.close()
         session.profile.write(session.progress.completed)
@@ -126,6 +125,7 @@ class _Session:
         self.told = time.monotonic()
         self.num_tested = len(tested_clients(setting.plan, setting.clients))
         self.accuracy: float | None = None
+        self.bytes = 0  # sent since it was started or resumed
         self.traits: TraitRecord | None = None
         if folder.config.get("record_traits") and has_traits(setting) and not self.progress.finished:
             self.traits = TraitRecord(setting)
@@ -164,17 +164,17 @@ class _Session:
         self.told, self.accuracy = time.monotonic(), accuracy
         self.listen(Event(self.progress.completed, self.setting.plan.rounds, accuracy, self.seconds, doing))
 
-    def run(self, max_seconds: float | None) -> Progress:
+    def run(self, limits: Stopping) -> Progress:
         with self.clock.measure("records"):
             completed = self.progress.completed
             self.folder.rewind(completed, self.setting.plan.points_after(completed))
-        deadline = None if max_seconds is None else time.monotonic() + max_seconds
+        began, stopped_by = time.monotonic(), None
         unsaved = False
         try:
             while self.progress.completed < self.setting.plan.rounds:
                 self._round()
                 unsaved = True
-                if deadline is not None and time.monotonic() >= deadline:
+                if stopped_by := reached(limits, Spent(time.monotonic() - began, self.bytes)):
                     self._evaluate_where_it_stops()
                     break
                 if self._checkpoint_is_due():
@@ -187,6 +187,9 @@ class _Session:
             if unsaved:
                 self._save()
             raise
+        if stopped_by and not self.progress.finished:
+            completed, rounds = self.progress.completed, self.setting.plan.rounds
+            warn(f"stopped by {stopped_by} after round {completed} of {rounds}; resume goes on")
         return self.progress
 
     def _round(self) -> None:
@@ -245,6 +248,7 @@ class _Session:
     def _write(self, record: RoundRecord, completed: int, seconds: float) -> None:
         turns = record.turns
         total = sum((turn.traffic for turn in turns), Traffic())
+        self.bytes += total.up + total.down
         examples = sum(turn.tally.examples for turn in turns)
         loss = sum(turn.tally.loss * turn.tally.examples for turn in turns) / examples if examples else None
         summary = (

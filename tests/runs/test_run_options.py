@@ -2,61 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from sparsona import api
+from sparsona.core import points as eval_points
 from sparsona.core.errors import SparsonaError
-from sparsona.methods import METHODS
-from sparsona.prepare import make_config
-from sparsona.runs.config import (
-    RunConfig,
-    all_of,
-    dump,
-    mistakes,
-    parse_method,
-    parse_pairs,
-    parse_value,
-    read_toml,
-    validated,
-)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("3", 3),
-        ("-2", -2),
-        ("0.5", 0.5),
-        (".5", 0.5),
-        ("1e-3", 1e-3),
-        ("5.", 5.0),
-        ("true", True),
-        ("false", False),
-        ("none", None),
-        ("None", None),
-        ("rsm", "rsm"),
-        ("'rsm'", "rsm"),
-        ("[0.2, 1.0]", [0.2, 1.0]),
-        ('["global", "trained"]', ["global", "trained"]),
-        ("dirichlet:0.3", "dirichlet:0.3"),
-        ("3 apples", "3 apples"),
-        ("", ""),
-    ],
-)
-def test_values_are_read_as_toml_or_left_as_text(text, value):
-    found = parse_value(text)
-    assert found == value
-    assert type(found) is type(value)
-
-
-def test_pairs():
-    assert parse_pairs(["per-round=3", "search = rsm"]) == {"per_round": 3, "search": "rsm"}
-    assert parse_method("fedspa:density=0.2,search=rsm") == ("fedspa", {"density": 0.2, "search": "rsm"})
-    assert parse_method("fedspa") == ("fedspa", {})
-    found = parse_method("fedalt:personal=norm,output,lr_schedule=steps:0.5,0.75,epochs=2")[1]
-    assert found == {"personal": "norm,output", "lr_schedule": "steps:0.5,0.75", "epochs": 2}
-    assert parse_method("pfedgate:capacities=[0.5,0.1],density=0.5")[1] == {"capacities": [0.5, 0.1], "density": 0.5}
+from sparsona.core.lr_schedule import SCHEDULES
+from sparsona.data import TESTS
+from sparsona.engine.executors import EXECUTORS
+from sparsona.engine.graphs import GRAPHS, Graph
+from sparsona.engine.plan import Plan
+from sparsona.methods import METHODS, factory
+from sparsona.methods.fedspa import FedSpaConfig
+from sparsona.prepare import make_config, make_plan
+from sparsona.runs.declaration import GROUPS, options_of
+from sparsona.runs.options import CIRCUMSTANCES, CONDITIONS, OF_DATA, OPTIONS, RunConfig, dump
+from sparsona.runs.request import read_toml
+from sparsona.runs.validation import errors_in, merge_errors, validated
 
 
 def test_our_own_words_about_options_that_do_not_go_together():
@@ -64,12 +31,6 @@ def test_our_own_words_about_options_that_do_not_go_together():
         make_config("pfedgate", {"compute": "compact"})
     with pytest.raises(SparsonaError, match=r"expected: parameters, flops or latency:FILE\.json"):
         make_config("pfedgate", {"budget": "size"})
-
-
-@pytest.mark.parametrize("pair", ["density", "=3", "density:0.5"])
-def test_a_pair_without_key_or_value(pair):
-    with pytest.raises(SparsonaError, match=f"'{pair}' is not an option\n  expected: key=value"):
-        parse_pairs([pair])
 
 
 def test_the_more_special_wins():
@@ -147,7 +108,7 @@ def test_one_mistake_is_told_alone():
         make_config("fedspa", {"density": 0})
     assert str(caught.value).startswith("density = 0 (share of the parameters a client's model keeps)\n  expected: ")
     only = SparsonaError("a", expected="b")
-    assert all_of([only]) is only
+    assert merge_errors([only]) is only
 
 
 @pytest.mark.parametrize(
@@ -172,6 +133,7 @@ def test_one_mistake_is_told_alone():
         ("tune_epochs", -1),
         ("tune_lr_scale", float("inf")),
         ("max_seconds", 0),
+        ("max_bytes", 0),
         ("max_seconds", float("nan")),
         ("capacities", []),
         ("capacities", [float("nan")]),
@@ -203,7 +165,7 @@ def test_values_out_of_range(key, value):
 
 def test_a_config_of_another_version():
     values = {**json.loads(dump(make_config("fedavg", {}))), "telepathy": True}
-    (found,) = mistakes(RunConfig, values, "a run")
+    (found,) = errors_in(RunConfig, values, "a run")
     assert found.what == "unknown option of a run 'telepathy'"
 
 
@@ -233,3 +195,80 @@ def test_no_config_file(tmp_path):
     with pytest.raises(SparsonaError, match="there is no config file") as caught:
         read_toml(tmp_path / "none.toml")
     assert caught.value.mend
+
+
+def test_every_option_is_declared_in_full():
+    assert set(OPTIONS) == set(RunConfig.model_fields) - {"method", "options"}
+    for name, one in OPTIONS.items():
+        assert one.text, name
+        assert one.group in GROUPS, name
+        assert one.default is not None or one.none or not one.flag, name  # a flag's help says what is done without it
+        assert not (one.condition and one.circumstance), name
+    for name in METHODS:
+        for key, one in options_of(factory(name)[1]).items():
+            assert one.text, (name, key)
+            assert key not in OPTIONS, (name, key)
+
+
+def test_texts_come_from_those_who_know():
+    for name, forms in (
+        ("executor", EXECUTORS),
+        ("graph", GRAPHS),
+        ("lr_schedule", [row.form for row in SCHEDULES.values()]),
+        ("test", [card.form for card in TESTS.values()]),
+        ("points", eval_points.OPTIONS),
+    ):
+        assert all(form in OPTIONS[name].text for form in forms), name
+
+
+def test_key_sets_are_derived():
+    assert {name for name, one in OPTIONS.items() if one.condition} == CONDITIONS
+    assert set(OF_DATA) < CONDITIONS
+    assert {"data", "clients", "partition", "resize"} <= set(OF_DATA)
+    assert {"model", "seed", "rounds", "per_round", "max_seconds", "max_bytes", "precision"} <= CONDITIONS
+    assert not {"lr_decay", "executor", "points", "tune_epochs"} & CONDITIONS
+    assert {"executor", "eval_every", "points", "record_traits"} == CIRCUMSTANCES
+
+
+def test_a_plan_has_every_option_of_its_names():
+    config = make_config(
+        "dispfl", {"clients": 10, "novel": 2, "graph": "ring", "points": ["trained"], "drop_rate": 0.1}
+    )
+    plan = make_plan(config, 10)
+    assert (plan.per_round, plan.num_novel, plan.drop_rate, plan.points) == (8, 2, 0.1, ("received", "trained"))
+    assert plan.graph == Graph("ring")
+    same = {field.name for field in dataclasses.fields(Plan)} & set(OPTIONS) - {"per_round", "points", "graph"}
+    assert len(same) > 10
+    assert all(getattr(plan, name) == getattr(config, name) for name in same)
+
+
+def test_each_config_is_validated_once(monkeypatch, tmp_path):
+    counts = Counter()
+
+    def counted(kind):
+        made = kind.__init__
+
+        def init(self, **values):
+            counts[type(self).__name__] += 1
+            made(self, **values)
+
+        monkeypatch.setattr(kind, "__init__", init)
+
+    counted(RunConfig)
+    counted(FedSpaConfig)
+    options = {"clients": 4, "rounds": 1, "epochs": 1, "executor": "serial", "device": "cpu"}
+    api.train("fedspa", out=tmp_path / "run", **options)
+    assert counts == {"RunConfig": 1, "FedSpaConfig": 1}
+    counts.clear()
+    api.compare(["fedspa", "fedspa:density=0.2"], out=tmp_path / "both", **options)
+    assert counts == {"RunConfig": 2, "FedSpaConfig": 2}
+
+
+def test_paths_are_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = make_config("pfedgate", {"data_dir": "d", "partition": "file:p.npy", "data": "arrays:~/x,y=1.npz"})
+    assert found.data_dir == str(tmp_path / "d")
+    assert found.partition == f"file:{tmp_path / 'p.npy'}"
+    assert found.data == f"arrays:{Path.home() / 'x,y=1.npz'}"
+    (tmp_path / "l.json").write_text("{}")
+    assert make_config("pfedgate", {"budget": "latency:l.json"}).options["budget"] == f"latency:{tmp_path / 'l.json'}"
