@@ -155,6 +155,7 @@ def never_killed(tmp_path_factory):
     return {run.path.name: traces(run.path) for run in found.runs}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["config.json", "checkpoint/manifest.json", "summary.json"])
 def test_a_killed_comparison_goes_on(forks, tmp_path, never_killed, name):
     args = ["compare", "fedavg", "fedspa", *small(tmp_path, rounds=2), "--seeds", 2]

@@ -68,6 +68,7 @@ def test_the_table(say, tmp_path):
     assert "Where the time went" not in say("run", "local", *small(tmp_path, out="other", rounds=1)).out
 
 
+@pytest.mark.long
 def test_workers_measure_themselves(tmp_path):
     serial = sp.train("fedavg-ft", out=tmp_path / "serial", executor="serial", **OPTIONS)
     events = []

@@ -31,6 +31,8 @@ from sparsona.engine.serial import Serial
 from sparsona.engine.worker import FRAME, pack
 from sparsona.engine.workers import AHEAD, Workers
 
+pytestmark = pytest.mark.long
+
 SMALL = {"clients": 5, "per_round": 4, "rounds": 3, "epochs": 1, "batch_size": 16}
 
 

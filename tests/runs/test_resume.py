@@ -19,6 +19,8 @@ from processes import EAGER, completed, rounds_recorded, small, start, traces, w
 import sparsona as sp
 from sparsona.runs import checkpoint, session
 
+pytestmark = pytest.mark.long
+
 ROUNDS = 6
 METHODS = ("fedspa", "fedavg-ft")
 

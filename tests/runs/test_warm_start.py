@@ -57,6 +57,7 @@ def test_everybody_begins_where_the_other_run_ended(federation, source, tmp_path
     assert cold.summary["pipeline"]["warm_start"] is None
 
 
+@pytest.mark.long
 def test_workers_begin_there_too(federation, source, tmp_path):
     found = [
         sp.train("fedavg", federation, net, warm_start=source, out=tmp_path / name, **{**SMALL, "executor": name})
