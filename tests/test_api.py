@@ -16,7 +16,7 @@ from torch import nn
 import sparsona as sp
 from sparsona import api
 from sparsona.core.errors import SparsonaError
-from sparsona.runs.store import unpack_confusion
+from sparsona.runs.folder import unpack_confusion
 
 CLIENTS, CLASSES = 9, 4
 OPTIONS = {"rounds": 4, "per_round": 4, "epochs": 2, "batch_size": 8, "executor": "serial", "seed": 3}

@@ -15,7 +15,7 @@ from processes import completed, small, traces
 from torch import nn
 
 import sparsona as sp
-from sparsona.runs.store import RunFolder
+from sparsona.runs.folder import RunFolder
 
 
 @pytest.mark.parametrize(

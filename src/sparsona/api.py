@@ -35,9 +35,9 @@ from sparsona.prepare import (
 from sparsona.results import Comparison, Run, planned_runs, views_in
 from sparsona.runs import config as configs
 from sparsona.runs.config import RunConfig
+from sparsona.runs.folder import RunFolder, environment, make_empty_folder, warn, write_atomically
 from sparsona.runs.profile import is_profiled
 from sparsona.runs.session import Event, Listener, play
-from sparsona.runs.store import RunFolder, environment, make_empty_folder, warn, write_atomically
 from sparsona.runs.warm_start import WarmStart, leave_global_model, stored_start, warm_start_from
 
 __all__ = ["Comparison", "Run", "compare", "load", "resume", "resume_comparison", "train", "views_in"]

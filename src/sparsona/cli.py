@@ -126,7 +126,7 @@ def resume(path: str, as_json: bool, profile: bool) -> None:
     clock = Clock(is_on=profile or is_profiled(folder))
     with clock.measure(f"{START}import"):
         from sparsona import api
-        from sparsona.runs.store import RunFolder
+        from sparsona.runs.folder import RunFolder
 
     with progress_bar() as bar:
         if is_comparison:

@@ -13,8 +13,8 @@ from sparsona.engine.jobs import Setting
 from sparsona.engine.rounds import common_model, received_work, rounds_of
 from sparsona.engine.serial import Serial
 from sparsona.runs.checkpoint import Checkpoints, Progress
+from sparsona.runs.folder import RunFolder, read_json
 from sparsona.runs.profile import is_profiled, read_profile
-from sparsona.runs.store import RunFolder, read_json
 from sparsona.runs.traits import check_traits, compared_clients, read_traits
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from sparsona.analysis.drawing import Dot, save_drawing, to_svg
 from sparsona.analysis.statistics import pearson, ranks, spearman
 from sparsona.analysis.textplots import devices_lines
 from sparsona.core.errors import SparsonaError
-from sparsona.runs.store import RunFolder
+from sparsona.runs.folder import RunFolder
 
 SIZES = [[10, 1, 4], [20, 1, 4], [30, 1, 4], [40, 1, 4]]
 

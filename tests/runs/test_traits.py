@@ -13,7 +13,7 @@ from sparsona.analysis.summary import view
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import Tree
 from sparsona.runs import traits
-from sparsona.runs.store import RunFolder
+from sparsona.runs.folder import RunFolder
 
 OPTIONS = {"rounds": 4, "per_round": 3, "epochs": 1, "batch_size": 8, "executor": "serial", "seed": 1}
 

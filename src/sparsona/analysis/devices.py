@@ -16,7 +16,7 @@ from sparsona.analysis.outcomes import is_regression
 from sparsona.analysis.statistics import spearman
 from sparsona.analysis.summary import headline, points
 from sparsona.core.errors import SparsonaError
-from sparsona.runs.store import RunFolder
+from sparsona.runs.folder import RunFolder
 
 GUARDED = "guarded"
 # Shared models that a run may have looked at besides the personal ones; compared with is the first that is found: what

@@ -8,7 +8,7 @@ import numpy as np
 
 from sparsona.analysis.statistics import accuracy_summary
 from sparsona.core.guard import Seen, keeps_shared
-from sparsona.runs.store import RunFolder, unpack_confusion
+from sparsona.runs.folder import RunFolder, unpack_confusion
 
 
 def evaluated(folder: RunFolder, completed: int, point: str) -> list[tuple[Any, ...]]:

@@ -16,7 +16,7 @@ import numpy as np
 from sparsona.analysis.clustering import leaf_order, ward
 from sparsona.analysis.statistics import pearson, spearman
 from sparsona.core.errors import SparsonaError
-from sparsona.runs.store import RunFolder, unpack_numbers
+from sparsona.runs.folder import RunFolder, unpack_numbers
 
 ALIKE = 0.9  # the cosine from which two clients' labels are called alike
 MEASURES = {"mask": "share of positions at which two masks differ", "vector": "Euclidean distance of gates"}

@@ -21,7 +21,7 @@ from sparsona.analysis.similarity import recorded_distances, recorded_similarity
 from sparsona.analysis.statistics import accuracy_summary, mean_of_last
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError, unknown_name
-from sparsona.runs.store import RunFolder, unpack_confusion
+from sparsona.runs.folder import RunFolder, unpack_confusion
 
 # How a client's test data was chosen, where it is not simply a part of its own.
 TESTED_ON = {

@@ -28,7 +28,7 @@ from sparsona.engine.population import Population
 from sparsona.engine.rounds import received_work
 from sparsona.engine.shelf import Shelf
 from sparsona.engine.star import memories
-from sparsona.runs.store import read_json, telling_disk_errors, write_atomically
+from sparsona.runs.folder import read_json, telling_disk_errors, write_atomically
 from sparsona.wire.codec import encode
 
 FORMAT = 1

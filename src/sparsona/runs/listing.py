@@ -8,7 +8,7 @@ from typing import Any
 import filelock
 
 from sparsona.core.errors import SparsonaError
-from sparsona.runs.store import read_json
+from sparsona.runs.folder import read_json
 
 
 def find_run(text: str | Path) -> Path:

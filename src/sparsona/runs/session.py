@@ -18,8 +18,8 @@ from sparsona.engine.population import Population, RoundRecord
 from sparsona.engine.rounds import rounds_of
 from sparsona.engine.serial import Serial
 from sparsona.runs.checkpoint import Checkpoints, Progress
+from sparsona.runs.folder import RunFolder, pack_confusion
 from sparsona.runs.profile import ProfileFile
-from sparsona.runs.store import RunFolder, pack_confusion
 from sparsona.runs.traits import TraitRecord, has_traits
 from sparsona.wire.ledger import Traffic
 

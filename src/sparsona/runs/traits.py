@@ -15,7 +15,7 @@ from sparsona.core.tree import Tree, awake
 from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import novel_clients
 from sparsona.engine.star import Population
-from sparsona.runs.store import pack_numbers
+from sparsona.runs.folder import pack_numbers
 
 MOST = 64  # clients compared with each other: pairs grow with the square
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout
 from sparsona.core.tree import Tree
-from sparsona.runs.store import START_FILE, RunFolder, read_json, write_atomically
+from sparsona.runs.folder import START_FILE, RunFolder, read_json, write_atomically
 
 GLOBAL_FILE = "global.safetensors"  # what a finished run's server holds for all, by the names of its parameters
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from sparsona.core.errors import SparsonaError
-from sparsona.runs import store
-from sparsona.runs.store import RunFolder, pack_confusion, read_json, unpack_confusion, write_atomically
+from sparsona.runs import folder as store
+from sparsona.runs.folder import RunFolder, pack_confusion, read_json, unpack_confusion, write_atomically
 
 ROW = (0, 1.0, 2, 2, 0, 0.5, 10, 20, 8, 16, 100, 10, 0.1)
 
