@@ -15,7 +15,7 @@ from sparsona.cli_analysis import devices, similarity
 from sparsona.cli_cost import cost
 from sparsona.cli_data import data
 from sparsona.cli_latency import latency
-from sparsona.cli_options import PROFILE, check_names, gather, with_options
+from sparsona.cli_options import LOG, PROFILE, check_names, gather, with_options
 from sparsona.core.errors import SparsonaError
 from sparsona.core.version import VERSION
 from sparsona.terminal import print_profile, print_results, print_table, print_text, progress_bar, show_rows
@@ -36,6 +36,7 @@ def cli(debug: bool) -> None:
 @cli.command()
 @click.argument("method")
 @with_options
+@LOG
 @PROFILE
 def run(
     method: str,
@@ -43,6 +44,7 @@ def run(
     config: Path | None,
     pairs: tuple[str, ...],
     as_json: bool,
+    logs: tuple[str, ...],
     profile: bool,
     **flags: Any,
 ) -> None:
@@ -64,8 +66,8 @@ def run(
     with clock.measure(f"{START}import"):
         from sparsona import api
 
-    with progress_bar() as bar:
-        result = api.train(method, out=out, listen=bar.of(method), profile=clock, **options)
+    with progress_bar(method) as bar:
+        result = api.train(method, out=out, observers=[bar, *logs], profile=clock, **options)
     show_run(result, as_json)
 
 
@@ -73,6 +75,7 @@ def run(
 @click.argument("methods", nargs=-1)
 @click.option("--seeds", type=int, default=1, show_default=True, help="Number of seeds, counted from --seed.")
 @with_options
+@LOG
 def compare(
     methods: tuple[str, ...],
     seeds: int,
@@ -80,6 +83,7 @@ def compare(
     config: Path | None,
     pairs: tuple[str, ...],
     as_json: bool,
+    logs: tuple[str, ...],
     **flags: Any,
 ) -> None:
     """Train several METHODS under equal conditions: one table, one report.
@@ -96,22 +100,17 @@ def compare(
     check_names(methods, options)
     from sparsona import api
 
-    with progress_bar() as bar:
-        result = api.compare(
-            methods or DEFAULT_COMPARISON,
-            seeds=seeds,
-            out=out,
-            listen=lambda title, seed, event: bar.of(f"{title}, seed {seed}" if seeds > 1 else title)(event),
-            **options,
-        )
+    with progress_bar(has_seeds=seeds > 1) as bar:
+        result = api.compare(methods or DEFAULT_COMPARISON, seeds=seeds, out=out, observers=[bar, *logs], **options)
     show_comparison(result, as_json)
 
 
 @cli.command()
 @click.argument("path", metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout.")
+@LOG
 @PROFILE
-def resume(path: str, as_json: bool, profile: bool) -> None:
+def resume(path: str, as_json: bool, logs: tuple[str, ...], profile: bool) -> None:
     """Go on with RUN (a folder, or its name in ./runs) where it was stopped. A comparison works too.
 
     The result is the same, bit for bit, as if it had never been stopped. A profiled run goes on being profiled.
@@ -126,15 +125,12 @@ def resume(path: str, as_json: bool, profile: bool) -> None:
     clock = Clock(is_on=profile or is_profiled(folder))
     with clock.measure(f"{START}import"):
         from sparsona import api
-        from sparsona.runs.folder import RunFolder
 
-    with progress_bar() as bar:
+    with progress_bar(has_seeds=is_comparison) as bar:
         if is_comparison:
-            comparison = api.resume_comparison(
-                folder, listen=lambda title, seed, event: bar.of(f"{title}, seed {seed}")(event)
-            )
+            comparison = api.resume_comparison(folder, observers=[bar, *logs])
         else:
-            result = api.resume(folder, listen=bar.of(RunFolder.open(folder).config["method"]), profile=clock)
+            result = api.resume(folder, observers=[bar, *logs], profile=clock)
     if is_comparison:
         show_comparison(comparison, as_json)
     else:
@@ -284,9 +280,8 @@ def show_run(result: Any, as_json: bool) -> None:
         )
         return
     from sparsona.analysis.table import rows
-    from sparsona.api import views_in
 
-    print_results(rows(views_in(result.path)))
+    print_results(rows([result.view]))
     print_text(f"\nHow this was measured: {result.protocol}\n")
     share = result.summary["bytes"].get("upload_share")  # None: nobody sends to a server
     if share is not None and share < 1:

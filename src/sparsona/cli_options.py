@@ -12,7 +12,20 @@ from sparsona.core.errors import SparsonaError
 
 # Words of the commands themselves, which a config file or --set must not overrule.
 OWN_WORDS = frozenset(
-    {"method", "methods", "names", "out", "seeds", "federation", "listen", "config", "json", "options", "profile"}
+    {
+        "method",
+        "methods",
+        "names",
+        "out",
+        "seeds",
+        "federation",
+        "observers",
+        "log",
+        "config",
+        "json",
+        "options",
+        "profile",
+    }
 )
 
 SHARING_OPTIONS = [
@@ -73,6 +86,15 @@ PROFILE = click.option(
     is_flag=True,
     help="Measure where the time goes, phase by phase: a table, and profile.json in the run's folder. A GPU is waited "
     "for wherever a phase ends, which slows the run; its results stay the same.",
+)
+
+
+LOG = click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    metavar="FILE.jsonl",
+    help="Also write what happens, a line of JSON for each round and evaluation: docs/observers.md.",
 )
 
 

@@ -28,7 +28,7 @@ from sparsona.engine.population import Population
 from sparsona.engine.rounds import received_work
 from sparsona.engine.shelf import Shelf
 from sparsona.engine.star import memories
-from sparsona.runs.folder import read_json, telling_disk_errors, write_atomically
+from sparsona.runs.folder import explain_disk_errors, read_json, write_atomically
 from sparsona.wire.codec import encode
 
 FORMAT = 1
@@ -117,7 +117,7 @@ class Checkpoints:
 
     def save(self, progress: Progress, initial: Population) -> None:
         """Write what changed, then the manifest, then remove what nothing names any more."""
-        with telling_disk_errors(self._folder):
+        with explain_disk_errors(self._folder):
             self._folder.mkdir(exist_ok=True)
         self._number += 1
         names = dict(self._files)
@@ -143,7 +143,7 @@ class Checkpoints:
         write_atomically(self._folder / "manifest.json", (json.dumps(manifest) + "\n").encode())
         self._files, self._saved = names, saved
         keep = {entry.split()[0] for entry in names.values()} | {"manifest.json"}
-        with telling_disk_errors(self._folder):
+        with explain_disk_errors(self._folder):
             for path in self._folder.iterdir():
                 if path.name not in keep:
                     path.unlink(missing_ok=True)
