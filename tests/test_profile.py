@@ -44,9 +44,10 @@ def test_a_profiled_run_is_the_same_run_and_says_where_the_time_went(say, tmp_pa
     start = ["start: import", "start: read data", "start: build"]
     turn = ["reply", "encode", "decode", "init", "receive", "train", "finish", "aggregate", "evaluate"]
     assert list(rows) == [*start, *turn, "records", "checkpoint", "other"]
-    # Two of five clients train in each of three rounds, and all five are tested after each.
+    # Two of five clients train in each of three rounds, and all five are tested after each; the server adds up what the
+    # two sent, and then steps.
     counts = {name: rows[name]["calls"] for name in ("receive", "train", "finish", "aggregate", "evaluate", "reply")}
-    assert counts == {"receive": 6, "train": 6, "finish": 6, "aggregate": 3, "evaluate": 15, "reply": 21}
+    assert counts == {"receive": 6, "train": 6, "finish": 6, "aggregate": 9, "evaluate": 15, "reply": 21}
     assert (rows["encode"]["calls"], rows["decode"]["calls"]) == (27, 27)  # down to all, up from those who train
     assert (rows["train"]["steps"], rows["train"]["examples"]) == steps_of(tmp_path / "run")
     assert all(rows[name]["seconds"] > 0 for name in rows)
@@ -70,7 +71,7 @@ def test_the_table(say, tmp_path):
 def test_workers_measure_themselves(tmp_path):
     serial = sp.train("fedavg-ft", out=tmp_path / "serial", executor="serial", **OPTIONS)
     events = []
-    run = sp.train("fedavg-ft", out=tmp_path / "run", executor="workers", profile=True, listen=events.append, **OPTIONS)
+    run = sp.train("fedavg-ft", out=tmp_path / "run", executor="workers", profile=True, observers=[events.append], **OPTIONS)
     assert run.accuracies().tolist() == serial.accuracies().tolist()
     assert run.summary["bytes"] == serial.summary["bytes"]
     (part,) = run.profile()["parts"]
@@ -115,12 +116,12 @@ def test_resume_may_begin_to_measure(say, tmp_path):
 def test_what_was_measured_survives_an_interruption(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "CHECKPOINT_SECONDS", 1e9)
 
-    def listen(event):
-        if event.completed == 1:
+    class Stop:
+        def on_round(self, result):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sp.train("fedavg", out=tmp_path / "run", executor="serial", profile=True, listen=listen, **OPTIONS)
+        sp.train("fedavg", out=tmp_path / "run", executor="serial", profile=True, observers=[Stop()], **OPTIONS)
     (part,) = json.loads((tmp_path / "run" / "profile.json").read_text())["parts"]
     assert part["rounds"] == {"from": 0, "to": 1}
     assert phases_of(part)["train"]["calls"] == 4

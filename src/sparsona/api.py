@@ -16,11 +16,10 @@ from sparsona.analysis import summary as summaries
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.data.federation import Federation
 from sparsona.engine.clock import OFF, START, Clock
+from sparsona.engine.context import Setting
 from sparsona.engine.executors import choose
-from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import novel_clients
-from sparsona.engine.rounds import common_model, rounds_of
-from sparsona.engine.serial import Serial
+from sparsona.engine.rounds import check_plan, shared_model
 from sparsona.prepare import (
     GIVEN,
     OF_DATA,
@@ -171,7 +170,7 @@ def _play(folder: RunFolder, session: Session, config: RunConfig) -> Run:
     try:
         played = session.play(folder, config.executor, config.max_seconds)
         if played.progress.finished:
-            leave_global_model(folder.path, common_model(setting, played.progress.population))
+            leave_global_model(folder.path, shared_model(setting.server_side, played.progress.population))
         summary = summaries.summarize(folder, played.progress.seconds)
         folder.write_summary(summary)
     except BaseException as error:
@@ -348,7 +347,7 @@ def compare(
         config = next(config for planned_name, config in planned if planned_name == name)
         setting = make_setting(config, federation, model, start=_start_of(config))
         choose(config.executor, setting)
-        rounds_of(setting, Serial(setting))
+        check_plan(setting.server_side)
     path = Path(out) if out else RUNS / f"compare-{_stamp()}"
     make_empty_folder(path)
     entries = [

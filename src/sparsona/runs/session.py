@@ -16,12 +16,13 @@ from itertools import count
 from sparsona.core.errors import SparsonaError
 from sparsona.core.points import RECEIVED
 from sparsona.engine.clock import OTHER, START, Clock
+from sparsona.engine.context import Setting
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.executors import open_executor, rounding_as_asked
-from sparsona.engine.jobs import Executor, Job, Outcome, Setting
+from sparsona.engine.jobs import Executor, Job, Outcome
 from sparsona.engine.plan import tested_clients
 from sparsona.engine.population import Population, RoundRecord
-from sparsona.engine.rounds import rounds_of
+from sparsona.engine.rounds import check_plan, simulate
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.runs.folder import MANIFEST, RunFolder
 from sparsona.runs.observers import (
@@ -59,7 +60,8 @@ class Session:
     def __init__(self, setting: Setting, observers: ObserverList) -> None:
         self.setting, self.clock, self.observers = setting, setting.clock, observers
         self._executor = _ReportingExecutor(setting.clock, self._report_outcome)
-        self._engine = rounds_of(setting, self._executor)
+        check_plan(setting.server_side)
+        self._engine = simulate(setting, self._executor)
         self._started = False
         self._progress: Progress | None = None
 
@@ -97,7 +99,7 @@ class Session:
         """Load the checkpoint, or save the first one, and check that the records go with it."""
         self._folder, self._records = folder, folder.records
         self._recorder = Recorder(folder.records)
-        self._checkpoints = Checkpoints(folder.path)
+        self._checkpoints = Checkpoints(folder.path, self.setting.method)
         with self.clock.measure(f"{START}build"):
             self._initial: Population = self._engine.start()
         with self.clock.measure("checkpoint"):
@@ -175,7 +177,7 @@ class Session:
     def _finish(self) -> None:
         """Final tuning and novel clients."""
         began, rounds = time.monotonic(), self.setting.plan.rounds
-        played, tuned = self._engine.closing(self.progress.population)
+        played, tuned = self._engine.finish(self.progress.population)
         result = replace(_round_result(played, time.monotonic() - began), is_tuning=True)
         evaluation = self._evaluation_result(rounds, played.evaluations)
         is_any = bool(played.turns or played.evaluations)
