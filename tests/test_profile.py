@@ -11,6 +11,7 @@ from processes import small, traces
 
 import sparsona as sp
 from sparsona.runs import session
+from sparsona.runs.observers import ProgressUpdate
 
 OPTIONS = {"clients": 5, "per_round": 4, "rounds": 2, "epochs": 1, "batch_size": 16, "tune_epochs": 1}
 
@@ -71,7 +72,9 @@ def test_the_table(say, tmp_path):
 def test_workers_measure_themselves(tmp_path):
     serial = sp.train("fedavg-ft", out=tmp_path / "serial", executor="serial", **OPTIONS)
     events = []
-    run = sp.train("fedavg-ft", out=tmp_path / "run", executor="workers", profile=True, observers=[events.append], **OPTIONS)
+    run = sp.train(
+        "fedavg-ft", out=tmp_path / "run", executor="workers", profile=True, observers=[events.append], **OPTIONS
+    )
     assert run.accuracies().tolist() == serial.accuracies().tolist()
     assert run.summary["bytes"] == serial.summary["bytes"]
     (part,) = run.profile()["parts"]
@@ -85,7 +88,7 @@ def test_workers_measure_themselves(tmp_path):
     assert sum(together) == steps_of(run.path)[0]
     assert workers["train"]["calls"] == 2 * 4
     assert len(part["memory"]["workers"]) == part["workers"]["processes"]
-    doing = [event.doing for event in events]
+    doing = [event.doing for event in events if isinstance(event, ProgressUpdate)]
     assert doing[:2] == ["reading digits", "starting"]
     assert doing[2].startswith(f"starting {part['workers']['processes']} worker")
     assert "" in doing[3:]
