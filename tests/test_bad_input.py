@@ -83,7 +83,7 @@ from sparsona.runs.folder import RunFolder
     ),
 )
 def test_refused(say, tmp_path, monkeypatch, args, words):
-    monkeypatch.setattr("sparsona.api.play", None)  # nothing of this may get as far as training
+    monkeypatch.setattr("sparsona.api.Session.play", None)  # nothing of this may get as far as training
     say(*args).refused(*words)
     assert list(tmp_path.iterdir()) == []  # a refusal makes no folder
 

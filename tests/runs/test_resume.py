@@ -122,7 +122,7 @@ sys.addaudithook(hook)
 @pytest.mark.parametrize(
     ("step", "next_step"),
     [
-        *((1, 3), (9, 12), (40, 20), (150, 45)),
+        *((1, 3), (9, 12), (40, 20), (150, 25)),
         *(
             pytest.param(*steps, marks=pytest.mark.slow)
             for steps in ((3, 4), (6, 5), (12, 2), (15, 30), (22, 14), (67, 16), (94, 33), (121, 25))

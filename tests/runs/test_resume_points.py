@@ -36,11 +36,11 @@ def options_of(method: str, federation: sp.Federation) -> dict:
     """Everything that can be evaluated of this method."""
     options = {**OPTIONS, **({} if METHODS[method].peers else {"per_round": 3})}
     made = make_setting(make_config(method, options, federation, net), federation, net).method
-    options["points"] = [points.TRAINED, *([made.common] if made.common else [])]
+    options["points"] = [points.TRAINED, *([made.shared_point] if made.shared_point else [])]
     if made.tune is not None:
         options |= {"tune_epochs": 1}
     is_partial = made.server is not None and made.server.is_partial
-    if made.common is not None and not is_partial:
+    if made.shared_point is not None and not is_partial:
         options |= {"guard": True}
     return options
 
