@@ -52,6 +52,13 @@ def test_readme_python(tmp_path):
     run([sys.executable, "readme.py"], tmp_path)
 
 
+def test_observers_python(tmp_path):
+    """So does the example in docs/observers.md."""
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "observers.md").read_text(), re.DOTALL)
+    (tmp_path / "observers.py").write_text(block)
+    assert len(json.loads(run([sys.executable, "observers.py"], tmp_path))) == 3
+
+
 def test_shell_commands_exist():
     """Every `sparsona ...` on a line of its own in a page, and every `make ...` in README, has these options."""
     text = (ROOT / "README.md").read_text()

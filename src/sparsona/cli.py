@@ -15,7 +15,7 @@ from sparsona.cli_analysis import devices, similarity
 from sparsona.cli_cost import cost
 from sparsona.cli_data import data
 from sparsona.cli_latency import latency
-from sparsona.cli_options import JSON, OUT, PROFILE, check_names, check_words, gather, run_flags, with_table
+from sparsona.cli_options import JSON, LOG, OUT, PROFILE, check_names, check_words, gather, run_flags, with_table
 from sparsona.core.errors import SparsonaError
 from sparsona.core.version import VERSION
 from sparsona.terminal import print_profile, print_results, print_table, print_text, progress_bar, show_rows
@@ -40,6 +40,7 @@ def cli(debug: bool) -> None:
 @click.argument("method")
 @OUT
 @JSON
+@LOG
 @PROFILE
 def run(
     method: str,
@@ -47,6 +48,7 @@ def run(
     config: Path | None,
     pairs: tuple[str, ...],
     as_json: bool,
+    logs: tuple[str, ...],
     profile: bool,
     **flags: Any,
 ) -> None:
@@ -69,8 +71,8 @@ def run(
         from sparsona import api
 
     check_words(api.train, options)
-    with progress_bar() as bar:
-        result = api.train(method, out=out, listen=bar.of(method), profile=clock, **options)
+    with progress_bar(method) as bar:
+        result = api.train(method, out=out, observers=[bar, *logs], profile=clock, **options)
     show_run(result, as_json)
 
 
@@ -79,6 +81,7 @@ def run(
 @click.option("--seeds", type=int, default=1, show_default=True, help="Number of seeds, counted from --seed.")
 @OUT
 @JSON
+@LOG
 def compare(
     methods: tuple[str, ...],
     seeds: int,
@@ -86,6 +89,7 @@ def compare(
     config: Path | None,
     pairs: tuple[str, ...],
     as_json: bool,
+    logs: tuple[str, ...],
     **flags: Any,
 ) -> None:
     """Train several METHODS under equal conditions: one table, one report.
@@ -103,22 +107,17 @@ def compare(
     from sparsona import api
 
     check_words(api.compare, options)
-    with progress_bar() as bar:
-        result = api.compare(
-            methods or DEFAULT_COMPARISON,
-            seeds=seeds,
-            out=out,
-            listen=lambda title, seed, event: bar.of(f"{title}, seed {seed}" if seeds > 1 else title)(event),
-            **options,
-        )
+    with progress_bar(has_seeds=seeds > 1) as bar:
+        result = api.compare(methods or DEFAULT_COMPARISON, seeds=seeds, out=out, observers=[bar, *logs], **options)
     show_comparison(result, as_json)
 
 
 @cli.command()
 @click.argument("path", metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout.")
+@LOG
 @PROFILE
-def resume(path: str, as_json: bool, profile: bool) -> None:
+def resume(path: str, as_json: bool, logs: tuple[str, ...], profile: bool) -> None:
     """Go on with RUN (a folder, or its name in ./runs) where it was stopped. A comparison works too.
 
     The result is the same, bit for bit, as if it had never been stopped. A profiled run goes on being profiled.
@@ -133,15 +132,12 @@ def resume(path: str, as_json: bool, profile: bool) -> None:
     clock = Clock(is_on=profile or is_profiled(folder))
     with clock.measure(f"{START}import"):
         from sparsona import api
-        from sparsona.runs.store import RunFolder
 
-    with progress_bar() as bar:
+    with progress_bar(has_seeds=is_comparison) as bar:
         if is_comparison:
-            comparison = api.resume_comparison(
-                folder, listen=lambda title, seed, event: bar.of(f"{title}, seed {seed}")(event)
-            )
+            comparison = api.resume_comparison(folder, observers=[bar, *logs])
         else:
-            result = api.resume(folder, listen=bar.of(RunFolder.open(folder).config["method"]), profile=clock)
+            result = api.resume(folder, observers=[bar, *logs], profile=clock)
     if is_comparison:
         show_comparison(comparison, as_json)
     else:
@@ -291,9 +287,8 @@ def show_run(result: Any, as_json: bool) -> None:
         )
         return
     from sparsona.analysis.table import rows
-    from sparsona.api import views_in
 
-    print_results(rows(views_in(result.path)))
+    print_results(rows([result.view]))
     print_text(f"\nHow this was measured: {result.protocol}\n")
     share = result.summary["bytes"].get("upload_share")  # None: nobody sends to a server
     if share is not None and share < 1:

@@ -36,7 +36,7 @@ def latency(data: str | None, model: str | None, batch_size: int, device: str, o
 
     from sparsona.core.task import Task
     from sparsona.engine.executors import choose_device
-    from sparsona.runs.store import environment, write_atomically
+    from sparsona.runs.folder import environment, write_atomically
     from sparsona.sparsity.latency import measure_latency
 
     tokens = len(shape) == 1

@@ -29,6 +29,13 @@ PROFILE = click.option(
     help="Measure where the time goes, phase by phase: a table, and profile.json in the run's folder. A GPU is waited "
     "for wherever a phase ends, which slows the run; its results stay the same.",
 )
+LOG = click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    metavar="FILE.jsonl",
+    help="Also write what happens, a line of JSON for each round and evaluation: docs/observers.md.",
+)
 OUT = click.option("--out", type=click.Path(path_type=Path), help="Folder to make.  [a new one in ./runs]")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout.")
 

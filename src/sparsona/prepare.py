@@ -138,7 +138,7 @@ def make_setting(
     shape, tokens = federation.input_shape, federation.has_tokens
     task = Task(model, shape, federation.num_classes, losses=losses, score=score, tokens=tokens)
     if start is not None:
-        check_layout(start.weights, task.layout, f"'{start.about['run']}'")
+        check_layout(start.weights, task.layout, f"'{start.facts.run}'")
         task.begin_with(start.weights)
     device = choose_device(config.device, config.precision)
     task.half = torch.bfloat16 if config.precision == "bf16" else None

@@ -36,7 +36,7 @@ def source(federation, tmp_path_factory):
 
 
 def traces(run):
-    return [(row[0], row[1], row[2]) for row in run._folder.select("SELECT client, loss, point FROM evaluations")]
+    return [(row.client, row.loss, row.point) for row in run._folder.records.evaluations()]
 
 
 def test_everybody_begins_where_the_other_run_ended(federation, source, tmp_path):
