@@ -118,7 +118,7 @@ def _begin(context: Setting, job: Job) -> OpenTurn:
     # Evaluation is the engine's, not the client's: what a method reads for it is not charged.
     probe = ClientProbe(context.task, train, validation, round_, tally if job.do != "evaluate" else Tally())
     inbox = tuple(opened(message, context.clock) for message in job.messages)
-    with context.clock.measure("evaluate" if job.do == "evaluate" else "receive"):
+    with context.clock.measure("receive"):
         work = context.method.receive(state, inbox, probe, round_)
     return OpenTurn(job, round_, state, inbox, train, probe, tally, work)
 
