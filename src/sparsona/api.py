@@ -22,6 +22,7 @@ from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import novel_clients
 from sparsona.engine.rounds import common_model, rounds_of
 from sparsona.engine.serial import Serial
+from sparsona.methods import MethodCard
 from sparsona.prepare import (
     GIVEN,
     OF_DATA,
@@ -51,7 +52,7 @@ CONDITIONS = frozenset(
 
 
 def train(
-    method: str,
+    method: str | MethodCard | Callable[..., Any],
     federation: Federation | None = None,
     model: Any = None,
     *,
@@ -62,6 +63,8 @@ def train(
 ) -> Run:
     """Train a method and return the finished run.
 
+    `method` is a row of `sparsona methods`, with options after a colon if you like, or a method of your own: a
+    MethodCard, or a factory `f(task, config)`; see docs/add-a-method.md.
     `federation` and `model` are a person's own data and network; left out, `data=` and `model=` name built-in ones.
     `model` may be an nn.Module (its present weights are the start) or a function that builds one (called under the
     seed). `options` are those of the run and of the method, as `sparsona run --help` and `sparsona methods` list them.
@@ -70,10 +73,11 @@ def train(
     in place of True has begun earlier.
     """
     clock = _clock(profile)
-    config = make_config(method, options, federation, model)
+    row = None if isinstance(method, str) else methods.given(method)
+    config = make_config(method if isinstance(method, str) else row, options, federation, model)
     path = Path(out) if out else _new_path(config)
     with _saying_how_to_go_on(path):
-        return _train(config, federation, model, path, listen, clock)
+        return _train(config, federation, model, path, listen, clock, row)
 
 
 def _clock(profile: bool | Clock) -> Clock:
@@ -93,13 +97,19 @@ def _saying_how_to_go_on(path: Path) -> Iterator[None]:
 
 
 def _train(
-    config: RunConfig, federation: Federation | None, model: Any, path: Path, listen: Listener, clock: Clock = OFF
+    config: RunConfig,
+    federation: Federation | None,
+    model: Any,
+    path: Path,
+    listen: Listener,
+    clock: Clock = OFF,
+    row: MethodCard | None = None,
 ) -> Run:
     listen(_first_event(config, federation))
     with clock.measure(f"{START}build"):
         start = _start_of(config)
-        setting = make_setting(config, federation, model, clock, start)
-        config, about = _described(config, setting, start)
+        setting = make_setting(config, federation, model, clock, start, row)
+        config, about = _described(config, setting, start, row)
     with RunFolder.create(path, configs.dump(config), about, None if start is None else start.file) as folder:
         return _play(folder, setting, config, listen)
 
@@ -112,19 +122,21 @@ def _start_of(config: RunConfig) -> WarmStart | None:
     return None if config.warm_start is None else warm_start_from(config.warm_start)
 
 
-def _described(config: RunConfig, setting: Setting, start: WarmStart | None = None) -> tuple[RunConfig, dict[str, Any]]:
+def _described(
+    config: RunConfig, setting: Setting, start: WarmStart | None = None, row: MethodCard | None = None
+) -> tuple[RunConfig, dict[str, Any]]:
     """The config with what was left to be found out, and what a folder says about the run."""
     rounds_of(setting, Serial(setting))  # what method and plan cannot do together is told before a folder is made
     found = {"clients": setting.federation.num_clients, "device": setting.device.type}
     found["novel"] = setting.plan.num_novel
     found["executor"] = choose(config.executor, setting)
     config = config.model_copy(update=found)
-    row = methods.card(config.method)
+    row = row or methods.card(config.method)
     counts = setting.federation.label_counts("train")
     about: dict[str, Any] = {
         "method": config.method,
         "title": row.title,
-        "point": config.headline,
+        "point": (None if config.tune_epochs else row.headline) or config.headline,
         "alone": setting.method.server is None and setting.method.peer is None,
         "peers": setting.method.peer is not None,
         "partial_global": setting.method.server is not None and setting.method.server.is_partial,
@@ -172,19 +184,25 @@ def resume(
     federation: Federation | None = None,
     model: Any = None,
     *,
+    method: MethodCard | Callable[..., Any] | None = None,
     listen: Listener = lambda event: None,
     profile: bool | Clock = False,
 ) -> Run:
     """Go on with a run from its last checkpoint; the result is what it would have been without the interruption.
 
-    A run on a person's own data or model needs them again. A profiled run goes on being profiled.
+    A run of a person's own data, model or method needs them again. A profiled run goes on being profiled.
     """
     with _saying_how_to_go_on(Path(path)):
-        return _resume(Path(path), federation, model, listen, profile)
+        return _resume(Path(path), federation, model, listen, profile, method)
 
 
 def _resume(
-    path: Path, federation: Federation | None, model: Any, listen: Listener, profile: bool | Clock = False
+    path: Path,
+    federation: Federation | None,
+    model: Any,
+    listen: Listener,
+    profile: bool | Clock = False,
+    method: Any = None,
 ) -> Run:
     clock = _clock(profile or is_profiled(path))
     folder = RunFolder.open(path)
@@ -193,7 +211,7 @@ def _resume(
         if folder.summary is None:
             listen(_first_event(config, federation))
         with clock.measure(f"{START}build"):
-            setting = _setting_again(folder, config, federation, model, clock)
+            setting = _setting_again(folder, config, federation, model, clock, method)
         now, then = environment(), folder.environment
         changed = [f"{key} {then.get(key)} -> {now[key]}" for key in now if now[key] != then.get(key)]
         if changed:
@@ -201,17 +219,47 @@ def _resume(
         return _play(folder, setting, config, listen)
 
 
-def load(path: str | Path, federation: Federation | None = None, model: Any = None) -> Run:
+def load(
+    path: str | Path,
+    federation: Federation | None = None,
+    model: Any = None,
+    *,
+    method: MethodCard | Callable[..., Any] | None = None,
+) -> Run:
     """A run's result as it stands, without going on with it."""
     folder = RunFolder.open(Path(path))
     config = configs.validated(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
-    return Run(folder, lambda: _setting_again(folder, config, federation, model))
+    return Run(folder, lambda: _setting_again(folder, config, federation, model, method=method))
+
+
+def _row_again(folder: RunFolder, name: str, method: Any) -> MethodCard:
+    """The row of a run's method, which must be passed again if it was passed in Python."""
+    row = methods.find(name) if method is None else methods.given(method)
+    if row is None:
+        raise SparsonaError(
+            f"'{folder.path}' is a run of '{name}', which is no method of this installation",
+            expected="that method again: it was passed from Python, or its package is not installed",
+            mend=f"call sparsona.resume or sparsona.load with method={name}, or install its package",
+        )
+    if row.name != name:
+        raise SparsonaError(
+            f"'{folder.path}' is a run of '{name}', not of '{row.name}'",
+            expected="the method that it was started with",
+            mend="pass that one" if method is not None and methods.find(name) is None else "leave method= out",
+        )
+    return row
 
 
 def _setting_again(
-    folder: RunFolder, config: RunConfig, federation: Federation | None, model: Any, clock: Clock = OFF
+    folder: RunFolder,
+    config: RunConfig,
+    federation: Federation | None,
+    model: Any,
+    clock: Clock = OFF,
+    method: Any = None,
 ) -> Setting:
     """A run's setting rebuilt, and checked to be the same."""
+    row = _row_again(folder, config.method, method)
     for what, value, given in (("data", config.data, federation), ("model", config.model, model)):
         if value == GIVEN and given is None:
             raise SparsonaError(
@@ -220,7 +268,7 @@ def _setting_again(
                 mend=f"call sparsona.resume or sparsona.load with the same {'federation' if what == 'data' else what}",
             )
     start = None if config.warm_start is None else stored_start(folder)
-    setting = make_setting(config, federation, model, clock, start)
+    setting = make_setting(config, federation, model, clock, start, row)
     about = folder.about
     if setting.federation.digest() != about["federation"]:
         raise SparsonaError(f"the data is not that of '{folder.path}'", expected="the same examples, labels and splits")
@@ -274,6 +322,12 @@ def compare(
     """
     if not names:
         raise SparsonaError("no method to compare", expected="one or more rows of `sparsona methods`")
+    if unnamed := [name for name in names if not isinstance(name, str)]:
+        raise SparsonaError(
+            f"a {type(unnamed[0]).__name__} among the methods to compare",
+            expected="names of rows of `sparsona methods`: a comparison is resumed by them",
+            mend=f"give your method an entry point in the group '{methods.ENTRY_POINTS}', or train it by itself",
+        )
     if len(set(names)) < len(names):
         raise SparsonaError(
             f"a method twice in {', '.join(names)}",

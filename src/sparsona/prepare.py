@@ -39,12 +39,12 @@ OF_DATA = ("data", "data_dir", *READING, *SHARING)
 
 
 def make_config(
-    method: str, options: Mapping[str, Any], federation: Federation | None = None, model: Any = None
+    method: str | methods.MethodCard, options: Mapping[str, Any], federation: Federation | None = None, model: Any = None
 ) -> RunConfig:
-    """The checked config of one run. `method` is a row's name, with options of its own after a colon if need be."""
-    name, own = configs.parse_method(method)
-    row = methods.card(name)
-    _, kind = methods.factory(name)
+    """The checked config of one run. `method` is a row or its name, with options of its own after a colon if need be."""
+    name, own = configs.parse_method(method) if isinstance(method, str) else (method.name, {})
+    row = methods.card(name) if isinstance(method, str) else method
+    _, kind = methods.factory(row)
     keys = set(kind.model_fields)
     chosen = {**options, **own}
     as_published = dict(methods.preset(row, str(chosen["preset"]))) if chosen.get("preset") else {}
@@ -86,6 +86,8 @@ def make_config(
     method_values = {**row.options, **method_options}
     method_values = _with_whole_paths(method_values)
     run_values = {**row.engine, **_with_whole_paths(run_options), "method": name}
+    if row.headline is not None:
+        run_values["points"] = (*configs.listed(run_values.get("points", ())), row.headline)
     mistakes += [*configs.mistakes(kind, method_values, name), *configs.mistakes(RunConfig, run_values, "a run")]
     if not mistakes:
         config = RunConfig(**run_values, options=kind(**method_values).model_dump(mode="json"))
@@ -133,8 +135,13 @@ def make_setting(
     model: Any = None,
     clock: Clock = OFF,
     start: WarmStart | None = None,
+    row: methods.MethodCard | None = None,
 ) -> Setting:
-    """Everything a run needs. Only now, if the data says how many clients there are, is that number known."""
+    """Everything a run needs. Only now, if the data says how many clients there are, is that number known.
+
+    `row` is that of a method which was passed in Python, and has no name by which it would be found.
+    """
+    row = row or methods.card(config.method)
     if federation is None:
         with clock.measure(f"{START}read data"):
             federation = read_data(config)
@@ -163,11 +170,11 @@ def make_setting(
         task.begin_with(start.weights)
     device = choose_device(config.device, config.precision)
     task.half = torch.bfloat16 if config.precision == "bf16" else None
-    make, kind = methods.factory(config.method)
-    make_method = partial(make, config=configs.validated(kind, config.options, config.method))
+    options = configs.validated(methods.factory(row)[1], config.options, config.method)
+    make_method = partial(methods.make, row=row, config=options)
     plan = Plan(
         rounds=config.rounds,
-        per_round=_sampled(config),
+        per_round=_sampled(config, row.peers),
         batch_size=config.batch_size,
         seed=config.seed,
         lr_decay=config.lr_decay,
@@ -198,9 +205,9 @@ def make_setting(
     return setting
 
 
-def _sampled(config: RunConfig) -> int:
+def _sampled(config: RunConfig, peers: bool) -> int:
     """Clients per round, the default worked out: half of them, or every peer."""
-    if config.per_round is None and methods.card(config.method).peers:
+    if config.per_round is None and peers:
         assert config.clients is not None
         return config.clients - config.num_novel
     return config.sampled
