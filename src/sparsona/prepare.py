@@ -19,9 +19,9 @@ from sparsona.data.federation import Federation
 from sparsona.data.sharing import share
 from sparsona.data.sources import read
 from sparsona.engine.clock import OFF, START, Clock
+from sparsona.engine.context import Setting
 from sparsona.engine.executors import choose_device
 from sparsona.engine.graphs import read_graph
-from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import Plan
 from sparsona.runs import config as configs
 from sparsona.runs.config import RunConfig
@@ -39,9 +39,12 @@ OF_DATA = ("data", "data_dir", *READING, *SHARING)
 
 
 def make_config(
-    method: str | methods.MethodCard, options: Mapping[str, Any], federation: Federation | None = None, model: Any = None
+    method: str | methods.MethodCard,
+    options: Mapping[str, Any],
+    federation: Federation | None = None,
+    model: Any = None,
 ) -> RunConfig:
-    """The checked config of one run. `method` is a row or its name, with options of its own after a colon if need be."""
+    """The checked config of one run. `method` is a row, or its name with options after a colon if need be."""
     name, own = configs.parse_method(method) if isinstance(method, str) else (method.name, {})
     row = methods.card(name) if isinstance(method, str) else method
     _, kind = methods.factory(row)

@@ -15,7 +15,7 @@ import transcription_pfedgate as paper
 from product_run import CLIENTS, LAYERS, LINEAR, Draws, Recorder, distance, exact, make_setting
 
 from sparsona import prepare
-from sparsona.engine.star import Star, received_work
+from sparsona.engine.rounds import received_work, simulate
 
 ROUNDS = 3
 RUN = {"rounds": ROUNDS, "per_round": 3, "epochs": 1, "batch_size": 8, "lr": 0.2, "gate_lr": 0.5, "seed": 5}
@@ -159,7 +159,7 @@ class Problem:
 def play(options):
     setting = make_setting("pfedgate", RUN | options)
     recorder = Recorder(setting)
-    star = Star(setting, recorder)
+    star = simulate(setting, recorder)
     populations, uploads = [star.start()], []
     for t in range(ROUNDS):
         recorder.uploads = {}

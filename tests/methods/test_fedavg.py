@@ -30,6 +30,7 @@ def test_the_mean_is_by_examples():
     server = half.init(setting.params, setting.clients, setting.plan.seeds)
     ones = setting.params.like(torch.ones_like(setting.params.flat))
     fives = setting.params.like(5 * ones.flat)
-    inbox = [message(round_, {"model": dense(tree)}, weight=weight) for tree, weight in ((ones, 30), (fives, 10))]
-    after = half.aggregate(server, inbox, round_)
-    assert torch.equal(half.global_model(after).flat, 2 * ones.flat)
+    total = half.zero(server, round_)
+    for tree, weight in ((ones, 30), (fives, 10)):
+        total = half.add(server, total, message(round_, {"model": dense(tree)}, weight=weight))
+    assert torch.equal(half.global_model(half.step(server, total, round_)).flat, 2 * ones.flat)

@@ -1,4 +1,4 @@
-"""Local training and means, against torch's own."""
+"""Local training against torch's own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import torch
 
 from sparsona.core.round import Tick
 from sparsona.core.tree import Tree
-from sparsona.methods.averaging import weighted_mean
 from sparsona.methods.training import Training, sgd
 
 
@@ -37,13 +36,3 @@ def test_sgd_stays_inside_the_mask_and_leaves_its_arguments_alone():
     assert params.flat.tolist() == [1.0, 2.0, 3.0]
     assert grads.flat.tolist() == [-1.0, -2.0, -3.0]
     assert mask.flat.tolist() == [1.0, 0.0, 1.0]
-
-
-def test_weighted_mean():
-    trees = [Tree.of({"a": torch.tensor([value, 1.0])}) for value in (1.0, 4.0)]
-    zero = Tree.of({"a": torch.zeros(2)})
-    assert weighted_mean(zip(trees, (2.0, 1.0), strict=True), zero).flat.tolist() == [2.0, 1.0]
-    assert weighted_mean(iter(()), zero) is zero
-    # The mean of one model is that model to the bit, whatever its weight.
-    odd = Tree.of({"a": torch.rand(1000, generator=torch.Generator().manual_seed(3))})
-    assert torch.equal(weighted_mean([(odd, 7.3)], odd).flat, odd.flat)

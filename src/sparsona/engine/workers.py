@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -21,7 +20,8 @@ import cloudpickle
 
 from sparsona.core.errors import SparsonaError
 from sparsona.engine.clock import START, WAIT, Clock
-from sparsona.engine.jobs import Job, Outcome, Setting, Tell, settle
+from sparsona.engine.context import Setting
+from sparsona.engine.jobs import Job, Outcome, Tell, settle
 from sparsona.engine.scratch import claim, make_folder
 from sparsona.engine.worker import pack, read_frame, write_body, write_frame
 
@@ -48,7 +48,7 @@ class _Packed:
 
     def __init__(self, number: int, job: Job, by_value: bool) -> None:
         self.number, self.job = number, job
-        self.body = pack(("job", replace(job, resend=None)), by_value)
+        self.body = pack(("job", job.packed()), by_value)
 
 
 class _Worker:

@@ -34,8 +34,8 @@ from pydantic import Field
 
 from sparsona.core import tree
 from sparsona.core.method import Cost, Method, PartSize, PeerHalf, Support, Tree, dense, masked, message
+from sparsona.learning.means import count_mean
 from sparsona.methods.allocation import mask_counts
-from sparsona.methods.averaging import count_mean
 from sparsona.methods.training import Training, gradient_size, plain_weights, predictor, sgd_phase, training_flops
 from sparsona.sparsity.evolve import cosine_rate, evolve
 from sparsona.sparsity.masks import random_mask
@@ -136,7 +136,7 @@ def dispfl(task: Task, config: DisPFLConfig) -> Method:
             mixing=(total, count),
         )
 
-    def consensus(inbox) -> Tree:  # each entry's mean over those who trained it
+    def consensus(inbox, round_) -> Tree:  # each entry's mean over those who trained it
         return count_mean((update.parts["model"].tree(), update.parts["model"].mask) for update in inbox)
 
     phase = sgd_phase(  # Algorithm 1 lines 9 to 13
@@ -145,6 +145,15 @@ def dispfl(task: Task, config: DisPFLConfig) -> Method:
         mask=lambda work: work.mask,
         flops=lambda work: 3 * task.layout.forward_flops(tree.counts(work.mask)),
     )
-    peer, predict = PeerHalf(consensus=consensus), predictor(task)
-    method = Method("dispfl", init_client, receive, (phase,), finish, predict, cost, plain_weights, phase, None, peer)
-    return replace(method, trait=lambda state: state.mask)
+    return Method(
+        init_client=init_client,
+        receive=receive,
+        phases=(phase,),
+        finish=finish,
+        predict=predictor(task),
+        cost=cost,
+        deploy=plain_weights,
+        tune=phase,
+        peer=PeerHalf(consensus=consensus),
+        trait=lambda state: state.mask,
+    )

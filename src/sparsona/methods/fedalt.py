@@ -25,7 +25,7 @@ from pydantic import Field
 from sparsona.core import tree
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Cost, Method, Phase, ServerHalf, Tree, dense, message
-from sparsona.methods.averaging import weighted_mean
+from sparsona.learning.means import WeightedSum
 from sparsona.methods.personal import PersonalPart, fused, split_model, trained_examples, whole
 from sparsona.methods.server_optimizer import Moments, begin_moments, server_step
 from sparsona.methods.training import clip_share, sgd
@@ -128,23 +128,55 @@ def fedalt(task: Task, config: FedAltConfig) -> Method:
         shared = params.select(parts.shared.names)
         return FedAltServer(shared, params.select(parts.own.names), begin_moments(config, shared))
 
-    def aggregate(server: FedAltServer, inbox, round_):  # Algorithm 1 line 7
-        mean = weighted_mean(((sent.parts["shared"].tree(), sent.weight) for sent in inbox), otherwise=server.shared)
-        shared, moments = server_step(config, server.shared, mean, server.moments)
-        return FedAltServer(shared, server.rest, moments)
-
     def reply(server: FedAltServer, client, round_):
         return message(round_, {"shared": dense(server.shared)})
 
+    def zero(server: FedAltServer, round_):
+        return WeightedSum()
+
+    def add(server: FedAltServer, total: WeightedSum, update):
+        return total.add(update.parts["shared"].tree(), update.weight)
+
+    def step(server: FedAltServer, total: WeightedSum, round_):  # Algorithm 1 line 7
+        mean = total.mean(otherwise=server.shared)
+        shared, moments = server_step(config, server.shared, mean, server.moments)
+        return FedAltServer(shared, server.rest, moments)
+
     def phase(name, trains, epochs, max_steps):
-        mixes = task.mixes_examples
-        return Phase(name, trains, loss, update, epochs, max_steps, mixes_examples=mixes, flops=lambda work: 3 * flops)
+        return Phase(
+            name=name,
+            trains=trains,
+            loss=loss,
+            update=update,
+            epochs=epochs,
+            max_steps=max_steps,
+            mixes_examples=task.mixes_examples,
+            flops=lambda work: 3 * flops,
+        )
 
     own = phase("personal", ("personal",), config.personal_epochs or config.epochs, config.max_personal_steps)
     both = phase("both", ("personal", "shared"), config.epochs, config.max_personal_steps)
     # Algorithm 3, or 2
     phases = (own, phase("shared", ("shared",), config.epochs, None)) if alternates else (both,)
     deploy = None if parts.additive.slots else lambda work: (parts.join(work.shared, work.personal), work.buffers)
-    server = ServerHalf(init_server, aggregate, reply, lambda s: parts.join(s.shared, s.rest), bool(parts.own.slots))
-    tune, predict = replace(own, max_steps=None), lambda work, inputs: outputs(work, inputs, False)[0]
-    return Method("fedalt", init_client, receive, phases, finish, predict, cost, deploy, tune, server)
+    server = ServerHalf(
+        init=init_server,
+        reply=reply,
+        zero=zero,
+        add=add,
+        step=step,
+        merge=WeightedSum.merge,
+        global_model=lambda server: parts.join(server.shared, server.rest),
+        is_partial=bool(parts.own.slots),
+    )
+    return Method(
+        init_client=init_client,
+        receive=receive,
+        phases=phases,
+        finish=finish,
+        predict=lambda work, inputs: outputs(work, inputs, False)[0],
+        cost=cost,
+        deploy=deploy,
+        tune=replace(own, max_steps=None),
+        server=server,
+    )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from sparsona.core.method import Cost, Method, PartSize, ServerHalf, Tree, dense, message
-from sparsona.methods.averaging import weighted_mean
+from sparsona.learning.means import WeightedSum
 from sparsona.methods.personal import PartNames, part_phase
 from sparsona.methods.server_optimizer import Moments, ServerStep, begin_moments, server_step
 from sparsona.methods.training import Model, plain_weights, predictor, sgd_phase, training_flops
@@ -72,15 +72,38 @@ def fedavg(task: Task, config: FedAvgConfig) -> Method:
     def init_server(params, clients, seeds):
         return FedAvgServer(params, begin_moments(config, params))
 
-    def aggregate(server: FedAvgServer, inbox, round_):
-        models = ((update.parts["model"].tree(), update.weight) for update in inbox)
-        mean = weighted_mean(models, otherwise=server.params)
-        return FedAvgServer(*server_step(config, server.params, mean, server.moments))
-
     def reply(server: FedAvgServer, client, round_):
         return message(round_, {"model": dense(server.params)})
 
+    def zero(server: FedAvgServer, round_):
+        return WeightedSum()
+
+    def add(server: FedAvgServer, total: WeightedSum, update):
+        return total.add(update.parts["model"].tree(), update.weight)
+
+    def step(server: FedAvgServer, total: WeightedSum, round_):
+        mean = total.mean(otherwise=server.params)
+        return FedAvgServer(*server_step(config, server.params, mean, server.moments))
+
     phase, predict = sgd_phase(task, config), predictor(task)
     tune = part_phase(task, config, config.personal) if isinstance(config, FedAvgPartConfig) else phase
-    server = ServerHalf(init_server, aggregate, reply, lambda server: server.params)
-    return Method("fedavg", init_client, receive, (phase,), finish, predict, cost, plain_weights, tune, server)
+    server = ServerHalf(
+        init=init_server,
+        reply=reply,
+        zero=zero,
+        add=add,
+        step=step,
+        merge=WeightedSum.merge,
+        global_model=lambda server: server.params,
+    )
+    return Method(
+        init_client=init_client,
+        receive=receive,
+        phases=(phase,),
+        finish=finish,
+        predict=predict,
+        cost=cost,
+        deploy=plain_weights,
+        tune=tune,
+        server=server,
+    )

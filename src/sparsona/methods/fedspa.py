@@ -14,7 +14,7 @@ ERK makes dense are left alone: all they could regrow is what they pruned.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -22,8 +22,8 @@ from pydantic import Field
 
 from sparsona.core import tree
 from sparsona.core.method import Cost, Method, PartSize, ServerHalf, Support, Tree, dense, masked, message
+from sparsona.learning.means import WeightedSum
 from sparsona.methods.allocation import mask_counts
-from sparsona.methods.averaging import weighted_mean
 from sparsona.methods.training import Training, gradient_size, plain_weights, predictor, sgd_phase, training_flops
 from sparsona.sparsity.evolve import cosine_rate, evolve
 from sparsona.sparsity.masks import random_mask
@@ -67,6 +67,14 @@ class FedSpaServer:
     """The dense model w, and the mask that each client will use next."""
 
     params: Tree
+    masks: dict[int, Tree]
+
+
+@dataclass(frozen=True)
+class FedSpaSum:
+    """The changes of a round, and the next mask of everybody who sent one."""
+
+    changes: WeightedSum
     masks: dict[int, Tree]
 
 
@@ -121,21 +129,25 @@ def fedspa(task: Task, config: FedSpaConfig) -> Method:
     def init_server(params, clients, seeds):
         return FedSpaServer(params, {c.index: initial_mask(params.layout, c, seeds) for c in clients})
 
-    def aggregate(server: FedSpaServer, inbox, round_):
-        masks = dict(server.masks)
-
-        def changes():
-            for update in inbox:
-                yield update.parts["update"].tree(server.masks[update.sender]), 1.0
-                if evolves:
-                    masks[update.sender] = update.parts["mask"].tree()
-
-        # A plain mean over those who took part, not over those who hold a coordinate: Algorithm 1 line 11.
-        mean = weighted_mean(changes(), otherwise=tree.zeros_like(server.params))
-        return FedSpaServer(tree.subtract(server.params, mean), masks)
-
     def reply(server: FedSpaServer, client, round_):  # m_k * w, Algorithm 1 line 9
         return message(round_, {"model": masked(server.params, server.masks[client.index])})
+
+    def zero(server: FedSpaServer, round_):
+        return FedSpaSum(WeightedSum(), {})
+
+    def add(server: FedSpaServer, total: FedSpaSum, update):
+        changes = total.changes.add(update.parts["update"].tree(server.masks[update.sender]), 1.0)
+        if evolves:
+            total.masks[update.sender] = update.parts["mask"].tree()
+        return FedSpaSum(changes, total.masks)
+
+    def merge(one: FedSpaSum, other: FedSpaSum):
+        return FedSpaSum(one.changes.merge(other.changes), one.masks | other.masks)
+
+    def step(server: FedSpaServer, total: FedSpaSum, round_):
+        # A plain mean over those who took part, not over those who hold a coordinate: Algorithm 1 line 11.
+        mean = total.changes.mean(otherwise=tree.zeros_like(server.params))
+        return FedSpaServer(tree.subtract(server.params, mean), server.masks | total.masks)
 
     phase = sgd_phase(  # Algorithm 1 lines 13 to 16
         task,
@@ -143,7 +155,25 @@ def fedspa(task: Task, config: FedSpaConfig) -> Method:
         mask=lambda work: work.mask,
         flops=lambda work: 3 * task.layout.forward_flops(tree.counts(work.mask)),
     )
-    server = ServerHalf(init_server, aggregate, reply, lambda server: server.params)
-    predict = predictor(task)
-    method = Method("fedspa", init_client, receive, (phase,), finish, predict, cost, plain_weights, phase, server)
-    return replace(method, trait=lambda state: state.mask)
+    server = ServerHalf(
+        init=init_server,
+        reply=reply,
+        zero=zero,
+        add=add,
+        step=step,
+        merge=merge,
+        global_model=lambda server: server.params,
+        client_memory=("masks",),
+    )
+    return Method(
+        init_client=init_client,
+        receive=receive,
+        phases=(phase,),
+        finish=finish,
+        predict=predictor(task),
+        cost=cost,
+        deploy=plain_weights,
+        tune=phase,
+        server=server,
+        trait=lambda state: state.mask,
+    )

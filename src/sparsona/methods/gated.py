@@ -1,5 +1,4 @@
-"""What pFedGate is made of: its options, budgets counted in blocks, steps that leave unused entries alone, and the mean
-over those who sent an entry."""
+"""What pFedGate is made of: its options, budgets counted in blocks, and steps that leave unused entries alone."""
 
 from __future__ import annotations
 
@@ -210,18 +209,3 @@ def momentum_step(
     if used is not None:
         moving, moved = torch.where(used > 0, moving, velocity.flat), torch.where(used > 0, moved, params.flat)
     return params.like(moved), velocity.like(moving)
-
-
-def indexed_mean(items: Iterable[tuple[Tree, Tensor | None, float]], like: Tree, of: float | None = None) -> Tree:
-    """Entry by entry the weighted mean over those who sent it (their mask is true there), 0 where nobody did: appendix
-    G of pFedGate. With `of`, a mean over so much weight instead: what was not sent counts as 0."""
-    import torch
-
-    total = torch.zeros_like(like.flat, dtype=torch.float64)
-    weights = torch.zeros_like(total)
-    for sent, mask, weight in items:
-        total += sent.flat.double() * weight
-        if mask is not None:
-            weights += mask.to(torch.float64) * weight
-    mean = total / (torch.where(weights > 0, weights, 1.0) if of is None else of)
-    return like.like(mean.to(like.flat.dtype))

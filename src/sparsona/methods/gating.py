@@ -183,11 +183,11 @@ class GatedModel:
     def phase(self, name: str, *trains: str) -> Phase:
         """A phase that trains model, gate, or both at once."""
         return Phase(
-            name,
-            trains,
-            self.loss,
-            self.update,
-            self.config.epochs,
+            name=name,
+            trains=trains,
+            loss=self.loss,
+            update=self.update,
+            epochs=self.config.epochs,
             enter=self.pool if self.config.gating == "client" else None,
             mixes_examples=self.task.mixes_examples,
             traceable=self.config.compute == "masked",

@@ -36,4 +36,13 @@ def local(task: Task, config: LocalConfig) -> Method:
         return Cost(None, None, training_flops(layout, client, config), kept=model)
 
     phase, predict = sgd_phase(task, config), predictor(task)
-    return Method("local", init_client, receive, (phase,), finish, predict, cost, plain_weights, phase)
+    return Method(
+        init_client=init_client,
+        receive=receive,
+        phases=(phase,),
+        finish=finish,
+        predict=predict,
+        cost=cost,
+        deploy=plain_weights,
+        tune=phase,
+    )

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 
 from sparsona.core import tree
 from sparsona.core.method import Method, Phase, ServerHalf, Tree, dense, masked, message
-from sparsona.methods.gated import PFedGateConfig, indexed_mean, make_budget
+from sparsona.learning.means import IndexedSum, WeightedSum
+from sparsona.methods.gated import PFedGateConfig, make_budget
 from sparsona.methods.gating import GatedModel, GatedWork, Traces
 from sparsona.sparsity.blocks import spread
 
@@ -107,27 +108,48 @@ def pfedgate(task: Task, config: PFedGateConfig) -> Method:
         of = params.flat[:0].double().new_tensor
         return PFedGateServer(params, of([c.num_examples for c in clients]), of([share_of(c) for c in clients]))
 
-    def aggregate(server: PFedGateServer, inbox, round_):  # line 10
-        def changes():
-            for update in inbox:
-                if sends_blocks:
-                    blocks = model.cut(smallest_of(float(server.shares[update.sender]))).blocks
-                    mask = Tree(task.layout, spread(blocks, update.parts["blocks"].tree().flat))
-                    yield update.parts["update"].tree(mask), mask.flat, update.weight
-                else:
-                    yield update.parts["update"].tree(), None, update.weight
-
-        all_ = None if sends_blocks else float(server.sizes.sum())
-        return replace(server, params=tree.add(server.params, indexed_mean(changes(), server.params, all_)))
-
     def reply(server: PFedGateServer, client, round_):
         return message(round_, {"model": dense(server.params)})
+
+    def zero(server: PFedGateServer, round_):
+        return IndexedSum() if sends_blocks else WeightedSum()
+
+    def add(server: PFedGateServer, total: IndexedSum | WeightedSum, update):
+        if isinstance(total, WeightedSum):
+            return total.add(update.parts["update"].tree(), update.weight)
+        blocks = model.cut(smallest_of(float(server.shares[update.sender]))).blocks
+        mask = Tree(task.layout, spread(blocks, update.parts["blocks"].tree().flat))
+        return total.add(update.parts["update"].tree(mask), mask, update.weight)
+
+    def step(server: PFedGateServer, total: IndexedSum | WeightedSum, round_):  # line 10
+        if isinstance(total, WeightedSum):  # a mean over all clients, of whom those who sent nothing stand still
+            total = replace(total, weight=float(server.sizes.sum()))
+        return replace(server, params=tree.add(server.params, total.mean(tree.zeros_like(server.params))))
 
     phases: tuple[Phase, ...] = (model.phase("train", "params", "gate"),)  # lines 7 and 8
     if config.updates == "alternating":
         phases = (model.phase("gate", "gate"), model.phase("model", "params"))
     is_plain = config.deploy_gate == "stored" and not config.logits_relu
     deploy, tune = model.deploy if is_plain else None, model.phase("tune", "gate")  # appendix H.1: the gate alone
-    server = ServerHalf(init_server, aggregate, reply, lambda server: server.params)
-    method = Method("pfedgate", init_client, receive, phases, finish, model.predict, cost, deploy, tune, server)
-    return replace(method, trait=lambda state: state.scores[0], transductive=config.deploy_gate == "transductive")
+    server = ServerHalf(
+        init=init_server,
+        reply=reply,
+        zero=zero,
+        add=add,
+        step=step,
+        merge=lambda one, other: one.merge(other),
+        global_model=lambda server: server.params,
+    )
+    return Method(
+        init_client=init_client,
+        receive=receive,
+        phases=phases,
+        finish=finish,
+        predict=model.predict,
+        cost=cost,
+        deploy=deploy,
+        tune=tune,
+        server=server,
+        trait=lambda state: state.scores[0],
+        transductive=config.deploy_gate == "transductive",
+    )

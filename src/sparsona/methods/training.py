@@ -88,7 +88,15 @@ def sgd_phase(
     def update(work: Work, grads: Grads, tick: Tick) -> Work:
         return replace(work, params=sgd(work.params, grads["params"], tick, config, mask(work)))
 
-    return Phase("train", ("params",), loss, update, config.epochs, mixes_examples=task.mixes_examples, flops=flops)
+    return Phase(
+        name="train",
+        trains=("params",),
+        loss=loss,
+        update=update,
+        epochs=config.epochs,
+        mixes_examples=task.mixes_examples,
+        flops=flops,
+    )
 
 
 def predictor(task: Task) -> Callable[[Work, Tensor], Tensor]:

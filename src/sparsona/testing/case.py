@@ -15,11 +15,12 @@ from sparsona import methods, prepare
 from sparsona.core.method import Client, Cost, Method, Phase, Round, Tick, Update, Work
 from sparsona.core.tree import leaves
 from sparsona.data.batches import in_order
-from sparsona.engine.jobs import Setting
+from sparsona.engine.context import Setting
+from sparsona.engine.jobs import Tally
 from sparsona.engine.population import Population, RoundRecord
-from sparsona.engine.rounds import received_work, rounds_of
+from sparsona.engine.rounds import check_plan, received_work, simulate
 from sparsona.engine.serial import Serial
-from sparsona.engine.turn import ClientProbe, Tally, take_step
+from sparsona.engine.turn import ClientProbe, take_step
 from sparsona.methods import MethodCard
 from sparsona.wire.codec import encode
 
@@ -53,7 +54,8 @@ class History:
     records: list[RoundRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.engine = rounds_of(self.setting, Serial(self.setting))
+        check_plan(self.setting.server_side)
+        self.engine = simulate(self.setting, Serial(self.setting))
         self.constants = fingerprint((self.setting.params, self.setting.buffers))
 
     def play(self, rounds: int) -> History:
@@ -79,9 +81,9 @@ class History:
         return self.populations[-1]
 
     @cached_property
-    def closing(self) -> tuple[RoundRecord, dict[int, Work]]:
+    def final(self) -> tuple[RoundRecord, dict[int, Work]]:
         """Final tuning after the last round that was played."""
-        return self.engine.closing(self.last)
+        return self.engine.finish(self.last)
 
     def work(self, client: int) -> Work:
         """The model this client would use now."""

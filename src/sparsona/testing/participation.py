@@ -4,7 +4,7 @@ must stand."""
 from __future__ import annotations
 
 from sparsona.core.errors import SparsonaError
-from sparsona.engine.plan import participation
+from sparsona.engine.plan import novel_clients, participation
 from sparsona.testing.case import Case, require
 
 
@@ -43,7 +43,9 @@ def lost_updates_change_nobody(case: Case) -> None:
         if history.method.peer is not None:
             require(dropped == who.dropped, f"round {index}: {dropped} were out of reach, not {who.dropped}")
             alone = [turn for turn in record.turns if turn.dropped]
-            require(all(t.traffic.total == 0 and t.tally.steps for t in alone), "a peer out of reach did not train alone")
+            require(
+                all(t.traffic.total == 0 and t.tally.steps for t in alone), "a peer out of reach did not train alone"
+            )
             lost += bool(index and who.dropped)
         elif history.method.server is None:
             require(not dropped, "a client that sends nothing cannot lose anything")
@@ -60,9 +62,9 @@ def lost_updates_change_nobody(case: Case) -> None:
 def novel_clients_join_at_the_end(case: Case) -> None:
     """Novel clients take no part in training and are served after it."""
     history = case.start(novel=2, rounds=2).play(2)
-    novel = history.engine.novel
+    novel = novel_clients(history.setting.plan, history.setting.clients)
     require(len(novel) == 2 and not novel & set(history.last.states), "a novel client has a State before it joins")
-    met = {e.client for e in history.closing[0].evaluations if e.point == "novel"}
+    met = {e.client for e in history.final[0].evaluations if e.point == "novel"}
     require(met == novel, f"{met} were evaluated as novel clients, not {set(novel)}")
     tested = {e.client for e in history.engine.evaluate(history.last, 2)}
     require(not tested & novel, "a novel client was evaluated among the others")

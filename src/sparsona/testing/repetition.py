@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from sparsona.core.tree import leaves, map_leaves
-from sparsona.engine.rounds import rounds_of
+from sparsona.engine.rounds import simulate
 from sparsona.engine.stacked import Stacked
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.testing.case import (
@@ -41,7 +41,7 @@ def generators_are_untouched(case: Case) -> None:
     before = states()
     history = case.start().play(1)
     history.engine.evaluate(history.last, 1)
-    require(history.closing, "no final record")
+    require(history.final, "no final record")
     for name, one, other in zip(("torch", "numpy", "random"), before, states(), strict=True):
         require(one == other, f"the global generator of {name} was used: draw from seeds.own(...) or seeds.shared(...)")
 
@@ -50,7 +50,7 @@ def inputs_are_unchanged(case: Case) -> None:
     """No function of a method edits what it is handed."""
     history = case.history
     history.engine.evaluate(history.last, len(history.records))
-    require(history.closing, "no final record")
+    require(history.final, "no final record")
     for index, (population, before) in enumerate(zip(history.populations, history.prints, strict=True)):
         require(population_print(population) == before, f"a State or the Server after {index} rounds was changed later")
     now = fingerprint((history.setting.params, history.setting.buffers))
@@ -70,13 +70,13 @@ def state_keeps_its_structure(case: Case) -> None:
 def state_survives_the_store(case: Case) -> None:
     """A run that goes on from a checkpoint is the one that was never interrupted."""
     history, rounds = case.history, len(case.history.records) - 1
-    population, (_, tuned) = history.populations[rounds], history.closing
+    population, (_, tuned) = history.populations[rounds], history.final
     fresh = case.start()
     initial = fresh.engine.start()
     with tempfile.TemporaryDirectory() as folder:
-        store = Checkpoints(Path(folder))
+        store = Checkpoints(Path(folder), history.method)
         store.save(Progress(rounds, 1.5, population, tuned, True), history.populations[0])
-        found = store.load(fresh.setting, initial)
+        found = Checkpoints(Path(folder), fresh.method).load(fresh.setting, initial)
         assert found is not None
         require(population_print(found.population) == history.prints[rounds], "what is read back is not what was saved")
         require(
@@ -107,7 +107,7 @@ def loss_and_update_are_pure(case: Case) -> None:
 def clients_run_together_as_alone(case: Case) -> None:
     """The executor that runs many clients at once gives what one after another gives, but for rounding."""
     alone, stacked = case.start(smooth_net, rounds=1).play(1), case.start(smooth_net, rounds=1)
-    stacked.engine = rounds_of(stacked.setting, Stacked(stacked.setting))
+    stacked.engine = simulate(stacked.setting, Stacked(stacked.setting))
     stacked.play(1)
     pairs = (alone.last.server, stacked.last.server), (alone.last.states, stacked.last.states)
     for one, other in pairs:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from sparsona.core.tree import leaves
-from sparsona.engine.rounds import common_model
+from sparsona.engine.rounds import shared_model
 from sparsona.testing.case import Case, net_with_statistics, require, step, trained_print
 
 
@@ -19,7 +19,7 @@ def is_named_like_its_row(case: Case) -> None:
 def learns(case: Case) -> None:
     """It beats guessing by far, on handwritten digits that six clients hold unequal shares of."""
     history = case.start(data_rate=1.0, rounds=5, epochs=3, per_round=4, lr=0.15).play(5)
-    found = history.closing[0].evaluations or history.engine.evaluate(history.last, 5)
+    found = history.final[0].evaluations or history.engine.evaluate(history.last, 5)
     own = [e for e in found if "/" not in e.point]
     accuracy = sum(e.correct / e.count for e in own) / len(own)
     require(accuracy > case.accuracy, f"accuracy {accuracy:.3f}, and {case.accuracy} is asked of it")
@@ -60,7 +60,9 @@ def learning_rate_takes_effect(case: Case) -> None:
         work, batch = history.entered(phase, history.work(0), 0), history.batch(phase, 0)
         found = [trained_print(phase, step(phase, work, batch, scale)) for scale in (1.0, 0.1, 0.0)]
         require(len(set(found)) == 3, f"phase '{phase.name}': a step is the same whatever `tick.lr_scale`")
-        require(found[2] == trained_print(phase, work), f"phase '{phase.name}': a step at learning rate 0 moves something")
+        require(
+            found[2] == trained_print(phase, work), f"phase '{phase.name}': a step at learning rate 0 moves something"
+        )
 
 
 def statistics_stay_at_home(case: Case) -> None:
@@ -85,10 +87,13 @@ def statistics_stay_at_home(case: Case) -> None:
 def shared_model_is_evaluated(case: Case) -> None:
     """The server's model, or the peers' consensus, is one of the task's module, and finite."""
     history, task = case.history, case.history.setting.task
-    if (point := history.method.common) is None:
+    if (point := history.method.shared_point) is None:
         return
-    model = common_model(history.setting, history.last)
-    require(model is not None and model.layout.digest == task.layout.digest, f"the {point} model has not the layout of the task")
+    model = shared_model(history.setting.server_side, history.last)
+    require(
+        model is not None and model.layout.digest == task.layout.digest,
+        f"the {point} model has not the layout of the task",
+    )
     assert model is not None
     require(bool(model.flat.isfinite().all()), f"the {point} model has values that are not finite")
     asked = case.start(points=[point])
