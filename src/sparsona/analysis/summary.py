@@ -20,6 +20,7 @@ from sparsona.analysis.outcomes import (
 from sparsona.analysis.similarity import recorded_distances, recorded_similarity
 from sparsona.analysis.statistics import accuracy_summary, mean_of_last
 from sparsona.analysis.view import RunView
+from sparsona.core import points as eval_points
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.runs.store import RunFolder, unpack_confusion
 
@@ -164,7 +165,8 @@ def protocol(folder: RunFolder) -> str:
     config, about = folder.config, folder.about
     point, completed, _, count = headline(folder)
     kind = "alone" if about["alone"] else "peers" if about.get("peers") else point
-    which = WHICH[kind if point == "received" else point]
+    chosen_point = kind if point == "received" else point
+    which = WHICH.get(chosen_point) or eval_points.point(chosen_point).text  # a method's card may name any point
     tested = count[count > 0]
     chosen = TESTED_ON.get(about["tested_on"].partition(":")[0], "")
     unit = "tokens" if about["label_counts"] is None and not is_regression(folder) else "examples"
