@@ -55,7 +55,7 @@ VARIANTS = {
     "mixed budgets": ({"density": 1.0, "capacities": [0.5, 0.1], "seed": 8}, {}),
     "for the client": ({"gating": "client"}, {"gating": "client"}),
     "alternating": ({"updates": "alternating", "seed": 9}, {"updates": "alternating"}),
-    "momentum stays": ({"keeps_momentum": True, "paths": 2}, {"keeps_speed": True}),
+    "momentum stays": ({"optimizer_memory": "keep", "paths": 2}, {"keeps_speed": True}),
     "bare gate": (
         {"pre_norm": False, "post_norm": False, "sigmoid": False, "gate_lr": 0.05, "seed": 4},
         {"pre_norm": False, "post_norm": False, "sigmoid": False, "rate_phi": 0.05},

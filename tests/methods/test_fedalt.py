@@ -256,7 +256,7 @@ def test_the_pull_is_the_squared_distance_without_a_half():
     batch = next(in_order(setting.federation.examples(client, "train"), 8))
     distance = (work.personal.flat - setting.params.select(("last.weight", "last.bias")).flat).square().sum()
     assert float(distance) > 0
-    without = plain(replace(work, start=()), batch)[0]
+    without = plain(replace(work, start=None), batch)[0]
     torch.testing.assert_close(setting.method.phases[0].loss(work, batch)[0], without + 0.5 * distance)
 
 

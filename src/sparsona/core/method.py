@@ -59,6 +59,39 @@ class Phase:
     mixes_examples: bool = False  # the loss of an example depends on its batch (BatchNorm): nothing may be padded
     traceable: bool = True  # False: it must not be compiled, captured or run for several clients at once
     flops: Callable[[Work], int] | None = None  # per example and step; None: three dense forward passes
+    step_flops: Callable[[Work], int] | None = None  # per step, whatever its examples: what an optimizer adds
+
+    def batch_size(self, num_examples: int, batch_size: int) -> int:
+        """The size of its batches. One that takes two at once needs two, also of data that would fit into one."""
+        return max(1, min(batch_size, num_examples // self.batches_per_step))
+
+
+def examples_seen(phase: Phase, client: Client, round_: Round) -> int:
+    """How many examples a client's phase goes through, each as often as it is seen; its FLOPs are so many times
+    `phase.flops`."""
+    return _amounts(phase, client, round_)[0]
+
+
+def steps_taken(phase: Phase, client: Client, round_: Round) -> int:
+    """How many steps a client's phase takes."""
+    return _amounts(phase, client, round_)[1]
+
+
+def _amounts(phase: Phase, client: Client, round_: Round) -> tuple[int, int]:
+    """Examples and steps: the last batch of a pass may be smaller, and what does not fill a step is left out."""
+    count = client.num_examples
+    if not count or not phase.when(round_):
+        return 0, 0
+    size = phase.batch_size(count, round_.batch_size)
+    batches = -(-count // size)
+    if phase.mixes_examples and batches > 1 and count % size == 1:
+        batches -= 1  # a last example joins the batch before it
+    all_ = phase.epochs * batches
+    if phase.max_steps is not None:
+        all_ = min(all_, phase.max_steps * phase.batches_per_step)
+    steps = all_ // phase.batches_per_step
+    passes, rest = divmod(steps * phase.batches_per_step, batches)
+    return phase.repeats * (passes * count + rest * size), phase.repeats * steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +206,8 @@ __all__ = [
     "Update",
     "Work",
     "dense",
+    "examples_seen",
     "masked",
     "message",
+    "steps_taken",
 ]

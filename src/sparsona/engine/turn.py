@@ -244,12 +244,19 @@ def are_finite(phase: Phase, work: Work, kept_dims: int) -> list[Tensor]:
 
 
 def record_phase(
-    tally: Tally, round_: Round, examples: int, steps: int, flops: int, loss_sum: float, is_finite: bool
+    tally: Tally,
+    round_: Round,
+    examples: int,
+    steps: int,
+    flops: tuple[int, int],
+    loss_sum: float,
+    is_finite: bool,
 ) -> None:
     """Count what a phase did, and refuse a model that is no longer made of numbers."""
     tally.examples += examples
     tally.steps += steps
-    tally.train_flops += examples * flops
+    per_example, per_step = flops
+    tally.train_flops += examples * per_example + steps * per_step
     tally.loss = loss_sum / max(examples, 1)
     if not math.isfinite(tally.loss) or not is_finite:
         assert round_.client is not None
@@ -262,13 +269,14 @@ def record_phase(
 
 
 def phase_batch_size(phase: Phase, train: Examples, round_: Round) -> int:
-    """A phase that looks at two batches at once needs two, also of a client whose data would fit into one."""
-    return max(1, min(round_.batch_size, train.num_examples // phase.batches_per_step))
+    """The size of a phase's batches of these examples."""
+    return phase.batch_size(train.num_examples, round_.batch_size)
 
 
-def phase_flops(phase: Phase, work: Work, task: Task) -> int:
-    """FLOPs of one example's step."""
-    return phase.flops(work) if phase.flops is not None else 3 * task.layout.forward_flops()
+def phase_flops(phase: Phase, work: Work, task: Task) -> tuple[int, int]:
+    """FLOPs of one example's step, and those of a step whatever its examples."""
+    per_example = 3 * task.layout.forward_flops() if phase.flops is None else phase.flops(work)
+    return per_example, 0 if phase.step_flops is None else phase.step_flops(work)
 
 
 def _groups(phase: Phase, train: Examples, round_: Round) -> Iterator[tuple[int, Any]]:

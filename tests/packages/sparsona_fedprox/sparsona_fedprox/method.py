@@ -22,7 +22,7 @@ class FedProxConfig(FedAvgConfig):
     mu: float = Field(0.01, ge=0, description="strength of the pull towards the received model")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FedProxWork(Model):
     """FedAvg's Work, and the model that was received."""
 
@@ -44,8 +44,8 @@ def fedprox(task, config: FedProxConfig) -> Method:
         return value + config.mu / 2 * pull, buffers  # equation 2
 
     def cost(layout, client, round_):
-        parts = tuple(PartSize(name, layout, layout.size) for name in ("start", "gradient"))
-        return replace(base.cost(layout, client, round_), at_work=parts)
+        found = base.cost(layout, client, round_)
+        return replace(found, at_work=(PartSize("start", layout, layout.size), *found.at_work))
 
     phase = replace(plain, loss=loss)
     return replace(base, receive=receive, phases=(phase,), tune=phase, cost=cost)
