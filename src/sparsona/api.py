@@ -73,7 +73,7 @@ def train(
     """
     clock = _clock(profile)
     row = None if isinstance(method, str) else methods.given(method)
-    config = make_config(method if isinstance(method, str) else row, options, federation, model)
+    config = make_config(row or str(method), options, federation, model)
     path = Path(out) if out else _new_path(config)
     with _saying_how_to_go_on(path):
         return _train(config, federation, model, path, listen, clock, row)

@@ -303,7 +303,7 @@ def _config_of(make: Callable[..., Any]) -> type[Any]:
     kind = parameters[1].annotation if len(parameters) > 1 else None
     if isinstance(kind, str):
         kind = getattr(make, "__globals__", {}).get(kind)
-    if not hasattr(kind, "model_fields"):
+    if not isinstance(kind, type) or not hasattr(kind, "model_fields"):
         raise SparsonaError(
             f"the options of '{make.__name__}' are not known",
             expected="a factory f(task, config: MyConfig), where MyConfig extends a class of options such as Training",

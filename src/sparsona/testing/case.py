@@ -99,8 +99,9 @@ class History:
     def entered(self, phase: Phase, work: Work, client: int) -> Work:
         """Work as it is before this phase's first step."""
         round_ = self.round(len(self.records)).on(self.setting.clients[client])
-        own = [self.setting.federation.examples(client, part) for part in ("train", "validation")]
-        probe = ClientProbe(self.setting.task, *own, round_, Tally())
+        data = self.setting.federation
+        train, validation = data.examples(client, "train"), data.examples(client, "validation")
+        probe = ClientProbe(self.setting.task, train, validation, round_, Tally())
         return work if phase.enter is None else phase.enter(work, probe, round_)
 
     def batch(self, phase: Phase, client: int) -> Any:

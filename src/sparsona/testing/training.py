@@ -21,7 +21,7 @@ def learns(case: Case) -> None:
     history = case.start(data_rate=1.0, rounds=5, epochs=3, per_round=4, lr=0.15).play(5)
     found = history.final[0].evaluations or history.engine.evaluate(history.last, 5)
     own = [e for e in found if "/" not in e.point]
-    accuracy = sum(e.correct / e.count for e in own) / len(own)
+    accuracy = sum((e.correct or 0) / e.count for e in own) / len(own)
     require(accuracy > case.accuracy, f"accuracy {accuracy:.3f}, and {case.accuracy} is asked of it")
 
 
