@@ -147,6 +147,7 @@ class MineConfig(FedAvgConfig):
 class MineState:
     buffers: Tree
     last: Tree
+    memory: tuple = ()
 
 
 def mine(task, config: MineConfig):
