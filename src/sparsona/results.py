@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsona.analysis import summary as summaries
-from sparsona.analysis.outcomes import is_regression, keeps_the_shared_model
+from sparsona.analysis.outcomes import keeps_the_shared_model
 from sparsona.core.errors import SparsonaError
+from sparsona.core.points import RECEIVED
 from sparsona.engine.context import Setting
 from sparsona.engine.rounds import received_work, shared_model, simulate
 from sparsona.runs.checkpoint import Checkpoints, Progress
+from sparsona.runs.folder import RunFolder, read_json
 from sparsona.runs.profile import is_profiled, read_profile
-from sparsona.runs.store import RunFolder, read_json
 from sparsona.runs.traits import check_traits, compared_clients, read_traits
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from sparsona.analysis.devices import Devices
     from sparsona.analysis.similarity import Similarity
+    from sparsona.analysis.view import RunView
 
 
 class Run:
@@ -31,7 +34,7 @@ class Run:
         self._folder, self._make_setting = folder, setting
         self.path = folder.path
         self.config: dict[str, Any] = folder.config
-        self.summary: dict[str, Any] = folder.summary or summaries.view(folder).summary
+        self.summary: dict[str, Any] = folder.summary or summaries.summary_of(folder)
 
     def __repr__(self) -> str:
         accuracy = self.summary["accuracy"]["mean"]
@@ -50,7 +53,7 @@ class Run:
         """
         import numpy as np
 
-        if is_regression(self._folder):
+        if self._folder.facts.is_regression:
             raise SparsonaError(
                 f"'{self.path}' predicts numbers: there is no accuracy",
                 expected="a run on classes",
@@ -74,9 +77,9 @@ class Run:
     @property
     def novel(self) -> list[int]:
         """The clients that took no part in training."""
-        return list(self._folder.about.get("novel", []))
+        return list(self._folder.facts.novel)
 
-    def curve(self, point: str = "received") -> list[tuple[int, float]]:
+    def curve(self, point: str = RECEIVED) -> list[tuple[int, float]]:
         """Mean accuracy against completed rounds."""
         return summaries.curve(self._folder, point)
 
@@ -148,7 +151,12 @@ class Run:
         """Write a self-contained HTML page."""
         from sparsona.analysis.report import write_report
 
-        return write_report([summaries.view(self._folder)], path)
+        return write_report([self.view], path)
+
+    @cached_property
+    def view(self) -> RunView:
+        """What a report draws."""
+        return summaries.view(self._folder)
 
 
 class Comparison:
@@ -164,7 +172,7 @@ class Comparison:
         return write_report(self.views(), path or self.path / "report.html")
 
     def views(self) -> list[Any]:
-        return [summaries.view(run._folder) for run in self.runs]
+        return [run.view for run in self.runs]
 
     def table(self) -> list[dict[str, str]]:
         """One row per method: mean ± spread over seeds, ready to print."""

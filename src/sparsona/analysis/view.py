@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparsona.runs.options import CIRCUMSTANCES
+
 if TYPE_CHECKING:
     from sparsona.analysis.devices import Devices
     from sparsona.analysis.similarity import Similarity
-
-# Settings that say where a run was made and what was looked at, not what was tried. (Seeds are the other exception.)
-CIRCUMSTANCES = frozenset(
-    {"out", "executor", "workers", "threads", "name", "run", "path", "eval_every", "points", "record_traits"}
-)
 
 
 @dataclass(frozen=True, eq=False)

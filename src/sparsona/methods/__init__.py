@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from inspect import signature
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from sparsona.core.errors import SparsonaError, unknown_name
 
@@ -42,12 +42,21 @@ class MethodCard:
     module: str | Callable[..., Any]
     config: str | type[Any]
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method
-    engine: Mapping[str, Any] = field(default_factory=dict)  # of the engine: see sparsona.runs.config
+    engine: Mapping[str, Any] = field(default_factory=dict)  # of the engine: see sparsona.runs.options
     # What `--preset NAME` sets, of the method and the engine alike; whatever a person gives as well has the last word.
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     peers: bool = False  # clients send to each other: `graph` says who to whom, and all take part unless told otherwise
     headline: str | None = None
     density_bounds: tuple[Literal["up", "down"], ...] = ()
+
+
+class Published(Protocol):
+    """What is read of a row for its presets."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def presets(self) -> Mapping[str, Mapping[str, Any]]: ...
 
 
 _STEPS = {"epochs": 1, "weight_decay": 0.0, "clip_norm": None, "lr_decay": 1.0, "tune_epochs": 5}
@@ -312,7 +321,7 @@ def _config_of(make: Callable[..., Any]) -> type[Any]:
     return kind
 
 
-def preset(row: MethodCard, name: str) -> Mapping[str, Any]:
+def preset(row: Published, name: str) -> Mapping[str, Any]:
     """What this preset of a method sets."""
     if not row.presets:
         raise SparsonaError(
