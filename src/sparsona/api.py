@@ -6,7 +6,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from sparsona.engine.context import Setting
 from sparsona.engine.executors import choose
 from sparsona.engine.plan import novel_clients
 from sparsona.engine.rounds import check_plan, shared_model
+from sparsona.methods import MethodCard
 from sparsona.prepare import (
     GIVEN,
     graph_digest,
@@ -49,7 +50,7 @@ RUNS = Path("runs")
 
 
 def train(
-    method: str,
+    method: str | MethodCard | Callable[..., Any],
     federation: Federation | None = None,
     model: Any = None,
     *,
@@ -60,6 +61,8 @@ def train(
 ) -> Run:
     """Train a method and return the finished run.
 
+    `method` is a row of `sparsona methods`, with options after a colon if you like, or a method of your own: a
+    MethodCard, or a factory `f(task, config)`; see docs/add-a-method.md.
     `federation` and `model` are a person's own data and network; left out, `data=` and `model=` name built-in ones.
     `model` may be an nn.Module (its present weights are the start) or a function that builds one (called under the
     seed). `options` are those of the run and of the method, as `sparsona run --help` and `sparsona methods` list them.
@@ -70,10 +73,11 @@ def train(
     in place of True has begun earlier.
     """
     clock = _clock(profile)
-    config, own = make_configs(method, options, federation, model)
+    row = None if isinstance(method, str) else methods.given(method)
+    config, own = make_configs(row or str(method), options, federation, model)
     path = Path(out) if out else _new_path(config)
     with _saying_how_to_go_on(path):
-        return _train(config, federation, model, path, ObserverList(observers), clock, own)
+        return _train(config, federation, model, path, ObserverList(observers), clock, own, row)
 
 
 def _clock(profile: bool | Clock) -> Clock:
@@ -100,27 +104,31 @@ def _train(
     observers: ObserverList,
     clock: Clock = OFF,
     method_config: BaseModel | None = None,
+    row: MethodCard | None = None,
 ) -> Run:
-    observers.on_progress(_first_progress(config, federation))
+    row = row or methods.card(config.method)
+    observers.on_progress(_first_progress(config, federation, row))
     with clock.measure(f"{START}build"):
         start = _start_of(config)
-        setting = make_setting(config, federation, model, clock, start, method_config)
+        setting = make_setting(config, federation, model, clock, start, method_config, row)
         session = Session(setting, observers)
-        config, facts = _described(config, setting, start)
+        config, facts = _described(config, setting, row, start)
     with RunFolder.create(path, dump(config), facts, None if start is None else start.file) as folder:
         return _play(folder, session, config)
 
 
-def _first_progress(config: RunConfig, federation: Federation | None) -> ProgressUpdate:
+def _first_progress(config: RunConfig, federation: Federation | None, row: MethodCard) -> ProgressUpdate:
     doing = f"reading {config.data}" if federation is None else "preparing"
-    return ProgressUpdate(methods.card(config.method).title, config.seed, 0, config.rounds, doing, 0.0)
+    return ProgressUpdate(row.title, config.seed, 0, config.rounds, doing, 0.0)
 
 
 def _start_of(config: RunConfig) -> WarmStart | None:
     return None if config.warm_start is None else warm_start_from(config.warm_start)
 
 
-def _described(config: RunConfig, setting: Setting, start: WarmStart | None = None) -> tuple[RunConfig, RunFacts]:
+def _described(
+    config: RunConfig, setting: Setting, row: MethodCard, start: WarmStart | None = None
+) -> tuple[RunConfig, RunFacts]:
     """The config with what was left to be found out, and the facts of the run."""
     found = {"clients": setting.federation.num_clients, "device": setting.device.type}
     found["novel"] = setting.plan.num_novel
@@ -130,8 +138,8 @@ def _described(config: RunConfig, setting: Setting, start: WarmStart | None = No
     counts, digest = federation.label_counts("train"), federation.digest()
     facts = RunFacts(
         method=config.method,
-        title=methods.card(config.method).title,
-        point=config.headline,
+        title=row.title,
+        point=(None if config.tune_epochs else row.headline) or config.headline,
         alone=method.server is None and method.peer is None,
         peers=method.peer is not None,
         partial_global=method.server is not None and method.server.is_partial,
@@ -187,29 +195,36 @@ def resume(
     federation: Federation | None = None,
     model: Any = None,
     *,
+    method: MethodCard | Callable[..., Any] | None = None,
     observers: Sequence[object] = (),
     profile: bool | Clock = False,
 ) -> Run:
     """Go on with a run from its last checkpoint; the result is what it would have been without the interruption.
 
-    A run on a person's own data or model needs them again. A profiled run goes on being profiled.
+    A run of a person's own data, model or method needs them again. A profiled run goes on being profiled.
     """
     with _saying_how_to_go_on(Path(path)):
-        return _resume(Path(path), federation, model, ObserverList(observers), profile)
+        return _resume(Path(path), federation, model, ObserverList(observers), profile, method)
 
 
 def _resume(
-    path: Path, federation: Federation | None, model: Any, observers: ObserverList, profile: bool | Clock = False
+    path: Path,
+    federation: Federation | None,
+    model: Any,
+    observers: ObserverList,
+    profile: bool | Clock = False,
+    method: Any = None,
 ) -> Run:
     clock = _clock(profile or is_profiled(path))
     folder = RunFolder.open(path)
     folder.check_resumable()
     config = validated(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
+    row = _row_again(folder, config.method, method)
     with folder:
         if folder.summary is None:
-            observers.on_progress(_first_progress(config, federation))
+            observers.on_progress(_first_progress(config, federation, row))
         with clock.measure(f"{START}build"):
-            session = Session(_setting_again(folder, config, federation, model, clock), observers)
+            session = Session(_setting_again(folder, config, federation, model, row, clock), observers)
         now, then = environment(), folder.environment
         changed = [f"{key} {then.get(key)} -> {now[key]}" for key in now if now[key] != then.get(key)]
         if changed:
@@ -217,15 +232,48 @@ def _resume(
         return _play(folder, session, config)
 
 
-def load(path: str | Path, federation: Federation | None = None, model: Any = None) -> Run:
+def load(
+    path: str | Path,
+    federation: Federation | None = None,
+    model: Any = None,
+    *,
+    method: MethodCard | Callable[..., Any] | None = None,
+) -> Run:
     """A run's result as it stands, without going on with it."""
     folder = RunFolder.open(Path(path))
     config = validated(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
-    return Run(folder, lambda: _setting_again(folder, config, federation, model))
+
+    def setting() -> Setting:
+        return _setting_again(folder, config, federation, model, _row_again(folder, config.method, method))
+
+    return Run(folder, setting)
+
+
+def _row_again(folder: RunFolder, name: str, method: Any) -> MethodCard:
+    """The row of a run's method, which must be passed again if it was passed in Python."""
+    row = methods.find(name) if method is None else methods.given(method)
+    if row is None:
+        raise SparsonaError(
+            f"'{folder.path}' is a run of '{name}', which is no method of this installation",
+            expected="that method again: it was passed from Python, or its package is not installed",
+            mend=f"call sparsona.resume or sparsona.load with method={name}, or install its package",
+        )
+    if row.name != name:
+        raise SparsonaError(
+            f"'{folder.path}' is a run of '{name}', not of '{row.name}'",
+            expected="the method that it was started with",
+            mend="leave method= out" if methods.find(name) else "pass that one",
+        )
+    return row
 
 
 def _setting_again(
-    folder: RunFolder, config: RunConfig, federation: Federation | None, model: Any, clock: Clock = OFF
+    folder: RunFolder,
+    config: RunConfig,
+    federation: Federation | None,
+    model: Any,
+    row: MethodCard,
+    clock: Clock = OFF,
 ) -> Setting:
     """A run's setting rebuilt, and checked to be the same."""
     for what, value, given in (("data", config.data, federation), ("model", config.model, model)):
@@ -236,7 +284,7 @@ def _setting_again(
                 mend=f"call sparsona.resume or sparsona.load with the same {'federation' if what == 'data' else what}",
             )
     start = None if config.warm_start is None else stored_start(folder)
-    setting = make_setting(config, federation, model, clock, start)
+    setting = make_setting(config, federation, model, clock, start, row=row)
     facts = folder.facts
     if setting.federation.digest() != facts.federation:
         raise SparsonaError(f"the data is not that of '{folder.path}'", expected="the same examples, labels and splits")
@@ -292,6 +340,12 @@ def compare(
     watching = ObserverList(observers)
     if not names:
         raise SparsonaError("no method to compare", expected="one or more rows of `sparsona methods`")
+    if unnamed := [name for name in names if not isinstance(name, str)]:
+        raise SparsonaError(
+            f"a {type(unnamed[0]).__name__} among the methods to compare",
+            expected="names of rows of `sparsona methods`: a comparison is resumed by them",
+            mend=f"give your method an entry point in the group '{methods.ENTRY_POINTS}', or train it by itself",
+        )
     if len(set(names)) < len(names):
         raise SparsonaError(
             f"a method twice in {', '.join(names)}",

@@ -179,12 +179,12 @@ def runs(where: Path, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def methods(name: str | None, as_json: bool) -> None:
     """List the methods: paper, what a client keeps, what travels. With NAME, also every option it has."""
-    from sparsona.methods import COST_ONLY, METHODS, card, factory
+    from sparsona.methods import COST_ONLY, card, factory, find, names
 
     if name is not None:
         from sparsona.runs.declaration import options_of
 
-    if name in COST_ONLY:
+    if name in COST_ONLY and find(name) is None:
         from sparsona.costs import cost_options, row_of
 
         rule, own = row_of(name)
@@ -199,7 +199,7 @@ def methods(name: str | None, as_json: bool) -> None:
         row = card(name)
         click.echo(f"{row.title}\n  paper:   {row.paper}\n  kept:    {row.kept}\n  travels: {row.travels}\n")
         preset = {**row.options, **row.engine}
-        show_options(f"Options of {row.title}", options_of(factory(name)[1]), preset)
+        show_options(f"Options of {row.title}", options_of(factory(row)[1]), preset)
         show_options("Options of every run", OPTIONS, preset)
         for chosen, values in row.presets.items():
             told = ", ".join(f"{key}={'none' if value is None else value}" for key, value in values.items())
@@ -212,7 +212,7 @@ def methods(name: str | None, as_json: bool) -> None:
         return
     rows = [
         {"name": row.name, "method": row.title, "paper": row.paper, "kept": row.kept, "travels": row.travels}
-        for row in METHODS.values()
+        for row in map(card, names())
     ]
     hint = "`sparsona methods NAME` lists a method's options; set them with --set KEY=VALUE."
     also = f"`sparsona cost` also knows the costs of {', '.join(COST_ONLY)}, which cannot be run yet."

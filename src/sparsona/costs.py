@@ -196,12 +196,12 @@ def options_for(method: str) -> set[str]:
 
 def row_of(name: str) -> tuple[methods.MethodCard | RuleCard, Any]:
     """A row and the class of its options."""
-    if name in methods.METHODS:
-        return methods.card(name), methods.factory(name)[1]
+    if (row := methods.find(name)) is not None:
+        return row, methods.factory(row)[1]
     if name in COST_RULES:
         return COST_RULES[name], COST_RULES[name].config
-    error = unknown_name("method", name, [*methods.METHODS, *COST_RULES])
-    expected = f"one of {', '.join(methods.METHODS)}; costs only: {', '.join(COST_RULES)}"
+    error = unknown_name("method", name, [*methods.names(), *COST_RULES])
+    expected = f"one of {', '.join(methods.names())}; costs only: {', '.join(COST_RULES)}"
     raise SparsonaError(error.what, expected=expected, mend=error.mend)
 
 
@@ -353,8 +353,8 @@ def _price(
     if isinstance(card, RuleCard):
         rule = card.rule
         return (lambda layout, client, round_: rule(layout, client, round_, config)), card.peers
-    method = methods.factory(card.name)[0](outline, config)
-    return method.cost, method.peer is not None
+    method = methods.make(outline, row=card, config=config)
+    return method.cost, card.peers
 
 
 def _traffic(

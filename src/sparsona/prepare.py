@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from sparsona import data, methods, models
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
 from sparsona.core.losses import argmax_score, cross_entropy, no_score, squared_error, token_cross_entropy, token_score
-from sparsona.core.method import Method
 from sparsona.core.round import client_kinds
 from sparsona.core.task import Task
 from sparsona.core.transform import with_chain
@@ -29,6 +28,8 @@ from sparsona.engine.context import Setting
 from sparsona.engine.executors import choose_device
 from sparsona.engine.graphs import read_graph
 from sparsona.engine.plan import Plan
+from sparsona.methods import MethodCard
+from sparsona.runs.declaration import as_tuple
 from sparsona.runs.listing import find_run
 from sparsona.runs.options import OF_DATA, RunConfig, in_groups
 from sparsona.runs.request import choose, parse_method
@@ -40,19 +41,19 @@ GIVEN = "given"  # in a config: the data, partition or model came from Python an
 
 
 def make_config(
-    method: str, options: Mapping[str, Any], federation: Federation | None = None, model: Any = None
+    method: str | MethodCard, options: Mapping[str, Any], federation: Federation | None = None, model: Any = None
 ) -> RunConfig:
-    """The checked config of one run. `method` is a row's name, with options of its own after a colon if need be."""
+    """The checked config of one run. `method` is a row, or its name with options after a colon if need be."""
     return make_configs(method, options, federation, model)[0]
 
 
 def make_configs(
-    method: str, options: Mapping[str, Any], federation: Federation | None = None, model: Any = None
+    method: str | MethodCard, options: Mapping[str, Any], federation: Federation | None = None, model: Any = None
 ) -> tuple[RunConfig, BaseModel]:
     """The same, and the method's own options as they were validated: `make_setting` takes them as they are."""
-    name, own = parse_method(method)
-    row = methods.card(name)
-    _, kind = methods.factory(name)
+    name, own = parse_method(method) if isinstance(method, str) else (method.name, {})
+    row = methods.card(name) if isinstance(method, str) else method
+    _, kind = methods.factory(row)
     given = {**options, **own}
     published = methods.preset(row, str(given["preset"])) if given.get("preset") else {}
     chosen = choose(row, kind, published, given)
@@ -80,6 +81,8 @@ def make_configs(
         values["partition"] = "natural"  # such data is nobody else's
     if model is not None:
         values["model"] = model if isinstance(model, str) else GIVEN
+    if row.headline is not None:
+        values["points"] = (*as_tuple(values.get("points", ())), row.headline)
     of_method, errors = check(kind, chosen.method, name)
     dumped = {} if of_method is None else of_method.model_dump(mode="json")
     config, of_run = check(RunConfig, values | {"options": dumped}, "a run")
@@ -109,11 +112,14 @@ def make_setting(
     clock: Clock = OFF,
     start: WarmStart | None = None,
     method_config: BaseModel | None = None,
+    row: MethodCard | None = None,
 ) -> Setting:
     """Everything a run needs. Only now, if the data says how many clients there are, is that number known.
 
-    `method_config` are the method's options where they were validated already, by `make_configs`.
+    `method_config` are the method's options where they were validated already, by `make_configs`. `row` is that of a
+    method which was passed in Python, and has no name by which it would be found.
     """
+    row = row or methods.card(config.method)
     if federation is None:
         with clock.measure(f"{START}read data"):
             federation = read_data(config)
@@ -142,11 +148,11 @@ def make_setting(
         task.begin_with(start.weights)
     device = choose_device(config.device, config.precision)
     task.half = torch.bfloat16 if config.precision == "bf16" else None
-    make, kind = methods.factory(config.method)
     if method_config is None:
-        method_config = validated(kind, config.options, config.method)
-    make_method = with_chain(partial(_named, make, method_config, config.method), read_transforms(config.transform))
-    plan = make_plan(config, federation.num_clients)
+        method_config = validated(methods.factory(row)[1], config.options, config.method)
+    named = partial(methods.make, row=row, config=method_config)
+    make_method = with_chain(named, read_transforms(config.transform))
+    plan = make_plan(config, federation.num_clients, row.peers)
     setting = Setting(task, make_method, federation, plan, config.capacities, device, config.precision, clock)
     smallest = min(client.num_examples for client in setting.clients)
     if task.mixes_examples and min(smallest, config.batch_size) < 2:
@@ -158,10 +164,10 @@ def make_setting(
     return setting
 
 
-def make_plan(config: RunConfig, num_clients: int) -> Plan:
+def make_plan(config: RunConfig, num_clients: int, peers: bool) -> Plan:
     """The plan of a run: its options of the same names, and those that are worked out."""
     worked_out: dict[str, Any] = {
-        "per_round": _sampled(config),
+        "per_round": _sampled(config, peers),
         "points": config.all_points,
         "num_novel": config.num_novel,
         "starts_warm": config.warm_start is not None,
@@ -175,14 +181,9 @@ def make_plan(config: RunConfig, num_clients: int) -> Plan:
     )
 
 
-def _named(make: Callable[[Task, Any], Method], config: Any, name: str, task: Task) -> Method:
-    """A method under the name of its row: several rows may share a file."""
-    return replace(make(task, config), name=name)
-
-
-def _sampled(config: RunConfig) -> int:
+def _sampled(config: RunConfig, peers: bool) -> int:
     """Clients per round, the default worked out: half of them, or every peer."""
-    if config.per_round is None and methods.card(config.method).peers:
+    if config.per_round is None and peers:
         assert config.clients is not None
         return config.clients - config.num_novel
     return config.sampled

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from lenet5 import OUTPUT, SIZE
 from torch import nn
 
 from sparsona import models, prepare
@@ -26,6 +27,22 @@ from sparsona.methods.fedavg import FedAvgPartConfig, fedavg
 from sparsona.methods.server_optimizer import ServerStep, server_step
 from sparsona.wire.format import message_size
 
+BATTERY = {
+    "fedalt": {
+        "options": {"pull": 0.01, "personal_epochs": 1, "max_personal_steps": 3, "clip_norm": 1.0},
+        "accuracy": 0.35,
+    },
+    "fedsim": {
+        "options": {"personal": "additive,input", "server_optimizer": "adam", "server_lr": 0.01},
+        "accuracy": 0.35,
+    },
+}
+MEMORY = [
+    # The two parts are a model together; FedAlt's gradient is of one part at a time. A pulled part is kept twice.
+    ("fedalt", {}, OUTPUT, SIZE, 2 * SIZE - OUTPUT, 0),
+    ("fedalt", {"clip_stale": True, "pull": 0.1}, 2 * OUTPUT, SIZE + OUTPUT, 2 * SIZE + OUTPUT, 0),
+    ("fedsim", {}, OUTPUT, SIZE, 2 * SIZE, 0),
+]
 TINY = {
     "clients": 4,
     "per_round": 2,

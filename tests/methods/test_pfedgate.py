@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from lenet5 import SIZE
 from torch import nn
 
 import sparsona as sp
@@ -23,6 +24,17 @@ from sparsona.methods.gating import GatedModel
 from sparsona.methods.pfedgate import PFedGateConfig
 from sparsona.sparsity.blocks import spread
 
+BATTERY = {
+    "pfedgate": {
+        "options": {"density": 0.7, "capacities": [1.0, 0.6, 0.15], "momentum": 0.5},
+        "accuracy": 0.45,
+    }
+}
+GATE = 4 * 31_488  # of a gate for 28x28 images and 40 blocks: 784 * 40 + 40, norms of 2 * 40 and 8
+OWN = GATE + 4 * (2 + 2 * 40 + 2 * 40)
+# 40 blocks of LeNet5's eight tensors: gate and statistics, two scores a block. At work two momenta, the budget, the
+# mean input, the model behind the gate, and a gradient of both.
+MEMORY = [("pfedgate", {}, OWN, OWN + SIZE, OWN + 2 * GATE + 4 * SIZE + 4 * (5 * 40 + 784), 0)]
 COMMON = {"clients": 6, "per_round": 3, "rounds": 2, "batch_size": 16, "executor": "serial", "device": "cpu"}
 AUTHORS = methods.METHODS["pfedgate"].presets["authors"]
 

@@ -234,7 +234,7 @@ def test_a_plan_has_every_option_of_its_names():
     config = make_config(
         "dispfl", {"clients": 10, "novel": 2, "graph": "ring", "points": ["trained"], "drop_rate": 0.1}
     )
-    plan = make_plan(config, 10)
+    plan = make_plan(config, 10, peers=False)
     assert (plan.per_round, plan.num_novel, plan.drop_rate, plan.points) == (8, 2, 0.1, ("received", "trained"))
     assert plan.graph == Graph("ring")
     same = {field.name for field in dataclasses.fields(Plan)} & set(OPTIONS) - {"per_round", "points", "graph"}

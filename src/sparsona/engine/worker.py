@@ -41,12 +41,18 @@ def _read(stream: Readable, size: int) -> bytearray:
     return body
 
 
-def pack(value: Any) -> bytes:
+def pack(value: Any, by_value: bool = False) -> bytes:
+    """Bytes of an object; `by_value`: with the classes that no other process can import, which takes longer."""
+    if by_value:
+        import cloudpickle
+
+        body: bytes = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        return body
     return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def write_frame(stream: BinaryIO, value: Any) -> None:
-    write_body(stream, pack(value))
+def write_frame(stream: BinaryIO, value: Any, by_value: bool = False) -> None:
+    write_body(stream, pack(value, by_value))
 
 
 def write_body(stream: BinaryIO, body: bytes) -> None:
@@ -62,14 +68,14 @@ def main() -> None:
     outbox = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
-        sys.path[:], is_profiled = read_frame(inbox)
+        sys.path[:], is_profiled, by_value = read_frame(inbox)
         # Before torch is imported, so that the parent can write to all workers while they start together.
-        _serve(read_frame(inbox), inbox, outbox, Clock(is_on=is_profiled))
+        _serve(read_frame(inbox), inbox, outbox, Clock(is_on=is_profiled), by_value)
     except (EOFError, BrokenPipeError):
         os._exit(0)  # the parent is gone: nothing is left to be flushed
 
 
-def _serve(request: tuple[str, Any], inbox: Readable, outbox: BinaryIO, clock: Clock) -> None:
+def _serve(request: tuple[str, Any], inbox: Readable, outbox: BinaryIO, clock: Clock, by_value: bool) -> None:
     with clock.measure(f"{START}import"):
         import torch
 
@@ -100,7 +106,7 @@ def _serve(request: tuple[str, Any], inbox: Readable, outbox: BinaryIO, clock: C
                     answer = Outcome(value.client, lacks_mask=True)
             report = clock.take() if clock.is_on else None
             with clock.measure("pipe"):
-                write_frame(outbox, ("done", (answer, report)))
+                write_frame(outbox, ("done", (answer, report)), by_value)
         except SparsonaError as error:
             write_frame(outbox, ("error", error))
         except Exception:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import pickle
 import selectors
 import shutil
 import subprocess
@@ -34,18 +35,26 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def _is_importable(make_method: Any) -> bool:
+    """Whether another process can import a method's classes: not those of a script, a notebook or a function."""
+    try:
+        return b"__main__" not in pickle.dumps(make_method)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+
+
 class _Packed:
     """A job, its place among the others, and the bytes of it that a worker reads."""
 
-    def __init__(self, number: int, job: Job) -> None:
+    def __init__(self, number: int, job: Job, by_value: bool) -> None:
         self.number, self.job = number, job
-        self.body = pack(("job", job.packed()))
+        self.body = pack(("job", job.packed()), by_value)
 
 
 class _Worker:
     """One process and its two pipes."""
 
-    def __init__(self, recipe: bytes, clock: Clock) -> None:
+    def __init__(self, recipe: bytes, clock: Clock, by_value: bool) -> None:
         self._clock, self._number = clock, clock.hire()
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         # Memory that a step frees is kept for the next: to get it anew, page by page, costs a tenth of a step.
@@ -62,7 +71,7 @@ class _Worker:
         self.stdout: io.RawIOBase = cast(Any, self.process.stdout).raw
         self.job: tuple[int, Job] | None = None
         self.opening = True
-        write_frame(self.stdin, (sys.path, clock.is_on))
+        write_frame(self.stdin, (sys.path, clock.is_on, by_value))
         write_frame(self.stdin, ("open", recipe))
 
     def send(self, packed: _Packed) -> None:
@@ -112,8 +121,9 @@ class Workers:
             self._recipe = cloudpickle.dumps(
                 (setting.task, setting.make_method, str(self._folder), setting.plan, setting.capacities)
             )
+            self._by_value = not _is_importable(setting.make_method)
             for _ in range(num_workers):
-                self._workers.append(_Worker(self._recipe, self._clock))
+                self._workers.append(_Worker(self._recipe, self._clock, self._by_value))
         except OSError as error:
             self.close()
             raise SparsonaError(
@@ -135,13 +145,13 @@ class Workers:
         def following() -> _Packed | None:
             nonlocal taken
             if again:
-                return _Packed(*again.popleft())
+                return _Packed(*again.popleft(), self._by_value)
             # What is done waits for those before it: a slow one must not let the others pile up.
             item = None if taken - next_number >= AHEAD * len(self._workers) else next(waiting, None)
             if item is None:
                 return None
             taken += 1
-            return _Packed(*item)
+            return _Packed(*item, self._by_value)
 
         packed: _Packed | None = None
         while True:
@@ -206,7 +216,7 @@ class Workers:
                 expected="workers that live; -9 usually means that memory ran out",
                 mend="use --executor serial, a smaller model or a smaller batch",
             )
-        self._workers[place] = _Worker(self._recipe, self._clock)
+        self._workers[place] = _Worker(self._recipe, self._clock, self._by_value)
         return self._workers[place]
 
     def close(self) -> None:

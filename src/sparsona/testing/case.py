@@ -1,0 +1,216 @@
+"""A method under test: its options, and a short run of it that all properties look at."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from sparsona import methods, prepare
+from sparsona.core.method import Client, Cost, Method, Phase, Round, Tick, Update, Work
+from sparsona.core.tree import leaves
+from sparsona.data.batches import in_order
+from sparsona.engine.context import Setting
+from sparsona.engine.jobs import Tally
+from sparsona.engine.population import Population, RoundRecord
+from sparsona.engine.rounds import check_plan, received_work, simulate
+from sparsona.engine.serial import Serial
+from sparsona.engine.turn import ClientProbe, take_step
+from sparsona.methods import MethodCard
+from sparsona.wire.codec import encode
+
+ROUNDS = 3
+COMMON = {"clients": 6, "per_round": 3, "rounds": 4, "epochs": 2, "batch_size": 8, "lr": 0.1, "executor": "serial"}
+FEWER = {"data_rate": 0.4}  # of the examples, where only `learns` needs them all
+
+
+def require(condition: Any, message: object) -> None:
+    """An assertion that holds under `python -O`, too."""
+    if not condition:
+        raise AssertionError(str(message))
+
+
+class Sent(NamedTuple):
+    """An Update that the method made: for a client (`down`), or as one (`up`)."""
+
+    way: str
+    client: int
+    update: Update
+
+
+@dataclass
+class History:
+    """A run of `ROUNDS` rounds: what there was after each of them, and what was sent."""
+
+    setting: Setting
+    sent: list[Sent]
+    populations: list[Population] = field(default_factory=list)
+    prints: list[str] = field(default_factory=list)  # made at once: a population that is changed later shows
+    records: list[RoundRecord] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        check_plan(self.setting.server_side)
+        self.engine = simulate(self.setting, Serial(self.setting))
+        self.constants = fingerprint((self.setting.params, self.setting.buffers))
+
+    def play(self, rounds: int) -> History:
+        """Go on until so many rounds were played."""
+        if not self.populations:
+            self._keep(self.engine.start())
+        while len(self.records) < rounds:
+            population, record = self.engine.play(self.populations[-1], len(self.records))
+            self.records.append(record)
+            self._keep(population)
+        return self
+
+    def _keep(self, population: Population) -> None:
+        self.populations.append(population)
+        self.prints.append(population_print(population))
+
+    @property
+    def method(self) -> Method:
+        return self.setting.method
+
+    @property
+    def last(self) -> Population:
+        return self.populations[-1]
+
+    @cached_property
+    def final(self) -> tuple[RoundRecord, dict[int, Work]]:
+        """Final tuning after the last round that was played."""
+        return self.engine.finish(self.last)
+
+    def work(self, client: int) -> Work:
+        """The model this client would use now."""
+        return received_work(self.setting, self.last, client)
+
+    def cost(self, client: int, index: int = 0) -> Cost:
+        """What a turn of this client costs in a round."""
+        return self.method.cost(self.setting.task.layout, self.setting.clients[client], self.round(index))
+
+    def round(self, index: int) -> Round:
+        return self.setting.plan.round_at(index)
+
+    def entered(self, phase: Phase, work: Work, client: int) -> Work:
+        """Work as it is before this phase's first step."""
+        round_ = self.round(len(self.records)).on(self.setting.clients[client])
+        data = self.setting.federation
+        train, validation = data.examples(client, "train"), data.examples(client, "validation")
+        probe = ClientProbe(self.setting.task, train, validation, round_, Tally())
+        return work if phase.enter is None else phase.enter(work, probe, round_)
+
+    def batch(self, phase: Phase, client: int) -> Any:
+        """What one step of this phase looks at."""
+        batches = list(in_order(self.setting.federation.examples(client, "train"), 4))[: phase.batches_per_step]
+        return batches[0] if phase.batches_per_step == 1 else tuple(batches)
+
+
+def step(phase: Phase, work: Work, batch: Any, lr_scale: float) -> Work:
+    """One step at a share of the learning rate."""
+    tick = Tick(torch.tensor(lr_scale, dtype=torch.float32), torch.tensor(0, dtype=torch.int64))
+    return take_step(phase, work, batch, tick)[0]
+
+
+def trained_print(phase: Phase, work: Work) -> str:
+    """Tells apart what a phase trains; statistics and momentum may move at any learning rate."""
+    return fingerprint(tuple(getattr(work, name) for name in phase.trains))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method, and the line that a test file has for it: see `sparsona.testing.check`.
+
+    Args:
+        card: the method.
+        options: of the method and the run, under which it meets its hardest code.
+        model: a function that builds its network, or a name; None: the default of `digits`.
+        accuracy: what it must reach on the toy problem, where guessing gets a tenth.
+
+    Example:
+        >>> from sparsona.methods import card
+        >>> Case(card("fedavg")).history.records[0].index
+        0
+    """
+
+    card: MethodCard
+    options: Mapping[str, Any] = field(default_factory=dict)
+    model: Any = None
+    accuracy: float = 0.35
+
+    @cached_property
+    def history(self) -> History:
+        """The run that properties share; none of them may change it."""
+        return self.start().play(ROUNDS)
+
+    def start(self, model: Any = None, **more: Any) -> History:
+        """A run with other options or another network, before its first round."""
+        options, model = {**COMMON, **FEWER, **self.options, **more}, model or self.model
+        config = prepare.make_config(self.card, options, model=model)
+        make, kind = methods.factory(self.card)
+        sent: list[Sent] = []
+        watched = replace(self.card, module=partial(_watched, make, sent), config=kind)
+        return History(prepare.make_setting(config, None, model, row=watched), sent)
+
+    def option(self, name: str) -> Any:
+        """What an option of the method is in this case."""
+        return prepare.make_config(self.card, {**COMMON, **self.options}, model=self.model).options.get(name)
+
+
+def _watched(make: Any, sent: list[Sent], task: Any, config: Any) -> Method:
+    """The method, which also writes down what it sends."""
+    method: Method = make(task, config)
+
+    def finish(state: Any, work: Any, inbox: Any, probe: Any, round_: Round) -> Any:
+        state, update = method.finish(state, work, inbox, probe, round_)
+        if update is not None:
+            assert round_.client is not None
+            sent.append(Sent("up", round_.client.index, update))
+        return state, update
+
+    def reply(server: Any, client: Client, round_: Round) -> Update:
+        assert method.server is not None
+        update = method.server.reply(server, client, round_)
+        sent.append(Sent("down", client.index, update))
+        return update
+
+    half = None if method.server is None else replace(method.server, reply=reply)
+    return replace(method, finish=finish, server=half)
+
+
+def fingerprint(value: Any) -> str:
+    """Tells apart values by the bits of their tensors."""
+    state = hashlib.sha256()
+    for path, tensor in sorted(leaves(value), key=lambda item: item[0]):
+        state.update(path.encode() + tensor.contiguous().cpu().numpy().tobytes())
+    return state.hexdigest()
+
+
+def population_print(population: Population) -> str:
+    """Tells apart populations: the server, the clients, and what peers sent last."""
+    last = {k: m if isinstance(m, bytes) else encode(m) for k, m in sorted(population.messages.items())}
+    return fingerprint((population.server, population.states)) + hashlib.sha256(repr(last).encode()).hexdigest()
+
+
+def shapes(value: Any) -> list[tuple[str, torch.Size, torch.dtype]]:
+    """The structure of a State, Server or Work."""
+    return [(path, tensor.shape, tensor.dtype) for path, tensor in leaves(value)]
+
+
+def net_with_statistics() -> nn.Module:
+    """A network with buffers and noise."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 10)
+    )
+
+
+def smooth_net() -> nn.Module:
+    """Without kinks: where ReLU falls either way, rounding becomes a difference."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten()),
+        *(nn.Linear(128, 24), nn.Tanh(), nn.Linear(24, 10)),
+    )

@@ -1,0 +1,34 @@
+"""What tests/methods/test_*.py say of the methods' rows: their lines for the battery, and their memory by hand.
+
+BATTERY = {"fedprox": {"options": {"mu": 0.1}, "accuracy": 0.35}}  # arguments of sparsona.testing.check
+MEMORY = [("fedprox", {}, 0, SIZE, 3 * SIZE, 0)]  # options; bytes kept, at hand, in training, in mask search
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "methods"
+
+
+def _modules() -> list[Any]:
+    if str(FOLDER) not in sys.path:
+        sys.path.append(str(FOLDER))
+    return [import_module(path.stem) for path in sorted(FOLDER.glob("test_*.py"))]
+
+
+def battery() -> dict[str, dict[str, Any]]:
+    """By row, in the order of the files."""
+    found: dict[str, dict[str, Any]] = {}
+    for module in _modules():
+        own = getattr(module, "BATTERY", {})
+        assert not own.keys() & found.keys(), f"{module.__name__} has a line for a row that has one"
+        found |= own
+    return found
+
+
+def memory() -> list[tuple[Any, ...]]:
+    return [line for module in _modules() for line in getattr(module, "MEMORY", [])]

@@ -1,0 +1,253 @@
+"""Methods that live outside this repository: an installed package, a card, and a factory in a script."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from processes import EAGER, completed, start, traces, wait_until
+
+import sparsona as sp
+from sparsona import methods
+from sparsona.core.method import Method
+from sparsona.methods.fedavg import FedAvgConfig, fedavg
+from sparsona.testing import check
+
+PACKAGE = Path(__file__).parents[1] / "packages" / "sparsona_fedprox"
+OPTIONS = {"clients": 4, "rounds": 2, "epochs": 1, "data_rate": 0.3}
+FLAGS = ["--clients", "4", "--epochs", "1", "--set", "data_rate=0.3"]
+INSTALLED = f"import sys; sys.path.append({str(PACKAGE)!r})\n"
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """As if the package were installed here."""
+    monkeypatch.syspath_prepend(PACKAGE)
+    yield
+    for name in [name for name in sys.modules if name.startswith("sparsona_fedprox")]:
+        del sys.modules[name]
+
+
+def sparsona(*words: str, folder: Path) -> str:
+    """The command in a process of its own, with the package on its path."""
+    source = str(Path(sp.__file__).parents[1])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join((source, str(PACKAGE)))}
+    command = [sys.executable, "-m", "sparsona.cli", *words]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def about(run: Path) -> dict:
+    return json.loads((run / "about.json").read_text())
+
+
+def test_the_command_line_takes_an_installed_package(tmp_path):
+    runs = {}
+    for executor in ("serial", "workers"):
+        words = ["fedprox:mu=0.5", *FLAGS, "--rounds", "2", "--executor", executor, "--out", executor, "--json"]
+        runs[executor] = json.loads(sparsona("run", *words, folder=tmp_path))
+    assert runs["serial"]["accuracy"] == runs["workers"]["accuracy"]
+    assert traces(tmp_path / "serial")["tensors"] == traces(tmp_path / "workers")["tensors"]
+    assert about(tmp_path / "serial")["title"] == "FedProx"
+
+
+def test_commands_that_do_not_train(installed, say):
+    assert "fedprox" in say("methods").out
+    told = say("methods", "fedprox").out
+    assert "mu = 0.01" in told
+    assert "--preset strong: mu=1.0" in told
+    assert json.loads(say("cost", "fedprox", "--model", "lenet5", "--json").out)["method"] == "fedprox"
+    say("run", "fedprx").refused("did you mean 'fedprox'?")
+    say("cost", "fedprx", "--model", "lenet5").refused("did you mean 'fedprox'?")
+    say("run", "fedprox", "--preset", "week").refused("strong")
+
+
+def test_listing_an_installed_package_imports_no_torch():
+    code = f"{INSTALLED}from sparsona import methods; methods.card('fedprox'); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_compare_and_presets(installed, tmp_path):
+    names = ["fedavg", "fedprox", "fedprox:preset=strong", "fedprox:mu=0"]
+    found = sp.compare(names, out=tmp_path / "compare", executor="serial", **OPTIONS)
+    tensors = [traces(run.path)["tensors"]["server"] for run in found.runs]
+    assert tensors[0] == tensors[3]
+    assert len(set(tensors)) == 3
+
+
+def test_killed_and_resumed(forks, tmp_path):
+    words = ["run", "fedprox", *FLAGS, "--rounds", "6", "--executor", "serial", "--out"]
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    code, _, err = start(forks, tmp_path / "whole", *words, "run", setup=INSTALLED + EAGER).wait()
+    assert code == 0, err
+    under_way = start(forks, tmp_path / "killed", *words, "run", setup=INSTALLED + EAGER)
+    path = tmp_path / "killed" / "run"
+    wait_until(lambda: (path / "checkpoint" / "manifest.json").exists() and completed(path) >= 2)
+    under_way.kill()
+    assert under_way.wait()[0] == -signal.SIGKILL
+    code, _, err = start(forks, tmp_path / "killed", "resume", "run", setup=INSTALLED + EAGER).wait()
+    assert code == 0, err
+    assert traces(path) == traces(tmp_path / "whole" / "run")
+    code, _, err = start(forks, tmp_path / "killed", "resume", "run").wait()  # without the package
+    assert code == 1
+    assert "which is no method of this installation" in err
+    assert "install its package" in err
+
+
+def test_the_battery_of_an_installed_package(installed):
+    from sparsona.testing import SHORT
+
+    check(methods.card("fedprox"), {"mu": 0.1}, properties=SHORT)
+
+
+def test_entry_points_that_lead_nowhere(tmp_path, monkeypatch):
+    info = tmp_path / "broken-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for line, words in (
+        ("lost = nowhere.at_all:CARD", "reinstall broken"),
+        ("lost = sparsona.methods:METHODS", "leads to a dict"),
+        ("lost = sparsona.methods:_CARD", "cannot be imported"),
+    ):
+        (info / "entry_points.txt").write_text(f"[sparsona.methods]\n{line}\n")
+        with pytest.raises(sp.SparsonaError, match=words):
+            methods.card("lost")
+    (info / "entry_points.txt").write_text("[sparsona.methods]\nfedavg = nowhere:CARD\n")
+    assert methods.card("fedavg").title == "FedAvg"
+    with pytest.raises(sp.SparsonaError, match="has the name of another method"):
+        methods.names()
+
+
+SCRIPT = '''
+import sys
+from dataclasses import dataclass, replace
+from pydantic import Field
+import sparsona as sp
+from sparsona.core.method import Tree
+from sparsona.methods.fedavg import FedAvgConfig, fedavg
+
+
+class MineConfig(FedAvgConfig):
+    scale: float = Field(1.0, ge=0)
+
+
+@dataclass(frozen=True)
+class MineState:
+    buffers: Tree
+    last: Tree
+    memory: tuple = ()
+
+
+def mine(task, config: MineConfig):
+    """FedAvg that remembers."""
+    base = fedavg(task, config)
+
+    def init_client(params, buffers, client, seeds):
+        return MineState(buffers, params)
+
+    def finish(state, work, inbox, probe, round_):
+        _, update = base.finish(state, work, inbox, probe, round_)
+        return MineState(work.buffers, work.params), update
+
+    return replace(base, init_client=init_client, finish=finish)
+
+
+if __name__ == "__main__":
+    for executor in ("serial", "workers"):
+        options = {"clients": 4, "rounds": 2, "epochs": 1, "data_rate": 0.3, "tune_epochs": 1, "scale": 2.0}
+        run = sp.train(mine, out=executor, executor=executor, **options)
+        sp.resume(run.path, method=mine)
+    try:
+        sp.resume("workers")
+    except sp.SparsonaError as error:
+        print(error)
+'''
+
+
+def test_a_factory_in_a_script(tmp_path):
+    """Its classes are those of `__main__`, which no worker can import."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(sp.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "'workers' is a run of 'mine'" in done.stdout
+    assert "sparsona.load with method=mine" in done.stdout
+    one, other = (traces(tmp_path / executor) for executor in ("serial", "workers"))
+    assert one["tensors"] == other["tensors"]
+    assert json.loads((tmp_path / "serial" / "config.json").read_text())["options"]["scale"] == 2.0
+
+
+def own_method(task, config: FedAvgConfig) -> Method:
+    """FedAvg under another name."""
+    return fedavg(task, config)
+
+
+def test_a_factory_or_a_card_in_python(tmp_path):
+    run = sp.train(own_method, out=tmp_path / "run", executor="serial", **OPTIONS)
+    known = sp.train("fedavg", out=tmp_path / "known", executor="serial", **OPTIONS)
+    assert traces(run.path)["tensors"] == traces(known.path)["tensors"]
+    assert about(run.path)["title"] == "own_method"
+    assert sp.load(run.path, method=own_method).personal_model(0)
+    with pytest.raises(sp.SparsonaError, match="which is no method of this installation"):
+        sp.load(run.path).personal_model(0)
+    with pytest.raises(sp.SparsonaError, match="is a run of 'own_method', not of 'fedavg'"):
+        sp.resume(run.path, method=fedavg)
+    card = replace(methods.card("fedavg"), name="fedavg-mine", module=own_method, options={"lr": 0.05})
+    assert about(sp.train(card, out=tmp_path / "card", executor="serial", **OPTIONS).path)["title"] == "FedAvg"
+    assert about(sp.train(fedavg, out=tmp_path / "row", executor="serial", **OPTIONS).path)["method"] == "fedavg"
+
+
+def test_what_is_no_method_is_refused():
+    def unannotated(task, config):
+        return fedavg(task, config)
+
+    def fedspa(task, config: FedAvgConfig):
+        return fedavg(task, config)
+
+    for method, words in (
+        (3, "a int where a method is expected"),
+        (unannotated, "annotate its second parameter"),
+        (fedspa, "a method of one's own named 'fedspa'"),
+        (replace(methods.card("fedavg"), options={"lr": 0.3}), "pass a MethodCard with another name"),
+        (replace(methods.card("dispfl"), name="alone", peers=False), "pass a MethodCard with peers=True"),
+    ):
+        with pytest.raises(sp.SparsonaError, match=words):
+            sp.train(method, **OPTIONS)
+    with pytest.raises(sp.SparsonaError, match="a function among the methods to compare"):
+        sp.compare(["fedavg", own_method], **OPTIONS)
+
+
+def test_a_card_names_its_headline(tmp_path):
+    card = replace(methods.card("dispfl"), name="dispfl-mean", headline="consensus")
+    run = sp.train(card, out=tmp_path / "run", executor="serial", **OPTIONS)
+    assert about(run.path)["point"] == "consensus"
+    assert "The mean of all peers' models" in run.summary["protocol"]
+    own = sp.train("dispfl", points=["consensus"], out=tmp_path / "own", executor="serial", **OPTIONS)
+    assert run.summary["accuracy"] != own.summary["accuracy"]
+
+
+def test_errors_call_a_method_by_its_row(tmp_path):
+    """FedSim shares FedAlt's file."""
+    with pytest.raises(sp.SparsonaError, match="guard: fedsim has no shared model"):
+        sp.train("fedsim", guard=True, out=tmp_path / "run", **OPTIONS)
+
+
+def test_validation_is_a_point_of_every_method(tmp_path):
+    for name in ("local", "fedalt", "dispfl"):
+        run = sp.train(name, points=["received/validation"], out=tmp_path / name, executor="serial", **OPTIONS)
+        rows = traces(run.path)["rows"]["evaluations"]
+        assert any("received/validation" in row for row in rows)

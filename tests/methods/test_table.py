@@ -1,0 +1,29 @@
+"""The table of methods: who may import what of whom."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from sparsona import methods
+from sparsona.methods import METHODS
+
+FOLDER = Path(methods.__file__).parent
+MODULES = sorted({row.module for row in METHODS.values()})
+# A method may be made of another: of its factory and the classes of its options.
+PUBLIC = {module: {module} | {row.config for row in METHODS.values() if row.module == module} for module in MODULES}
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.py")), ids=lambda path: path.stem)
+def test_a_method_takes_of_another_its_factory_and_config_alone(path):
+    own = path.relative_to(FOLDER).with_suffix("").parts[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            assert not [name.name for name in node.names if name.name.startswith("sparsona.methods.")], path
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are absolute"
+            found = (node.module or "").removeprefix("sparsona.methods.").split(".")[0]
+            if (node.module or "").startswith("sparsona.methods.") and found in MODULES and found != own:
+                assert {name.name for name in node.names} <= PUBLIC[found], f"{path.name} imports internals of {found}"
