@@ -13,7 +13,7 @@ from sparsona import api
 from sparsona.core import points as eval_points
 from sparsona.core.errors import SparsonaError
 from sparsona.core.lr_schedule import SCHEDULES
-from sparsona.data import TESTS
+from sparsona.data.holdout import TESTS
 from sparsona.engine.executors import EXECUTORS
 from sparsona.engine.graphs import GRAPHS, Graph
 from sparsona.engine.plan import Plan
