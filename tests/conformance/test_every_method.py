@@ -5,6 +5,7 @@ The first row of a file goes through the whole battery, the further ones through
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 import pytest
@@ -14,6 +15,7 @@ from sparsona.costs import cost
 from sparsona.methods import METHODS, card
 from sparsona.testing import PROPERTIES, SHORT, Case
 
+DEVICE = os.environ.get("SPARSONA_TEST_DEVICE", "cpu")
 LINES, MEMORY = battery(), memory()
 FIRST = {row.module: row.name for row in reversed(METHODS.values())}
 
@@ -26,7 +28,8 @@ def properties():
 
 @cache
 def case(name: str) -> Case:
-    return Case(card(name), **LINES[name])
+    line = LINES[name]
+    return Case(card(name), **{**line, "options": {"device": DEVICE, **line.get("options", {})}})
 
 
 def test_every_row_has_a_line_in_its_methods_test_file():

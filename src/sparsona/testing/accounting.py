@@ -21,7 +21,7 @@ def every_update_survives_the_wire(case: Case) -> None:
         arrived = decode(body)
         who = f"the message {'to' if way == 'down' else 'of'} client {client}"
         for name, part in update.parts.items():
-            same = part.values.numpy().tobytes() == arrived.parts[name].values.numpy().tobytes()
+            same = part.values.cpu().numpy().tobytes() == arrived.parts[name].values.cpu().numpy().tobytes()
             require(same, f"{who}: part '{name}' arrives with other values")
         require(encode(arrived) == body, f"{who}: it is another one when it is sent on")
 
