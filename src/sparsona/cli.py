@@ -147,7 +147,7 @@ def resume(path: str, as_json: bool, profile: bool) -> None:
 def report(paths: tuple[str, ...], out: Path | None) -> None:
     """Write one self-contained HTML page about RUN... (folders, names in ./runs, or comparisons)."""
     from sparsona import api
-    from sparsona.analysis.report import write_report
+    from sparsona.report.page import write_report
 
     folders = [find(path) for path in paths]
     views = [view for folder in folders for view in api.views_in(folder)]

@@ -34,7 +34,7 @@ def devices(path: str, against: str | None, out: Path | None, as_json: bool) -> 
     """
     if out is not None:
         check_picture(out)
-    from sparsona.analysis.devices import device_changes
+    from sparsona.analysis.clients import device_changes
     from sparsona.analysis.summary import points
     from sparsona.runs.listing import find_run
     from sparsona.runs.store import RunFolder

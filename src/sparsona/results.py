@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from sparsona.analysis.devices import Devices
+    from sparsona.analysis.clients import Devices
     from sparsona.analysis.similarity import Similarity
 
 
@@ -119,7 +119,7 @@ class Run:
 
         Without `against`: over the shared model that the run looked at, such as points=["global"].
         """
-        from sparsona.analysis.devices import device_changes
+        from sparsona.analysis.clients import device_changes
 
         return device_changes(self._folder, against._folder if isinstance(against, Run) else against)
 
@@ -146,7 +146,7 @@ class Run:
 
     def report(self, path: str | Path) -> Path:
         """Write a self-contained HTML page."""
-        from sparsona.analysis.report import write_report
+        from sparsona.report.page import write_report
 
         return write_report([summaries.view(self._folder)], path)
 
@@ -159,7 +159,7 @@ class Comparison:
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write one self-contained HTML page about all of them."""
-        from sparsona.analysis.report import write_report
+        from sparsona.report.page import write_report
 
         return write_report(self.views(), path or self.path / "report.html")
 

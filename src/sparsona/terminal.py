@@ -114,14 +114,14 @@ def _size(count: int) -> str:
 
 def print_partition(partition: Any) -> None:
     """A `picture.Partition` as wide as the terminal; into a pipe without colours, 80 characters wide."""
-    from sparsona.analysis.textpicture import partition_lines
+    from sparsona.report.pictures.text import partition_lines
 
     _print_lines(lambda width, coloured, ascii_only: partition_lines(partition, width, coloured, ascii_only))
 
 
 def print_devices(devices: Any) -> None:
     """A `devices.Devices`: its table, and how the change goes with the number of examples."""
-    from sparsona.analysis.textplots import devices_lines
+    from sparsona.report.pictures.textplots import devices_lines
 
     click.echo(devices.title)
     print_table(devices.rows())
@@ -133,7 +133,7 @@ def print_devices(devices: Any) -> None:
 
 def print_similarity(similarity: Any) -> None:
     """A `similarity.Similarity`: its table, and its heatmaps or its tree."""
-    from sparsona.analysis.textplots import similarity_lines
+    from sparsona.report.pictures.textplots import similarity_lines
 
     click.echo(similarity.title)
     print_table(similarity.rows())

@@ -107,8 +107,8 @@ class Similarity:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Two heatmaps (masks) or a tree over the clients' labels (gates), as a .svg or (with Pillow) a .png."""
-        from sparsona.analysis.drawing import save_drawing
-        from sparsona.analysis.similarity_picture import draw_similarity
+        from sparsona.report.pictures.drawing import save_drawing
+        from sparsona.report.pictures.similarity import draw_similarity
 
         return save_drawing(draw_similarity(self), " ".join([f"{self.title}.", *self.sentences()]), path)
 

@@ -228,7 +228,7 @@ def curve(folder: RunFolder, point: str) -> list[tuple[int, float]]:
 
 def view(folder: RunFolder) -> RunView:
     """Everything a report needs of a run."""
-    from sparsona.analysis.devices import device_changes, has_changes  # which asks this module for the headline
+    from sparsona.analysis.clients import device_changes, has_changes  # which asks this module for the headline
 
     about, config = folder.about, folder.config
     point, completed, correct, count = headline(folder)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from sparsona.analysis.devices import Devices
+    from sparsona.analysis.clients import Devices
     from sparsona.analysis.similarity import Similarity
 
 # Settings that say where a run was made and what was looked at, not what was tried. (Seeds are the other exception.)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from sparsona.analysis.axes import Axis
 from sparsona.analysis.clustering import leaf_order, members
-from sparsona.analysis.drawing import LEVELS, Box, Drawing, Grid, Hint, Line, Shape, Words
-from sparsona.analysis.picture import LETTER, index_ticks, levels_of, merge_classes
 from sparsona.analysis.similarity import Similarity
+from sparsona.report.pictures.axes import Axis
+from sparsona.report.pictures.drawing import LEVELS, Box, Drawing, Grid, Hint, Line, Shape, Words
+from sparsona.report.pictures.partition import LETTER, index_ticks, levels_of, merge_classes
 
 WIDTH, LEFT, RIGHT, GUTTER = 960, 66, 22, 60
 TREE_HEIGHT, MOST_CLASSES = 240, 50

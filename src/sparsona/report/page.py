@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsona.analysis import plots
-from sparsona.analysis.devices_picture import draw_devices
-from sparsona.analysis.drawing import XMLNS, Drawing, to_svg
-from sparsona.analysis.picture import PARTS, Partition, partition_svg
-from sparsona.analysis.similarity_picture import draw_similarity
 from sparsona.analysis.table import class_rows, differences, shown_columns, table
 from sparsona.analysis.view import Group, RunView, flatten, group_views, shared_and_differing
 from sparsona.core.errors import SparsonaError
+from sparsona.report import plots
+from sparsona.report.pictures.clients import draw_devices
+from sparsona.report.pictures.drawing import XMLNS, Drawing, to_svg
+from sparsona.report.pictures.partition import PARTS, Partition, partition_svg
+from sparsona.report.pictures.similarity import draw_similarity
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -13,8 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from sparsona.analysis.plots import COLOURS, HEAT
 from sparsona.core.errors import SparsonaError
+from sparsona.report.plots import COLOURS, HEAT
 
 LEVELS = 16
 FAINTEST = 0.15  # where the scale begins: one example must not look like none

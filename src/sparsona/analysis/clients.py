@@ -126,8 +126,8 @@ class Devices:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """The violins and scatter plots as a .svg or (with Pillow) a .png."""
-        from sparsona.analysis.devices_picture import draw_devices
-        from sparsona.analysis.drawing import save_drawing
+        from sparsona.report.pictures.clients import draw_devices
+        from sparsona.report.pictures.drawing import save_drawing
 
         return save_drawing(draw_devices(self), self.title, path)
 

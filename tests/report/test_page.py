@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparsona.analysis import plots
-from sparsona.analysis.devices import Change, Devices
-from sparsona.analysis.report import render_report, write_report
+from sparsona.analysis.clients import Change, Devices
 from sparsona.analysis.similarity import Similarity
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError
+from sparsona.report import plots
+from sparsona.report.page import render_report, write_report
 
 MakeView = Callable[..., RunView]
 MakeComparison = Callable[..., list[RunView]]
@@ -257,7 +257,7 @@ def test_a_missing_package_names_the_extra(
 
 def test_the_room_is_light() -> None:
     code = (
-        "import sys, sparsona.analysis.report, sparsona.analysis.table\n"
+        "import sys, sparsona.report.page, sparsona.analysis.table\n"
         "print([m for m in ('torch', 'plotly', 'jinja2') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

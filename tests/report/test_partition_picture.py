@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from rich.cells import cell_len
 
-from sparsona.analysis.drawing import LEVELS, PAINTS, XMLNS, Box, Grid, Hint, Words
-from sparsona.analysis.picture import Partition, draw, fit_cells, levels_of, partition_svg, save_picture
-from sparsona.analysis.textpicture import SHADES, partition_lines
 from sparsona.core.errors import SparsonaError
+from sparsona.report.pictures.drawing import LEVELS, PAINTS, XMLNS, Box, Grid, Hint, Words
+from sparsona.report.pictures.partition import Partition, draw, fit_cells, levels_of, partition_svg, save_picture
+from sparsona.report.pictures.text import SHADES, partition_lines
 from sparsona.terminal import print_partition
 
 SHAPES = [(1, 1), (10, 10), (100, 100), (539, 10), (1200, 200), (40, 2028), (7, 0)]

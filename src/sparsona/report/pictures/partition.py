@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sparsona.analysis.drawing import LEVELS, Box, Drawing, Grid, Hint, Shape, Words, save_drawing, to_svg
 from sparsona.core.errors import SparsonaError
+from sparsona.report.pictures.drawing import LEVELS, Box, Drawing, Grid, Hint, Shape, Words, save_drawing, to_svg
 
 PARTS = ("train", "validation", "test")
 WIDTH, LEFT, RIGHT = 960, 66, 22

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sparsona.analysis.axes import Axis, density
-from sparsona.analysis.devices import Change, Devices, signed
-from sparsona.analysis.drawing import Area, Box, Dot, Drawing, Hint, Line, Shape, Words
+from sparsona.analysis.clients import Change, Devices, signed
+from sparsona.report.pictures.axes import Axis, density
+from sparsona.report.pictures.drawing import Area, Box, Dot, Drawing, Hint, Line, Shape, Words
 
 WIDTH, LEFT, RIGHT, GAP = 960, 66, 22, 34
 HEIGHT, VIOLIN = 300, 96

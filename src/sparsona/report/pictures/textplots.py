@@ -6,12 +6,12 @@ import numpy as np
 from rich.style import Style
 from rich.text import Text
 
-from sparsona.analysis.axes import Axis
+from sparsona.analysis.clients import Change, Devices, signed
 from sparsona.analysis.clustering import leaf_order
-from sparsona.analysis.devices import Change, Devices, signed
-from sparsona.analysis.drawing import LEVELS
 from sparsona.analysis.similarity import Similarity
-from sparsona.analysis.textpicture import BACKGROUNDS, SHADES
+from sparsona.report.pictures.axes import Axis
+from sparsona.report.pictures.drawing import LEVELS
+from sparsona.report.pictures.text import BACKGROUNDS, SHADES
 
 PLOT_ROWS, MOST_WIDTH, TREE_COLUMNS = 15, 100, 40
 # How a tree's strokes (up, down, left, right) look where they meet.

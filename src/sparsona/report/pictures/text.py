@@ -9,8 +9,8 @@ import numpy as np
 from rich.style import Style
 from rich.text import Text
 
-from sparsona.analysis.drawing import LEVELS, PAINTS
-from sparsona.analysis.picture import Partition, index_ticks, levels_of, merge_classes, nice_ticks
+from sparsona.report.pictures.drawing import LEVELS, PAINTS
+from sparsona.report.pictures.partition import Partition, index_ticks, levels_of, merge_classes, nice_ticks
 
 MOST_ROWS = 24
 SHADES = " .:-=+*#%@"
