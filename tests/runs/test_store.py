@@ -254,7 +254,7 @@ def test_rewinding_drops_what_the_checkpoint_does_not_know(run):
         run.insert("turns", ((index, client, *[0] * 11) for index in range(5) for client in (0, 1)))
         run.insert("evaluations", ((index + 1, 0, point, 1, 2, 0.5, None) for index in range(5) for point in points))
     run.write_summary({"rounds": 4})
-    run.rewind(3)
+    run.rewind(3, ("received", "trained", "global"))
     assert run.select("SELECT MAX(round), COUNT(*) FROM rounds") == [(2, 3)]
     assert run.select("SELECT MAX(round), COUNT(*) FROM turns") == [(2, 6)]
     # What is looked at after the last round only belongs to a checkpoint that has not been written yet.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from sparsona.core.lr_schedule import lr_schedule
+from sparsona.core.points import RECEIVED, select
 from sparsona.core.round import Client, Round
 from sparsona.core.seeds import Seeds, generator
 from sparsona.engine.graphs import Graph
@@ -25,7 +26,7 @@ class Plan:
     lr_schedule: str = "decay"  # or another: see core.lr_schedule
     eval_every: int = 1
     eval_clients: int | None = None  # how many are tested, always the same ones; None: all that take part
-    points: tuple[str, ...] = ("received",)
+    points: tuple[str, ...] = (RECEIVED,)
     tune_epochs: int = 0  # final tuning of every client; 0: none
     tune_lr_scale: float = 1.0  # the learning rate of tuning, as a share of the first round's
     drop_rate: float = 0.0  # probability that a trained client's update is lost
@@ -59,6 +60,12 @@ class Plan:
     def evaluates_after(self, completed: int) -> bool:
         """Every so many rounds, and each of the last ten, over which a mean is reported."""
         return completed % self.eval_every == 0 or completed > self.rounds - 10
+
+    def points_after(self, completed: int) -> tuple[str, ...]:
+        """The points evaluated in, and after, the round that completes so many; none where nothing is evaluated."""
+        if not self.evaluates_after(completed):
+            return ()
+        return (*select(self.points, "turn"), *select(self.points, "round"))
 
 
 @dataclass(frozen=True)

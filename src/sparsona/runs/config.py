@@ -20,15 +20,24 @@ from pydantic import (
     model_validator,
 )
 
+from sparsona.core import points as eval_points
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.lr_schedule import lr_schedule
-
-POINT = Literal["received", "trained", "tuned", "global", "consensus"]
 
 
 def listed(value: Any) -> Any:
     """One value where a list is meant."""
     return (value,) if isinstance(value, str | float | int) else value
+
+
+def known_points(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Evaluation points that may be asked for."""
+    for name in names:
+        try:
+            eval_points.check_option(name)
+        except SparsonaError as error:
+            raise ValueError(f"{error.expected}; {error.mend}" if error.mend else error.expected) from None
+    return names
 
 
 def whole(value: float) -> float:
@@ -88,8 +97,10 @@ class RunConfig(BaseModel):
     eval_clients: int | None = Field(
         None, ge=1, description="clients tested after rounds and final tuning, drawn once; none: all"
     )
-    points: Annotated[tuple[POINT, ...], BeforeValidator(listed)] = Field(
-        (), description="which models to evaluate besides the headline's"
+    points: Annotated[tuple[str, ...], BeforeValidator(listed), AfterValidator(known_points)] = Field(
+        (),
+        description="which models to evaluate besides the headline's: "
+        f"{', '.join(eval_points.OPTIONS)}; each also on other data, such as received/validation",
     )
     record_traits: bool = Field(
         False, description="at evaluations, write down how far apart clients' masks or gates are, if they have any"
@@ -147,12 +158,13 @@ class RunConfig(BaseModel):
     @property
     def headline(self) -> str:
         """The evaluation point whose accuracy is the result."""
-        return "tuned" if self.tune_epochs else "received"
+        return eval_points.headline(self.tune_epochs)
 
     @property
     def all_points(self) -> tuple[str, ...]:
         """Every point to evaluate; `received` always, since learning curves need it."""
-        return ("received", *(point for point in dict.fromkeys(self.points) if point not in ("received", "tuned")))
+        always = (eval_points.RECEIVED, eval_points.TUNED)
+        return (eval_points.RECEIVED, *(point for point in dict.fromkeys(self.points) if point not in always))
 
     def conflicts(self) -> list[SparsonaError]:
         """What single fields cannot see."""
@@ -205,10 +217,10 @@ class RunConfig(BaseModel):
                     mend="--set novel=0.2 holds a fifth of the clients out",
                 )
             )
-        if "tuned" in self.points and not self.tune_epochs:
+        if eval_points.select(self.points, "end") and not self.tune_epochs:
             found.append(
                 SparsonaError(
-                    "point 'tuned' without tuning",
+                    f"point '{eval_points.TUNED}' without tuning",
                     expected="tune_epochs of 1 or more",
                     mend="--set tune_epochs=5, or use fedavg-ft",
                 )

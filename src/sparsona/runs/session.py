@@ -166,7 +166,8 @@ class _Session:
 
     def run(self, max_seconds: float | None) -> Progress:
         with self.clock.measure("records"):
-            self.folder.rewind(self.progress.completed)
+            completed = self.progress.completed
+            self.folder.rewind(completed, self.setting.plan.points_after(completed))
         deadline = None if max_seconds is None else time.monotonic() + max_seconds
         unsaved = False
         try:

@@ -10,7 +10,7 @@ import platform
 import sqlite3
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -262,16 +262,17 @@ class RunFolder:
         with telling_disk_errors(self.path / "records.sqlite"):
             self.db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
-    def rewind(self, completed: int) -> None:
-        """Drop what the checkpoint does not know of: it will be made again, the same."""
+    def rewind(self, completed: int, points: Sequence[str]) -> None:
+        """Drop what the checkpoint does not know of: it will be made again, the same. Of the round that was reached,
+        the evaluations at `points` stay."""
         with self.writing():
             self.db.execute("DELETE FROM rounds WHERE round >= ?", (completed,))
             self.db.execute("DELETE FROM turns WHERE round >= ?", (completed,))
             self.db.execute("DELETE FROM evaluations WHERE completed > ?", (completed,))
             self.db.execute("DELETE FROM traits WHERE completed > ?", (completed,))
             self.db.execute(
-                "DELETE FROM evaluations WHERE completed = ? AND point NOT IN ('received', 'global', 'trained')",
-                (completed,),
+                f"DELETE FROM evaluations WHERE completed = ? AND point NOT IN ({', '.join('?' * len(points))})",
+                (completed, *points),
             )
         with telling_disk_errors(self.path):
             (self.path / "summary.json").unlink(missing_ok=True)  # of an earlier stop; it can be worked out again
