@@ -62,7 +62,7 @@ def get(name: str, folder: Path | None) -> None:
 
 def check_picture(path: Path) -> None:
     """Refuse a picture that could not be written, before any work."""
-    from sparsona.report.pictures.drawing import check_ending
+    from sparsona.report.pictures.figure import check_ending
 
     check_ending(path)
     if not path.absolute().parent.is_dir():
@@ -91,9 +91,9 @@ def show(name: str, config: Path | None, pairs: tuple[str, ...], out: Path | Non
     if out is not None:
         check_picture(out)
     from sparsona import prepare
+    from sparsona.analysis.partition import Partition
     from sparsona.data.federation import PARTS
     from sparsona.data.owners import tell_left_out
-    from sparsona.report.pictures.partition import Partition, save_picture
 
     options = gather(config, pairs, flags)
     if others := sorted(set(options) - {*prepare.OF_DATA, "seed"}):
@@ -121,4 +121,6 @@ def show(name: str, config: Path | None, pairs: tuple[str, ...], out: Path | Non
     if federation.left_out:
         click.echo(tell_left_out(federation.left_out, "people left out: "), err=as_json)
     if out is not None:
+        from sparsona.report.pictures import save_picture
+
         click.echo(f"picture: {save_picture(picture, out)}", err=as_json)

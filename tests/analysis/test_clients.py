@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sparsona.report.pictures.axes import Axis, density
+from sparsona.report.pictures.drawing import Dot, save_drawing, to_svg
+from sparsona.report.pictures.textplots import devices_lines
 
 import sparsona as sp
 from sparsona.analysis import summary
 from sparsona.analysis.clients import Change, Devices, Gap, device_changes, has_changes, signed
 from sparsona.analysis.statistics import pearson, ranks, spearman
 from sparsona.core.errors import SparsonaError
-from sparsona.report.pictures.axes import Axis, density
 from sparsona.report.pictures.clients import draw_devices
-from sparsona.report.pictures.drawing import Dot, save_drawing, to_svg
-from sparsona.report.pictures.textplots import devices_lines
 from sparsona.runs.store import RunFolder
 
 SIZES = [[10, 1, 4], [20, 1, 4], [30, 1, 4], [40, 1, 4]]

@@ -7,13 +7,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-
 from sparsona.analysis.clustering import leaf_order, members, ward
+from sparsona.report.pictures.drawing import LEVELS, Grid, Line, Words, to_svg
+from sparsona.report.pictures.textplots import similarity_lines
+
 from sparsona.analysis.similarity import Similarity
 from sparsona.core.errors import SparsonaError
-from sparsona.report.pictures.drawing import LEVELS, Grid, Line, Words, to_svg
 from sparsona.report.pictures.similarity import draw_similarity
-from sparsona.report.pictures.textplots import similarity_lines
 
 
 def by_definition(points: np.ndarray) -> list[tuple[frozenset[int], float]]:

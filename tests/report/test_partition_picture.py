@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from rich.cells import cell_len
+from sparsona.report.pictures.drawing import LEVELS, PAINTS, XMLNS, Box, Grid, Hint, Words
 
 from sparsona.core.errors import SparsonaError
-from sparsona.report.pictures.drawing import LEVELS, PAINTS, XMLNS, Box, Grid, Hint, Words
 from sparsona.report.pictures.partition import Partition, draw, fit_cells, levels_of, partition_svg, save_picture
 from sparsona.report.pictures.text import SHADES, partition_lines
 from sparsona.terminal import print_partition

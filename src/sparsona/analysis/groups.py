@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparsona.core.conditions import x
-
 if TYPE_CHECKING:
     from sparsona.analysis.view import RunView
+
+# Options that say how a run was made and what was evaluated, not what was tried. (Seeds are the other exception.)
+CIRCUMSTANCES = frozenset({"executor", "eval_every", "points", "record_traits"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,11 +22,6 @@ class Group:
 
     label: str
     views: tuple[RunView, ...]
-
-    def values(self, section: str, key: str) -> list[float]:
-        """A summary entry of every run that has it, in the order of the runs."""
-        found = [view.summary.get(section, {}).get(key) for view in self.views]
-        return [float(value) for value in found if value is not None]
 
 
 def group_views(views: Sequence[RunView]) -> list[Group]:

@@ -1,4 +1,4 @@
-"""What came of a run: the summary that is printed and stored, and the view that a report draws."""
+"""What came of a run: the summary that is printed and stored."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from sparsona.analysis.outcomes import (
     novel,
     pipeline,
 )
-from sparsona.analysis.similarity import recorded_distances, recorded_similarity
 from sparsona.analysis.statistics import accuracy_summary, mean_of_last
-from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError, unknown_name
-from sparsona.runs.store import RunFolder, unpack_confusion
+from sparsona.core.points import GUARDED, NOVEL, PERSONAL, POINTS, RECEIVED, TUNED, on
+from sparsona.runs.store import RunFolder
 
 # How a client's test data was chosen, where it is not simply a part of its own.
 TESTED_ON = {
@@ -29,10 +28,11 @@ TESTED_ON = {
     "and ",
     "natural": "published for it, and ",
 }
+# The headline's model in words: by how clients are connected for what they receive, by its name after tuning.
 WHICH = {
-    "received": "the personal model each client would deploy: what the server holds for it after the round, "
+    RECEIVED: "the personal model each client would deploy: what the server holds for it after the round, "
     "with what the client keeps itself, before any more local training",
-    "tuned": "each client's own copy of the last model after final tuning on its own training data",
+    TUNED: "each client's own copy of the last model after final tuning on its own training data",
     "peers": "the personal model each client would use next: its own, mixed with what its neighbours sent last, "
     "before any more local training",
     "alone": "each client's own model, trained on its data alone",
@@ -45,7 +45,7 @@ def summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
     point, completed, correct, count = headline(folder)
     accuracy: dict[str, Any] = accuracy_summary(correct, count)
     # A point that is evaluated once, after the end, has no last ten rounds.
-    accuracy["last10"] = mean_of_last(curve(folder, point)) if point == "received" else None
+    accuracy["last10"] = mean_of_last(curve(folder, point)) if point == RECEIVED else None
     error = None
     if is_regression(folder):
         error = {**(errors(folder, completed, point) or {}), "last10": accuracy["last10"]}
@@ -78,15 +78,20 @@ def summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
     summary["pipeline"] = pipeline(folder, completed)
     if (by_class := classes(folder, completed, point)) is not None:
         summary["classes"] = by_class
-    if evaluated(folder, completed, "novel"):
+    if evaluated(folder, completed, NOVEL):
         summary["novel"] = novel(folder, completed, point)
-    if evaluated(folder, completed, "guarded"):
+    if evaluated(folder, completed, GUARDED):
         summary["guard"] = guard(folder, completed)
-    once = ("start", *(f"{model}/train" for model in ("received", "tuned", "global", "consensus", "start")))
-    for other in ("global", "consensus", "trained", "novel", "novel_tuned", *once):
+    for other in _other_points():
         if (mean := mean_at(folder, completed, other)) is not None:
             summary.setdefault("other_points", {})[other] = mean
     return summary
+
+
+def _other_points() -> list[str]:
+    """Points beside the headline and what a guard decides by: models on test data first, then on training data."""
+    own = [name for name, found in POINTS.items() if not found.is_derived and name not in (RECEIVED, TUNED, PERSONAL)]
+    return [*own, *(on(name, "train") for name in (RECEIVED, TUNED, *own))]
 
 
 def _busiest(folder: RunFolder) -> dict[str, int]:
@@ -127,7 +132,7 @@ def headline(folder: RunFolder) -> tuple[str, int, np.ndarray, np.ndarray]:
         )
     found = folder.select("SELECT MAX(completed) FROM evaluations")[0][0]
     if not evaluated(folder, found, point):  # stopped before the final tuning: what there is, named as what it is
-        point = "received"
+        point = RECEIVED
     return at(folder, point)
 
 
@@ -164,7 +169,7 @@ def protocol(folder: RunFolder) -> str:
     config, about = folder.config, folder.about
     point, completed, _, count = headline(folder)
     kind = "alone" if about["alone"] else "peers" if about.get("peers") else point
-    which = WHICH[kind if point == "received" else point]
+    which = WHICH[kind if point == RECEIVED else point]
     tested = count[count > 0]
     chosen = TESTED_ON.get(about["tested_on"].partition(":")[0], "")
     unit = "tokens" if about["label_counts"] is None and not is_regression(folder) else "examples"
@@ -193,7 +198,7 @@ def protocol(folder: RunFolder) -> str:
         text += (
             f"; {untrained} of the clients never trained and are scored with the initial ones." if untrained else "."
         )
-    if evaluated(folder, completed, "guarded"):
+    if evaluated(folder, completed, GUARDED):
         found = guard(folder, completed)
         reached = found["error" if is_regression(folder) else "accuracy"]["guarded"]
         shown = f"squared error {reached:.4g}" if is_regression(folder) else f"accuracy {reached:.1%}"
@@ -212,7 +217,7 @@ def protocol(folder: RunFolder) -> str:
         text += " Training images are cropped and mirrored at random, test images are not."
     if config["stateless"]:
         text += " Clients are stateless: they keep nothing between rounds"
-        initial = about["has_batch_statistics"] and point == "received"
+        initial = about["has_batch_statistics"] and point == RECEIVED
         text += ", and buffers such as BatchNorm statistics are the initial ones." if initial else "."
     return text
 
@@ -223,51 +228,4 @@ def curve(folder: RunFolder, point: str) -> list[tuple[int, float]]:
     return folder.select(
         f"SELECT completed, AVG({figure}) FROM evaluations WHERE point = ? GROUP BY completed ORDER BY completed",
         (point,),
-    )
-
-
-def view(folder: RunFolder) -> RunView:
-    """Everything a report needs of a run."""
-    from sparsona.analysis.clients import device_changes, has_changes  # which asks this module for the headline
-
-    about, config = folder.about, folder.config
-    point, completed, correct, count = headline(folder)
-    matrices = [
-        unpack_confusion(row[0])
-        for row in folder.select(
-            "SELECT confusion FROM evaluations WHERE completed = ? AND point = ? AND confusion IS NOT NULL",
-            (completed, point),
-        )
-    ]
-    sent = "bytes_down" if about.get("peers") else "bytes_up + bytes_down"
-    rounds = folder.select(f"SELECT round + 1, loss, {sent} FROM rounds ORDER BY round")
-    summary = folder.summary
-    if summary is None:
-        seconds = folder.select("SELECT SUM(seconds) FROM rounds")[0][0]
-        summary = summarize(folder, seconds or 0.0)
-    return RunView(
-        name=folder.path.name,
-        path=str(folder.path),
-        method=about["method"],
-        title=about["title"],
-        seed=config["seed"],
-        protocol=summary["protocol"],
-        point=point,
-        config=config,
-        environment=folder.environment,
-        summary=summary,
-        curves={name: curve(folder, name) for name in points(folder) if "/" not in name},
-        # Final tuning is written down as one round more, and is none.
-        train_loss=[(number, loss) for number, loss, _ in rounds if loss is not None and number <= config["rounds"]],
-        correct=correct,
-        count=count,
-        confusion=np.sum([m for m in matrices if m is not None], axis=0) if matrices else None,
-        sizes=np.array(about["sizes"]),
-        label_counts=None if about["label_counts"] is None else np.array(about["label_counts"]),
-        cumulative_bytes=list(
-            zip((row[0] for row in rounds), np.cumsum([row[2] for row in rounds]).tolist(), strict=True)
-        ),
-        devices=device_changes(folder) if has_changes(folder) else None,
-        similarity=recorded_similarity(folder),
-        distances=recorded_distances(folder),
     )

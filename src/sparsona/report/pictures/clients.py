@@ -1,112 +1,93 @@
-"""The picture of what personalization does to devices: violins of the change, and the change against samples."""
+"""The picture of what personalization does to clients: violins of the change, and the change against samples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparsona.analysis.clients import Change, Devices, signed
-from sparsona.report.pictures.axes import Axis, density
-from sparsona.report.pictures.drawing import Area, Box, Dot, Drawing, Hint, Line, Shape, Words
+from sparsona.analysis.clients import Change, ClientEffects
+from sparsona.analysis.extra import import_extra
+from sparsona.analysis.format import UNKNOWN, signed
+from sparsona.report.palette import BETTER, EQUAL, INK, MUTED, PAGE, WORSE
+from sparsona.report.pictures.figure import Picture, new_picture, style
 
-WIDTH, LEFT, RIGHT, GAP = 960, 66, 22, 34
-HEIGHT, VIOLIN = 300, 96
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 MOST_HINTS, MOST_DOTS = 400, 1500
 
 
-def draw_devices(devices: Devices) -> Drawing:
+def draw_clients(effects: ClientEffects) -> Picture:
     """A violin per kind of data at the left (dot: median; bar: middle half), and a scatter plot of each beside it."""
-    shapes: list[Shape] = [Words(LEFT, 34, _cut(devices.title, 88), "ink", size=18, bold=True)]
-    top = 57.0
-    for sentence in [*map(_told, devices.changes), *devices.sentences()]:
-        shapes.append(Words(LEFT, top, _cut(sentence, 135), "ink", size=13))
-        top += 19
-    top += 24
-    bottom = top + HEIGHT
-    values = [float(value) for change in devices.changes for value in change.points]
-    y = Axis.around([*values, 0.0], bottom, top)
-    edge = LEFT + VIOLIN * len(devices.changes)
-    shapes += _frame(y, LEFT, edge, labels=True)
-    shapes.append(Words(16, (top + bottom) / 2, "change of accuracy, points", align="middle", turn=90))
-    for place, change in enumerate(devices.changes):
-        middle = LEFT + VIOLIN * (place + 0.5)
-        shapes += _violin(change, y, middle)
-        shapes.append(Words(middle, bottom + 20, change.name, "ink", "middle"))
-    room = (WIDTH - RIGHT - edge) / len(devices.changes)
-    for place, change in enumerate(devices.changes):
-        start = edge + room * place + GAP
-        shapes += _scatter(change, y, start, edge + room * (place + 1))
-    for place, (paint, name) in enumerate((("helps", "better"), ("hurts", "hurt"), ("test", "equal"))):
-        at = edge + GAP + 5 + 64 * place
-        shapes += [Dot(at, bottom + 36, 4, paint), Words(at + 9, bottom + 40, name)]
-    shapes.append(Words(WIDTH - RIGHT, bottom + 40, "training examples of a device", align="end"))
-    return Drawing(WIDTH, bottom + 56, tuple(shapes))
+    count = len(effects.changes)
+    sentences = [*map(_sentence, effects.changes), *effects.sentences()]
+    with style():
+        picture = new_picture(effects.title, sentences, 3.9)
+        violins, *scatters = picture.figure.subplots(
+            1, 1 + count, sharey=True, width_ratios=[0.4 + 0.8 * count, *[6 / count] * count], squeeze=False
+        )[0]
+        for place, change in enumerate(effects.changes):
+            _violin(picture, violins, place, change)
+            _scatter(picture, scatters[place], change)
+        violins.set_xticks(range(count), [change.name for change in effects.changes])
+        violins.tick_params(axis="x", labelcolor=INK, length=0)
+        violins.set_xlim(-0.6, count - 0.4)
+        violins.set_ylabel("change of accuracy, percentage points")
+        violins.yaxis.set_major_formatter(lambda value, _: signed(value, 0 if float(value).is_integer() else 1))
+        for axes in (violins, *scatters):
+            axes.grid(axis="y")
+            axes.axhline(0, color=MUTED, linewidth=1)
+        handles = [
+            scatters[0].scatter([], [], color=colour, label=name, linewidth=0)
+            for name, colour in (("better", BETTER), ("hurt", WORSE), ("equal", EQUAL))
+        ]
+        (mean,) = scatters[0].plot([], [], "--", color=MUTED, linewidth=1, label="mean")
+        picture.figure.legend(handles=[*handles, mean], loc="outside lower right", ncols=4, columnspacing=1)
+    return picture
 
 
-def _told(change: Change) -> str:
+def _sentence(change: Change) -> str:
     found = change.row()
-    text = f"{change.name}: {found['devices']} devices, {found['hurt']} hurt, {found['helped']} better; "
-    text += f"mean {found['mean']}, from {found['worst']} to {found['best']} points"
-    return text + ("" if found["with samples"] == "–" else f"; rank correlation with samples {found['with samples']}")
+    text = f"{change.name}: {found['clients']} clients, {found['hurt']} hurt, {found['helped']} better; "
+    text += f"mean {found['mean']}, from {found['worst']} to {found['best']} percentage points"
+    samples = found["with samples"]
+    return text + ("" if samples == UNKNOWN else f"; rank correlation with samples {samples}")
 
 
-def _frame(y: Axis, left: float, right: float, labels: bool = False) -> Iterator[Shape]:
-    for tick in y.ticks(7):
-        yield Box(left, y.at(tick) - 0.5, right - left, 1, "rule")
-        if labels:
-            yield Words(left - 8, y.at(tick) + 4, signed(tick, 0 if float(tick).is_integer() else 1), align="end")
-    yield Box(left, y.at(0) - 0.5, right - left, 1.2, "muted")
+def _violin(picture: Picture, axes: Axes, place: int, change: Change) -> None:
+    low, quarter, median, three, high = np.percentile(change.gains, [0, 25, 50, 75, 100]).tolist()
+    drawn: dict[str, Any] = axes.violinplot([change.gains], [place], widths=0.8, showextrema=False)
+    (body,) = drawn["bodies"]
+    body.set(facecolor=BETTER, alpha=0.3)
+    text = f"from {signed(low)} to {signed(high)} percentage points, middle half {signed(quarter)} to {signed(three)}"
+    picture.hint(body, f"{change.name}: {text}")
+    axes.vlines(place, low, high, color=MUTED, linewidth=1)
+    axes.vlines(place, quarter, three, color=BETTER, linewidth=6)
+    axes.plot(place, median, "o", color=PAGE, markersize=4, markeredgewidth=0, zorder=3)
 
 
-def _violin(change: Change, y: Axis, middle: float) -> Iterator[Shape]:
-    points = change.points
-    low, quarter, median, three, high = np.percentile(points, [0, 25, 50, 75, 100]).tolist()
-    at = np.linspace(low, high, 60)
-    spread = density(points, at)
-    yield Line(((middle, y.at(low)), (middle, y.at(high))), "muted", 1)
-    if spread.max() > 0:
-        half = 0.42 * VIOLIN * spread / spread.max()
-        outline = [(middle + side, y.at(value)) for side, value in zip(half, at, strict=True)]
-        outline += [(middle - side, y.at(value)) for side, value in zip(half[::-1], at[::-1], strict=True)]
-        yield Area(tuple(outline), "train", 0.35)
-    yield Box(middle - 4, y.at(three), 8, max(y.at(quarter) - y.at(three), 1), "ink")
-    yield Dot(middle, y.at(median), 4, "page")
-    text = (
-        f"{change.name}: from {signed(low)} to {signed(high)} points, middle half {signed(quarter)} to {signed(three)}"
-    )
-    yield Hint(middle - 0.45 * VIOLIN, y.at(high) - 4, 0.9 * VIOLIN, y.at(low) - y.at(high) + 8, text)
-
-
-def _scatter(change: Change, y: Axis, left: float, right: float) -> Iterator[Shape]:
-    yield from _frame(y, left, right)
-    top, bottom = y.end, y.start
+def _scatter(picture: Picture, axes: Axes, change: Change) -> None:
     drawn = np.arange(len(change.clients))
     if len(drawn) > MOST_DOTS:
         drawn = np.linspace(0, len(drawn) - 1, MOST_DOTS).round().astype(int)
     some = "" if len(drawn) == len(change.clients) else f", {len(drawn):,} drawn"
-    yield Words((left + right) / 2, top - 12, f"{change.name}{some}", "ink", "middle")
-    x = Axis.around(change.samples.tolist(), left, right)
-    points = change.points
-    mean = float(points.mean())
-    yield Line(((left, y.at(mean)), (right, y.at(mean))), "muted", 1.2, is_dashed=True)
-    radius = 3.6 if len(points) <= 200 else 2.2
-    columns = (change.clients, change.samples, points)
-    dots = list(zip(*(column[drawn].tolist() for column in columns), strict=True))
-    for _, samples, value in dots:
-        paint = "helps" if value > 1e-9 else "hurts" if value < -1e-9 else "test"
-        yield Dot(x.at(samples), y.at(value), radius, paint, 0.7)
-    if len(dots) <= MOST_HINTS:
-        for place, (client, samples, value) in enumerate(dots):
-            old, new = 100 * change.before[place], 100 * change.after[place]
-            text = f"client {client}: {old:.1f}% to {new:.1f}%, {signed(value)} points; {samples:,} training examples"
-            yield Hint(x.at(samples) - 4, y.at(value) - 4, 8, 8, text)
-    for tick in x.ticks(max(4, int((right - left) / 60))):
-        if tick.is_integer():  # devices of one size have an axis of one example
-            yield Words(x.at(tick), bottom + 20, f"{tick:,.0f}", align="middle")
-    above = y.at(mean) - 5 if y.at(mean) - 5 > top + 8 else y.at(mean) + 14
-    yield Words(left + 2, above, f"mean {signed(mean)}", size=11)
+    axes.set_title(f"{change.name}{some}", loc="left")
+    axes.axhline(float(change.gains.mean()), color=MUTED, linewidth=1, linestyle="--")
+    gains, samples = change.gains[drawn], change.samples[drawn]
+    colours = [BETTER if gain > 1e-9 else WORSE if gain < -1e-9 else EQUAL for gain in gains]
+    dots = axes.scatter(samples, gains, 26 if len(drawn) <= 200 else 10, colours, linewidth=0, alpha=0.7)
+    if len(drawn) <= MOST_HINTS:
+        picture.hint(dots, *(_about(change, place) for place in drawn))
+    ticker = import_extra("matplotlib.ticker", "pictures")
+    axes.xaxis.set_major_locator(ticker.MaxNLocator("auto", integer=True, min_n_ticks=1))
+    axes.set_xlabel("training examples of a client")
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def _about(change: Change, place: np.integer) -> str:
+    before, after = 100 * change.before[place], 100 * change.after[place]
+    gain = f"{signed(change.gains[place])} percentage points"
+    return (
+        f"client {change.clients[place]}: {before:.1f}% to {after:.1f}%, {gain}; "
+        f"{change.samples[place]:,} training examples"
+    )

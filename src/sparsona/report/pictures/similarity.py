@@ -1,137 +1,126 @@
-"""Pictures of who is like whom: two heatmaps side by side, and a tree over its leaves' labels."""
+"""Pictures of who is like whom: two heatmaps side by side, or a tree over its leaves' labels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparsona.analysis.clustering import leaf_order, members
+from sparsona.analysis.extra import import_extra
+from sparsona.analysis.partition import merge_classes
 from sparsona.analysis.similarity import Similarity
-from sparsona.report.pictures.axes import Axis
-from sparsona.report.pictures.drawing import LEVELS, Box, Drawing, Grid, Hint, Line, Shape, Words
-from sparsona.report.pictures.partition import LETTER, index_ticks, levels_of, merge_classes
+from sparsona.report.palette import BETTER, WORSE
+from sparsona.report.pictures.figure import Picture, add_scale, heat_map, mark_whole, new_picture, style
 
-WIDTH, LEFT, RIGHT, GUTTER = 960, 66, 22, 60
-TREE_HEIGHT, MOST_CLASSES = 240, 50
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_CLASSES = 50
 
 
-def draw_similarity(similarity: Similarity) -> Drawing:
+def draw_similarity(similarity: Similarity) -> Picture:
     """Masks are two heatmaps (DisPFL, figure 5), vectors a tree (pFedGate, figure 4; common classes at its forks)."""
-    shapes: list[Shape] = [Words(LEFT, 34, _cut(similarity.title, 88), "ink", size=18, bold=True)]
-    top = 57.0
-    for sentence in similarity.sentences():
-        shapes.append(Words(LEFT, top, sentence, "ink", size=13))
-        top += 19
-    draw = _heatmaps if similarity.kind == "mask" else _tree
-    height, more = draw(similarity, top + 6)
-    return Drawing(WIDTH, height, (*shapes, *more))
+    with style():
+        return (_draw_heatmaps if similarity.kind == "mask" else _draw_tree)(similarity)
 
 
-def _heatmaps(similarity: Similarity, top: float) -> tuple[float, list[Shape]]:
-    """Dark is alike in both, so that like pictures mean like relations."""
-    n = len(similarity.clients)
-    side = (WIDTH - LEFT - RIGHT - GUTTER) / 2
-    cell = min(side / n, 40.0)
+def _draw_heatmaps(similarity: Similarity) -> Picture:
+    """Strong is alike in both, so that like pictures mean like relations."""
+    picture = new_picture(similarity.title, similarity.sentences(), 5.6)
+    panels = picture.figure.subplots(1, 2)
     distance, _ = similarity.pairs
     low, high = float(distance.min()), float(distance.max())
-    top += 42
-    shapes: list[Shape] = []
-
-    def panel(left: float, title: str, ends: tuple[str, str], closeness: np.ndarray) -> None:
-        levels = 1 + np.round((LEVELS - 1) * np.clip(closeness, 0, 1)).astype(int)
-        np.fill_diagonal(levels, 0)
-        shapes.extend(_scale(left, top - 32, ends, title))
-        gap = 1.0 if cell >= 6 else 0.0
-        shapes.append(Box(left, top, cell * n - gap, cell * n - gap, "none"))
-        shapes.append(Grid(left, top, cell, cell, levels[np.ix_(similarity.order, similarity.order)], gap))
-        for place in index_ticks(n, cell, 16):
-            name = str(similarity.clients[similarity.order[place]])
-            shapes.append(Words(left - 8, top + cell * (place + 0.5) + 4, name, align="end", size=11))
-        for place in index_ticks(n, cell, LETTER * len(str(max(similarity.clients))) + 8):
-            name = str(similarity.clients[similarity.order[place]])
-            shapes.append(Words(left + cell * (place + 0.5), top + cell * n + 16, name, align="middle", size=11))
-        shapes.append(Words(left + cell * n / 2, top + cell * n + 36, "client", align="middle"))
-
-    left = float(LEFT)
-    if similarity.cosines is not None:
-        panel(left, "cosine of label distributions", ("0", "1"), similarity.cosines)
-        shapes += _row_hints(similarity, left, top, cell, similarity.cosines, "labels most like its", largest=True)
-        left += side + GUTTER
-    closeness = (high - similarity.distances) / ((high - low) or 1.0)
-    panel(left, "distance of masks, far to near", (f"{high:.3g}", f"{low:.3g}"), closeness)
-    shapes += _row_hints(similarity, left, top, cell, similarity.distances, "masks nearest to its", largest=False)
-    return top + cell * n + 56, shapes
+    if similarity.cosines is None:
+        panels[0].remove()
+    else:
+        scale = ("cosine of label distributions", 0.0, 1.0)
+        _heatmap(picture, panels[0], similarity, similarity.cosines, *scale, nearest="labels most like its")
+    # Distances are drawn below 0, so that near is strong; the scale's labels drop the sign.
+    scale = ("distance of masks, far to near", -high, -low if low < high else 1 - high)
+    _heatmap(picture, panels[1], similarity, -similarity.distances, *scale, nearest="masks nearest to its")
+    return picture
 
 
-def _scale(left: float, y: float, ends: tuple[str, str], what: str) -> Iterator[Shape]:
-    yield Words(left, y + 9, ends[0], size=11)
-    start = left + LETTER * len(ends[0]) + 6
-    for level in range(LEVELS):
-        yield Box(start + 7 * level, y, 7, 10, f"h{level + 1}")
-    yield Words(start + 7 * LEVELS + 6, y + 9, ends[1], size=11)
-    yield Words(start + 7 * LEVELS + 6 + LETTER * len(ends[1]) + 14, y + 9, what, "ink")
+def _heatmap(
+    picture: Picture,
+    axes: Axes,
+    similarity: Similarity,
+    likeness: np.ndarray,
+    label: str,
+    low: float,
+    high: float,
+    nearest: str,
+) -> None:
+    order, clients = similarity.order, similarity.clients
+    shown = likeness[np.ix_(order, order)].astype(float)
+    np.fill_diagonal(shown, np.nan)  # everybody is like itself
+    image = axes.imshow(shown, heat_map(), vmin=low, vmax=high, interpolation="none")
+    add_scale(picture, image, axes, label, format=lambda value, _: f"{abs(value):.3g}", ticks=np.linspace(low, high, 5))
+    names = [str(clients[place]) for place in order]
+    mark_whole(axes.xaxis, len(order), names, most=20)
+    mark_whole(axes.yaxis, len(order), names, most=20)
+    axes.set_xlabel("client")
+    texts = []
+    for place in order:
+        near = [int(k) for k in np.argsort(-likeness[place], kind="stable") if k != place][:5]
+        listed = ", ".join(f"{clients[k]} ({abs(likeness[place, k]):.3g})" for k in near)
+        texts.append(f"client {clients[place]}: {nearest}: {listed}")
+    picture.hint_bands(axes, texts)
 
 
-def _row_hints(
-    similarity: Similarity, left: float, top: float, cell: float, values: np.ndarray, what: str, largest: bool
-) -> Iterator[Shape]:
-    """For each client its five nearest."""
-    clients = similarity.clients
-    for row, place in enumerate(similarity.order):
-        nearest = [
-            int(k) for k in np.argsort(-values[place] if largest else values[place], kind="stable") if k != place
-        ]
-        named = ", ".join(f"{clients[k]} ({values[place, k]:.3g})" for k in nearest[:5])
-        text = f"client {clients[place]}: {what}: {named}"
-        yield Hint(left, top + cell * row, cell * len(clients), cell, text)
-
-
-def _tree(similarity: Similarity, top: float) -> tuple[float, list[Shape]]:
+def _draw_tree(similarity: Similarity) -> Picture:
     """A dendrogram; below each leaf, the client's training examples by class."""
-    merges, order = similarity.tree, leaf_order(similarity.tree)
-    step = (WIDTH - LEFT - RIGHT) / len(order)
-    top, bottom = top + 18, top + 18 + TREE_HEIGHT
-    y = Axis(0, float(merges[-1, 2]) * 1.03 or 1.0, bottom, top)
-    shapes: list[Shape] = []
-    for tick in y.ticks(5):
-        shapes += [
-            Box(LEFT, y.at(tick) - 0.5, WIDTH - LEFT - RIGHT, 1, "rule"),
-            Words(LEFT - 8, y.at(tick) + 4, f"{tick:g}", align="end"),
-        ]
-    shapes.append(Words(16, (top + bottom) / 2, "Ward's distance", align="middle", turn=90))
-    shapes += _branches(similarity, y, lambda place: LEFT + step * (place + 0.5))
+    hierarchy = import_extra("scipy.cluster.hierarchy", "trees of clients")
+    found = hierarchy.dendrogram(similarity.tree, no_plot=True)
+    order = found["leaves"]
     names = [str(similarity.clients[place]) for place in order]
-    for place in index_ticks(len(order), step, LETTER * max(map(len, names)) + 8):
-        shapes.append(Words(LEFT + step * (place + 0.5), bottom + 17, names[place], "ink", "middle"))
-    shapes.append(Words(LEFT - 14, bottom + 17, "client", align="end"))
-    below = bottom + 28
+    has_labels = similarity.label_counts is not None
+    picture = new_picture(similarity.title, similarity.sentences(), 6.2 if has_labels else 3.8)
+    axes = picture.figure.subplots(2 if has_labels else 1, 1, squeeze=False, height_ratios=[1, 1][: 1 + has_labels])[
+        :, 0
+    ]
+    _branches(picture, axes[0], similarity, found)
+    axes[0].set_ylim(bottom=0)
+    axes[0].set_ylabel("Ward's distance")
+    axes[0].grid(axis="y")
+    for panel in axes:
+        panel.set_xlim(-0.5, len(names) - 0.5)
+        mark_whole(panel.xaxis, len(names), names, most=40)
+        panel.set_xlabel("client")
     if similarity.label_counts is not None:
-        below, strip = _label_strip(similarity.label_counts[order], names, step, below)
-        shapes += strip
-    return below + 20, shapes
+        _label_strip(picture, axes[1], similarity.label_counts[order], names)
+    return picture
 
 
-def _branches(similarity: Similarity, y: Axis, at: Callable[[float], float]) -> Iterator[Shape]:
-    merges, order = similarity.tree, leaf_order(similarity.tree)
-    n = len(order)
-    places: list[float] = [float(order.index(point)) for point in range(n)]
-    heights = [0.0] * n
-    clusters = members(merges)
-    for number, (a, b, height, _) in enumerate(merges.tolist()):
-        left, right = sorted((places[int(a)], places[int(b)]))
-        ends = (heights[int(a)], heights[int(b)]) if places[int(a)] == left else (heights[int(b)], heights[int(a)])
-        corner = y.at(height)
-        path = ((at(left), y.at(ends[0])), (at(left), corner), (at(right), corner), (at(right), y.at(ends[1])))
-        yield Line(path, "helps", 1.6)
-        who = clusters[n + number]
-        common = _common_classes(similarity, who)
-        if common and LETTER * len(common) < at(right) - at(left) - 8:
-            yield Words((at(left) + at(right)) / 2, corner + 13, common, "hurts", "middle", size=11)
-        text = f"clients {', '.join(str(similarity.clients[k]) for k in who)}\ncommon classes: {common or 'none'}"
-        yield Hint(at(left), corner - 6, at(right) - at(left), 12, text)
-        places.append((left + right) / 2)
-        heights.append(height)
+def _branches(picture: Picture, axes: Axes, similarity: Similarity, found: dict[str, list[list[float]]]) -> None:
+    """The forks, which scipy puts at 5, 15, 25, ... from left to right; each named by its common classes."""
+    leaves = [int(leaf) for leaf in found["leaves"]]  # type: ignore[call-overload]
+    tallest = similarity.tree[-1, 2]
+    for xs, heights in zip(found["icoord"], found["dcoord"], strict=True):
+        at = [(x - 5) / 10 for x in xs]
+        (line,) = axes.plot(at, heights, color=BETTER, linewidth=1.6)
+        who = _below(found, xs, heights)
+        common = _common_classes(similarity, [leaves[place] for place in who])
+        named = ", ".join(str(similarity.clients[leaves[place]]) for place in who)
+        picture.hint(line, f"clients {named}\ncommon classes: {common or 'none'}")
+        has_room = heights[1] - max(heights[0], heights[3]) > 0.08 * tallest  # or a lower fork would cross it
+        if common and has_room and 0.012 * len(common) < (at[2] - at[1]) / len(leaves):
+            middle = (at[1] + at[2]) / 2
+            axes.annotate(
+                common, (middle, heights[1]), (0, -9), "data", "offset points", ha="center", size=8, color=WORSE
+            )
+
+
+def _below(found: dict[str, list[list[float]]], xs: list[float], heights: list[float]) -> range:
+    """The places of the leaves under a fork: as far to both sides as its lower forks reach."""
+    ends = []
+    for side, x, height in ((0, xs[0], heights[0]), (-1, xs[3], heights[3])):
+        while height > 0:
+            lower = zip(found["icoord"], found["dcoord"], strict=True)
+            below, tops = next(fork for fork in lower if (fork[0][1] + fork[0][2]) / 2 == x and fork[1][1] == height)
+            x, height = below[side], tops[side]
+        ends.append(round((x - 5) / 10))
+    return range(ends[0], ends[1] + 1)
 
 
 def _common_classes(similarity: Similarity, who: list[int]) -> str:
@@ -140,30 +129,18 @@ def _common_classes(similarity: Similarity, who: list[int]) -> str:
     return ", ".join(map(str, np.flatnonzero((similarity.label_counts[who] > 0).all(axis=0)).tolist()))
 
 
-def _label_strip(counts: np.ndarray, names: list[str], step: float, top: float) -> tuple[float, list[Shape]]:
+def _label_strip(picture: Picture, axes: Axes, counts: np.ndarray, names: list[str]) -> None:
     """A column per leaf, a row per class (or some neighbouring ones), coloured by its share of the client's data."""
     merged, group = merge_classes(counts, MOST_CLASSES)
     shares = merged / np.maximum(merged.sum(axis=1, keepdims=True), 1)
-    tall = min(14.0, 260 / merged.shape[1])
-    gap = 1.0 if min(tall, step) >= 6 else 0.0
-    bottom = top + tall * merged.shape[1]
-    shapes: list[Shape] = [Box(LEFT, top, WIDTH - LEFT - RIGHT - gap, bottom - top - gap, "none")]
-    shapes.append(Grid(LEFT, top, step, tall, levels_of(shares.T, 1.0), gap))
-    for row in index_ticks(merged.shape[1], tall, 14):
-        shapes.append(Words(LEFT - 8, top + tall * (row + 0.5) + 4, str(row * group), align="end", size=11))
+    extent = (-0.5, len(names) - 0.5, merged.shape[1] * group - 0.5, -0.5)
+    norm = import_extra("matplotlib.colors", "pictures").PowerNorm(0.5, 0, 1)
+    image = axes.imshow(shares.T, heat_map(), norm, aspect="auto", interpolation="none", extent=extent)
+    add_scale(picture, image, axes, "share of the client's training examples", format="{x:.0%}")
+    axes.set_ylabel("class" if group == 1 else f"class ({group} to a row)")
+    mark_whole(axes.yaxis, counts.shape[1])
+    texts = []
     for column, name in enumerate(names):
         held = [f"{c * group}: {share:.0%}" for c, share in enumerate(shares[column]) if share > 0]
-        text = f"client {name}: class {', '.join(held[:12])}"
-        shapes.append(Hint(LEFT + step * column, top, step, bottom - top, text))
-    what = "class of training examples" if group == 1 else f"classes of training examples, {group} to a row"
-    shapes.append(Words(16, (top + bottom) / 2, "class", align="middle", turn=90))
-    shapes.append(
-        Words(
-            (LEFT + WIDTH - RIGHT) / 2, bottom + 17, f"{what}; stronger: a larger share of the client's", align="middle"
-        )
-    )
-    return bottom + 17, shapes
-
-
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+        texts.append(f"client {name}: class {', '.join(held[:12])}")
+    picture.hint_bands(axes, texts, are_columns=True)
