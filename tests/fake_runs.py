@@ -12,11 +12,11 @@ from sparsona.analysis.view import RunView
 
 # title -> headline point, final accuracy, pace in rounds, bytes per round, share of a dense model's FLOPs
 METHODS: dict[str, tuple[str, float, float, int, float]] = {
-    "Local": ("trained", 0.91, 3.0, 0, 1.0),
-    "FedAvg": ("global", 0.86, 9.0, 2_480_000, 1.0),
+    "Local": ("received", 0.91, 3.0, 0, 1.0),
+    "FedAvg": ("received", 0.86, 9.0, 2_480_000, 1.0),
     "FedAvg-FT": ("tuned", 0.935, 9.0, 2_480_000, 1.0),
-    "FedSpa (DST)": ("trained", 0.945, 6.0, 1_290_000, 0.62),
-    "FedSpa (RSM)": ("trained", 0.94, 7.0, 1_290_000, 0.62),
+    "FedSpa (DST)": ("received", 0.945, 6.0, 1_290_000, 0.62),
+    "FedSpa (RSM)": ("received", 0.94, 7.0, 1_290_000, 0.62),
 }
 
 

@@ -81,7 +81,8 @@ class Picture:
     def svg(self) -> str:
         """One element without scripts, fonts or links. Its styles hold for its own class, so a page can contain it."""
         file = io.StringIO()
-        with style(f"{self.label}{self.hints}"):
+        self._settle()
+        with style(_printable(f"{self.label}{self.hints}")):
             self.figure.savefig(file, format="svg", metadata={"Date": None})
         root = ElementTree.fromstring(file.getvalue())
         root.remove(root.find(f"{{{SVG}}}metadata"))  # type: ignore[arg-type]
@@ -95,6 +96,15 @@ class Picture:
         ElementTree.register_namespace("", SVG)
         ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
         return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+    def _settle(self) -> None:
+        """Lay the figure out once and round it: the solver's last digits differ from one time to the next."""
+        with style():
+            self.figure.draw_without_rendering()
+        self.figure.set_layout_engine("none")
+        for axes in self.figure.axes:
+            left, bottom, width, height = (round(value, 4) for value in axes.get_position(original=True).bounds)
+            axes.set_position((left, bottom, width, height))
 
     def _hinted(self, place: ElementTree.Element) -> tuple[list[ElementTree.Element], list[str]]:
         """The parts of a group that hints are of: markers (uses of one path) or paths of their own."""
@@ -120,6 +130,7 @@ class Picture:
             if ending == ".svg":
                 path.write_text(self.svg(), encoding="utf-8")
             else:
+                self._settle()
                 with style():
                     self.figure.savefig(path, format="png", dpi=192)
         except OSError as error:
