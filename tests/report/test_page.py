@@ -69,7 +69,7 @@ def test_many_methods_and_seeds(make_comparison: MakeComparison, tmp_path: Path)
     assert "5 methods" in page.text
     assert "3 seeds" in page.text
     assert page.text.count("The tuned model of every client") == 1
-    assert "Local, FedSpa (DST), FedSpa (RSM): The trained model" in page.text
+    assert "Local, FedAvg, FedSpa (DST), FedSpa (RSM): The received model" in page.text
     assert "Difference to Local" in page.text
     assert " to +" in page.text
     figures = figures_of(text)
@@ -199,6 +199,15 @@ def test_a_tuned_headline_is_a_star(make_view: MakeView) -> None:
     assert len(line.x) == 50
     assert star.marker.symbol == "star"
     assert list(star.y) == pytest.approx([100 * view.summary["accuracy"]["mean"]])
+
+
+def test_every_point_that_was_evaluated_over_the_rounds_is_drawn(make_view: MakeView) -> None:
+    curves = {"received": [(1, 0.5), (2, 0.6)], "consensus": [(1, 0.4), (2, 0.3)], "start": [(2, 0.1)]}
+    line, consensus = plots.learning_curves([dataclasses.replace(make_view(), curves=curves)]).data
+    assert list(line.y) == pytest.approx([50, 60])
+    assert consensus.name == "FedSpa (RSM), consensus"
+    assert list(consensus.y) == pytest.approx([40, 30])
+    assert consensus.customdata[0] == "the mean of all peers' models, round 1"
 
 
 def test_client_dots_say_who_they_are(make_view: MakeView) -> None:
