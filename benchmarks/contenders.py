@@ -122,7 +122,7 @@ def run_sparsona(work: Work, data: Data, rounds: int) -> Found:
     """Rounds of Star with the executor that `auto` means here."""
     import sparsona as sp
     from sparsona.engine.executors import choose, open_executor, rounding_as_asked
-    from sparsona.engine.star import Star
+    from sparsona.engine.rounds import simulate
     from sparsona.prepare import make_config, make_setting
 
     federation = sp.Federation.from_clients(
@@ -135,7 +135,7 @@ def run_sparsona(work: Work, data: Data, rounds: int) -> Found:
     name = choose("auto", setting)
     executor = open_executor(name, setting)
     try:
-        star = Star(setting, executor)
+        star = simulate(setting, executor)
         with rounding_as_asked(setting):
             population, marks = star.start(), [time.perf_counter()]
             for index in range(rounds):

@@ -19,10 +19,11 @@ import torch
 from record import surroundings
 
 import sparsona as sp
+from sparsona.engine.context import Setting
 from sparsona.engine.executors import rounding_as_asked
 from sparsona.engine.graphed import Graphed
-from sparsona.engine.jobs import Executor, Setting
-from sparsona.engine.rounds import rounds_of
+from sparsona.engine.jobs import Executor
+from sparsona.engine.rounds import simulate
 from sparsona.engine.serial import Serial
 from sparsona.engine.stacked import Stacked
 from sparsona.prepare import make_config, make_setting
@@ -52,7 +53,7 @@ def measure(
     config = make_config(method, {"rounds": 1000, "eval_every": 1000, **more}, federation, model)
     setting = make_setting(config, federation, model)
     with rounding_as_asked(setting):
-        star = rounds_of(setting, open_executor(setting))
+        star = simulate(setting, open_executor(setting))
         population, seconds, steps = star.start(), [], 0
 
         def timed(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:

@@ -20,9 +20,9 @@ from torch import nn
 import sparsona as sp
 from sparsona.core.task import with_channels_last
 from sparsona.data.batches import shuffled
-from sparsona.engine.jobs import perform
+from sparsona.engine.rounds import simulate
 from sparsona.engine.serial import Serial
-from sparsona.engine.star import Star
+from sparsona.engine.turn import perform
 from sparsona.prepare import make_config, make_setting
 from sparsona.wire.codec import decode, encode
 
@@ -65,7 +65,7 @@ def measure(shape, model: str, examples: int, batch: int, epochs: int, repeats: 
     federation = federation_of(shape, examples)
     options = {"rounds": 10, "per_round": 1, "epochs": epochs, "batch_size": batch, "search": "rsm"}
     setting = make_setting(make_config("fedspa", options, federation, model), federation, model)
-    star = Star(setting, Serial(setting))
+    star = simulate(setting, Serial(setting))
     population = star.start()
     round_ = setting.plan.round_at(0)
     reply = setting.method.server.reply(population.server, setting.clients[0], round_)

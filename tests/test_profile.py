@@ -44,9 +44,10 @@ def test_a_profiled_run_is_the_same_run_and_says_where_the_time_went(say, tmp_pa
     start = ["start: import", "start: read data", "start: build"]
     turn = ["reply", "encode", "decode", "init", "receive", "train", "finish", "aggregate", "evaluate"]
     assert list(rows) == [*start, *turn, "records", "checkpoint", "other"]
-    # Two of five clients train in each of three rounds, and all five are tested after each.
+    # Two of five clients train in each of three rounds, and all five are tested after each; the server adds up what the
+    # two sent, and then steps.
     counts = {name: rows[name]["calls"] for name in ("receive", "train", "finish", "aggregate", "evaluate", "reply")}
-    assert counts == {"receive": 6, "train": 6, "finish": 6, "aggregate": 3, "evaluate": 15, "reply": 21}
+    assert counts == {"receive": 6, "train": 6, "finish": 6, "aggregate": 9, "evaluate": 15, "reply": 21}
     assert (rows["encode"]["calls"], rows["decode"]["calls"]) == (27, 27)  # down to all, up from those who train
     assert (rows["train"]["steps"], rows["train"]["examples"]) == steps_of(tmp_path / "run")
     assert all(rows[name]["seconds"] > 0 for name in rows)

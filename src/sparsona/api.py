@@ -17,11 +17,10 @@ from sparsona.analysis import summary as summaries
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.data.federation import Federation
 from sparsona.engine.clock import OFF, START, Clock
+from sparsona.engine.context import Setting
 from sparsona.engine.executors import choose
-from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import novel_clients
-from sparsona.engine.rounds import common_model, rounds_of
-from sparsona.engine.serial import Serial
+from sparsona.engine.rounds import check_plan, shared_model
 from sparsona.prepare import (
     GIVEN,
     OF_DATA,
@@ -114,7 +113,7 @@ def _start_of(config: RunConfig) -> WarmStart | None:
 
 def _described(config: RunConfig, setting: Setting, start: WarmStart | None = None) -> tuple[RunConfig, dict[str, Any]]:
     """The config with what was left to be found out, and what a folder says about the run."""
-    rounds_of(setting, Serial(setting))  # what method and plan cannot do together is told before a folder is made
+    check_plan(setting.server_side)  # what method and plan cannot do together is told before a folder is made
     found = {"clients": setting.federation.num_clients, "device": setting.device.type}
     found["novel"] = setting.plan.num_novel
     found["executor"] = choose(config.executor, setting)
@@ -160,7 +159,7 @@ def _described(config: RunConfig, setting: Setting, start: WarmStart | None = No
 def _play(folder: RunFolder, setting: Setting, config: RunConfig, listen: Listener) -> Run:
     progress = play(folder, setting, config.executor, config.max_seconds, listen)
     if progress.finished:
-        leave_global_model(folder.path, common_model(setting, progress.population))
+        leave_global_model(folder.path, shared_model(setting.server_side, progress.population))
     folder.write_summary(summaries.summarize(folder, progress.seconds))
     if not progress.finished:
         warn(f"stopped by max_seconds after round {progress.completed} of {config.rounds}; resume goes on")
@@ -329,7 +328,7 @@ def compare(
         config = next(config for planned_name, config in planned if planned_name == name)
         setting = make_setting(config, federation, model, start=_start_of(config))
         choose(config.executor, setting)
-        rounds_of(setting, Serial(setting))
+        check_plan(setting.server_side)
     path = Path(out) if out else RUNS / f"compare-{_stamp()}"
     make_empty_folder(path)
     entries = [

@@ -16,8 +16,8 @@ from pydantic import Field
 from sparsona.core.layout import Layout, Slot
 from sparsona.core.round import Client, Round
 from sparsona.core.update import Cost, PartSize, Support
-from sparsona.methods.allocation import mask_counts
-from sparsona.methods.training import Training, gradient_size, training_flops
+from sparsona.methods.training import Training, gradient_size
+from sparsona.sparsity.search import mask_counts
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,11 @@ class RuleCard:
     engine: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""  # how the figures are to be read, where training decides them
+
+
+def training_flops(layout: Layout, client: Client, config: Training, nonzeros: tuple[int, ...] | None = None) -> int:
+    """FLOPs of one client's local epochs: three forward passes an example."""
+    return config.epochs * client.num_examples * 3 * layout.forward_flops(nonzeros)
 
 
 def _model(layout: Layout, name: str = "model") -> PartSize:

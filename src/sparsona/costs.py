@@ -179,8 +179,7 @@ def _report(card: methods.MethodCard | RuleCard, asked: CostConfig, config: Any,
     flops = Flops(
         _mean(_sum([cost.train_flops for cost in kinds], asked), asked),
         _mean(_sum([_search_flops(cost, layout, asked.quirks) for cost in kinds], asked), asked),
-        # An example in training is three forward passes.
-        asked.tune_epochs * samples * 3 * _sum(infer, asked),
+        asked.tune_epochs * _sum([_tune_flops(*cost, samples) for cost in zip(kinds, infer, strict=True)], asked),
     )
     as_papers = partial(_paper_size, quirks=asked.quirks, uniform=getattr(config, "allocation", "erk") == "uniform")
     return CostReport(
@@ -329,6 +328,11 @@ def _search_flops(cost: Cost, layout: Layout, quirks: tuple[str, ...]) -> int:
     if "phantom-screening" in quirks and any(part.is_mask for part in cost.kept):
         return SCREENING_BATCH * 3 * layout.forward_flops()
     return cost.search_flops
+
+
+def _tune_flops(cost: Cost, infer_flops: int, samples: int) -> int:
+    """Of one epoch; an example in training is three forward passes unless the method says otherwise."""
+    return samples * 3 * infer_flops if cost.tune_flops is None else cost.tune_flops
 
 
 def _memory(cost: Cost, layout: Layout) -> Memory:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,16 @@ import torch
 from sparsona import data, methods, models
 from sparsona.core.errors import SparsonaError
 from sparsona.core.losses import argmax_score, cross_entropy, no_score, squared_error, token_cross_entropy, token_score
+from sparsona.core.method import Method
 from sparsona.core.round import client_kinds
 from sparsona.core.task import Task
 from sparsona.data.federation import Federation
 from sparsona.data.sharing import share
 from sparsona.data.sources import read
 from sparsona.engine.clock import OFF, START, Clock
+from sparsona.engine.context import Setting
 from sparsona.engine.executors import choose_device
 from sparsona.engine.graphs import read_graph
-from sparsona.engine.jobs import Setting
 from sparsona.engine.plan import Plan
 from sparsona.runs import config as configs
 from sparsona.runs.config import RunConfig
@@ -164,7 +166,7 @@ def make_setting(
     device = choose_device(config.device, config.precision)
     task.half = torch.bfloat16 if config.precision == "bf16" else None
     make, kind = methods.factory(config.method)
-    make_method = partial(make, config=configs.validated(kind, config.options, config.method))
+    make_method = partial(_named, make, configs.validated(kind, config.options, config.method), config.method)
     plan = Plan(
         rounds=config.rounds,
         per_round=_sampled(config),
@@ -196,6 +198,11 @@ def make_setting(
             mend="raise --batch-size or --set min_size=..., or use GroupNorm",
         )
     return setting
+
+
+def _named(make: Callable[[Task, Any], Method], config: Any, name: str, task: Task) -> Method:
+    """A method under the name of its row: several rows may share a file."""
+    return replace(make(task, config), name=name)
 
 
 def _sampled(config: RunConfig) -> int:

@@ -10,9 +10,8 @@ from sparsona.analysis import summary as summaries
 from sparsona.analysis.outcomes import is_regression, keeps_the_shared_model
 from sparsona.analysis.view import RunView, read_view
 from sparsona.core.errors import SparsonaError
-from sparsona.engine.jobs import Setting
-from sparsona.engine.rounds import common_model, received_work, rounds_of
-from sparsona.engine.serial import Serial
+from sparsona.engine.context import Setting
+from sparsona.engine.rounds import received_work, shared_model, simulate
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.runs.profile import is_profiled, read_profile
 from sparsona.runs.store import RunFolder, read_json
@@ -100,17 +99,18 @@ class Run:
         if guarded and keeps_the_shared_model(self._folder, client):
             state = progress.population.states.get(client)
             warm = setting.plan.starts_warm
-            model = setting.params if warm else common_model(setting, progress.population)
+            model = setting.params if warm else shared_model(setting.server_side, progress.population)
             assert model is not None
-            return setting.task.module(model, getattr(state, "buffers", setting.buffers))
+            return setting.task.module(model, setting.buffers if state is None else state.buffers)
         work = progress.tuned.get(client) or received_work(setting, progress.population, client)
         if setting.method.deploy is None:
             raise SparsonaError(f"{setting.method.name} deploys no plain model: its prediction takes more than weights")
-        return setting.task.module(*setting.method.deploy(work))
+        made = setting.method.deploy(work)
+        return setting.task.module(*made) if isinstance(made, tuple) else made.eval()
 
     def _progress(self, setting: Setting) -> Progress:
-        initial = rounds_of(setting, Serial(setting)).start()
-        progress = Checkpoints(self.path).load(setting, initial)
+        initial = simulate(setting).start()
+        progress = Checkpoints(self.path, setting.method).load(setting, initial)
         if progress is None:
             raise SparsonaError(f"'{self.path}' has no checkpoint yet", mend="resume the run first")
         return progress

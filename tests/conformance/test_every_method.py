@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import inspect
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,12 +13,12 @@ from sparsona import methods, prepare
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves, map_leaves
 from sparsona.data.batches import in_order
-from sparsona.engine.gossip import heard_by
-from sparsona.engine.jobs import Setting
-from sparsona.engine.plan import participation
-from sparsona.engine.rounds import received_work, rounds_of
+from sparsona.engine.clients import LocalClients
+from sparsona.engine.context import Setting
+from sparsona.engine.plan import novel_clients, participation
+from sparsona.engine.rounds import check_plan, received_work, simulate
 from sparsona.engine.serial import Serial
-from sparsona.engine.turn import client_turn
+from sparsona.engine.turn import begin, phases_of, train_alone
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.wire.codec import decode, encode
 from sparsona.wire.format import message_size, paper_size
@@ -61,7 +59,7 @@ def setting_of(name: str, model=None, **more) -> Setting:
 
 def engine_of(setting: Setting):
     """With a server in the middle, or among peers."""
-    return rounds_of(setting, Serial(setting))
+    return simulate(setting, Serial(setting))
 
 
 def played(setting: Setting, rounds: int):
@@ -94,7 +92,7 @@ def test_global_generators_untouched(name, untouched_generators):
     setting = setting_of(name)
     star, population, _ = played(setting, 2)
     star.evaluate(population, 2)
-    star.closing(population)
+    star.finish(population)
 
 
 def test_inputs_are_not_changed(name):
@@ -104,7 +102,7 @@ def test_inputs_are_not_changed(name):
     before = population_print(population), fingerprint((setting.params, setting.buffers))
     star.play(population, 2)
     star.evaluate(population, 2)
-    star.closing(population)
+    star.finish(population)
     assert (population_print(population), fingerprint((setting.params, setting.buffers))) == before
 
 
@@ -123,11 +121,11 @@ def test_state_keeps_its_structure(name):
 def test_state_survives_the_store_bit_for_bit(name, tmp_path):
     setting = setting_of(name)
     star, population, _ = played(setting, 3)
-    _, tuned = star.closing(population)
+    _, tuned = star.finish(population)
     initial = engine_of(setting).start()
-    Checkpoints(tmp_path).save(Progress(3, 1.5, population, tuned, True), initial)
+    Checkpoints(tmp_path, setting.method).save(Progress(3, 1.5, population, tuned, True), initial)
     fresh = setting_of(name)
-    found = Checkpoints(tmp_path).load(fresh, engine_of(fresh).start())
+    found = Checkpoints(tmp_path, fresh.method).load(fresh, engine_of(fresh).start())
     assert population_print(found.population) == population_print(population)
     assert fingerprint(tuple(found.tuned.values())) == fingerprint(tuple(tuned.values()))
     assert (found.completed, found.seconds, found.finished) == (3, 1.5, True)
@@ -255,20 +253,18 @@ def test_learning_rate_takes_effect_each_round(name):
     """A turn at another learning-rate scale gives another model, and at scale 0 the one that was received."""
     setting = setting_of(name, weight_decay=0.0)
     _, population, _ = played(setting, 1)
-    round_ = setting.plan.round_at(1).on(setting.clients[0])
-    own = (setting.federation.examples(0, "train"), setting.federation.examples(0, "validation"))
-    inbox = ()
-    if setting.method.peer is not None:
-        heard = heard_by(setting, range(6), population, 0, setting.plan.round_at(setting.plan.rounds))
-        assert heard
-        inbox = tuple(decode(population.messages[sender]) for sender in heard)
-    if setting.method.server is not None:
-        inbox = (setting.method.server.reply(population.server, setting.clients[0], round_),)
-    state = population.states.get(0) or setting.fresh_state(0)
+    clients = LocalClients(setting, None, population.states)
+    engine = engine_of(setting)
+    whose = population if setting.method.peer is not None else population.server
+    job = clients.with_state(engine.evaluation_job(whose, 0, setting.plan.round_at(1)))
+    assert job.messages or (setting.method.peer is None and setting.method.server is None)
 
     def trained(scale: float) -> str:
-        here = dataclasses.replace(round_, lr_scale=scale)
-        return learned(client_turn(setting.method, setting.task, state, inbox, *own, here)[2])
+        here = dataclasses.replace(job, do="train", round=dataclasses.replace(job.round, lr_scale=scale))
+        turn = begin(setting, here)
+        for phase in phases_of(setting, turn):
+            train_alone(setting, turn, phase)
+        return learned(turn.work)
 
     def learned(work) -> str:
         """What is trained: statistics and momentum move at any learning rate."""
@@ -281,7 +277,7 @@ def test_learning_rate_takes_effect_each_round(name):
 def test_beats_chance_on_the_toy(name):
     setting = setting_of(name, rounds=5, epochs=3, per_round=4, lr=0.15)
     star, population, _ = played(setting, 5)
-    record, _ = star.closing(population)
+    record, _ = star.finish(population)
     found = record.evaluations or star.evaluate(population, 5)
     accuracy = sum(e.correct / e.count for e in found) / len(found)
     assert accuracy > SETTINGS[name][1], accuracy
@@ -291,7 +287,7 @@ def test_stateless_clients(name):
     setting = setting_of(name, stateless=True)
     if setting.method.server is None:  # nothing would be left of it
         with pytest.raises(SparsonaError, match="forget what they learn"):
-            engine_of(setting)
+            check_plan(setting.server_side)
         return
     _, population, record = played(setting, 3)
     assert population.states == {}
@@ -333,11 +329,12 @@ def test_a_lost_update_changes_nobody(name):
 def test_novel_clients(name):
     setting = setting_of(name, novel=2, rounds=3)
     star, population, _ = played(setting, 3)
-    assert len(star.novel) == 2
-    assert not star.novel & set(population.states)
-    record, _ = star.closing(population)
-    assert {e.client for e in record.evaluations if e.point == "novel"} == star.novel
-    assert not {e.client for e in star.evaluate(population, 3)} & star.novel
+    novel = novel_clients(setting.plan, setting.clients)
+    assert len(novel) == 2
+    assert not novel & set(population.states)
+    record, _ = star.finish(population)
+    assert {e.client for e in record.evaluations if e.point == "novel"} == novel
+    assert not {e.client for e in star.evaluate(population, 3)} & novel
 
 
 def test_everyone_trains_but_only_the_sampled_are_aggregated(name):
@@ -345,7 +342,7 @@ def test_everyone_trains_but_only_the_sampled_are_aggregated(name):
     setting = setting_of(name, everyone_trains=True)
     if setting.method.peer is not None:
         with pytest.raises(SparsonaError, match="no server that could leave some of them out"):
-            engine_of(setting)
+            check_plan(setting.server_side)
         return
     star, population, record = played(setting, 3)
     assert len(record.turns) == 6
@@ -380,12 +377,6 @@ def test_batch_norm_and_dropout(name):
     if setting.method.server is not None:
         update = setting.method.server.reply(population.server, setting.clients[0], setting.plan.round_at(2))
         assert sum(part.layout.size for part in update.parts.values()) <= 2 * setting.task.layout.size
-
-
-def test_method_file_is_short(name):
-    make, _ = methods.factory(name)
-    path = Path(inspect.getsourcefile(make))
-    assert len(path.read_text().splitlines()) <= 150
 
 
 def test_loss_and_update_are_pure(name):

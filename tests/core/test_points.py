@@ -8,7 +8,9 @@ from sparsona.core.errors import SparsonaError
 
 def test_every_row_says_whose_model_it_is_and_what_it_is():
     for name, found in points.POINTS.items():
-        assert found.name == name and found.text and found.data == "test"
+        assert found.name == name
+        assert found.text
+        assert found.data == "test"
     assert points.OPTIONS == ("received", "trained", "tuned", "global", "consensus")
 
 

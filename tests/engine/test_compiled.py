@@ -16,8 +16,8 @@ from sparsona.engine.fused_norm import fuse_group_norms
 from sparsona.engine.grouped import as_products
 from sparsona.engine.lanes import Lane, Programs
 from sparsona.engine.padded import pad_few_channels
-from sparsona.engine.rounds import rounds_of
-from sparsona.engine.seats import take_seat
+from sparsona.engine.rounds import simulate
+from sparsona.engine.turn import begin
 
 aten = torch.ops.aten
 
@@ -81,7 +81,7 @@ def first_job(setting):
         def run(self, jobs):
             raise CaughtError(next(iter(jobs)))
 
-    engine = rounds_of(setting, Catcher())
+    engine = simulate(setting, Catcher())
     with pytest.raises(CaughtError) as caught:
         engine.play(engine.start(), 0)
     return caught.value.args[0]
@@ -104,9 +104,9 @@ def test_every_methods_step_is_traced_and_its_norms_are_fused(name, stacked):
     config = prepare.make_config(name, {"batch_size": 8, "device": "cpu", "per_round": 3}, federation, model)
     setting = prepare.make_setting(config, federation, model)
     setting.task.channels_last = stacked is None
-    seat = take_seat(setting, first_job(setting))
-    lane = Lane(setting, setting.method.phases[0], seat.work, Programs(), stacked)
-    lane.load(setting.method.phases[0], [seat] * (stacked or 1))
+    turn = begin(setting, first_job(setting))
+    lane = Lane(setting, setting.method.phases[0], turn.work, Programs(), stacked)
+    lane.load(setting.method.phases[0], [turn] * (stacked or 1))
     lane._batch.zero_()
     table = None if stacked is None else as_products(stacked)
     graph = make_fx(lane._take, decomposition_table=table)(*lane._inputs())
@@ -121,9 +121,9 @@ def test_every_methods_step_is_traced_and_its_norms_are_fused(name, stacked):
         fixed.copy_(value)
     graph(*lane._inputs())
     seen = torch.rand(5, 3, 8, 8)
-    traced = make_fx(lambda flat, images: setting.method.predict(map_leaves(lambda _, v: v * flat, seat.work), images))
+    traced = make_fx(lambda flat, images: setting.method.predict(map_leaves(lambda _, v: v * flat, turn.work), images))
     torch.testing.assert_close(
-        traced(torch.ones(()), seen)(torch.ones(()), seen), setting.method.predict(seat.work, seen)
+        traced(torch.ones(()), seen)(torch.ones(()), seen), setting.method.predict(turn.work, seen)
     )
     moved = 0.0
     for found, value, old in zip(lane._leaves, wanted, before, strict=True):

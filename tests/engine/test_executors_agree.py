@@ -19,7 +19,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
 from sparsona.engine.executors import choose, choose_device, open_executor, rounding_as_asked
 from sparsona.engine.graphed import Graphed
-from sparsona.engine.rounds import rounds_of
+from sparsona.engine.rounds import simulate
 from sparsona.engine.serial import Serial
 from sparsona.engine.stacked import Stacked
 
@@ -54,14 +54,14 @@ def play(make, name, model=smooth_net, federation=None, **more):
 
 def played(make, setting):
     """Everything that a run's rounds and its closing leave behind."""
-    star, rounds = rounds_of(setting, make(setting)), setting.plan.rounds
+    star, rounds = simulate(setting, make(setting)), setting.plan.rounds
     with rounding_as_asked(setting):
         population, records = star.start(), []
         for index in range(rounds):
             population, record = star.play(population, index)
             records.append(record)
         records[-1].evaluations.extend(star.evaluate(population, rounds))
-        closing, tuned = star.closing(population)
+        closing, tuned = star.finish(population)
     return population, [*records, closing], tuned
 
 

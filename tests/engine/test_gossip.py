@@ -16,11 +16,11 @@ from sparsona.core.method import Cost, Method, PeerHalf, Tree, dense, message
 from sparsona.core.task import Task
 from sparsona.core.tree import leaves
 from sparsona.data.federation import Federation
-from sparsona.engine.gossip import Gossip, consensus
+from sparsona.engine.context import Setting
+from sparsona.engine.gossip import consensus
 from sparsona.engine.graphs import Graph
-from sparsona.engine.jobs import Setting
-from sparsona.engine.plan import Plan, participation
-from sparsona.engine.rounds import received_work, rounds_of
+from sparsona.engine.plan import Plan, novel_clients, participation
+from sparsona.engine.rounds import check_plan, received_work, simulate
 from sparsona.engine.serial import Serial
 from sparsona.engine.stacked import Stacked
 from sparsona.runs.checkpoint import Checkpoints, Progress
@@ -47,7 +47,7 @@ def counting(task, wants=None):
         params = work.params.like(work.params.flat + round_.client.index + 1)
         return Number(params, work.buffers), message(round_, {"model": dense(params)})
 
-    def consensus(inbox):
+    def consensus(inbox, round_):
         found = [update.parts["model"].tree() for update in inbox]
         return found[0].like(torch.stack([one.flat for one in found]).mean(0))
 
@@ -55,14 +55,14 @@ def counting(task, wants=None):
         return task.forward(work.params, work.buffers, inputs, train=False)[0]
 
     return Method(
-        "counting",
-        lambda params, buffers, client, seeds: Number(params.like(params.flat * 0), buffers),
-        receive,
-        (),
-        finish,
-        predict,
-        lambda layout, client, round_: Cost(None, None, 0),
-        peer=PeerHalf(wants, consensus),
+        name="counting",
+        init_client=lambda params, buffers, client, seeds: Number(params.like(params.flat * 0), buffers),
+        receive=receive,
+        phases=(),
+        finish=finish,
+        predict=predict,
+        cost=lambda layout, client, round_: Cost(None, None, 0),
+        peer=PeerHalf(wants=wants, consensus=consensus),
     )
 
 
@@ -82,7 +82,7 @@ def setting_of(num=3, make=counting, **plan):
 
 
 def play(setting, rounds, population=None, first=0):
-    gossip, records = Gossip(setting, Serial(setting)), []
+    gossip, records = simulate(setting, Serial(setting)), []
     population = population or gossip.start()
     for index in range(first, rounds):
         population, record = gossip.play(population, index)
@@ -113,7 +113,7 @@ def test_three_peers_by_hand():
     assert traffic(records[0]) == {0: (0, 0), 1: (0, 0), 2: (0, 0)}
     assert traffic(records[1]) == traffic(records[2]) == dict.fromkeys(range(3), (2 * size, 2 * size))
     assert all(turn.traffic.paper_up == turn.traffic.paper_down == 2 * 4 * 4 for turn in records[2].turns)
-    assert float(consensus(gossip.setting, population).flat[0]) == 6
+    assert float(consensus(gossip.context, population, 1).flat[0]) == 6
     assert float(received_work(setting, population, 1).params.flat[0]) == 6
 
 
@@ -175,11 +175,11 @@ def test_who_is_not_sampled_keeps_still_and_can_be_heard():
 def test_novel_clients_join_at_the_end():
     setting = setting_of(num=4, num_novel=1, rounds=2)
     gossip, population, _ = play(setting, 2)
-    (novel,) = gossip.novel
+    (novel,) = novel_clients(setting.plan, setting.clients)
     assert novel not in population.states
     rest = list(numbers(population).values())
     assert float(received_work(setting, population, novel).params.flat[0]) == pytest.approx(sum(rest) / 4)
-    record, _ = gossip.closing(population)
+    record, _ = gossip.finish(population)
     assert {(e.client, e.point) for e in record.evaluations} == {(novel, "novel")}
 
 
@@ -211,7 +211,7 @@ def test_the_consensus_is_tested_on_everybody():
 def test_what_peers_cannot_do(plan, told):
     setting = setting_of(**plan)
     with pytest.raises(SparsonaError) as caught:
-        rounds_of(setting, Serial(setting))
+        check_plan(setting.server_side)
     assert told in str(caught.value)
 
 
@@ -246,9 +246,9 @@ def bits(population):
 def test_a_resumed_run_equals_an_uninterrupted_one(make, more, tmp_path):
     def playing(population=None, first=0, last=4):
         setting = dispfl(**more)
-        engine = rounds_of(setting, make(setting))
+        engine = simulate(setting, make(setting))
         if population is None:
-            found = Checkpoints(tmp_path).load(setting, engine.start())
+            found = Checkpoints(tmp_path, setting.method).load(setting, engine.start())
             population = found.population if found else engine.start()
         for index in range(first, last):
             population, _ = engine.play(population, index)
@@ -256,15 +256,15 @@ def test_a_resumed_run_equals_an_uninterrupted_one(make, more, tmp_path):
 
     _, whole = playing()
     engine, half = playing(last=2)
-    Checkpoints(tmp_path).save(Progress(2, 1.0, half, {}), engine.start())
+    Checkpoints(tmp_path, engine.clients.context.method).save(Progress(2, 1.0, half, {}), engine.start())
     assert bits(playing(first=2)[1]) == bits(whole)
 
 
 def test_a_message_that_the_state_holds_is_not_written_twice(tmp_path):
     setting = dispfl()
-    engine = rounds_of(setting, Stacked(setting))
+    engine = simulate(setting, Stacked(setting))
     population, _ = engine.play(engine.start(), 0)
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = Checkpoints(tmp_path, setting.method)
     checkpoints.save(Progress(1, 1.0, population, {}), engine.start())
     folder = tmp_path / "checkpoint"
     names = {path.name: path.stat().st_size for path in folder.iterdir()}
@@ -272,13 +272,13 @@ def test_a_message_that_the_state_holds_is_not_written_twice(tmp_path):
     assert all(size < 1000 for name, size in names.items() if name.startswith("message-"))
     checkpoints.save(Progress(1, 2.0, population, {}), engine.start())
     assert {path.name for path in folder.iterdir()} == set(names)  # nothing is written anew
-    found = Checkpoints(tmp_path).load(setting, engine.start()).population
+    found = Checkpoints(tmp_path, setting.method).load(setting, engine.start()).population
     assert bits(found) == bits(population)
     assert found.messages[0].parts["model"].whole is found.states[0].params
     # Where the state has moved on and the message has not, it is written whole.
     moved = replace(population, states={**population.states, 0: setting.fresh_state(0)})
     checkpoints.save(Progress(2, 3.0, moved, {}), engine.start())
-    assert bits(Checkpoints(tmp_path).load(setting, engine.start()).population) == bits(moved)
+    assert bits(Checkpoints(tmp_path, setting.method).load(setting, engine.start()).population) == bits(moved)
 
 
 def test_the_busiest_peer_is_bounded_where_it_is_asked_for(tmp_path):
@@ -299,8 +299,8 @@ def test_the_busiest_peer_is_bounded_where_it_is_asked_for(tmp_path):
 def rounds_message(run):
     """Any message of a run, as its checkpoint has it."""
     setting = run._make_setting()
-    start = rounds_of(setting, Serial(setting)).start()
-    return Checkpoints(run.path).load(setting, start).population.messages[0]
+    start = simulate(setting).start()
+    return Checkpoints(run.path, setting.method).load(setting, start).population.messages[0]
 
 
 def test_a_graph_file_that_changed_is_told(tmp_path):

@@ -13,10 +13,10 @@ from torch import nn
 import sparsona as sp
 from sparsona.core.method import Cost, Method, PartSize, ServerHalf, Tree, dense, message
 from sparsona.core.task import Task
-from sparsona.engine.jobs import Setting
+from sparsona.engine.context import Setting
 from sparsona.engine.plan import Plan
 from sparsona.engine.serial import Serial
-from sparsona.methods.averaging import weighted_mean
+from sparsona.learning.means import WeightedSum
 from sparsona.methods.training import Training, plain_weights, predictor, sgd_phase
 
 CONFIG = Training(lr=0.1, epochs=2, weight_decay=0.0, clip_norm=None)
@@ -54,20 +54,28 @@ def averaging(task, phases, tune=None):
     def finish(state, work, inbox, probe, round_):
         return _State(work.buffers), message(round_, {"model": dense(work.params)})
 
-    def aggregate(server, inbox, round_):
-        return _Server(weighted_mean(((u.parts["model"].tree(), 1.0) for u in inbox), otherwise=server.params))
-
     def cost(layout, client, round_):
         model = (PartSize("model", layout, layout.size),)
         return Cost(model, model, 0)
 
     server = ServerHalf(
-        lambda params, clients, seeds: _Server(params),
-        aggregate,
-        lambda server, client, round_: message(round_, {"model": dense(server.params)}),
+        init=lambda params, clients, seeds: _Server(params),
+        reply=lambda server, client, round_: message(round_, {"model": dense(server.params)}),
+        zero=lambda server, round_: WeightedSum(),
+        add=lambda server, total, update: total.add(update.parts["model"].tree(), 1.0),
+        step=lambda server, total, round_: _Server(total.mean(otherwise=server.params)),
     )
-    start = lambda params, buffers, client, seeds: _State(buffers)  # noqa: E731
-    return Method("any", start, receive, phases, finish, predictor(task), cost, plain_weights, tune, server)
+    return Method(
+        init_client=lambda params, buffers, client, seeds: _State(buffers),
+        receive=receive,
+        phases=phases,
+        finish=finish,
+        predict=predictor(task),
+        cost=cost,
+        deploy=plain_weights,
+        tune=tune,
+        server=server,
+    )
 
 
 def heavy_ball(task):

@@ -19,10 +19,10 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.resting import pack_bits
 from sparsona.core.tree import Tree, counts, leaves, parts
 from sparsona.core.update import mask_digest, masked
+from sparsona.engine.rounds import simulate
 from sparsona.engine.serial import Serial
 from sparsona.engine.shelf import Shelf
 from sparsona.engine.stacked import Stacked
-from sparsona.engine.star import Star
 from sparsona.runs.checkpoint import Checkpoints, Progress
 
 CPU = torch.device("cpu")
@@ -174,16 +174,16 @@ def test_a_run_that_lives_in_files_has_the_same_bits(method, tmp_path):
         setting = prepare.make_setting(prepare.make_config(method, options, None, small_net), None, small_net)
         if shelf is not None:
             object.__setattr__(setting, "shelf", shelf)
-        star = Star(setting, Serial(setting))
+        star = simulate(setting, Serial(setting))
         initial = population = star.start()
         folder.mkdir()
-        checkpoints = Checkpoints(folder)
+        checkpoints = Checkpoints(folder, setting.method)
         for index in range(2):
             population, _ = star.play(population, index)
             checkpoints.save(Progress(index + 1, 0.0, population, {}), initial)
-        _, tuned = star.closing(population)
+        _, tuned = star.finish(population)
         checkpoints.save(Progress(2, 0.0, population, tuned, True), initial)
-        found = Checkpoints(folder).load(setting, initial)
+        found = Checkpoints(folder, setting.method).load(setting, initial)
         assert bits(found.population.states) == bits(population.states)
         stored = {path.name: path.read_bytes() for path in (folder / "checkpoint").iterdir()}
         return (population.server, population.states, tuned), stored
@@ -201,18 +201,14 @@ def test_masks_rest_as_they_arrive(executor):
     """However many are sampled, no mask is at hand while the updates of others are awaited."""
     config = prepare.make_config("fedspa", {"clients": 4, "per_round": 4, "rounds": 1, "epochs": 1, "device": "cpu"})
     setting = prepare.make_setting(config)
-    star, at_hand = Star(setting, executor(setting)), []
-    aggregate = setting.method.server.aggregate
+    star, at_hand = simulate(setting, executor(setting)), []
+    add = setting.method.server.add
 
-    def watched(server, inbox, round_):
-        def seen():
-            for update in inbox:
-                at_hand.append(update.parts["mask"].tree()._flat)
-                yield update
+    def watched(server, total, update):
+        at_hand.append(update.parts["mask"].tree()._flat)
+        return add(server, total, update)
 
-        return aggregate(server, seen(), round_)
-
-    object.__setattr__(setting.method.server, "aggregate", watched)
+    object.__setattr__(setting.method.server, "add", watched)
     population, _ = star.play(star.start(), 0)
     assert at_hand == [None] * 4
     assert all(mask._flat is None for mask in population.server.masks.values())

@@ -16,7 +16,9 @@ from sparsona.core.task import Task
 from sparsona.core.tree import Tree, scale, subtract
 from sparsona.core.update import dense, message
 from sparsona.data.batches import Examples, in_order, shuffled
-from sparsona.engine.turn import ClientProbe, Tally, check_finite, run_phase
+from sparsona.engine.jobs import Tally
+from sparsona.engine.population import check_finite
+from sparsona.engine.turn import ClientProbe, run_phase
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def phase_of(task, **more) -> Phase:
     def update(work, grads, tick):
         return replace(work, params=subtract(work.params, scale(grads["params"], 0.1 * tick.lr_scale)))
 
-    return Phase("train", ("params",), loss, update, **more)
+    return Phase(name="train", trains=("params",), loss=loss, update=update, **more)
 
 
 def run(task, examples, phase):

@@ -26,9 +26,8 @@ import sparsona as sp
 from sparsona import prepare
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
-from sparsona.engine.rounds import rounds_of
+from sparsona.engine.rounds import simulate
 from sparsona.engine.serial import Serial
-from sparsona.engine.star import Star
 from sparsona.engine.worker import FRAME, pack
 from sparsona.engine.workers import AHEAD, Workers
 
@@ -40,7 +39,7 @@ def setting_of(method: str = "fedspa", model=None, **more):
 
 
 def played(setting, executor, rounds: int = 3) -> str:
-    star = rounds_of(setting, executor)
+    star = simulate(setting, executor)
     population = star.start()
     for index in range(rounds):
         population, _ = star.play(population, index)
@@ -91,7 +90,7 @@ def test_a_model_that_prints(workers, capfd):
 def test_killed_workers_are_replaced_and_nothing_is_lost(workers):
     setting = setting_of()
     executor = workers(setting)
-    star = Star(setting, executor)
+    star = simulate(setting, executor)
     population = star.start()
     population, _ = star.play(population, 0)
     for worker in executor._workers:
@@ -162,10 +161,10 @@ def test_data_that_a_killed_process_left_is_removed(workers, tmp_path, monkeypat
 
 
 def _evaluation_jobs(setting):
-    star = Star(setting, Serial(setting))
+    star = simulate(setting, Serial(setting))
     population, round_ = star.start(), setting.plan.round_at(0)
     for client in [*range(5)] * 4:
-        yield star._job("evaluate", client, population, round_, ("received",), {})
+        yield star.evaluation_job(population.server, client, round_, ("received",))
 
 
 class Deadly(nn.Module):
@@ -226,13 +225,13 @@ def test_outcomes_do_not_pile_up_behind_a_slow_client(workers):
     config = prepare.make_config("fedavg", options, federation, _Linear)
     setting = prepare.make_setting(config, federation, _Linear)
     executor, begun = workers(setting), []
-    star = Star(setting, executor)
+    star = simulate(setting, executor)
     population = star.start()
 
     def jobs():
         for client in range(30):
             begun.append(client)
-            yield star._job("train", client, population, setting.plan.round_at(0), (), {})
+            yield star._job("train", client, population.server, setting.plan.round_at(0), (), {})
 
     outcomes = executor.run(jobs())
     assert next(outcomes).client == 0

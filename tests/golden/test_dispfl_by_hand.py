@@ -44,10 +44,10 @@ from torch import nn
 from sparsona import prepare
 from sparsona.core.method import Support, dense, masked, message
 from sparsona.data.federation import Federation
-from sparsona.engine.gossip import Gossip, consensus
+from sparsona.engine.gossip import consensus
 from sparsona.engine.graphs import Graph
 from sparsona.engine.population import Population
-from sparsona.engine.rounds import received_work
+from sparsona.engine.rounds import received_work, simulate
 from sparsona.engine.serial import Serial
 from sparsona.methods.dispfl import DisPFLState
 from sparsona.wire.codec import decode
@@ -102,7 +102,7 @@ def test_the_mixture(divide_by, expected):
     setting, population = population_of(divide_by, EVERYBODY)
     for client, weights in expected.items():
         assert received(setting, population, client) == list(weights)
-    mean = consensus(setting, population)
+    mean = consensus(setting.server_side, population, 1)
     assert mean.flat.tolist() == [3, 4, -2, 3, 1, 6]
 
 
@@ -124,7 +124,7 @@ def test_who_never_trained_only_listens(divide_by, expected):
 @pytest.mark.parametrize("divide_by", ["used", "new"])
 def test_a_whole_round(divide_by):
     setting, population = population_of(divide_by, EVERYBODY)
-    after, _ = Gossip(setting, Serial(setting)).play(population, 0)
+    after, _ = simulate(setting, Serial(setting)).play(population, 0)
     state, update = after.states[B], decode(after.messages[B])
     if divide_by == "new":  # it starts from 8 and 0.5 in 1 and 4: 4 and 5 are the smallest, 2 and 5 grow
         assert update.parts["model"].values.tolist() == pytest.approx([8, 0.5, 6.001236], abs=1e-6)

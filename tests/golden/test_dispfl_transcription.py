@@ -16,10 +16,9 @@ from test_fedspa_transcription import erk_counts, uniform_counts
 from torch.nn import functional as F
 
 from sparsona import prepare
-from sparsona.engine.gossip import Gossip
 from sparsona.engine.graphs import read_graph, senders
 from sparsona.engine.plan import participation
-from sparsona.engine.rounds import received_work
+from sparsona.engine.rounds import received_work, simulate
 from sparsona.sparsity.evolve import random_scores
 from sparsona.wire.codec import decode
 
@@ -87,7 +86,7 @@ class Peers(Draws):
 def play(options):
     setting = make_setting("dispfl", RUN | options)
     recorder = Recorder(setting)
-    gossip = Gossip(setting, recorder)
+    gossip = simulate(setting, recorder)
     populations, uploads = [gossip.start()], []
     for t in range(ROUNDS):
         recorder.uploads = {}
@@ -209,5 +208,6 @@ def test_every_round_is_the_papers(variant):
         )
         mixed = paper.gossip(k, heard, weights, used, masks, half)
         assert distance(received_work(setting, populations[-1], k).params, mixed) < 1
-    found = setting.method.peer.consensus(decode(m) for m in populations[-1].messages.values())
+    said = (decode(m) for m in populations[-1].messages.values())
+    found = setting.method.peer.consensus(said, setting.plan.round_at(ROUNDS))
     assert distance(found, paper.consensus(weights, used)) < 1

@@ -13,8 +13,8 @@ import transcription_fedalt as paper
 from product_run import LAYERS, Draws, Recorder, distance, exact, make_setting
 
 from sparsona import prepare
-from sparsona.engine.jobs import Setting
-from sparsona.engine.star import Star
+from sparsona.engine.context import Setting
+from sparsona.engine.rounds import simulate
 
 ROUNDS = 4
 RUN = {"rounds": ROUNDS, "per_round": 3, "epochs": 1, "batch_size": 8, "lr": 0.3, "seed": 3, "lr_schedule": "constant"}
@@ -112,7 +112,7 @@ def transcribe(setting, first_states, local, words):
 def play(method, options):
     setting = make_setting(method, RUN | {"clip_norm": None} | options)
     recorder = Recorder(setting)
-    star = Star(setting, recorder)
+    star = simulate(setting, recorder)
     populations, uploads = [star.start()], []
     for t in range(ROUNDS):
         recorder.uploads = {}
@@ -197,7 +197,7 @@ def test_an_additive_model_fits_the_residual_in_regression(method):
     plain = make_setting(method, RUN | {"clip_norm": None, "personal": "additive", "lr": 0.05})
     plain.task.losses, plain.task.is_regression = losses, True
     setting = Setting(plain.task, plain.make_method, plain.federation, plain.plan)
-    star = Star(setting, Recorder(setting))
+    star = simulate(setting, Recorder(setting))
     populations = [star.start()]
     for t in range(ROUNDS):
         populations.append(star.play(populations[-1], t)[0])
@@ -217,7 +217,7 @@ def test_an_additive_model_fits_the_residual_in_regression(method):
 def test_final_tuning_moves_the_personal_part_alone(method):
     """Step (c) of the paper's pipeline, with constant learning rate."""
     setting, star, populations, _ = play(method, {"tune_epochs": 2, "pull": 0.1})
-    _, tuned = star.closing(populations[-1])
+    _, tuned = star.finish(populations[-1])
     draws = Draws(setting)
     for i in range(product_run.CLIENTS):
         state = populations[-1].states.get(i, setting.fresh_state(i))
@@ -252,7 +252,7 @@ def test_ft_part_is_fedavg_and_then_tunes_a_part(server):
     )
     for t, (u, _, _, _) in enumerate(rounds):
         assert distance(populations[t + 1].server.params, u) < 1, f"round {t}"
-    _, tuned = star.closing(populations[-1])
+    _, tuned = star.finish(populations[-1])
     for i in range(product_run.CLIENTS):
         w = exact(populations[-1].server.params)
         u, v = ({name: w[name] for name in w if (name in INPUT) is own} for own in (False, True))

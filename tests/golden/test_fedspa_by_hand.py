@@ -54,8 +54,8 @@ from sparsona import prepare
 from sparsona.data.federation import Federation
 from sparsona.engine.plan import participation
 from sparsona.engine.population import Population
+from sparsona.engine.rounds import received_work, simulate
 from sparsona.engine.serial import Serial
-from sparsona.engine.star import Star, received_work
 
 A, B, C = 0, 1, 2
 START = [1.0, 0.5, -2.0, -0.125, 0.75, 1.0]
@@ -96,7 +96,7 @@ def play_one_round(method, layer):
             break
     else:
         pytest.fail("no seed samples A and B")
-    star = Star(setting, Serial(setting))
+    star = simulate(setting, Serial(setting))
     server = star.start().server
     masks = {k: mask.like(torch.tensor([i in MASKS[k] for i in range(6)])) for k, mask in server.masks.items()}
     states = {k: replace(setting.fresh_state(k), mask=mask) for k, mask in masks.items()}

@@ -30,8 +30,8 @@ from sparsona.data.batches import shuffled
 from sparsona.data.sharing import federate
 from sparsona.data.sources import load
 from sparsona.engine.plan import participation
+from sparsona.engine.rounds import received_work, simulate
 from sparsona.engine.serial import Serial
-from sparsona.engine.star import Star, received_work
 from sparsona.wire.codec import decode
 
 # --------------------------------------------------------------------------- the paper, transcribed
@@ -255,7 +255,7 @@ def play(method, options):
     """The product's setting, its populations before the first and after every round, and each round's U_{k,t}."""
     setting = make_setting(method, options)
     recorder = Recorder(setting)
-    star = Star(setting, recorder)
+    star = simulate(setting, recorder)
     populations, uploads = [star.start()], []
     for t in range(ROUNDS):
         before = populations[-1]
@@ -360,7 +360,7 @@ def test_defaults_are_the_papers():
 def test_initial_masks(variant):
     method, options, _ = VARIANTS[variant]
     setting = make_setting(method, options)
-    masks = Star(setting, Serial(setting)).start().server.masks
+    masks = simulate(setting, Serial(setting)).start().server.masks
     shapes = {name: tuple(setting.params[name].shape) for name in setting.params}
     assert sorted(masks) == list(range(6))
     for k, mask in masks.items():

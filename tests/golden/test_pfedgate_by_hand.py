@@ -56,8 +56,9 @@ from sparsona import prepare
 from sparsona.core.tree import Tree
 from sparsona.data.federation import Federation
 from sparsona.engine.plan import participation
+from sparsona.engine.population import Population
+from sparsona.engine.rounds import received_work, simulate
 from sparsona.engine.serial import Serial
-from sparsona.engine.star import Population, Star, received_work
 
 A, B, C = 0, 1, 2
 L = log(3)
@@ -83,7 +84,7 @@ def play_one_round(**more):
             break
     else:
         pytest.fail("no seed samples A and B")
-    star, states = Star(setting, Serial(setting)), {}
+    star, states = simulate(setting, Serial(setting)), {}
     for client, bias in BIAS.items():
         state = setting.fresh_state(client)
         named = {"0.weight": torch.zeros(4, 2), "0.bias": torch.tensor(bias)}

@@ -15,7 +15,7 @@ import transcription_pfedgate as paper
 from product_run import CLIENTS, LAYERS, LINEAR, Draws, Recorder, distance, exact, make_setting
 
 from sparsona import prepare
-from sparsona.engine.star import Star, received_work
+from sparsona.engine.rounds import received_work, simulate
 
 ROUNDS = 3
 RUN = {"rounds": ROUNDS, "per_round": 3, "epochs": 1, "batch_size": 8, "lr": 0.2, "gate_lr": 0.5, "seed": 5}
@@ -55,7 +55,7 @@ VARIANTS = {
     "mixed budgets": ({"density": 1.0, "capacities": [0.5, 0.1], "seed": 8}, {}),
     "for the client": ({"gating": "client"}, {"gating": "client"}),
     "alternating": ({"updates": "alternating", "seed": 9}, {"updates": "alternating"}),
-    "momentum stays": ({"keeps_momentum": True, "paths": 2}, {"keeps_speed": True}),
+    "momentum stays": ({"optimizer_memory": "keep", "paths": 2}, {"keeps_speed": True}),
     "bare gate": (
         {"pre_norm": False, "post_norm": False, "sigmoid": False, "gate_lr": 0.05, "seed": 4},
         {"pre_norm": False, "post_norm": False, "sigmoid": False, "rate_phi": 0.05},
@@ -159,7 +159,7 @@ class Problem:
 def play(options):
     setting = make_setting("pfedgate", RUN | options)
     recorder = Recorder(setting)
-    star = Star(setting, recorder)
+    star = simulate(setting, recorder)
     populations, uploads = [star.start()], []
     for t in range(ROUNDS):
         recorder.uploads = {}

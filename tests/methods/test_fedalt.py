@@ -16,11 +16,11 @@ from sparsona.core.seeds import Seeds
 from sparsona.core.task import Task
 from sparsona.core.tree import leaves
 from sparsona.data.batches import Examples, in_order
+from sparsona.engine.rounds import received_work, simulate
 from sparsona.engine.serial import Serial
 from sparsona.engine.stacked import Stacked
-from sparsona.engine.star import Star, received_work
 from sparsona.engine.turn import Tally, run_phase
-from sparsona.methods.averaging import weighted_mean
+from sparsona.learning.means import WeightedSum
 from sparsona.methods.fedalt import FedAltConfig, fedalt
 from sparsona.methods.fedavg import FedAvgPartConfig, fedavg
 from sparsona.methods.server_optimizer import ServerStep, server_step
@@ -62,7 +62,7 @@ def setting_of(name, model=Adapted, **more):
 
 
 def play(setting, make=Serial):
-    star = Star(setting, make(setting))
+    star = simulate(setting, make(setting))
     population, records = star.start(), []
     for index in range(setting.plan.rounds):
         population, record = star.play(population, index)
@@ -144,7 +144,7 @@ def test_only_the_shared_part_travels_and_nobody_else_moves_the_personal_one():
 def test_part_tuning_leaves_the_shared_part_as_it_was():
     setting = setting_of("fedavg-ft-part", personal="input,norm", tune_epochs=2, weight_decay=0.1, rounds=1)
     star, population, _ = play(setting)
-    _, tuned = star.closing(population)
+    _, tuned = star.finish(population)
     assert len(tuned) == 4
     for work in tuned.values():
         for name, value in population.server.params.items():
@@ -154,7 +154,7 @@ def test_part_tuning_leaves_the_shared_part_as_it_was():
 def test_tuning_trains_the_personal_part_alone():
     setting = setting_of("fedsim", tune_epochs=1, rounds=1)
     star, population, _ = play(setting)
-    _, tuned = star.closing(population)
+    _, tuned = star.finish(population)
     for client, work in tuned.items():
         before = received_work(setting, population, client)
         assert torch.equal(work.shared.flat, before.shared.flat)
@@ -178,7 +178,7 @@ def test_stacked_agrees_with_serial(name, options):
         torch.testing.assert_close(value, value2, rtol=0, atol=2e-5)
     for turn, turn2 in zip(one[2][-1].turns, other[2][-1].turns, strict=True):
         assert turn.tally.train_flops == turn2.tally.train_flops
-        setting = one[0].setting
+        setting = one[0].clients.context
         cost = setting.method.cost(setting.task.layout, setting.clients[turn.client], setting.plan.round_at(0))
         assert turn.tally.train_flops == cost.train_flops
 
@@ -239,7 +239,7 @@ def test_the_pull_is_the_squared_distance_without_a_half():
     batch = next(in_order(setting.federation.examples(client, "train"), 8))
     distance = (work.personal.flat - setting.params.select(("last.weight", "last.bias")).flat).square().sum()
     assert float(distance) > 0
-    without = plain(replace(work, start=()), batch)[0]
+    without = plain(replace(work, start=None), batch)[0]
     torch.testing.assert_close(setting.method.phases[0].loss(work, batch)[0], without + 0.5 * distance)
 
 
@@ -258,7 +258,7 @@ def test_what_an_update_weighs_by(weight, wanted):
 def test_the_servers_plain_step_is_the_mean_to_the_bit():
     params, _ = Task(Adapted, (1, 8, 8), 10).init(0)
     other = params.like(params.flat * 1.7 + 0.1)
-    mean = weighted_mean([(params, 1.0), (other, 2.0)], otherwise=params)
+    mean = WeightedSum().add(params, 1.0).add(other, 2.0).mean(otherwise=params)
     assert server_step(ServerStep(), params, mean, ())[0] is mean
     half, _ = server_step(ServerStep(server_lr=0.5), params, mean, ())
     torch.testing.assert_close(half.flat, (params.flat + mean.flat) / 2)

@@ -12,10 +12,12 @@ import sparsona as sp
 from sparsona import methods, models, prepare
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Client
+from sparsona.engine.jobs import Job
+from sparsona.engine.plan import novel_clients
+from sparsona.engine.rounds import received_work, simulate
 from sparsona.engine.serial import Serial
 from sparsona.engine.stacked import Stacked
-from sparsona.engine.star import Star, received_work
-from sparsona.engine.turn import client_turn
+from sparsona.engine.turn import begin, end, phases_of, train_alone
 from sparsona.methods.gated import cut, make_budget, select
 from sparsona.methods.gating import GatedModel
 from sparsona.methods.pfedgate import PFedGateConfig
@@ -35,11 +37,13 @@ def setting_of(model=net, **more):
 
 def turn_of(setting, client=0):
     """A client's first turn: what it sends, and the work it ends with."""
-    server = setting.method.server.init(setting.params, setting.clients, setting.plan.seeds)
-    round_ = setting.plan.round_at(0).on(setting.clients[client])
-    inbox = (setting.method.server.reply(server, setting.clients[client], round_),)
-    own = (setting.federation.examples(client, part) for part in ("train", "validation"))
-    return client_turn(setting.method, setting.task, setting.fresh_state(client), inbox, *own, round_)
+    half, round_ = setting.method.server, setting.plan.round_at(0)
+    server = half.init(setting.params, setting.clients, setting.plan.seeds)
+    turn = begin(setting, Job("train", client, round_, (half.reply(server, setting.clients[client], round_),)))
+    for phase in phases_of(setting, turn):
+        train_alone(setting, turn, phase)
+    outcome = end(setting, turn)
+    return outcome.state, outcome.message, turn.work, turn.tally
 
 
 @pytest.fixture
@@ -111,7 +115,7 @@ def test_mixed_capacities(capacity, selections):
             for work, kept in selections
         ]
         assert 0.5 * share < float(max(sizes)) / setting.task.layout.size <= share
-    star = Star(setting, Serial(setting))
+    star = simulate(setting, Serial(setting))
     population, record = star.play(star.start(), 0)  # the server reads what both kinds send
     assert len(record.turns) == 3
     assert len(star.evaluate(population, 1)) == 6
@@ -172,7 +176,7 @@ def test_decay_everywhere_moves_what_nobody_used():
 
 
 def predictions(setting, batches):
-    star = Star(setting, Serial(setting))
+    star = simulate(setting, Serial(setting))
     population = star.start()
     for index in range(2):
         population, _ = star.play(population, index)
@@ -213,10 +217,10 @@ def test_the_stored_gate_is_the_mean_of_training():
 def test_the_dense_mean_is_over_those_who_take_part():
     """A novel client's data is not known to the server: everybody else sampled, theirs is the mean."""
     setting = setting_of(**{**AUTHORS, "novel": 2, "per_round": 4})
-    star = Star(setting, Serial(setting))
+    star = simulate(setting, Serial(setting))
     population, _ = star.play(star.start(), 0)
     found, weights = torch.zeros_like(setting.params.flat), 0
-    for client in set(range(6)) - star.novel:
+    for client in set(range(6)) - novel_clients(setting.plan, setting.clients):
         _, update, _, _ = turn_of(setting, client)
         found += update.weight * update.parts["update"].tree().flat
         weights += update.weight
@@ -236,9 +240,9 @@ def test_a_file_of_latencies_that_changed_is_told(tmp_path):
 
 def test_tuning_moves_the_gate_alone():
     setting = setting_of(tune_epochs=1, novel=1)
-    star = Star(setting, Serial(setting))
+    star = simulate(setting, Serial(setting))
     population, _ = star.play(star.start(), 0)
-    _, tuned = star.closing(population)
+    _, tuned = star.finish(population)
     for client, work in tuned.items():
         before = received_work(setting, population, client)
         assert torch.equal(work.params.flat, before.params.flat)
@@ -287,7 +291,7 @@ def test_many_clients_at_once(more):
     found = []
     for executor in (Serial, Stacked):
         setting = setting_of(smooth, **more, points=["trained"], rounds=1)
-        star = Star(setting, executor(setting))
+        star = simulate(setting, executor(setting))
         population, record = star.play(star.start(), 0)
         found.append((population.server.params.flat, record.turns, record.evaluations))
     (one, turns, tested), (other, turns2, tested2) = found

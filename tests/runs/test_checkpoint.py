@@ -15,8 +15,8 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
 from sparsona.data.federation import Federation
 from sparsona.engine.population import Population
+from sparsona.engine.rounds import simulate
 from sparsona.engine.serial import Serial
-from sparsona.engine.star import Star
 from sparsona.runs.checkpoint import Checkpoints, Progress
 
 CLIENTS = 6
@@ -34,10 +34,10 @@ def net() -> nn.Module:
 
 
 @pytest.fixture
-def star(federation) -> Star:
+def star(federation):
     options = {"rounds": 4, "per_round": 2, "epochs": 1, "executor": "serial", "tune_epochs": 1}
     setting = prepare.make_setting(prepare.make_config("fedspa", options, federation, net), federation, net)
-    return Star(setting, Serial(setting))
+    return simulate(setting, Serial(setting))
 
 
 @pytest.fixture
@@ -64,9 +64,9 @@ def bits(value) -> dict[str, bytes]:
 
 def test_comes_back_bit_for_bit(star, played, tmp_path):
     population = played[-1][0]
-    _, tuned = star.closing(population)
-    Checkpoints(tmp_path).save(Progress(3, 12.5, population, tuned, True), star.start())
-    found = Checkpoints(tmp_path).load(star.setting, star.start())
+    _, tuned = star.finish(population)
+    Checkpoints(tmp_path, star.context.method).save(Progress(3, 12.5, population, tuned, True), star.start())
+    found = Checkpoints(tmp_path, star.context.method).load(star.clients.context, star.start())
     assert (found.completed, found.seconds, found.finished) == (3, 12.5, True)
     assert bits((found.population.server, found.population.states)) == bits((population.server, population.states))
     assert found.population.states.keys() == population.states.keys()
@@ -75,11 +75,11 @@ def test_comes_back_bit_for_bit(star, played, tmp_path):
 
 
 def test_no_checkpoint_yet(star, tmp_path):
-    assert Checkpoints(tmp_path).load(star.setting, star.start()) is None
+    assert Checkpoints(tmp_path, star.context.method).load(star.clients.context, star.start()) is None
 
 
 def test_only_clients_that_changed_are_written(star, played, tmp_path):
-    checkpoints, initial = Checkpoints(tmp_path), star.start()
+    checkpoints, initial = Checkpoints(tmp_path, star.context.method), star.start()
     (_, trained), (second, trained_too), (third, trained_then) = played
     trained = trained | trained_too
     checkpoints.save(Progress(2, 1.0, second, {}), initial)
@@ -101,12 +101,12 @@ def test_only_clients_that_changed_are_written(star, played, tmp_path):
 
 
 def test_saving_the_same_again_writes_the_manifest_alone(star, played, tmp_path):
-    checkpoints, initial = Checkpoints(tmp_path), star.start()
+    checkpoints, initial = Checkpoints(tmp_path, star.context.method), star.start()
     checkpoints.save(Progress(3, 1.0, played[-1][0], {}), initial)
     before = files(tmp_path)
     checkpoints.save(Progress(3, 2.0, played[-1][0], {}), initial)
-    again = Checkpoints(tmp_path)
-    again.save(again.load(star.setting, initial), initial)  # a resumed run rewrites nothing either
+    again = Checkpoints(tmp_path, star.context.method)
+    again.save(again.load(star.clients.context, initial), initial)  # a resumed run rewrites nothing either
     after = files(tmp_path)
     assert after.pop("manifest.json") != before.pop("manifest.json")
     assert after == before
@@ -115,10 +115,10 @@ def test_saving_the_same_again_writes_the_manifest_alone(star, played, tmp_path)
 def test_a_resumed_run_writes_only_what_changes(star, played, tmp_path):
     """A client that was loaded and not trained since keeps its file."""
     initial = star.start()
-    Checkpoints(tmp_path).save(Progress(2, 1.0, played[1][0], {}), initial)
+    Checkpoints(tmp_path, star.context.method).save(Progress(2, 1.0, played[1][0], {}), initial)
     before = manifest(tmp_path)["files"]
-    resumed = Checkpoints(tmp_path)
-    progress = resumed.load(star.setting, initial)
+    resumed = Checkpoints(tmp_path, star.context.method)
+    progress = resumed.load(star.clients.context, initial)
     population, record = star.play(progress.population, 2)
     trained = {turn.client for turn in record.turns}
     resumed.save(Progress(3, 1.0, population, {}), initial)
@@ -129,7 +129,7 @@ def test_a_resumed_run_writes_only_what_changes(star, played, tmp_path):
 
 
 def test_a_save_that_fails_leaves_the_last_one_whole(star, played, tmp_path, monkeypatch):
-    checkpoints, initial = Checkpoints(tmp_path), star.start()
+    checkpoints, initial = Checkpoints(tmp_path, star.context.method), star.start()
     checkpoints.save(Progress(1, 1.0, played[0][0], {}), initial)
     replace, calls = os.replace, []
 
@@ -142,12 +142,12 @@ def test_a_save_that_fails_leaves_the_last_one_whole(star, played, tmp_path, mon
     monkeypatch.setattr(os, "replace", fill_up)
     with pytest.raises(SparsonaError, match="the disk is full"):
         checkpoints.save(Progress(2, 2.0, played[1][0], {}), initial)
-    found = Checkpoints(tmp_path).load(star.setting, initial)
+    found = Checkpoints(tmp_path, star.context.method).load(star.clients.context, initial)
     assert found.completed == 1
     assert bits(found.population.server) == bits(played[0][0].server)
     # The same object goes on as if nothing had happened.
     checkpoints.save(Progress(2, 2.0, played[1][0], {}), initial)
-    found = Checkpoints(tmp_path).load(star.setting, initial)
+    found = Checkpoints(tmp_path, star.context.method).load(star.clients.context, initial)
     assert found.completed == 2
     assert bits((found.population.server, found.population.states)) == bits((played[1][0].server, played[1][0].states))
     assert set(files(tmp_path)) == {
@@ -162,7 +162,7 @@ def any_file(folder, owner: str = "server"):
 
 @pytest.fixture
 def saved(star, played, tmp_path):
-    Checkpoints(tmp_path).save(Progress(3, 1.0, played[-1][0], {}), star.start())
+    Checkpoints(tmp_path, star.context.method).save(Progress(3, 1.0, played[-1][0], {}), star.start())
     return tmp_path
 
 
@@ -184,7 +184,7 @@ def test_a_damaged_file_is_told(star, saved, kind, spoil):
         flipped = data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
         path.write_bytes({"empty": b"", "truncated": data[:-1], "flipped": flipped, "longer": data + b"\0"}[spoil])
     with pytest.raises(SparsonaError) as caught:
-        Checkpoints(saved).load(star.setting, star.start())
+        Checkpoints(saved, star.context.method).load(star.clients.context, star.start())
     text = str(caught.value)
     assert f"checkpoint file '{path}' is missing or damaged" in text
     assert "\n  expected: " in text
@@ -204,7 +204,7 @@ def test_any_damage_to_the_manifest_is_told(star, saved):
     for place in range(len(data)):
         path.write_bytes(data[:place] + bytes([data[place] ^ 0x04]) + data[place + 1 :])
         try:
-            Checkpoints(saved).load(star.setting, star.start())
+            Checkpoints(saved, star.context.method).load(star.clients.context, star.start())
         except SparsonaError as error:
             told.append(error)
         else:
@@ -217,7 +217,7 @@ def test_any_damage_to_the_manifest_is_told(star, saved):
 def test_a_manifest_that_is_none(star, saved, content):
     (saved / "checkpoint" / "manifest.json").write_bytes(content)
     with pytest.raises(SparsonaError, match=r"manifest\.json") as caught:
-        Checkpoints(saved).load(star.setting, star.start())
+        Checkpoints(saved, star.context.method).load(star.clients.context, star.start())
     assert caught.value.mend
 
 
@@ -225,13 +225,13 @@ def test_a_truncated_manifest(star, saved):
     path = saved / "checkpoint" / "manifest.json"
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(SparsonaError, match=r"manifest\.json' cannot be read"):
-        Checkpoints(saved).load(star.setting, star.start())
+        Checkpoints(saved, star.context.method).load(star.clients.context, star.start())
 
 
 def test_another_format(star, saved):
     (saved / "checkpoint" / "manifest.json").write_text(json.dumps({**manifest(saved), "format": 2}))
     with pytest.raises(SparsonaError) as caught:
-        Checkpoints(saved).load(star.setting, star.start())
+        Checkpoints(saved, star.context.method).load(star.clients.context, star.start())
     assert "is a checkpoint of format 2" in caught.value.what
     assert caught.value.expected == "format 1"
     assert "version of sparsona" in caught.value.mend
@@ -242,7 +242,7 @@ def test_a_checkpoint_of_another_model(saved, federation):
         return nn.Linear(5, 3)
 
     config = prepare.make_config("fedspa", {"rounds": 4, "per_round": 2}, federation, other)
-    star = Star(setting := prepare.make_setting(config, federation, other), Serial(setting))
+    star = simulate(setting := prepare.make_setting(config, federation, other), Serial(setting))
     with pytest.raises(SparsonaError, match="the checkpoint of the server holds") as caught:
-        Checkpoints(saved).load(setting, star.start())
+        Checkpoints(saved, star.context.method).load(setting, star.start())
     assert "the model" in caught.value.mend

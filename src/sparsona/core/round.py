@@ -37,7 +37,10 @@ def client_kinds(clients: Iterable[Client]) -> Iterator[tuple[Client, int]]:
 
 @dataclass(frozen=True)
 class Round:
-    """Where a run stands. On a client, `client` is that client and `seeds` is bound to it; on the server it is None."""
+    """Where a run stands. On a client, `client` is that client and `seeds` is bound to it; on the server it is None.
+
+    `is_new`: the client's State is fresh, made by `init_client` for this very turn.
+    """
 
     index: int
     total: int
@@ -45,6 +48,7 @@ class Round:
     batch_size: int
     seeds: Seeds
     client: Client | None = None
+    is_new: bool = False
 
     def on(self, client: Client) -> Round:
         return replace(self, client=client, seeds=self.seeds.of(client.index))
@@ -70,16 +74,24 @@ class Batch:
 
 
 class Probe(Protocol):
-    """What a client may look at outside a training step. Never test data; every use is charged to FLOPs."""
+    """What a client may read outside a training step. Never test data; every use is charged to FLOPs."""
 
     def batch(self) -> Batch:
         """The first batch of a freshly shuffled, augmented pass over the training data; charged as one gradient."""
         ...
 
-    def train(self) -> Iterator[Batch]:
-        """One pass over the training data in order, not augmented; charged as one forward pass."""
+    def train(self, flops: int | None = None) -> Iterator[Batch]:
+        """One pass over the training data in order, not augmented.
+
+        Args:
+            flops: what is done with each example; None: one dense forward pass.
+        """
         ...
 
-    def validation(self) -> Iterator[Batch]:
-        """One pass over the validation data in order; charged as one forward pass."""
+    def validation(self, flops: int | None = None) -> Iterator[Batch]:
+        """One pass over the validation data in order, charged as `train` is."""
+        ...
+
+    def label_counts(self) -> Tensor:
+        """How many training examples of each class there are; costs nothing."""
         ...

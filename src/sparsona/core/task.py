@@ -93,16 +93,17 @@ class Task:
         params = Tree.of({**named, **self._given}, self.layout)
         return params, self._buffer_tree(dict(module.named_buffers()))
 
-    def _buffer_tree(self, named: Mapping[str, Tensor]) -> Tree:
+    def _buffer_tree(self, named: Mapping[str, Tensor], layout: Layout | None = None) -> Tree:
         # Counters (num_batches_tracked) are integers; a tree has one dtype, and float32 counts batches well enough.
-        return Tree.of({name: named[name].float() for name in self._buffer_kinds}, self.buffer_layout)
+        return Tree.of({name: named[name].float() for name in self._buffer_kinds}, layout or self.buffer_layout)
 
     def forward(
         self, params: Mapping[str, Tensor], buffers: Tree, inputs: Tensor, train: bool, noise: Tensor | None = None
     ) -> tuple[Tensor, Tree]:
         """Outputs, and the buffers after this pass (the same tree where the module has none, or in evaluation).
 
-        `params` is a tree or any named tensors; their shapes need not be the module's, if its layers take them."""
+        `params` is a tree or any named tensors; their shapes, and those of `buffers`, need not be the module's, if its
+        layers take them."""
         named: dict[str, Tensor] = {name: params[name] for name in params}
         for name, kind in self._buffer_kinds.items():
             named[name] = buffers[name].to(kind, copy=True)
@@ -117,7 +118,7 @@ class Task:
         else:
             outputs = self._call(named, inputs)
         if train and self._buffer_kinds:
-            return outputs, self._buffer_tree(named)
+            return outputs, self._buffer_tree(named, buffers.layout)
         return outputs, buffers
 
     def _call(self, named: dict[str, Tensor], inputs: Tensor) -> Tensor:

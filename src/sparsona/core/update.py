@@ -36,7 +36,8 @@ class Part:
 
     `values` is one-dimensional, in the layout's order: float32, or bool (one bit each on the wire). `mask` is there at
     the sender, and at the receiver if it travelled; `digest` is what arrived of it otherwise. A part that never left
-    this process holds the `whole` tree: its values are gathered only if it is encoded.
+    this process holds the `whole` tree: its values are gathered only if it is encoded. `is_change` is the sender's word
+    on whether these are changes of a model or values of their own; it does not travel.
     """
 
     layout: Layout
@@ -46,6 +47,7 @@ class Part:
     digest: bytes = b""
     seed: bytes = b""
     whole: Tree | None = None
+    is_change: bool = False
 
     @property
     def values(self) -> Tensor:
@@ -122,14 +124,16 @@ class Part:
         return replace(self, support=Support.BITS)
 
 
-def dense(tree: Tree) -> Part:
+def dense(tree: Tree, *, is_change: bool = False) -> Part:
     """A part that covers every entry; a bool tree is a mask that travels as bits."""
-    return Part(tree.layout, whole=tree)
+    return Part(tree.layout, whole=tree, is_change=is_change)
 
 
-def masked(tree: Tree, mask: Tree, support: Support = Support.KNOWN, seed: bytes = b"") -> Part:
+def masked(
+    tree: Tree, mask: Tree, support: Support = Support.KNOWN, seed: bytes = b"", *, is_change: bool = False
+) -> Part:
     """The entries of `tree` where the bool tree `mask` is true."""
-    return Part(tree.layout, None, support, mask, seed=seed, whole=tree)
+    return Part(tree.layout, None, support, mask, seed=seed, whole=tree, is_change=is_change)
 
 
 def _places(mask: Tree) -> Tensor:
@@ -188,7 +192,8 @@ class Cost:
     what a peer is sent is what its neighbours send, and `mixing` is what it holds of that besides `kept`. `kept` is
     what stays on the client between rounds, BatchNorm statistics aside. `at_work` is what is held besides `kept` and
     `down` while training, the part "gradient" giving way to a dense one while masks are searched by it; None: a dense
-    gradient. `infer_flops` is what one prediction costs; None: one dense forward pass.
+    gradient. `infer_flops` is what one prediction costs; None: one dense forward pass. `tune_flops` is what one epoch
+    of final tuning costs; None: three predictions an example.
     """
 
     down: tuple[PartSize, ...] | None
@@ -200,6 +205,7 @@ class Cost:
     infer_flops: int | None = None
     at_work: tuple[PartSize, ...] | None = None
     mixing: tuple[PartSize, ...] = ()
+    tune_flops: int | None = None
 
 
 Inbox = Iterable[Update]

@@ -1,24 +1,28 @@
-"""How well a client's deployed model does on that client's test data."""
+"""How well models do on a client's data, at the evaluation points of a job."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from sparsona.core import points
 from sparsona.core.errors import SparsonaError
+from sparsona.core.method import State, Tree, Work
 from sparsona.core.round import Batch
 from sparsona.core.task import Task
-from sparsona.data.augment import look
 from sparsona.data.batches import in_order
 from sparsona.data.federation import Examples
-from sparsona.engine.stacking import over_clients
+from sparsona.engine.context import Setting
+
+if TYPE_CHECKING:
+    from sparsona.engine.jobs import Job
 
 BATCH = 512  # large enough to be quick, small enough for any device; only transductive predictions depend on it
-STACKED_BATCH = 8192  # the same for many clients at once
 MAX_CONFUSION = 256  # more classes than anybody looks at in a square; a client's would take a megabyte
 
 
@@ -54,7 +58,7 @@ def evaluate(client: int, point: str, predict: Callable[[Tensor], Tensor], task:
             if confusion is not None:
                 cells = batch.targets * task.num_classes + outputs[:, : task.num_classes].argmax(dim=1)
                 confusion += torch.bincount(cells, minlength=task.num_classes**2).view_as(confusion).int()
-    if "/" not in point:
+    if not point or points.point(point).data == "test":
         check_tested(client, count)
     return Evaluation(
         client,
@@ -78,55 +82,44 @@ def judge(task: Task, outputs: Tensor, batch: Batch) -> tuple[Tensor, ...]:
     return right, of, torch.where(counted > 0, losses * counted, 0.0).double().sum(), counted.sum()
 
 
-def evaluate_stacked(
-    clients: Sequence[int],
-    predict: Callable[[Tensor], Tensor],
-    task: Task,
-    tests: Sequence[Examples],
-) -> list[Evaluation]:
-    """`evaluate` for several clients at once, at no point yet: `predict` takes inputs [clients, N, ...]."""
-    counts, device = [test.num_examples for test in tests], tests[0].targets.device
-    for client, count in zip(clients, counts, strict=True):
-        check_tested(client, count)
-    sums = torch.zeros(4, len(clients), dtype=torch.float64, device=device)  # right, of, loss, weight
-    confusion = None
-    if task.num_classes <= MAX_CONFUSION and not task.is_regression:
-        confusion = torch.zeros(len(clients), task.num_classes**2, dtype=torch.int64, device=device)
-    at_once = max(1, STACKED_BATCH // len(clients))
-    with torch.no_grad():
-        for start in range(0, max(counts), at_once):
-            batch = _padded(tests, start, min(at_once, max(counts) - start))
-            outputs = predict(batch.inputs)
-            found = over_clients(partial(judge, task), outputs, batch)
-            for total, values in zip(sums, found, strict=True):
-                total += values
-            if outputs.dim() != 3:
-                confusion = None
-            if confusion is not None:
-                cells = batch.targets * task.num_classes + outputs[..., : task.num_classes].argmax(dim=-1)
-                confusion.scatter_add_(1, cells, (batch.weight > 0).long())
-    rows = sums.T.tolist()
-    matrices: Sequence[Tensor | None] = [None] * len(clients)
-    if confusion is not None:
-        matrices = confusion.view(-1, task.num_classes, task.num_classes).int().cpu().unbind()
-    for client, row in zip(clients, rows, strict=True):
-        check_tested(client, int(row[1]))
-    return [
-        Evaluation(client, "", task.count_right(right), int(of), loss / weight, matrix)
-        for client, (right, of, loss, weight), matrix in zip(clients, rows, matrices, strict=True)
-    ]
+def own_points(job: Job) -> list[str]:
+    """The points at which the client's own model is tested: one and the same model within a job."""
+    return [point for point in job.points if points.is_own(point)]
 
 
-def _padded(tests: Sequence[Examples], start: int, size: int) -> Batch:
-    """Some test examples of every client, [clients, size, ...]; where a client has no more, its first with weight 0."""
-    device = tests[0].targets.device
-    position = torch.arange(start, start + size, device=device)
-    inputs, targets, weight = [], [], []
-    for test in tests:
-        is_there = position < test.num_examples
-        chosen = torch.where(is_there, position, 0)
-        inputs.append(look(test.inputs.index_select(0, chosen), test.view))
-        targets.append(test.targets.index_select(0, chosen))
-        weight.append(is_there.float())
-    noise = torch.zeros(len(tests), dtype=torch.int64, device=device)
-    return Batch(torch.stack(inputs), torch.stack(targets), torch.stack(weight), noise, noise)
+def needs_own_model(job: Job) -> bool:
+    """Whether the job evaluates the client's own model on other data than its test data."""
+    return any(points.point(point).model == "own" and not points.is_own(point) for point in job.points)
+
+
+def at_points(job: Job, found: Evaluation) -> tuple[Evaluation, ...]:
+    """What a client's own model did, at each of these points."""
+    return tuple(replace(found, point=point) for point in own_points(job))
+
+
+def evaluate_own(context: Setting, client: int, work: Work) -> Evaluation:
+    """A client's own model on its test data, at no point yet."""
+    test = context.federation.examples(client, "test")
+    return evaluate(client, "", partial(context.method.predict, work), context.task, test)
+
+
+def evaluate_other_points(context: Setting, job: Job, state: State, work: Work | None) -> tuple[Evaluation, ...]:
+    """The points of a job that are not `own_points`: a shared model, with this client's buffers, or other data."""
+    found = []
+    for name in job.points:
+        if points.is_own(name):
+            continue
+        point = points.point(name)
+        predict = partial(context.method.predict, work)
+        if point.model != "own":
+            model = context.params if point.model == "start" else job.shared_model
+            assert model is not None
+            predict = partial(_predict_plainly, context.task, model, state.buffers)
+        examples = context.federation.examples(job.client, point.data)
+        with context.clock.measure("evaluate"):
+            found.append(evaluate(job.client, name, predict, context.task, examples))
+    return tuple(found)
+
+
+def _predict_plainly(task: Task, model: Tree, buffers: Tree, inputs: Tensor) -> Tensor:
+    return task.forward(model, buffers, inputs, False)[0]

@@ -14,8 +14,8 @@ from sparsona.data.augment import look
 from sparsona.data.batches import as_targets
 from sparsona.data.splits import PARTS
 from sparsona.engine.compiled import Captured, compile_program
+from sparsona.engine.context import Setting
 from sparsona.engine.evaluate import MAX_CONFUSION, Evaluation, check_tested, judge
-from sparsona.engine.jobs import Setting
 from sparsona.engine.stacking import Template
 
 MOST = 256  # examples in one forward pass
@@ -58,9 +58,6 @@ class Examiner:
                 squares = torch.zeros(classes**2, dtype=torch.float64, device=weight.device)
                 found = torch.cat([found, squares.scatter_add(0, cells, (weight > 0).double())])
         return [found]
-
-    def fits(self, work: Work) -> bool:
-        return self._template.fits(work)
 
     def look(self, client: int, work: Work) -> Tensor:
         """A client's model on its test data: sums, on the device, to be read by `tell`."""

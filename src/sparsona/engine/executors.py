@@ -10,7 +10,8 @@ import torch
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.round import client_kinds
 from sparsona.engine.clock import START
-from sparsona.engine.jobs import Executor, Setting, Tell
+from sparsona.engine.context import Setting
+from sparsona.engine.jobs import Executor, Tell
 from sparsona.engine.serial import Serial
 from sparsona.engine.stacked import Stacked, why_not_stacked
 from sparsona.engine.workers import Workers, num_cores

@@ -1,4 +1,4 @@
-"""Rounds without a server: each peer mixes what its neighbours said last, trains, and says something itself."""
+"""Rounds without a server: each peer mixes the last messages of its neighbours, trains, and sends a message itself."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.method import Round, State, Tree, Update, Work
-from sparsona.core.tree import awake
+from sparsona.core.method import Round, Tree, Update, Work
+from sparsona.core.points import CONSENSUS, GLOBAL, point, select
 from sparsona.core.update import Part, Support
-from sparsona.engine.closing import Wish, check_last_looks, close
+from sparsona.engine.clients import Clients
+from sparsona.engine.context import ServerContext
 from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.final import TuningRequest, check_end, evaluate_after_round, finish_run
 from sparsona.engine.graphs import Graph, check, senders
-from sparsona.engine.jobs import Executor, Job, Message, Outcome, Setting, opened
-from sparsona.engine.plan import novel_clients, participation, tested_clients
+from sparsona.engine.jobs import Job, Message, Outcome, Tally, opened
+from sparsona.engine.plan import novel_clients, participation
 from sparsona.engine.population import Population, RoundRecord, Turn, checked_update, num_bytes
-from sparsona.engine.turn import ClientProbe, Tally
 from sparsona.wire.codec import encode
 from sparsona.wire.format import paper_size, read_head
 from sparsona.wire.ledger import Traffic, paper_bytes
@@ -26,107 +27,79 @@ UNPACKED = 4 * 2**30
 
 
 @dataclass
-class _Post:
-    """What is delivered at once: whom each hears from, and the bytes that each sends and receives."""
+class _Deliveries:
+    """Messages delivered at once: the senders of each receiver, and the bytes that each peer sends and receives."""
 
-    heard: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    senders: dict[int, tuple[int, ...]] = field(default_factory=dict)
     traffic: dict[int, Traffic] = field(default_factory=dict)
 
 
 class Gossip:
-    """Plays rounds among peers, as Star does with a server.
+    """Plays rounds among peers, as Star does with a server. It passes messages on, and knows no peer's data or State.
 
-    Synchronous: in round t everybody mixes messages of earlier rounds, the last one that each neighbour made. Who made
-    none yet is not heard. Who is not sampled keeps still and can be heard. Who drops out of a round is not reached in
-    it, neither way: it goes on with its own model and trains, and its neighbours mix what arrived.
+    Synchronous: in round t everybody mixes messages of earlier rounds, the last one that each neighbour made. A peer
+    that made none yet sends none. A peer that is not sampled neither mixes nor trains, and its last message can still
+    be sent. A peer that drops out of a round is not reached in it, neither way: it goes on with its own model and
+    trains, and its neighbours mix what arrived.
     """
 
-    def __init__(self, setting: Setting, executor: Executor) -> None:
-        self.setting, self.plan, self.method = setting, setting.plan, setting.method
-        self._executor = executor
-        self._refuse()
-        check_last_looks(setting)
-        self.novel = novel_clients(self.plan, setting.clients)
-        check(graph_of(setting), members_of(setting))
-        self._at_hand: dict[int, Update] = {}
-        self._unpacked = 0
-
-    def _refuse(self) -> None:
-        """What peers cannot do."""
-        name, plan, half = self.method.name, self.plan, self.method.peer
-        assert half is not None
-        if plan.stateless:
-            raise SparsonaError(
-                f"{name} has no server, and stateless clients forget what they learn",
-                expected="a method with a server, or clients with a memory",
-                mend="leave 'stateless' out",
-            )
-        if plan.everyone_trains:
-            raise SparsonaError(
-                f"'everyone_trains' for {name}: there is no server that could leave some of them out",
-                expected="per_round: so many peers mix and train, the others keep still",
-                mend="leave both out, and all take part in every round",
-            )
-        if "global" in plan.points:
-            raise SparsonaError(
-                f"{name} has no server and no global model",
-                expected="points other than 'global'",
-                mend="use 'consensus': the mean of all peers' models",
-            )
-        if "consensus" in plan.points and half.consensus is None:
-            raise SparsonaError(f"{name} has no consensus model to evaluate", mend="leave 'consensus' out of points")
+    def __init__(self, context: ServerContext, clients: Clients) -> None:
+        self.context, self.clients = context, clients
+        self._loaded: dict[int, Update] = {}
+        self._num_unpacked = 0
 
     def start(self) -> Population:
         return Population(None, {})
 
     def play(self, population: Population, index: int) -> tuple[Population, RoundRecord]:
         """One round: deliver, mix, train."""
-        round_ = self.plan.round_at(index)
-        who = participation(self.plan, self.setting.clients, index)
+        context, plan = self.context, self.context.plan
+        round_ = plan.round_at(index)
+        who = participation(plan, context.clients, index)
         record = RoundRecord(index, round_.lr_scale)
-        states, messages = dict(population.states), dict(population.messages)
+        clients, messages = self.clients.at(population.states), dict(population.messages)
         reached = [client for client in who.trains if client not in who.dropped]
-        post = self._deliver(population, round_, reached, who.dropped)
-        points = ("trained",) if "trained" in self.plan.points and self.plan.evaluates_after(index + 1) else ()
-        jobs = (self._job("train", client, population, round_, points, post) for client in who.trains)
-        for outcome in self._executor.run(jobs):
+        delivered = self._deliver(population, clients, round_, reached, who.dropped)
+        points = select(plan.points, "turn") if plan.evaluates_after(index + 1) else ()
+        jobs = (self._job("train", client, population, round_, points, delivered) for client in who.trains)
+        for outcome in clients.run(jobs):
             client = outcome.client
             if outcome.message is not None:
-                update = checked_update(outcome, index, self.setting.clock)
+                update = checked_update(outcome, index, context.clock)
                 messages[client] = outcome.message
                 if update is outcome.message:
-                    self.setting.shelf.rest(tuple(_trees(update)))
-            states[client] = outcome.state
-            self.setting.shelf.rest(outcome.state)
+                    context.shelf.rest(tuple(_trees(update)))
+            clients.keep(client)
             dropped = client in who.dropped
-            traffic = post.traffic.pop(client, Traffic())
+            traffic = delivered.traffic.pop(client, Traffic())
             record.turns.append(Turn(client, outcome.tally, traffic, not dropped, dropped))
             record.evaluations.extend(outcome.evaluations)
-        # Whoever kept still may have been heard.
-        record.turns += (_silent(client, sent) for client, sent in post.traffic.items())
-        self._put_away()
-        return Population(None, states, messages), record
+        # Peers that did not train may have sent.
+        record.turns += (_sender_only(client, sent) for client, sent in delivered.traffic.items())
+        self._unload()
+        return Population(None, clients.states, messages), record
 
     def _deliver(
         self,
         population: Population,
+        clients: Clients,
         round_: Round,
         receivers: Iterable[int],
         dropped: frozenset[int] = frozenset(),
-    ) -> _Post:
-        """Who is heard by whom; every copy of a message counts, for its sender and for its receiver."""
-        post, members, sizes = _Post(), members_of(self.setting), {}
-        self._put_away()
+    ) -> _Deliveries:
+        """Who sends to whom; every copy of a message counts, for its sender and for its receiver."""
+        delivered, members, sizes = _Deliveries(), members_of(self.context), {}
+        self._unload()
         for client in receivers:
-            heard = heard_by(self.setting, members, population, client, round_)
-            post.heard[client] = tuple(sender for sender in heard if sender not in dropped)
-            for sender in post.heard[client]:
+            found = senders_of(self.context, clients, members, population, client, round_)
+            delivered.senders[client] = tuple(sender for sender in found if sender not in dropped)
+            for sender in delivered.senders[client]:
                 if sender not in sizes:
                     sizes[sender] = _sizes(population.messages[sender])
                 size, paper = sizes[sender]
                 for peer, sent in ((sender, Traffic(up=size, paper_up=paper)), (client, Traffic(0, size, 0, paper))):
-                    post.traffic[peer] = post.traffic.get(peer, Traffic()) + sent
-        return post
+                    delivered.traffic[peer] = delivered.traffic.get(peer, Traffic()) + sent
+        return delivered
 
     def _job(
         self,
@@ -135,140 +108,170 @@ class Gossip:
         population: Population,
         round_: Round,
         points: tuple[str, ...],
-        post: _Post,
+        delivered: _Deliveries,
         model: Tree | None = None,
+        epochs: int = 0,
     ) -> Job:
-        heard = post.heard.get(client, ())
-        with self.setting.clock.measure("reply"):
-            messages = tuple(self._readable(sender, population.messages[sender]) for sender in heard)
-        state = population.states.get(client)
-        if not self._executor.encodes:
-            state = awake(state)
-        return Job(do, client, round_, messages, state, points, model)
+        found = delivered.senders.get(client, ())
+        with self.context.clock.measure("reply"):
+            messages = tuple(self._readable(sender, population.messages[sender]) for sender in found)
+        return Job(do, client, round_, messages, points=points, shared_model=model, epochs=epochs)
 
     def _readable(self, sender: int, message: Message) -> Message:
-        """A message as the executor takes it. What had to be done for that is done once for all who read it."""
-        if self._executor.encodes:
+        """A message as the clients' side takes it. What has to be done for that is done once for all receivers."""
+        if self.clients.encodes:
             return message if isinstance(message, bytes) else encode(message)
-        if sender in self._at_hand:
-            return self._at_hand[sender]
-        update = at_hand(self.setting, message)
-        if self._unpacked < UNPACKED:
-            self._at_hand[sender] = update
-            self._unpacked += sum(tree.layout.size for tree in _trees(update) if not tree.dtype.is_floating_point)
+        if sender in self._loaded:
+            return self._loaded[sender]
+        update = loaded(self.context, message)
+        if self._num_unpacked < UNPACKED:
+            self._loaded[sender] = update
+            self._num_unpacked += sum(tree.layout.size for tree in _trees(update) if not tree.dtype.is_floating_point)
         return update
 
-    def _put_away(self) -> None:
-        """Messages are at hand while one round, or one look, lasts."""
-        self._at_hand.clear()
-        self._unpacked = 0
+    def _unload(self) -> None:
+        """Messages stay loaded while one round, or one evaluation, lasts."""
+        self._loaded.clear()
+        self._num_unpacked = 0
+
+    def evaluation_job(self, population: Population, client: int, round_: Round) -> Job:
+        """A job that evaluates what a peer would have if it mixed now. Nothing is charged."""
+        delivered = self._deliver(population, self.clients.at(population.states), round_, (client,))
+        return self._job("evaluate", client, population, round_, (), delivered)
 
     def evaluate(self, population: Population, completed: int) -> list[Evaluation]:
         """Peers' models on their own test data, at the plan's points that need no training: `received` is what each
         would train next, if nobody dropped out."""
-        points = tuple(point for point in self.plan.points if point in ("received", "consensus"))
+        return evaluate_after_round(self, population, completed)
+
+    def evaluate_points(
+        self, population: Population, completed: int, points: tuple[str, ...], clients: Sequence[int]
+    ) -> list[Evaluation]:
+        """These clients at these points, after they mixed what they would receive now; not charged."""
         if not points:
             return []
-        return self.look(population, completed, points, tested_clients(self.plan, self.setting.clients))
-
-    def look(
-        self, population: Population, completed: int, points: tuple[str, ...], clients: list[int]
-    ) -> list[Evaluation]:
-        """These clients at these points, after they mixed what they would hear now; on nobody's bill."""
-        round_ = self.plan.round_at(completed)
-        post = self._deliver(population, round_, clients)
-        asks_for_mean = any(point.startswith("consensus") for point in points)
-        model = consensus(self.setting, population) if asks_for_mean else None
-        jobs = (self._job("evaluate", client, population, round_, points, post, model) for client in clients)
-        found = [evaluation for outcome in self._executor.run(jobs) for evaluation in outcome.evaluations]
-        self._put_away()
+        round_ = self.context.plan.round_at(completed)
+        here = self.clients.at(population.states)
+        delivered = self._deliver(population, here, round_, clients)
+        needs_mean = any(point(name).model == "shared" for name in points)
+        model = consensus(self.context, population, completed) if needs_mean else None
+        jobs = (self._job("evaluate", client, population, round_, points, delivered, model) for client in clients)
+        found = [evaluation for outcome in here.run(jobs) for evaluation in outcome.evaluations]
+        self._unload()
         return found
 
     def tune(
-        self, population: Population, round_: Round, wishes: Mapping[int, Wish]
+        self, population: Population, clients: Clients, round_: Round, requests: Mapping[int, TuningRequest]
     ) -> Iterator[tuple[Outcome, Traffic]]:
         """Let these clients mix once more, tune what they have then, and count what they were sent."""
-        post = self._deliver(population, round_, wishes)
+        delivered = self._deliver(population, clients, round_, requests)
         jobs = (
-            replace(self._job("tune", client, population, round_, wish.points, post), epochs=wish.epochs)
-            for client, wish in wishes.items()
+            self._job("tune", client, population, round_, request.points, delivered, epochs=request.epochs)
+            for client, request in requests.items()
         )
-        for outcome in self._executor.run(jobs):
-            yield outcome, post.traffic.pop(outcome.client, Traffic())
-        yield from ((Outcome(client), sent) for client, sent in post.traffic.items())  # heard, and not tuned
-        self._put_away()
+        for outcome in clients.run(jobs):
+            yield outcome, delivered.traffic.pop(outcome.client, Traffic())
+        yield from ((Outcome(client), sent) for client, sent in delivered.traffic.items())  # sent, and not tuned
+        self._unload()
 
-    def closing(self, population: Population) -> tuple[RoundRecord, dict[int, Work]]:
-        """After the last round: final tuning; the novel clients join now."""
-        return close(self, population)
+    def finish(self, population: Population) -> tuple[RoundRecord, dict[int, Work]]:
+        """After the last round: final tuning and evaluations; the novel clients join now."""
+        return finish_run(self, population)
 
 
-def _silent(client: int, sent: Traffic) -> Turn:
-    """The turn of a peer that kept still and was heard."""
+def check_gossip(context: ServerContext) -> None:
+    """Refuse what method and plan cannot do together among peers."""
+    name, plan, half = context.method.name, context.plan, context.method.peer
+    assert half is not None
+    if plan.stateless:
+        raise SparsonaError(
+            f"{name} has no server, and stateless clients forget what they learn",
+            expected="a method with a server, or clients with a memory",
+            mend="leave 'stateless' out",
+        )
+    if plan.everyone_trains:
+        raise SparsonaError(
+            f"'everyone_trains' for {name}: there is no server that could leave some of them out",
+            expected="per_round: so many peers mix and train, the others keep still",
+            mend="leave both out, and all take part in every round",
+        )
+    bases = {point(found).base for found in plan.points}
+    if GLOBAL in bases:
+        raise SparsonaError(
+            f"{name} has no server and no global model",
+            expected=f"points other than '{GLOBAL}'",
+            mend=f"use '{CONSENSUS}': the mean of all peers' models",
+        )
+    if CONSENSUS in bases and half.consensus is None:
+        raise SparsonaError(f"{name} has no consensus model to evaluate", mend=f"leave '{CONSENSUS}' out of points")
+    check_end(context)
+    check(graph_of(context), members_of(context))
+
+
+def _sender_only(client: int, sent: Traffic) -> Turn:
+    """The turn of a peer that did not train, and whose last message was sent."""
     return Turn(client, Tally(), sent, False, False, trained=False)
 
 
-def consensus(setting: Setting, population: Population) -> Tree | None:
-    """The one model of all, made of what each said last; the initial one if nobody said anything."""
-    half = setting.method.peer
+def consensus(context: ServerContext, population: Population, completed: int) -> Tree | None:
+    """The shared model, made of each peer's last message; the initial one if nobody sent anything."""
+    half = context.method.peer
     if half is None or half.consensus is None:
         return None
-    said = sorted(population.messages.items())
-    if not said:
-        return setting.params
-    return half.consensus(at_hand(setting, message) for _, message in said)
+    last = sorted(population.messages.items())
+    if not last:
+        return context.params
+    return half.consensus((loaded(context, message) for _, message in last), context.plan.round_at(completed))
 
 
-def graph_of(setting: Setting) -> Graph:
-    return setting.plan.graph or Graph("random")
+def graph_of(context: ServerContext) -> Graph:
+    return context.plan.graph or Graph("random")
 
 
-def members_of(setting: Setting) -> Sequence[int]:
+def members_of(context: ServerContext) -> Sequence[int]:
     """Who takes part in rounds."""
-    novel = novel_clients(setting.plan, setting.clients)
-    everybody = range(len(setting.clients))
+    novel = novel_clients(context.plan, context.clients)
+    everybody = range(len(context.clients))
     return [client for client in everybody if client not in novel] if novel else everybody
 
 
-def heard_by(
-    setting: Setting, members: Sequence[int], population: Population, client: int, round_: Round
+def senders_of(
+    context: ServerContext,
+    clients: Clients,
+    members: Sequence[int],
+    population: Population,
+    client: int,
+    round_: Round,
 ) -> tuple[int, ...]:
-    """Whom a client hears in this round: its neighbours, or those it wants to hear, who have said something."""
-    half = setting.method.peer
-    assert half is not None
-    if half.wants is None:
-        wanted = senders(graph_of(setting), members, client, round_.seeds)
+    """Who sends to a client in this round: its neighbours, or those it wants to receive from, that have a message."""
+    wanted = clients.wanted(client, round_)
+    if wanted is None:
+        found = senders(graph_of(context), members, client, round_.seeds)
     else:
-        asked = half.wants(_state(setting, population, client), round_.on(setting.clients[client]))
-        wanted = tuple(sorted(set(asked) & set(members) - {client}))
-    return tuple(sender for sender in wanted if sender in population.messages)
+        found = tuple(sorted(set(wanted) & set(members) - {client}))
+    return tuple(sender for sender in found if sender in population.messages)
 
 
-def at_hand(setting: Setting, message: Message) -> Update:
+def loaded(context: ServerContext, message: Message) -> Update:
     """A message to be read here: on the device, whole, its masks unpacked."""
 
     def here(tree: Tree | None) -> Tree | None:
-        if tree is None or tree.device.type == setting.device.type:  # not placed: that would unpack it once more
+        if tree is None or tree.device.type == context.device.type:  # not placed: that would unpack it once more
             return None if tree is None else tree.awake()
-        return setting.place(tree)
+        return context.place(tree)
 
     def whole(part: Part) -> Part:
         tree = part.whole
         if tree is None and part.support in (Support.DENSE, Support.BITS):
             tree = part.tree()
         if tree is None:  # of a mask that only the receiver knows
-            return replace(part, arrived=setting.place(part.values), mask=here(part.mask))
+            return replace(part, arrived=context.place(part.values), mask=here(part.mask))
         return replace(part, arrived=None, whole=here(tree), mask=here(part.mask))
 
-    update = opened(message, setting.clock)
-    if isinstance(message, bytes) and setting.device.type == "cpu":
+    update = opened(message, context.clock)
+    if isinstance(message, bytes) and context.device.type == "cpu":
         return update
     return replace(update, parts={name: whole(part) for name, part in update.parts.items()})
-
-
-def _state(setting: Setting, population: Population, client: int) -> State:
-    found = population.states.get(client)
-    return setting.fresh_state(client) if found is None else awake(found)
 
 
 def _sizes(message: Message) -> tuple[int, int]:
@@ -282,14 +285,3 @@ def _sizes(message: Message) -> tuple[int, int]:
 def _trees(update: Update) -> Iterator[Tree]:
     for part in update.parts.values():
         yield from (tree for tree in (part.whole, part.mask) if tree is not None)
-
-
-def received_work(setting: Setting, population: Population, client: int) -> Work:
-    """The model a peer would use now: what `predict` and `deploy` take."""
-    round_ = setting.plan.round_at(setting.plan.rounds)
-    heard = heard_by(setting, members_of(setting), population, client, round_)
-    inbox = tuple(at_hand(setting, population.messages[sender]) for sender in heard)
-    round_ = round_.on(setting.clients[client])
-    own = (setting.federation.examples(client, "train"), setting.federation.examples(client, "validation"))
-    probe = ClientProbe(setting.task, *own, round_, Tally())
-    return setting.method.receive(_state(setting, population, client), inbox, probe, round_)

@@ -1,7 +1,7 @@
 """Large models on a GPU: a step is compiled and captured once, then replayed; several clients run side by side.
 
 Agrees with `serial` within rounding. While the steps of some clients are replayed in their lanes, others finish their
-turns and the next ones take their seats.
+turns and the next ones begin theirs.
 """
 
 from __future__ import annotations
@@ -17,21 +17,14 @@ import torch
 from torch import Tensor
 
 from sparsona.core.method import Phase
-from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.context import Setting
+from sparsona.engine.evaluate import Evaluation, evaluate_own, needs_own_model, own_points
 from sparsona.engine.examiner import Examiner
 from sparsona.engine.gradient import CapturedTask
-from sparsona.engine.jobs import Job, Outcome, Setting, Tell, examine, needs_work, own_points
-from sparsona.engine.lanes import Lane, Programs, meaning
-from sparsona.engine.seats import (
-    Seat,
-    can_be_traced,
-    finish_seat,
-    must_be_alone,
-    phases_of,
-    take_seat,
-    train_alone,
-    training,
-)
+from sparsona.engine.jobs import Job, Outcome, Tell
+from sparsona.engine.lanes import MOST_SHAPES, Lane, Programs, can_be_traced, has_room, must_be_alone, program_key
+from sparsona.engine.stacking import kinds_of
+from sparsona.engine.turn import OpenTurn, adapted_work, begin, end, phases_of, train_alone, training
 
 LANES = 4
 TESTED_TOGETHER = 64  # clients whose results are waited for at once
@@ -42,7 +35,7 @@ class _Underway:
     """A client in the middle of its turn: its place among the lanes, and what it has yet to do."""
 
     number: int
-    seat: Seat
+    turn: OpenTurn
     place: int
     phases: deque[Phase] = field(default_factory=deque)
     lane: Lane | None = None
@@ -60,8 +53,9 @@ class Graphed:
         self._setting = replace(setting, task=task)
         self._num_lanes = lanes
         self._programs = Programs(tell)
-        self._lanes: dict[tuple[Hashable, int], Lane] = {}
-        self._examiner: Examiner | None = None
+        # By phase and shapes, then by place: clients side by side have memory of their own.
+        self._lanes: dict[tuple[Hashable, Hashable], dict[int, Lane]] = {}
+        self._examiners: dict[Hashable, Examiner] = {}  # by the shapes of a Work
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         waiting = iter(jobs)
@@ -76,7 +70,7 @@ class Graphed:
             torch.cuda.synchronize(self._setting.device)  # what is let go of must not be in use
         self._lanes.clear()
         self._programs = Programs()
-        self._examiner = None
+        self._examiners.clear()
 
     def _train(self, jobs: Iterator[Job]) -> Iterator[Outcome]:
         """Turns, handed out in the order of the jobs. Who has more phases than others is done after them."""
@@ -87,9 +81,9 @@ class Graphed:
         try:
             while True:
                 while free and (job := next(jobs, None)) is not None:
-                    seat = take_seat(self._setting, job)
-                    phases = deque(phases_of(self._setting, job))
-                    underway.append(_Underway(taken, seat, free.popleft(), phases))
+                    turn = begin(self._setting, job)
+                    phases = deque(phases_of(self._setting, turn))
+                    underway.append(_Underway(taken, turn, free.popleft(), phases))
                     taken += 1
                     self._go_on(underway[-1])
                 if not underway:
@@ -103,7 +97,7 @@ class Graphed:
                         underway.append(client)
                         continue
                 free.append(client.place)
-                ready[client.number] = self._finish(client.seat)
+                ready[client.number] = self._finish(client.turn)
                 while given in ready:
                     yield ready.pop(given)
                     given += 1
@@ -111,31 +105,32 @@ class Graphed:
             if underway and self._setting.device.type == "cuda":  # given up in the middle
                 torch.cuda.synchronize(self._setting.device)
 
-    def _finish(self, seat: Seat) -> Outcome:
+    def _finish(self, turn: OpenTurn) -> Outcome:
         tested = None
-        if own_points(seat.job):
-            (tested,) = self._told([(seat.job.client, self._look(seat))])
-        return finish_seat(self._setting, seat, tested)
+        if own_points(turn.job):
+            (tested,) = self._results([self._test(turn)])
+        return end(self._setting, turn, tested)
 
     def _go_on(self, client: _Underway) -> None:
         """Start the client's next phase in its lane; what cannot be captured is done here and now."""
-        setting, seat = self._setting, client.seat
+        setting, turn = self._setting, client.turn
         while client.phases:
             phase = client.phases.popleft()
             if must_be_alone(phase, setting):
-                train_alone(phase, seat, setting)
+                train_alone(setting, turn, phase)
                 continue
             if phase.enter is not None:
-                seat.work = phase.enter(seat.work, seat.probe, seat.round)
-            key = (meaning(phase), client.place)
-            if key not in self._lanes:
-                self._lanes[key] = Lane(setting, phase, seat.work, self._programs, None)
-            lane = self._lanes[key]
-            if not lane.fits(seat):  # a tensor of another size, for instance one entry for each of its examples
-                train_alone(replace(phase, enter=None), seat, setting)
+                turn.work = phase.enter(turn.work, turn.probe, turn.round)
+            key = program_key(phase, kinds_of(turn.work))
+            if not has_room(self._lanes, key):
+                train_alone(setting, turn, replace(phase, enter=None))
                 continue
-            with training(phase, [seat], setting):
-                lane.load(phase, [seat])
+            lanes = self._lanes.setdefault(key, {})
+            if client.place not in lanes:
+                lanes[client.place] = Lane(setting, phase, turn.work, self._programs, None)
+            lane = lanes[client.place]
+            with training(setting, [turn], phase):
+                lane.load(phase, [turn])
                 if setting.clock.is_on:  # what is measured is waited for: one client after another
                     lane.unload()
             if not setting.clock.is_on:
@@ -144,30 +139,39 @@ class Graphed:
 
     def _evaluate(self, jobs: Iterator[Job]) -> Iterator[Outcome]:
         while group := list(islice(jobs, TESTED_TOGETHER)):
-            seats, rows = [], []
+            turns, tests = [], []
             for job in group:
-                seat = take_seat(self._setting, job)
+                turn = begin(self._setting, job)
                 if own_points(job):
-                    rows.append((job.client, self._look(seat)))
-                # A model is needed only while it is looked at.
-                seats.append(seat if needs_work(job) else replace(seat, work=None))
-            found = {one.client: one for one in self._told(rows)}
-            for seat in seats:
-                yield finish_seat(self._setting, seat, found.get(seat.job.client))
+                    tests.append(self._test(turn))
+                # A model is needed only while it is evaluated.
+                turns.append(turn if needs_own_model(job) else replace(turn, work=None))
+            found = {one.client: one for one in self._results(tests)}
+            for turn in turns:
+                yield end(self._setting, turn, found.get(turn.job.client))
 
-    def _look(self, seat: Seat) -> Tensor | Evaluation:
+    def _test(self, turn: OpenTurn) -> tuple[int, Examiner, Tensor] | Evaluation:
         """A client's model on its test data: sums that are not waited for yet, or the result."""
-        with self._setting.clock.measure("evaluate"):
-            if self._examiner is None and can_be_traced(self._setting):
-                self._examiner = Examiner(self._setting, seat.work)
-            if self._examiner is None or not self._examiner.fits(seat.work):
-                return examine(self._setting, seat.job.client, seat.work)
-            return self._examiner.look(seat.job.client, seat.work)
+        context, client = self._setting, turn.job.client
+        with context.clock.measure("evaluate"):
+            work = adapted_work(context, turn)
+            if not can_be_traced(context):
+                return evaluate_own(context, client, work)
+            kinds = kinds_of(work)
+            if kinds not in self._examiners:
+                if len(self._examiners) >= MOST_SHAPES:
+                    return evaluate_own(context, client, work)
+                self._examiners[kinds] = Examiner(context, work)
+            examiner = self._examiners[kinds]
+            return client, examiner, examiner.look(client, work)
 
-    def _told(self, looks: Sequence[tuple[int, Tensor | Evaluation]]) -> list[Evaluation]:
-        """What came of looks, waited for together."""
-        told = [found for _, found in looks if isinstance(found, Evaluation)]
-        sums = [(client, found) for client, found in looks if isinstance(found, Tensor)]
-        if self._examiner is not None and sums:
-            told += self._examiner.tell([client for client, _ in sums], [found for _, found in sums])
-        return told
+    def _results(self, tests: Sequence[tuple[int, Examiner, Tensor] | Evaluation]) -> list[Evaluation]:
+        """Results of tests, waited for together."""
+        found = [one for one in tests if isinstance(one, Evaluation)]
+        waiting: dict[Examiner, list[tuple[int, Tensor]]] = {}
+        for one in tests:
+            if not isinstance(one, Evaluation):
+                waiting.setdefault(one[1], []).append((one[0], one[2]))
+        for examiner, sums in waiting.items():
+            found += examiner.tell([client for client, _ in sums], [row for _, row in sums])
+        return found

@@ -6,7 +6,7 @@ step is neither compiled nor captured, and all else is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -18,30 +18,50 @@ from sparsona.core.method import Phase, Tick, Work
 from sparsona.core.tree import leaves, map_leaves
 from sparsona.engine.clock import START
 from sparsona.engine.compiled import Captured, Program, compile_program
+from sparsona.engine.context import Setting
 from sparsona.engine.grouped import as_products
-from sparsona.engine.jobs import Setting, Tell
+from sparsona.engine.jobs import Tell
 from sparsona.engine.schedule import NUM_FIELDS, WEIGHT, gather, plan_rows
-from sparsona.engine.seats import Seat
 from sparsona.engine.stacking import Template, over_clients, where_kept
-from sparsona.engine.turn import are_finite, call, phase_flops, record_phase, take_step
+from sparsona.engine.turn import OpenTurn, are_finite, call, phase_flops, record_phase, take_step
 
-ByMeaning = dict[Hashable, Program]
+ByKey = dict[Hashable, Program]
+# Shapes of Work that a phase has lanes for; clients of further shapes run alone. Networks of several widths are few,
+# while a Work with an entry for each example has as many shapes as there are clients.
+MOST_SHAPES = 8
 # Steps of one client that are worth a compiler's time, and what part of such a step each client of a stack takes.
 WORTH_COMPILING, STACKED_STEP = 50_000, 0.2
 
 
-def meaning(phase: Phase) -> Hashable:
-    """What a step of the phase does, whatever it is called and however long it goes on."""
-    return phase.loss, phase.update, phase.after_batch, phase.trains, phase.batches_per_step, phase.repeats
+def program_key(phase: Phase, kinds: Hashable) -> tuple[Hashable, Hashable]:
+    """What a step of the phase does, whatever it is called and however long it goes on, and the shapes it is for."""
+    what = (phase.loss, phase.update, phase.after_batch, phase.trains, phase.batches_per_step, phase.repeats)
+    return what, kinds
+
+
+def must_be_alone(phase: Phase, setting: Setting) -> bool:
+    """Whether a phase can be neither stacked nor captured, where batches are filled up and nothing new is drawn."""
+    task = setting.task
+    return phase.mixes_examples or not phase.traceable or task.draws_noise or task.moves_buffers
+
+
+def can_be_traced(setting: Setting) -> bool:
+    """Whether `predict` can be captured or run for several clients at once: it keeps the rules of the phases."""
+    return all(phase.traceable for phase in setting.method.phases) and not setting.method.transductive
+
+
+def has_room(lanes: Mapping[tuple[Hashable, Hashable], object], key: tuple[Hashable, Hashable]) -> bool:
+    """Whether a phase may have a lane of this shape besides those it has."""
+    return key in lanes or sum(what == key[0] for what, _ in lanes) < MOST_SHAPES
 
 
 @dataclass
 class Programs:
-    """What lanes of one executor share: the compiled steps of each phase, and which of a Work's tensors they change."""
+    """What lanes of one executor share, by phase and shapes: compiled steps, and the tensors of a Work they change."""
 
     tell: Tell = lambda text: None  # of compiling, which takes long
-    steps: ByMeaning = field(default_factory=dict)
-    ends: ByMeaning = field(default_factory=dict)
+    steps: ByKey = field(default_factory=dict)
+    ends: ByKey = field(default_factory=dict)
     changed: dict[Hashable, set[int]] = field(default_factory=dict)
 
 
@@ -50,10 +70,11 @@ class Lane:
 
     def __init__(self, setting: Setting, phase: Phase, work: Work, programs: Programs, stacked: int | None) -> None:
         self._setting, self._phase, self._programs = setting, phase, programs
-        self._stacked, self.num_seats = stacked, stacked or 1
+        self._stacked, self.num_places = stacked, stacked or 1
         one = [tensor for _, tensor in leaves(work)]
         self._leaves = [t.clone() if stacked is None else torch.stack([t] * stacked) for t in one]
         self._template = Template(work)
+        self._key = program_key(phase, self._template.kinds)
         self._over = call if stacked is None else over_clients
         device, lead = setting.device, () if stacked is None else (stacked,)
         self._size = setting.largest_batch
@@ -64,7 +85,7 @@ class Lane:
         # A client's batches are as many as the largest client's, or fewer.
         batches = phase.epochs * -(-max(client.num_examples for client in setting.clients) // self._size)
         self._reserve(max(8, batches // phase.batches_per_step))  # a capture tries its first few
-        self._present: list[Seat] = []
+        self._present: list[OpenTurn] = []
 
     def _reserve(self, steps: int) -> None:
         """Room for a schedule of so many steps; it is captured anew if there was too little."""
@@ -118,19 +139,18 @@ class Lane:
         moves = [(place, new.clone() if new.untyped_storage()._cdata in memory else new) for place, new in moves]
         for place, new in moves:
             own[place].copy_(new)
-            self._programs.changed.setdefault(meaning(self._phase), set()).add(place)
+            self._programs.changed.setdefault(self._key, set()).add(place)
 
     def _inputs(self) -> list[Tensor]:
         row, size = (values.index_select(0, self._batch)[0] for values in (self._rows, self._sizes))
         data = self._setting.federation
         return [*self._leaves, data.x, data.y, row, size, self._lr_scale, self._step]
 
-    def _program(self, kept: ByMeaning, function: Callable[..., list[Tensor]]) -> Program:
-        name = meaning(self._phase)
-        if name not in kept:
+    def _program(self, kept: ByKey, function: Callable[..., list[Tensor]]) -> Program:
+        if self._key not in kept:
             products = None if self._stacked is None else as_products(self._stacked)
-            kept[name] = compile_program(function, self._inputs(), products, compiles=self._is_worth_compiling)
-        return kept[name]
+            kept[self._key] = compile_program(function, self._inputs(), products, compiles=self._is_worth_compiling)
+        return kept[self._key]
 
     @property
     def _is_worth_compiling(self) -> bool:
@@ -153,15 +173,11 @@ class Lane:
             self._program(self._programs.ends, self._end_batch)([*self._inputs()[:-1], last_step])
         self._batch += 1
 
-    def fits(self, seat: Seat) -> bool:
-        """Whether a client's tensors are of the same shapes and types as those this lane was made for."""
-        return self._template.fits(seat.work)
-
     def _capture(self) -> Captured:
         if self._setting.device.type != "cuda":
             return Captured(self._advance, self._setting.device)
         with self._setting.clock.measure(f"{START}compile"):
-            if self._is_worth_compiling and meaning(self._phase) not in self._programs.steps:
+            if self._is_worth_compiling and self._key not in self._programs.steps:
                 self._programs.tell("compiling, kept for later runs")
             self._program(self._programs.steps, self._take)
             if self._phase.after_batch is not None:
@@ -171,18 +187,18 @@ class Lane:
             self._programs.tell("")
             return captured
 
-    def load(self, phase: Phase, seats: Sequence[Seat]) -> None:
+    def load(self, phase: Phase, turns: Sequence[OpenTurn]) -> None:
         """Take clients in and start their steps; `unload` waits for them. `phase` may differ in how long it goes on."""
         self._phase, setting = phase, self._setting
         if self._captured is not None:
             self._captured.end()  # of a round that was given up
         rows, sizes = plan_rows(
             phase,
-            [seat.train for seat in seats],
-            [setting.federation.train_on_host(seat.job.client) for seat in seats],
-            [seat.round for seat in seats],
+            [turn.train for turn in turns],
+            [setting.federation.train_on_host(turn.job.client) for turn in turns],
+            [turn.round for turn in turns],
             self._size,
-            self.num_seats,
+            self.num_places,
         )
         if len(rows) > len(self._rows):
             self._reserve(2 * len(rows))
@@ -194,43 +210,43 @@ class Lane:
         self._sizes_here[:steps] = sizes if self._stacked is not None else sizes.squeeze(1)
         self._rows[:steps].copy_(self._rows_here[:steps], non_blocking=True)
         self._sizes[:steps].copy_(self._sizes_here[:steps], non_blocking=True)
-        columns = zip(*([tensor for _, tensor in leaves(seat.work)] for seat in seats), strict=True)
+        columns = zip(*([tensor for _, tensor in leaves(turn.work)] for turn in turns), strict=True)
         for fixed, column in zip(self._leaves, columns, strict=True):
             if self._stacked is None:
                 fixed.copy_(column[0])
             else:
-                torch.stack(column, out=fixed[: len(seats)])
+                torch.stack(column, out=fixed[: len(turns)])
         self._batch.zero_()
         self._step.zero_()
         self._loss_sum.zero_()
-        self._lr_scale.fill_(seats[0].round.lr_scale)
-        self._present = list(seats)
+        self._lr_scale.fill_(turns[0].round.lr_scale)
+        self._present = list(turns)
         self._captured.begin()
         for _ in range(steps):
             self._captured.replay()
 
     def unload(self) -> None:
-        """Hand the clients' models back to their seats, and count what was done."""
+        """Hand the clients' models back to their turns, and count what was done."""
         assert self._captured is not None
         self._captured.end()
-        seats, phase = self._present, self._phase
+        turns, phase = self._present, self._phase
         # One wait for everything that is asked.
         finite = are_finite(phase, self._template.filled(self._leaves), 0 if self._stacked is None else 1)
         asked = torch.stack([self._loss_sum, *(flags.double() for flags in finite)])
-        loss_sums, *are_numbers = asked.reshape(len(asked), self.num_seats).tolist()
+        loss_sums, *are_numbers = asked.reshape(len(asked), self.num_places).tolist()
         # What no step changes is what the client came with, not this lane's copy of it.
-        after = {number: self._leaves[number].clone() for number in self._programs.changed.get(meaning(phase), ())}
-        for place, seat in enumerate(seats):
+        after = {number: self._leaves[number].clone() for number in self._programs.changed.get(self._key, ())}
+        for place, turn in enumerate(turns):
             counted = self._counted[:, place]
             steps, examples = (phase.repeats * int(n) for n in ((counted > 0).sum(), counted.sum()))
-            flops = phase_flops(phase, seat.work, self._setting.task)
+            flops = phase_flops(phase, turn.work, self._setting.task)
             is_finite = all(flags[place] for flags in are_numbers)
-            record_phase(seat.tally, seat.round, examples, steps, flops, loss_sums[place], is_finite)
+            record_phase(turn.tally, turn.round, examples, steps, flops, loss_sums[place], is_finite)
             numbers = count()
 
             def now(_path: str, came: Tensor, place: int = place, numbers: Iterator[int] = numbers) -> Tensor:
                 found = after.get(next(numbers), came)
                 return found if found is came or self._stacked is None else found[place]
 
-            seat.work = map_leaves(now, seat.work)
+            turn.work = map_leaves(now, turn.work)
         self._present = []

@@ -1,4 +1,4 @@
-"""A federation between two rounds, and what is written down of each round."""
+"""A federation between two rounds, and the record of each round."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Server, State, Update
 from sparsona.engine.clock import Clock
 from sparsona.engine.evaluate import Evaluation
-from sparsona.engine.jobs import Message, Outcome, opened
-from sparsona.engine.turn import Tally, check_finite
+from sparsona.engine.jobs import Message, Outcome, Tally, opened
 from sparsona.wire.format import message_size, sizes_of
 from sparsona.wire.ledger import Traffic
 
@@ -18,7 +17,7 @@ from sparsona.wire.ledger import Traffic
 class Population:
     """The whole federation between two rounds: the server, and each client that has changed since its start.
 
-    `messages` is what each peer said last, where there is no server: others may yet read it.
+    `messages` is each peer's last message, where there is no server: others may yet receive it.
     """
 
     server: Server | None
@@ -28,7 +27,7 @@ class Population:
 
 @dataclass(frozen=True)
 class Turn:
-    """What one client did in one round. A peer that kept still and was heard did not train."""
+    """What one client did in one round. A peer that only sent its last message did not train."""
 
     client: int
     tally: Tally
@@ -65,3 +64,16 @@ def checked_update(outcome: Outcome, index: int, clock: Clock) -> Update:
 def num_bytes(message: Message) -> int:
     """The bytes of a message. One that is not encoded has as many: sizes follow from its parts."""
     return len(message) if isinstance(message, bytes) else message_size(sizes_of(message))
+
+
+def check_finite(update: Update) -> None:
+    """Refuse an update that would poison the mean."""
+    for name, part in update.parts.items():
+        if not part.is_finite():
+            raise SparsonaError(
+                f"client {update.sender}'s update in round {update.round} has values in '{name}' that are not finite",
+                expected="finite numbers",
+                mend="lower the learning rate (--lr), clip gradients (--set clip_norm=1), or look at its data",
+            )
+    if not 0 <= update.weight < float("inf"):
+        raise SparsonaError(f"client {update.sender}'s update claims weight {update.weight}", expected="0 or more")

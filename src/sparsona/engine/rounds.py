@@ -1,43 +1,46 @@
-"""Plays a method's rounds with whichever engine fits: a server in the middle, or peers."""
+"""The round engine that fits a method: a server in the middle, or peers."""
 
 from __future__ import annotations
 
-from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Tree, Work
 from sparsona.engine import gossip, star
+from sparsona.engine.clients import Clients, LocalClients
+from sparsona.engine.context import ServerContext, Setting
 from sparsona.engine.gossip import Gossip
-from sparsona.engine.jobs import Executor, Setting
+from sparsona.engine.jobs import Executor
 from sparsona.engine.population import Population
 from sparsona.engine.star import Star
+from sparsona.engine.turn import adapted_work, begin
 
 
-def rounds_of(setting: Setting, executor: Executor) -> Star | Gossip:
-    """The engine for this method. What method and plan cannot do together is refused."""
-    if setting.method.peer is not None:
-        return Gossip(setting, executor)
-    if setting.plan.graph is not None:
-        raise SparsonaError(
-            f"{setting.method.name} on a graph",
-            expected="a method whose clients send to each other, such as dispfl",
-            mend="leave --graph out",
-        )
-    if "consensus" in setting.plan.points:
-        raise SparsonaError(
-            f"point 'consensus' for {setting.method.name}, which is no method of peers",
-            expected="points other than 'consensus'",
-            mend="use 'global': the server's model",
-        )
-    return Star(setting, executor)
+def check_plan(context: ServerContext) -> None:
+    """Refuse what method and plan cannot do together."""
+    (star.check_star if context.method.peer is None else gossip.check_gossip)(context)
 
 
-def received_work(setting: Setting, population: Population, client: int) -> Work:
+def engine_for(context: ServerContext, clients: Clients) -> Star | Gossip:
+    """The engine for this method, with clients wherever they are."""
+    return Star(context, clients) if context.method.peer is None else Gossip(context, clients)
+
+
+def simulate(context: Setting, executor: Executor | None = None) -> Star | Gossip:
+    """The engine for this method, with all clients in this process. Without an executor it can start, and no more."""
+    return engine_for(context.server_side, LocalClients(context, executor))
+
+
+def received_work(context: Setting, population: Population, client: int) -> Work:
     """The model a client would use now: what `predict` and `deploy` take."""
-    engine = star if setting.method.peer is None else gossip
-    return engine.received_work(setting, population, client)
+    round_ = context.plan.round_at(context.plan.rounds)
+    clients = LocalClients(context, None, population.states)
+    if context.method.peer is None:
+        job = Star(context.server_side, clients).evaluation_job(population.server, client, round_)
+    else:
+        job = Gossip(context.server_side, clients).evaluation_job(population, client, round_)
+    return adapted_work(context, begin(context, clients.with_state(job)))
 
 
-def common_model(setting: Setting, population: Population) -> Tree | None:
-    """The one model of all, the server's or the peers' mean, where a method has such a thing."""
-    if setting.method.peer is None:
-        return star.global_model(setting.method, population)
-    return gossip.consensus(setting, population)
+def shared_model(context: ServerContext, population: Population) -> Tree | None:
+    """The shared model, the server's or the peers' mean, where a method has one."""
+    if context.method.peer is None:
+        return star.global_model(context.method, population)
+    return gossip.consensus(context, population, context.plan.rounds)

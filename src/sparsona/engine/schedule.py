@@ -25,34 +25,34 @@ def plan_rows(
     positions: Sequence[Tensor],
     rounds: Sequence[Round],
     size: int,
-    seats: int,
+    places: int,
 ) -> tuple[Tensor, Tensor]:
-    """Rows [steps, batches per step, field, seats, size] and the number of examples in each step [steps, seats].
+    """Rows [steps, batches per step, field, places, size] and the number of examples in each step [steps, places].
 
-    Batches are those of `batches.shuffled`, in the same order. Short ones are filled with examples of weight 0; a seat
-    without a step (its client is done, or nobody sits there) is given a whole batch, of which nothing may be kept.
+    Batches are those of `batches.shuffled`, in the same order. Short ones are filled with examples of weight 0; a place
+    without a step (its client is done, or it is empty) is given a whole batch, of which nothing may be kept.
     `positions` are the clients' examples in the pool, on the CPU; `rounds` are bound to the clients.
     """
     plans = [_plan_client(phase, train, round_) for train, round_ in zip(trains, rounds, strict=True)]
     at_once = phase.batches_per_step
     most = max(len(sizes) for _, _, sizes in plans)
-    rows = torch.zeros(most, NUM_FIELDS, seats, size, dtype=torch.int64)
+    rows = torch.zeros(most, NUM_FIELDS, places, size, dtype=torch.int64)
     rows[:, WEIGHT] = 1
     rows[:, INDEX] = positions[0][0]
-    sizes = torch.zeros(most, seats, dtype=torch.int64)
-    for seat, ((own_size, fields, own_sizes), mine) in enumerate(zip(plans, positions, strict=True)):
+    sizes = torch.zeros(most, places, dtype=torch.int64)
+    for column, ((own_size, fields, own_sizes), mine) in enumerate(zip(plans, positions, strict=True)):
         batches = len(own_sizes)
         if not batches:  # too little for one step
             continue
-        place = rows[:batches, :, seat]
-        place[:, INDEX, :own_size] = mine[fields[0]].view(batches, own_size)
-        place[:, OWN_INDEX, :own_size] = fields[0].view(batches, own_size)
+        mine_rows = rows[:batches, :, column]
+        mine_rows[:, INDEX, :own_size] = mine[fields[0]].view(batches, own_size)
+        mine_rows[:, OWN_INDEX, :own_size] = fields[0].view(batches, own_size)
         for field, values in zip((TOP, LEFT, MIRRORED), fields[1:], strict=False):
-            place[:, field, :own_size] = values.view(batches, own_size)
-        place[:, WEIGHT] = torch.arange(size) < own_sizes[:, None]
-        sizes[:batches, seat] = own_sizes
+            mine_rows[:, field, :own_size] = values.view(batches, own_size)
+        mine_rows[:, WEIGHT] = torch.arange(size) < own_sizes[:, None]
+        sizes[:batches, column] = own_sizes
     steps = most // at_once
-    return rows.view(steps, at_once, NUM_FIELDS, seats, size), sizes.view(steps, at_once, seats).sum(1)
+    return rows.view(steps, at_once, NUM_FIELDS, places, size), sizes.view(steps, at_once, places).sum(1)
 
 
 def _plan_client(phase: Phase, train: Examples, round_: Round) -> tuple[int, list[Tensor], Tensor]:

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from sparsona.engine.jobs import Job, Outcome, Setting, perform, settle
+from sparsona.engine.context import Setting
+from sparsona.engine.jobs import Job, Outcome
+from sparsona.engine.turn import perform
 
 
 class Serial:
@@ -23,9 +25,6 @@ class Serial:
             torch.set_num_threads(1)
             try:
                 outcome = perform(self._setting, job)
-                if (again := settle(job, outcome)) is not None:
-                    outcome = perform(self._setting, again)
-                    settle(again, outcome)
             finally:
                 torch.set_num_threads(threads)
             yield outcome

@@ -18,21 +18,14 @@ from torch import Tensor
 from sparsona.core.method import Phase, Tree, Work
 from sparsona.core.task import Task
 from sparsona.data.augment import look
-from sparsona.engine.evaluate import Evaluation, evaluate_stacked
+from sparsona.engine.context import Setting
+from sparsona.engine.evaluate import Evaluation, evaluate_own, own_points
 from sparsona.engine.gradient import CapturedTask
-from sparsona.engine.jobs import Job, Outcome, Setting, Tell, examine, own_points
-from sparsona.engine.lanes import Lane, Programs, meaning
-from sparsona.engine.seats import (
-    Seat,
-    can_be_traced,
-    finish_seat,
-    must_be_alone,
-    phases_of,
-    take_seat,
-    train_alone,
-    training,
-)
+from sparsona.engine.jobs import Job, Outcome, Tell
+from sparsona.engine.lanes import Lane, Programs, can_be_traced, has_room, must_be_alone, program_key
 from sparsona.engine.stacking import kinds_of, over_clients, stack
+from sparsona.engine.turn import OpenTurn, adapted_work, begin, end, phases_of, train_alone, training
+from sparsona.gpu.stacked_test import evaluate_stacked
 
 MOST_AT_ONCE = 128
 FEWEST_AT_ONCE = 16  # of unequal clients: with fewer, a GPU has too little to do
@@ -47,64 +40,79 @@ class Stacked:
         task: Any = CapturedTask(_channels_first(setting.task), setting.largest_batch)
         self._setting, self._most = replace(setting, task=task), most_at_once
         self._programs = Programs(tell)
-        self._lanes: dict[Hashable, Lane] = {}
+        self._lanes: dict[tuple[Hashable, Hashable], Lane] = {}
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         waiting = iter(jobs)
         while group := list(islice(waiting, self._most)):
-            seats = [take_seat(self._setting, job) for job in group]
-            for phase in dict.fromkeys(phase for job in group for phase in phases_of(self._setting, job)):
-                self._train(phase, [seat for seat in seats if phase in phases_of(self._setting, seat.job)])
-            tested = [seat for seat in seats if own_points(seat.job)]
+            turns = [begin(self._setting, job) for job in group]
+            for phase in dict.fromkeys(phase for turn in turns for phase in phases_of(self._setting, turn)):
+                self._train(phase, [turn for turn in turns if phase in phases_of(self._setting, turn)])
+            tested = [turn for turn in turns if own_points(turn.job)]
             found = dict(zip(map(id, tested), self._test(tested), strict=True))
-            for seat in seats:
-                yield finish_seat(self._setting, seat, found.get(id(seat)))
+            for turn in turns:
+                yield end(self._setting, turn, found.get(id(turn)))
 
     def close(self) -> None:
         self._lanes.clear()
         self._programs = Programs()
 
-    def _test(self, seats: Sequence[Seat]) -> list[Evaluation]:
-        setting = self._setting
-        if not seats:
-            return []
-        if not can_be_traced(setting) or len({kinds_of(seat.work) for seat in seats}) > 1:
-            with setting.clock.measure("evaluate"):
-                return [examine(setting, seat.job.client, seat.work) for seat in seats]
-        tests = [setting.federation.examples(seat.job.client, "test") for seat in seats]
-        predict = vectorised(setting.method.predict, [seat.work for seat in seats])
-        with setting.clock.measure("evaluate"):
-            return evaluate_stacked([seat.job.client for seat in seats], predict, setting.task, tests)
+    def _test(self, turns: Sequence[OpenTurn]) -> list[Evaluation]:
+        """Models on their clients' test data; those of one shape together."""
+        context, found = self._setting, dict[int, Evaluation]()
+        with context.clock.measure("evaluate"):
+            works = [adapted_work(context, turn) for turn in turns]
+            for places in _by_kind(works).values():
+                some, clients = [works[place] for place in places], [turns[place].job.client for place in places]
+                if not can_be_traced(context):
+                    results = [evaluate_own(context, *one) for one in zip(clients, some, strict=True)]
+                else:
+                    tests = [context.federation.examples(client, "test") for client in clients]
+                    predict = vectorised(context.method.predict, some)
+                    results = evaluate_stacked(clients, predict, context.task, tests)
+                found |= dict(zip(places, results, strict=True))
+        return [found[place] for place in range(len(turns))]
 
-    def _train(self, phase: Phase, seats: Sequence[Seat]) -> None:
-        setting = self._setting
-        if must_be_alone(phase, setting):
-            for seat in seats:
-                train_alone(phase, seat, setting)
+    def _train(self, phase: Phase, turns: Sequence[OpenTurn]) -> None:
+        context = self._setting
+        if must_be_alone(phase, context):
+            for turn in turns:
+                train_alone(context, turn, phase)
             return
         if phase.enter is not None:
-            for seat in seats:
-                seat.work = phase.enter(seat.work, seat.probe, seat.round)
-        key = meaning(phase)
+            for turn in turns:
+                turn.work = phase.enter(turn.work, turn.probe, turn.round)
+        for kinds, places in _by_kind([turn.work for turn in turns]).items():
+            self._train_alike(phase, kinds, [turns[place] for place in places])
+
+    def _train_alike(self, phase: Phase, kinds: Hashable, turns: list[OpenTurn]) -> None:
+        """Clients whose Works have the same shapes."""
+        context, key = self._setting, program_key(phase, kinds)
+        if not has_room(self._lanes, key):
+            for turn in turns:
+                train_alone(context, turn, replace(phase, enter=None))
+            return
         if key not in self._lanes:
             # As many places as are ever taken in training, so that one program serves every group.
-            everybody = len(setting.clients) if setting.plan.everyone_trains else setting.plan.per_round
-            most = min(self._most, max(everybody, len(seats)))
-            self._lanes[key] = Lane(setting, phase, seats[0].work, self._programs, places_for(setting, most))
+            everybody = len(context.clients) if context.plan.everyone_trains else context.plan.per_round
+            most = min(self._most, max(everybody, len(turns)))
+            self._lanes[key] = Lane(context, phase, turns[0].work, self._programs, places_for(context, most))
         lane = self._lanes[key]
-        fitting: list[Seat] = []
-        for seat in seats:
-            if lane.fits(seat):
-                fitting.append(seat)
-            else:  # a tensor of another size, for instance one entry for each of its examples
-                train_alone(replace(phase, enter=None), seat, setting)
         # Clients of about the same size together: a stack goes on as long as its largest.
-        fitting.sort(key=lambda seat: -seat.train.num_examples)
-        for start in range(0, len(fitting), lane.num_seats):
-            some = fitting[start : start + lane.num_seats]
-            with training(phase, some, setting):
+        turns.sort(key=lambda turn: -turn.train.num_examples)
+        for start in range(0, len(turns), lane.num_places):
+            some = turns[start : start + lane.num_places]
+            with training(context, some, phase):
                 lane.load(phase, some)
                 lane.unload()
+
+
+def _by_kind(works: Sequence[Work]) -> dict[Hashable, list[int]]:
+    """The places of Works that have the same shapes."""
+    found: dict[Hashable, list[int]] = {}
+    for place, work in enumerate(works):
+        found.setdefault(kinds_of(work), []).append(place)
+    return found
 
 
 def places_for(setting: Setting, most: int) -> int:

@@ -25,31 +25,17 @@ class Template(Generic[T]):
 
     def __init__(self, value: T) -> None:
         self._empty = map_leaves(lambda _path, tensor: tensor.new_empty(tensor.shape, device="meta"), value)
-        self._kinds = kinds_of(value)
+        self.kinds = kinds_of(value)
 
     def filled(self, tensors: Iterable[Tensor]) -> T:
         """The structure with these tensors in it; they may be stacks."""
         source = iter(tensors)
         return map_leaves(lambda _path, _value: next(source), self._empty)
 
-    def fits(self, value: T) -> bool:
-        """Whether its tensors are of the same shapes and types."""
-        return kinds_of(value) == self._kinds
-
 
 def kinds_of(value: Any) -> tuple[Any, ...]:
-    """Where its tensors are, and their shapes and types: what can be stacked, or take another's place, has the same."""
+    """Where its tensors are, and their shapes and types: what can be stacked, or run by one program, has the same."""
     return tuple((path, tuple(tensor.shape), tensor.dtype) for path, tensor in leaves(value))
-
-
-def own_memory(value: T) -> T:
-    """The same with tensors of their own: a slice would keep the whole stack alive."""
-
-    def own(_path: str, tensor: Tensor) -> Tensor:
-        is_slice = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
-        return tensor.clone() if is_slice else tensor
-
-    return map_leaves(own, value)
 
 
 def over_clients(function: Callable[..., T], *values: Any) -> T:

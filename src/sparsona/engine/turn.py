@@ -1,9 +1,13 @@
-"""The meaning of a turn: what one client does when it is called. Every executor and every deployment calls this."""
+"""The meaning of a turn: what one client does when it is given a job.
+
+`begin`, the phases, `end`: every executor runs these, and replaces the running of phases and nothing else.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -11,25 +15,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsona.core.errors import SparsonaError
-from sparsona.core.method import Inbox, Method, Phase, Probe, Round, State, Tick, Update, Work
+from sparsona.core.errors import MaskMismatchError, SparsonaError
+from sparsona.core.method import Phase, Probe, Round, State, Tick, Update, Work
 from sparsona.core.round import Batch
 from sparsona.core.task import Task
-from sparsona.core.tree import leaves, map_leaves
+from sparsona.core.tree import awake, leaves, map_leaves
 from sparsona.data.batches import in_order, shuffled
 from sparsona.data.federation import Examples
-from sparsona.engine.clock import OFF, Clock
-
-
-@dataclass
-class Tally:
-    """What a turn did, counted as it happened."""
-
-    examples: int = 0
-    steps: int = 0
-    loss: float = 0.0  # mean over the examples of the last phase that trained
-    train_flops: int = 0
-    search_flops: int = 0
+from sparsona.engine.context import Setting
+from sparsona.engine.evaluate import (
+    Evaluation,
+    at_points,
+    evaluate_other_points,
+    evaluate_own,
+    needs_own_model,
+    own_points,
+)
+from sparsona.engine.jobs import Job, Outcome, Tally, opened, unreadable
+from sparsona.wire.codec import encode
 
 
 class ClientProbe(Probe):
@@ -37,69 +40,177 @@ class ClientProbe(Probe):
 
     def __init__(self, task: Task, train: Examples, validation: Examples, round_: Round, tally: Tally) -> None:
         self._task, self._train, self._validation = task, train, validation
-        self._round, self._tally, self._looks = round_, tally, 0
+        self._round, self._tally, self._num_batches = round_, tally, 0
 
     def batch(self) -> Batch:
-        self._looks += 1
-        batch = next(shuffled(self._train, self._round.batch_size, self._round.seeds.own(f"probe/{self._looks}")))
-        self._charge(len(batch.targets), passes=3)
+        self._num_batches += 1
+        seed = self._round.seeds.own(f"probe/{self._num_batches}")
+        batch = next(shuffled(self._train, self._round.batch_size, seed))
+        self._charge(len(batch.targets), 3 * self._task.layout.forward_flops())
         return batch
 
-    def train(self) -> Iterator[Batch]:
-        self._charge(len(self._train.targets), passes=1)
-        return in_order(self._train, self._round.batch_size)
+    def train(self, flops: int | None = None) -> Iterator[Batch]:
+        return self._pass(self._train, flops)
 
-    def validation(self) -> Iterator[Batch]:
-        self._charge(len(self._validation.targets), passes=1)
-        return in_order(self._validation, self._round.batch_size)
+    def validation(self, flops: int | None = None) -> Iterator[Batch]:
+        return self._pass(self._validation, flops)
 
-    def _charge(self, examples: int, passes: int) -> None:
-        self._tally.search_flops += examples * passes * self._task.layout.forward_flops()
+    def label_counts(self) -> Tensor:
+        targets = self._train.targets
+        if self._task.is_regression or targets.dim() != 1:
+            raise SparsonaError(
+                "label_counts() of examples that have no class",
+                expected="a task whose examples each belong to one class",
+            )
+        return torch.bincount(targets, minlength=self._task.num_classes)
+
+    def _pass(self, examples: Examples, flops: int | None) -> Iterator[Batch]:
+        self._charge(len(examples.targets), self._task.layout.forward_flops() if flops is None else flops)
+        return in_order(examples, self._round.batch_size)
+
+    def _charge(self, examples: int, flops: int) -> None:
+        self._tally.search_flops += examples * flops
 
 
-def client_turn(
-    method: Method,
-    task: Task,
-    state: State,
-    inbox: Inbox,
-    train: Examples,
-    validation: Examples,
-    round_: Round,
-    clock: Clock = OFF,
-) -> tuple[State, Update | None, Work, Tally]:
-    """Receive, train, finish. `inbox` must be re-iterable; `round_` is bound to the client."""
+@dataclass
+class OpenTurn:
+    """A turn between `begin` and `end`: the job, and what came of it so far. Executors train `work`."""
+
+    job: Job
+    round: Round  # bound to the client
+    state: State
+    inbox: tuple[Update, ...]
+    train: Examples
+    probe: Probe
+    tally: Tally
+    work: Work
+
+
+def begin(context: Setting, job: Job) -> OpenTurn:
+    """Start a client's turn: its messages become the model it works on.
+
+    Args:
+        context: the side of clients, with this client's data.
+        job: what to do. Where the client lacks a mask that a message assumes and the job can be sent again, it is.
+
+    Returns:
+        The open turn, whose `work` is what the method's `receive` made.
+
+    Raises:
+        MaskMismatchError: the client lacks a mask, and whoever made the job must send it again.
+    """
+    try:
+        return _begin(context, job)
+    except MaskMismatchError:
+        if job.resend is None:
+            raise
+    try:
+        return _begin(context, job.again())
+    except MaskMismatchError:
+        raise unreadable(job) from None
+
+
+def _begin(context: Setting, job: Job) -> OpenTurn:
+    round_ = replace(job.round.on(context.clients[job.client]), is_new=job.state is None)
+    state = context.fresh_state(job.client) if job.state is None else awake(job.state)
+    train, validation = (context.federation.examples(job.client, part) for part in ("train", "validation"))
     tally = Tally()
-    probe = ClientProbe(task, train, validation, round_, tally)
-    with clock.measure("receive"):
-        work = method.receive(state, inbox, probe, round_)
-    for phase in method.phases:
-        if phase.when(round_):
-            with clock.training(phase.name, [tally]):
-                work = run_phase(phase, work, task, train, probe, round_, tally)
+    # Evaluation is the engine's, not the client's: what a method reads for it is not charged.
+    probe = ClientProbe(context.task, train, validation, round_, tally if job.do != "evaluate" else Tally())
+    inbox = tuple(opened(message, context.clock) for message in job.messages)
+    with context.clock.measure("evaluate" if job.do == "evaluate" else "receive"):
+        work = context.method.receive(state, inbox, probe, round_)
+    return OpenTurn(job, round_, state, inbox, train, probe, tally, work)
+
+
+def phases_of(context: Setting, turn: OpenTurn) -> tuple[Phase, ...]:
+    """What is trained in a turn."""
+    method = context.method
+    if turn.job.do == "tune":
+        assert method.tune is not None
+        return (replace(method.tune, epochs=turn.job.epochs),)
+    return tuple(phase for phase in method.phases if turn.job.do == "train" and phase.when(turn.round))
+
+
+def train_alone(context: Setting, turn: OpenTurn, phase: Phase) -> None:
+    """Run one phase of one turn: the reference that faster executors must equal."""
+    with training(context, [turn], phase):
+        turn.work = run_phase(phase, turn.work, context.task, turn.train, turn.probe, turn.round, turn.tally)
+
+
+def training(context: Setting, turns: Sequence[OpenTurn], phase: Phase) -> AbstractContextManager[None]:
+    """A block that is measured as training these clients."""
+    name = "tune" if turns[0].job.do == "tune" else phase.name  # whatever its phase is called: often "train", too
+    return context.clock.training(name, [turn.tally for turn in turns])
+
+
+def adapted_work(context: Setting, turn: OpenTurn) -> Work:
+    """The Work that a client would predict with: adapted to its data where a method does that and nobody tuned it."""
+    adapt = context.method.adapt
+    if adapt is None or turn.job.do == "tune":
+        return turn.work
+    uncharged = ClientProbe(
+        context.task,
+        turn.train,
+        context.federation.examples(turn.job.client, "validation"),
+        turn.round,
+        Tally(),
+    )
+    return adapt(turn.work, uncharged, turn.round)
+
+
+def end(context: Setting, turn: OpenTurn, tested: Evaluation | None = None) -> Outcome:
+    """Finish a client's turn: its new State, the message to send, and evaluations.
+
+    Args:
+        context: the side of clients that the turn was begun with.
+        turn: an open turn whose phases have been run.
+        tested: the client's own model on its test data, if an executor evaluated it already.
+
+    Returns:
+        The outcome. Its tensors have memory of their own, whatever lane or stack they were trained in.
+    """
+    job, method, clock = turn.job, context.method, context.clock
+    work = turn.work
+    if (own_points(job) and tested is None) or needs_own_model(job):
+        with clock.measure("evaluate"):
+            work = adapted_work(context, turn)
+            if own_points(job) and tested is None:
+                tested = evaluate_own(context, job.client, work)
+    found = () if tested is None else at_points(job, tested)
+    found += evaluate_other_points(context, job, turn.state, work)
+    done = Outcome(job.client, tally=turn.tally, evaluations=found)
+    if job.do == "evaluate":
+        return done
+    if job.do == "tune":
+        return replace(done, work=own_memory(turn.work))
     with clock.measure("finish"):
-        state, update = method.finish(state, work, inbox, probe, round_)
-    return state, update, work, tally
+        # A peer's message is kept as long as its state: both in memory of their own, and the same.
+        work = turn.work if method.peer is None else own_memory(turn.work)
+        state, update = method.finish(turn.state, work, turn.inbox, turn.probe, turn.round)
+    return replace(done, state=own_memory(state), message=update)
 
 
-def tuning_turn(
-    method: Method,
-    task: Task,
-    state: State,
-    inbox: Inbox,
-    train: Examples,
-    validation: Examples,
-    round_: Round,
-    epochs: int,
-    clock: Clock = OFF,
-) -> tuple[Work, Tally]:
-    """Receive and tune; nothing is sent."""
-    assert method.tune is not None
-    tally = Tally()
-    probe = ClientProbe(task, train, validation, round_, tally)
-    with clock.measure("receive"):
-        work = method.receive(state, inbox, probe, round_)
-    with clock.training("tune", [tally]):  # whatever its phase is called: often "train", too
-        return run_phase(replace(method.tune, epochs=epochs), work, task, train, probe, round_, tally), tally
+def perform(context: Setting, job: Job) -> Outcome:
+    """A whole turn of one client. Pure: the same context and job give the same outcome in any process."""
+    turn = begin(context, job)
+    for phase in phases_of(context, turn):
+        train_alone(context, turn, phase)
+    outcome = end(context, turn)
+    if context.encodes and isinstance(outcome.message, Update):
+        with context.clock.measure("encode"):
+            return replace(outcome, message=encode(outcome.message))
+    return outcome
+
+
+def own_memory(value: Any) -> Any:
+    """The same with tensors of their own: a slice would keep the whole stack alive."""
+
+    def own(_path: str, tensor: Tensor) -> Tensor:
+        is_slice = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
+        return tensor.clone() if is_slice else tensor
+
+    return map_leaves(own, value)
 
 
 def run_phase(phase: Phase, work: Work, task: Task, train: Examples, probe: Probe, round_: Round, tally: Tally) -> Work:
@@ -133,12 +244,19 @@ def are_finite(phase: Phase, work: Work, kept_dims: int) -> list[Tensor]:
 
 
 def record_phase(
-    tally: Tally, round_: Round, examples: int, steps: int, flops: int, loss_sum: float, is_finite: bool
+    tally: Tally,
+    round_: Round,
+    examples: int,
+    steps: int,
+    flops: tuple[int, int],
+    loss_sum: float,
+    is_finite: bool,
 ) -> None:
     """Count what a phase did, and refuse a model that is no longer made of numbers."""
     tally.examples += examples
     tally.steps += steps
-    tally.train_flops += examples * flops
+    per_example, per_step = flops
+    tally.train_flops += examples * per_example + steps * per_step
     tally.loss = loss_sum / max(examples, 1)
     if not math.isfinite(tally.loss) or not is_finite:
         assert round_.client is not None
@@ -151,13 +269,14 @@ def record_phase(
 
 
 def phase_batch_size(phase: Phase, train: Examples, round_: Round) -> int:
-    """A phase that looks at two batches at once needs two, also of a client whose data would fit into one."""
-    return max(1, min(round_.batch_size, train.num_examples // phase.batches_per_step))
+    """The size of a phase's batches of these examples."""
+    return phase.batch_size(train.num_examples, round_.batch_size)
 
 
-def phase_flops(phase: Phase, work: Work, task: Task) -> int:
-    """FLOPs of one example's step."""
-    return phase.flops(work) if phase.flops is not None else 3 * task.layout.forward_flops()
+def phase_flops(phase: Phase, work: Work, task: Task) -> tuple[int, int]:
+    """FLOPs of one example's step, and those of a step whatever its examples."""
+    per_example = 3 * task.layout.forward_flops() if phase.flops is None else phase.flops(work)
+    return per_example, 0 if phase.step_flops is None else phase.step_flops(work)
 
 
 def _groups(phase: Phase, train: Examples, round_: Round) -> Iterator[tuple[int, Any]]:
@@ -201,16 +320,3 @@ def take_step(phase: Phase, work: Work, batch: Any, tick: Tick, over: Callable[.
         if buffers is not work.buffers:
             work = replace(work, buffers=map_leaves(lambda _path, value: value.detach(), buffers))
         return over(lambda w, g: phase.update(w, g, tick), work, grads), loss.detach()
-
-
-def check_finite(update: Update) -> None:
-    """Refuse an update that would poison the mean."""
-    for name, part in update.parts.items():
-        if not part.is_finite():
-            raise SparsonaError(
-                f"client {update.sender}'s update in round {update.round} has values in '{name}' that are not finite",
-                expected="finite numbers",
-                mend="lower the learning rate (--lr), clip gradients (--set clip_norm=1), or look at its data",
-            )
-    if not 0 <= update.weight < float("inf"):
-        raise SparsonaError(f"client {update.sender}'s update claims weight {update.weight}", expected="0 or more")

@@ -73,9 +73,11 @@ def _serve(request: tuple[str, Any], inbox: Readable, outbox: BinaryIO, clock: C
     with clock.measure(f"{START}import"):
         import torch
 
-        from sparsona.core.errors import SparsonaError
+        from sparsona.core.errors import MaskMismatchError, SparsonaError
         from sparsona.data.federation import Federation
-        from sparsona.engine.jobs import Setting, perform
+        from sparsona.engine.context import Setting
+        from sparsona.engine.jobs import Outcome
+        from sparsona.engine.turn import perform
 
     torch.set_num_threads(1)
     setting: Setting | None = None
@@ -92,7 +94,10 @@ def _serve(request: tuple[str, Any], inbox: Readable, outbox: BinaryIO, clock: C
                 answer = None
             else:
                 assert setting is not None
-                answer = perform(setting, value)
+                try:
+                    answer = perform(setting, value)
+                except MaskMismatchError:  # the parent sends the job again, masks and all
+                    answer = Outcome(value.client, lacks_mask=True)
             report = clock.take() if clock.is_on else None
             with clock.measure("pipe"):
                 write_frame(outbox, ("done", (answer, report)))

@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -20,7 +19,8 @@ import cloudpickle
 
 from sparsona.core.errors import SparsonaError
 from sparsona.engine.clock import START, WAIT, Clock
-from sparsona.engine.jobs import Job, Outcome, Setting, Tell, settle
+from sparsona.engine.context import Setting
+from sparsona.engine.jobs import Job, Outcome, Tell, settle
 from sparsona.engine.scratch import claim, make_folder
 from sparsona.engine.worker import pack, read_frame, write_body, write_frame
 
@@ -39,7 +39,7 @@ class _Packed:
 
     def __init__(self, number: int, job: Job) -> None:
         self.number, self.job = number, job
-        self.body = pack(("job", replace(job, resend=None)))
+        self.body = pack(("job", job.packed()))
 
 
 class _Worker:

@@ -48,7 +48,7 @@ PFEDGATE_AUTHORS = {
     "floors_scores": True,
     "straight_through": "kept",
     "steps": "all",
-    "keeps_momentum": True,
+    "optimizer_memory": "keep",
     "logits_relu": True,
     "aggregation": "dense",
     "deploy_gate": "transductive",

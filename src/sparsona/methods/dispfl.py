@@ -26,6 +26,7 @@ nobody's knowledge. Tensors that ERK makes dense are left alone: all they could 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
@@ -33,26 +34,40 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from sparsona.core import tree
-from sparsona.core.method import Cost, Method, PartSize, PeerHalf, Support, Tree, dense, masked, message
-from sparsona.methods.allocation import mask_counts
-from sparsona.methods.averaging import count_mean
-from sparsona.methods.training import Training, gradient_size, plain_weights, predictor, sgd_phase, training_flops
-from sparsona.sparsity.evolve import cosine_rate, evolve
+from sparsona.core.method import (
+    Client,
+    Cost,
+    Inbox,
+    Layout,
+    Method,
+    PartSize,
+    PeerHalf,
+    Probe,
+    Round,
+    Seeds,
+    Support,
+    Tree,
+    Update,
+    dense,
+    masked,
+    message,
+)
+from sparsona.learning.mask_options import MaskSearchOptions
+from sparsona.learning.means import count_mean
+from sparsona.learning.optimizer import Memory, inside, make_optimizer
+from sparsona.methods.training import Training, gradient_size, plain_weights, predictor, sgd_phase, turn_flops
 from sparsona.sparsity.masks import random_mask
+from sparsona.sparsity.search import client_counts, initial_mask, next_mask, search_flops
 
 if TYPE_CHECKING:
     from sparsona.core.task import Task
 
 
-class DisPFLConfig(Training):
-    """What DisPFL adds to the options of training."""
+class DisPFLConfig(MaskSearchOptions, Training):
+    """What DisPFL adds to the options of training and of masks that evolve."""
 
-    density: float = Field(0.5, gt=0, le=1, description="share of the parameters kept; 1: as much as capacity allows")
-    regrowth: Literal["gradient", "random"] = Field("gradient", description="what decides where a mask grows")
     initial_masks: Literal["same", "different"] = Field("different", description="whether clients start with one mask")
     divide_by: Literal["new", "used"] = Field("new", description="masks that count in the mean: the next, or the last")
-    allocation: Literal["erk", "uniform"] = Field("erk", description="how density is shared among the tensors")
-    prune_rate: float = Field(0.5, ge=0, le=1, description="share of a mask replaced in the first round")
 
 
 @dataclass(frozen=True)
@@ -63,88 +78,111 @@ class DisPFLState:
     used: Tree
     mask: Tree
     buffers: Tree
+    memory: Memory = ()
 
 
 @dataclass(frozen=True)
 class DisPFLWork:
-    """The model at hand, and the mask as numbers to multiply by."""
+    """The model at hand, the mask as numbers to multiply by, and the optimizer's memory."""
 
     params: Tree
     buffers: Tree
     mask: Tree
+    memory: Memory
 
 
 def dispfl(task: Task, config: DisPFLConfig) -> Method:
     """Peers without a server, each with an evolving mask of its own."""
     by_new = config.divide_by == "new"
-    draw = lru_cache(maxsize=4)(random_mask)  # clients that start with one mask share one drawing of it
-    empty = lru_cache(maxsize=1)(lambda layout: random_mask(layout, (0,) * len(layout.slots), 0))
-
-    def kept(layout, client):
-        return mask_counts(layout, min(config.density, client.capacity), config.allocation)
-
-    def inside(params: Tree, mask: Tree) -> Tree:
-        return params.like(params.flat.where(mask.flat.to(params.device), params.flat.new_zeros(())))
-
-    def init_client(params, buffers, client, seeds):  # Algorithm 1 line 2
-        seed = seeds.shared("mask") if config.initial_masks == "same" else seeds.of(client.index).own("mask")
-        mask = draw(params.layout, kept(params.layout, client), seed)
-        return DisPFLState(inside(params, mask), empty(params.layout), mask, buffers)
-
-    def receive(state: DisPFLState, inbox, probe, round_):  # Algorithm 1 lines 6 to 8
-        heard = tuple(inbox)
-
-        def models():
-            has_trained = state.used.flat.any()
-            own = state.mask if by_new else state.used
-            yield tree.scale(state.params, has_trained), own.like(own.flat & has_trained)
-            for update in heard:
-                part = update.parts["model"]
-                yield part.tree(), update.parts["mask"].tree() if by_new else part.mask
-
-        mean = count_mean(models()) if heard else state.params  # who hears nobody goes on with its own
-        return DisPFLWork(inside(mean, state.mask), state.buffers, tree.as_numbers(state.mask, mean.dtype))
-
-    def finish(state: DisPFLState, work: DisPFLWork, inbox, probe, round_):
-        parts = {"model": masked(work.params, state.mask, Support.BITS)}
-        mask = next_mask(work, state.mask, probe, round_)
-        if by_new:
-            parts["mask"] = dense(mask)
-        return DisPFLState(work.params, state.mask, mask, work.buffers), message(round_, parts)
-
-    def next_mask(work: DisPFLWork, mask: Tree, probe, round_) -> Tree:  # Algorithm 2
-        rate = cosine_rate(config.prune_rate, round_.index, round_.total, decays_to_zero=False)
-        scores = task.gradient(work.params, work.buffers, probe.batch()) if config.regrowth == "gradient" else None
-        return evolve(work.params, mask, rate, scores, round_.seeds.own("regrowth"))
-
-    def cost(layout, client, round_):
-        size = sum(counts := kept(layout, client))
-        model, mixed, total, count = (
-            PartSize(n, layout, size, Support.KNOWN) for n in ("model", "mixed", "sum", "num")
-        )
-        used, mask = (PartSize(name, layout, layout.size, is_mask=True) for name in ("used", "mask"))
-        sent = replace(model, support=Support.BITS)
-        looks = min(round_.batch_size, client.num_examples) if config.regrowth == "gradient" else 0
-        return Cost(
-            None,
-            (sent, mask) if by_new else (sent,),
-            training_flops(layout, client, config, counts),
-            looks * 3 * layout.forward_flops(),
-            kept=(model, used, mask),
-            infer_flops=layout.forward_flops(counts),
-            at_work=(mixed, gradient_size(layout, config, size)),
-            mixing=(total, count),
-        )
-
-    def consensus(inbox) -> Tree:  # each entry's mean over those who trained it
-        return count_mean((update.parts["model"].tree(), update.parts["model"].mask) for update in inbox)
-
+    optimizer = make_optimizer(config)
     phase = sgd_phase(  # Algorithm 1 lines 9 to 13
         task,
         config,
         mask=lambda work: work.mask,
         flops=lambda work: 3 * task.layout.forward_flops(tree.counts(work.mask)),
     )
-    peer, predict = PeerHalf(consensus=consensus), predictor(task)
-    method = Method("dispfl", init_client, receive, (phase,), finish, predict, cost, plain_weights, phase, None, peer)
-    return replace(method, trait=lambda state: state.mask)
+
+    @lru_cache(maxsize=1)  # one tree for all peers that never trained
+    def empty_mask(layout: Layout) -> Tree:
+        return random_mask(layout, (0,) * len(layout.slots), 0)
+
+    def cut_down(params: Tree, mask: Tree) -> Tree:
+        return params.like(params.flat.where(mask.flat.to(params.device), params.flat.new_zeros(())))
+
+    def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> DisPFLState:  # Algorithm 1 line 2
+        mask = initial_mask(params.layout, client, seeds, config)
+        memory = optimizer.first(params)
+        return DisPFLState(cut_down(params, mask), empty_mask(params.layout), mask, buffers, memory)
+
+    def receive(state: DisPFLState, inbox: Inbox, probe: Probe, round_: Round) -> DisPFLWork:
+        heard = tuple(inbox)
+
+        def models() -> Iterator[tuple[Tree, Tree]]:
+            has_trained = state.used.flat.any()  # a number to multiply by: asking for its value would wait for the GPU
+            own = state.mask if by_new else state.used
+            yield tree.scale(state.params, has_trained), own.like(own.flat & has_trained)
+            for update in heard:
+                part = update.parts["model"]
+                assert part.mask is not None
+                yield part.tree(), update.parts["mask"].tree() if by_new else part.mask
+
+        # Algorithm 1 lines 6 to 8; who hears nobody goes on with its own.
+        mean = count_mean(models()) if heard else state.params
+        memory = optimizer.begin(state.memory, mean)
+        mask = tree.as_numbers(state.mask, mean.dtype)
+        return DisPFLWork(cut_down(mean, state.mask), state.buffers, mask, memory)
+
+    def finish(
+        state: DisPFLState, work: DisPFLWork, inbox: Inbox, probe: Probe, round_: Round
+    ) -> tuple[DisPFLState, Update]:
+        parts = {"model": masked(work.params, state.mask, Support.BITS)}
+        mask = next_mask(task, work.params, work.buffers, state.mask, probe, round_, config)  # Algorithm 2
+        if by_new:
+            parts["mask"] = dense(mask)
+        memory = inside(optimizer.end(work.memory), mask)  # what grows has no past
+        return DisPFLState(work.params, state.mask, mask, work.buffers, memory), message(round_, parts)
+
+    def cost(layout: Layout, client: Client, round_: Round) -> Cost:
+        counts = client_counts(layout, client, config)
+        size = sum(counts)
+        model, mixed, total, count = (
+            PartSize(name, layout, size, Support.KNOWN) for name in ("model", "mixed", "sum", "num")
+        )
+        used, mask = (PartSize(name, layout, layout.size, is_mask=True) for name in ("used", "mask"))
+        sent = replace(model, support=Support.BITS)
+        memory = optimizer.sizes("memory", layout, size, Support.KNOWN)
+        gradient = gradient_size(layout, config, size)
+        per_example, per_step = 3 * layout.forward_flops(counts), optimizer.flops * size
+        return Cost(
+            None,
+            (sent, mask) if by_new else (sent,),
+            turn_flops((phase,), client, round_, per_example, per_step),
+            search_flops(layout, client, round_, config),
+            kept=(model, used, mask, *memory) if optimizer.keeps else (model, used, mask),
+            infer_flops=layout.forward_flops(counts),
+            at_work=(mixed, gradient) if optimizer.keeps else (mixed, *memory, gradient),
+            mixing=(total, count),
+            tune_flops=turn_flops((replace(phase, epochs=1),), client, round_, per_example, per_step),
+        )
+
+    def consensus(inbox: Inbox, round_: Round) -> Tree:  # each entry's mean over those who trained it
+        def models() -> Iterator[tuple[Tree, Tree]]:
+            for update in inbox:
+                part = update.parts["model"]
+                assert part.mask is not None
+                yield part.tree(), part.mask
+
+        return count_mean(models())
+
+    return Method(
+        init_client=init_client,
+        receive=receive,
+        phases=(phase,),
+        finish=finish,
+        predict=predictor(task),
+        cost=cost,
+        deploy=plain_weights,
+        tune=phase,
+        peer=PeerHalf(consensus=consensus),
+        trait=lambda state: state.mask,
+    )

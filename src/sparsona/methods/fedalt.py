@@ -24,20 +24,41 @@ from pydantic import Field
 
 from sparsona.core import tree
 from sparsona.core.errors import SparsonaError
-from sparsona.core.method import Cost, Method, Phase, ServerHalf, Tree, dense, message
-from sparsona.methods.averaging import weighted_mean
-from sparsona.methods.personal import PersonalPart, fused, split_model, trained_examples, whole
-from sparsona.methods.server_optimizer import Moments, begin_moments, server_step
-from sparsona.methods.training import clip_share, sgd
+from sparsona.core.method import (
+    Batch,
+    Client,
+    Cost,
+    Grads,
+    Inbox,
+    Layout,
+    Method,
+    Phase,
+    Probe,
+    Round,
+    Seeds,
+    ServerHalf,
+    Tick,
+    Tree,
+    Update,
+    dense,
+    message,
+)
+from sparsona.learning.means import WeightedSum
+from sparsona.learning.optimizer import DECAY_TEXT, Decay, Memory, Moments, clip_share, make_optimizer
+from sparsona.methods.personal import PersonalPart, fused, split_model, whole
+from sparsona.methods.server_optimizer import begin_moments, server_step
+from sparsona.methods.training import turn_flops
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from sparsona.core.task import Task
 
 
 class FedAltConfig(PersonalPart):
     """What FedSim and FedAlt add to the options of training, of a personal part and of the server's step."""
 
-    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="L2 pull of the weights towards zero")
+    weight_decay: Decay = Field(0.0, description=DECAY_TEXT)
     updates: Literal["alternating", "simultaneous"] = Field("alternating", description="personal, then shared; or both")
     weight: Literal["examples", "batches", "equal"] = Field("examples", description="what a client's update weighs by")
     clip_stale: bool = Field(False, description="the last personal gradient counts when the shared one is clipped")
@@ -45,22 +66,24 @@ class FedAltConfig(PersonalPart):
 
 @dataclass(frozen=True)
 class FedAltState:
-    """What a client keeps between rounds: v_i, and v_i as it began if it is pulled there."""
+    """What a client keeps between rounds: v_i; v_i as it began, if it is pulled there; optimizers' memory, if kept."""
 
     personal: Tree
-    start: tuple[Tree, ...]
+    start: Tree | None
     buffers: Tree
+    memory: dict[str, Memory]
 
 
 @dataclass(frozen=True)
 class FedAltWork:
-    """u_i and v_i, what v_i is pulled to, and its last gradient if that counts."""
+    """u_i and v_i, what v_i is pulled to, its last gradient if that counts, and the optimizers' memory by part."""
 
     shared: Tree
     personal: Tree
-    start: tuple[Tree, ...]
-    stale: tuple[Tree, ...]
+    start: Tree | None
+    stale: Tree | None
     buffers: Tree
+    memory: dict[str, Memory]
 
 
 @dataclass(frozen=True)
@@ -76,75 +99,154 @@ def fedalt(task: Task, config: FedAltConfig) -> Method:
     """A shared part and a personal one."""
     alternates = config.updates == "alternating"
     if not alternates and config.personal_epochs not in (None, config.epochs):
-        what, mend = "personal_epochs where both parts take the same steps", "leave personal_epochs out, or use fedalt"
-        raise SparsonaError(what, expected="updates=alternating", mend=mend)
+        raise SparsonaError(
+            "personal_epochs where both parts take the same steps",
+            expected="updates=alternating",
+            mend="leave personal_epochs out, or use fedalt",
+        )
     parts = split_model(task, config.personal, config.additive_hidden)
     begin = lru_cache(maxsize=2)(parts.begin)  # clients that are as they began share one tree
-    configs = {"shared": config, "personal": config.model_copy(update={"lr": config.personal_lr or config.lr})}
-    remembers = alternates and config.clip_stale and config.clip_norm is not None
+    optimizers = {"shared": make_optimizer(config), "personal": make_optimizer(config, config.personal_lr)}
+    keeps, cost_of_step = optimizers["shared"].keeps, optimizers["shared"].flops
+    has_stale = alternates and config.clip_stale and config.clip_norm is not None
     flops = task.layout.forward_flops() + parts.additive.forward_flops()
 
-    def init_client(params, buffers, client, seeds):
+    def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> FedAltState:
         personal = begin(params, seeds.shared("additive"))
-        return FedAltState(personal, (personal,) if config.pull else (), buffers)
+        start = personal if config.pull else None
+        first = {"shared": params.select(parts.shared.names), "personal": personal} if keeps else {}
+        return FedAltState(personal, start, buffers, {name: optimizers[name].first(first[name]) for name in first})
 
-    def receive(state: FedAltState, inbox, probe, round_):
+    def receive(state: FedAltState, inbox: Inbox, probe: Probe, round_: Round) -> FedAltWork:
         (update,) = inbox
-        stale = (tree.zeros_like(state.personal),) if remembers else ()
-        return FedAltWork(update.parts["shared"].tree(), state.personal, state.start, stale, state.buffers)
+        now = {"shared": update.parts["shared"].tree(), "personal": state.personal}
+        memory = {name: optimizers[name].begin(state.memory.get(name, ()), now[name]) for name in now}
+        stale = tree.zeros_like(state.personal) if has_stale else None
+        return FedAltWork(now["shared"], state.personal, state.start, stale, state.buffers, memory)
 
-    def outputs(work: FedAltWork, inputs, train, noise=None):
+    def outputs(work: FedAltWork, inputs: Tensor, train: bool, noise: Tensor | None = None) -> tuple[Tensor, Tree]:
         found, buffers = task.forward({**work.shared, **work.personal}, work.buffers, inputs, train, noise)
-        return fused(task, found, work.personal, inputs) if parts.additive.slots else found, buffers
+        if parts.additive.slots:
+            found = fused(task, found, work.personal, inputs)
+        return found, buffers
 
-    def loss(work: FedAltWork, batch):
+    def loss(work: FedAltWork, batch: Batch) -> tuple[Tensor, Tree]:
         found, buffers = outputs(work, batch.inputs, True, batch.noise)
-        pulls = (config.pull * (work.personal.flat - start.flat).square().sum() for start in work.start)
-        return sum(pulls, start=task.mean_loss(found, batch)), buffers
+        value = task.mean_loss(found, batch)
+        if work.start is not None:
+            value = value + config.pull * (work.personal.flat - work.start.flat).square().sum()
+        return value, buffers
 
-    def update(work: FedAltWork, grads, tick):
-        stale = () if "personal" in grads else work.stale
-        share = clip_share(config, *grads.values(), *stale)  # by all that the phase trains
-        new: dict[str, Any] = {n: sgd(getattr(work, n), grads[n], tick, configs[n], share=share) for n in grads}
-        if not remembers:
-            return replace(work, **new)
-        stale = stale or (grads["personal"],)  # torch clips gradients where they lie, a stale one too
-        return replace(work, **new, stale=tuple(tree.scale(grad, share) for grad in stale))
+    def update(work: FedAltWork, grads: Grads, tick: Tick) -> FedAltWork:
+        # torch clips gradients where they lie, one of an earlier phase too.
+        stale = work.stale if "personal" not in grads else None
+        share = clip_share(config.clip_norm, *grads.values(), *(() if stale is None else (stale,)))
+        new: dict[str, Any] = {}
+        memory = dict(work.memory)
+        for name in grads:
+            params = getattr(work, name)
+            new[name], memory[name] = optimizers[name].step(params, grads[name], memory[name], tick, share=share)
+        if has_stale:
+            new["stale"] = tree.scale(grads["personal"] if stale is None else stale, share)
+        return replace(work, **new, memory=memory)
 
-    def finish(state: FedAltState, work: FedAltWork, inbox, probe, round_):
+    def finish(
+        state: FedAltState, work: FedAltWork, inbox: Inbox, probe: Probe, round_: Round
+    ) -> tuple[FedAltState, Update]:
+        assert round_.client is not None
         count = round_.client.num_examples
         weight = {"examples": count, "batches": -(-count // round_.batch_size), "equal": 1.0}[config.weight]
-        kept = FedAltState(work.personal, work.start, work.buffers)
+        kept = FedAltState(work.personal, work.start, work.buffers, work.memory if keeps else {})
         return kept, message(round_, {"shared": dense(work.shared)}, weight)  # Algorithm 1 line 6
 
-    def cost(layout, client, round_):
-        most = max(parts.shared, parts.personal, key=lambda of: of.size) if alternates else parts.all_slots
-        kept = whole("personal", parts.personal) + (whole("start", parts.personal) if config.pull else ())
-        at_work = whole("gradient", most) + (whole("stale", parts.personal) if remembers else ())
-        examples, sent = sum(trained_examples(p, client, round_) for p in phases), whole("shared", parts.shared)
-        return Cost(sent, sent, 3 * flops * examples, kept=kept, infer_flops=flops, at_work=at_work)
+    def cost(layout: Layout, client: Client, round_: Round) -> Cost:
+        sent = whole("shared", parts.shared)
+        kept = whole("personal", parts.personal)
+        if config.pull:
+            kept += whole("start", parts.personal)
+        memory = optimizers["shared"].sizes("shared memory", parts.shared)
+        memory += optimizers["personal"].sizes("personal memory", parts.personal)
+        at_work = whole("gradient", max(parts.shared, parts.personal, key=lambda part: part.size))
+        if not alternates:
+            at_work = whole("gradient", parts.all_slots)
+        if has_stale:
+            at_work += whole("stale", parts.personal)
 
-    def init_server(params, clients, seeds):
+        def of(phases: tuple[Phase, ...]) -> int:
+            return sum(turn_flops((p,), client, round_, 3 * flops, step_flops(p.trains)) for p in phases)
+
+        return Cost(
+            sent,
+            sent,
+            of(phases),
+            kept=kept + memory if keeps else kept,
+            infer_flops=flops,
+            at_work=at_work if keeps else at_work + memory,
+            tune_flops=of((replace(tune, epochs=1),)),
+        )
+
+    def init_server(params: Tree, clients: tuple[Client, ...], seeds: Seeds) -> FedAltServer:
         shared = params.select(parts.shared.names)
         return FedAltServer(shared, params.select(parts.own.names), begin_moments(config, shared))
 
-    def aggregate(server: FedAltServer, inbox, round_):  # Algorithm 1 line 7
-        mean = weighted_mean(((sent.parts["shared"].tree(), sent.weight) for sent in inbox), otherwise=server.shared)
+    def reply(server: FedAltServer, client: Client, round_: Round) -> Update:
+        return message(round_, {"shared": dense(server.shared)})
+
+    def zero(server: FedAltServer, round_: Round) -> WeightedSum:
+        return WeightedSum()
+
+    def add(server: FedAltServer, total: WeightedSum, update: Update) -> WeightedSum:
+        return total.add(update.parts["shared"].tree(), update.weight)
+
+    def step(server: FedAltServer, total: WeightedSum, round_: Round) -> FedAltServer:  # Algorithm 1 line 7
+        mean = total.mean(otherwise=server.shared)
         shared, moments = server_step(config, server.shared, mean, server.moments)
         return FedAltServer(shared, server.rest, moments)
 
-    def reply(server: FedAltServer, client, round_):
-        return message(round_, {"shared": dense(server.shared)})
+    def step_flops(trains: tuple[str, ...]) -> int:
+        sizes = {"shared": parts.shared.size, "personal": parts.personal.size}
+        return cost_of_step * sum(sizes[name] for name in trains)
 
-    def phase(name, trains, epochs, max_steps):
-        mixes = task.mixes_examples
-        return Phase(name, trains, loss, update, epochs, max_steps, mixes_examples=mixes, flops=lambda work: 3 * flops)
+    def phase(name: str, trains: tuple[str, ...], epochs: int, max_steps: int | None) -> Phase:
+        return Phase(
+            name=name,
+            trains=trains,
+            loss=loss,
+            update=update,
+            epochs=epochs,
+            max_steps=max_steps,
+            mixes_examples=task.mixes_examples,
+            flops=lambda work: 3 * flops,
+            step_flops=lambda work: step_flops(trains),
+        )
+
+    def deploy(work: FedAltWork) -> tuple[Tree, Tree]:
+        return parts.join(work.shared, work.personal), work.buffers
 
     own = phase("personal", ("personal",), config.personal_epochs or config.epochs, config.max_personal_steps)
-    both = phase("both", ("personal", "shared"), config.epochs, config.max_personal_steps)
-    # Algorithm 3, or 2
-    phases = (own, phase("shared", ("shared",), config.epochs, None)) if alternates else (both,)
-    deploy = None if parts.additive.slots else lambda work: (parts.join(work.shared, work.personal), work.buffers)
-    server = ServerHalf(init_server, aggregate, reply, lambda s: parts.join(s.shared, s.rest), bool(parts.own.slots))
-    tune, predict = replace(own, max_steps=None), lambda work, inputs: outputs(work, inputs, False)[0]
-    return Method("fedalt", init_client, receive, phases, finish, predict, cost, deploy, tune, server)
+    if alternates:  # Algorithm 3
+        phases: tuple[Phase, ...] = (own, phase("shared", ("shared",), config.epochs, None))
+    else:  # Algorithm 2
+        phases = (phase("both", ("personal", "shared"), config.epochs, config.max_personal_steps),)
+    tune = replace(own, max_steps=None)
+    server = ServerHalf(
+        init=init_server,
+        reply=reply,
+        zero=zero,
+        add=add,
+        step=step,
+        merge=WeightedSum.merge,
+        global_model=lambda server: parts.join(server.shared, server.rest),
+        is_partial=bool(parts.own.slots),
+    )
+    return Method(
+        init_client=init_client,
+        receive=receive,
+        phases=phases,
+        finish=finish,
+        predict=lambda work, inputs: outputs(work, inputs, False)[0],
+        cost=cost,
+        deploy=None if parts.additive.slots else deploy,
+        tune=tune,
+        server=server,
+    )

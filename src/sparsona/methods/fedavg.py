@@ -8,16 +8,32 @@ engine's final tuning of every client; FT (part.) of the partial-personalisation
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from sparsona.core.method import Cost, Method, PartSize, ServerHalf, Tree, dense, message
-from sparsona.methods.averaging import weighted_mean
+from sparsona.core.method import (
+    Client,
+    Cost,
+    Inbox,
+    Layout,
+    Method,
+    PartSize,
+    Probe,
+    Round,
+    Seeds,
+    ServerHalf,
+    Tree,
+    Update,
+    dense,
+    message,
+)
+from sparsona.learning.means import WeightedSum
+from sparsona.learning.optimizer import DECAY_TEXT, Decay, Memory, Moments, make_optimizer
 from sparsona.methods.personal import PartNames, part_phase
-from sparsona.methods.server_optimizer import Moments, ServerStep, begin_moments, server_step
-from sparsona.methods.training import Model, plain_weights, predictor, sgd_phase, training_flops
+from sparsona.methods.server_optimizer import ServerStep, begin_moments, server_step
+from sparsona.methods.training import Model, plain_weights, predictor, sgd_phase, turn_flops
 
 if TYPE_CHECKING:
     from sparsona.core.task import Task
@@ -30,9 +46,10 @@ class FedAvgConfig(ServerStep):
 class FedAvgPartConfig(FedAvgConfig):
     """FedAvg whose final tuning trains a part of the model alone."""
 
-    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="L2 pull of the weights towards zero")
+    weight_decay: Decay = Field(0.0, description=DECAY_TEXT)
     personal: PartNames = Field(
-        ("output",), description="what is tuned: input, output, norm, adapter, split, or patterns of parameter names"
+        ("output",),
+        description="what is tuned: input, output, norm, adapter, split, or patterns of names; !output: all but output",
     )
 
 
@@ -41,6 +58,7 @@ class FedAvgState:
     """What a client keeps between rounds."""
 
     buffers: Tree
+    memory: Memory = ()
 
 
 @dataclass(frozen=True)
@@ -53,34 +71,71 @@ class FedAvgServer:
 
 def fedavg(task: Task, config: FedAvgConfig) -> Method:
     """One model for all."""
+    optimizer = make_optimizer(config)
+    phase = sgd_phase(task, config)
+    tune = part_phase(task, config, config.personal) if isinstance(config, FedAvgPartConfig) else phase
 
-    def init_client(params, buffers, client, seeds):
-        return FedAvgState(buffers)
+    def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> FedAvgState:
+        return FedAvgState(buffers, optimizer.first(params))
 
-    def receive(state: FedAvgState, inbox, probe, round_):
+    def receive(state: FedAvgState, inbox: Inbox, probe: Probe, round_: Round) -> Model:
         (update,) = inbox
-        return Model(update.parts["model"].tree(), state.buffers)
+        params = update.parts["model"].tree()
+        return Model(params, state.buffers, optimizer.begin(state.memory, params))
 
-    def finish(state: FedAvgState, work: Model, inbox, probe, round_):
+    def finish(
+        state: FedAvgState, work: Model, inbox: Inbox, probe: Probe, round_: Round
+    ) -> tuple[FedAvgState, Update]:
+        assert round_.client is not None
         update = message(round_, {"model": dense(work.params)}, weight=round_.client.num_examples)
-        return FedAvgState(work.buffers), update
+        return FedAvgState(work.buffers, optimizer.end(work.memory)), update
 
-    def cost(layout, client, round_):
-        model = (PartSize("model", layout, layout.size),)
-        return Cost(model, model, training_flops(layout, client, config))
+    def cost(layout: Layout, client: Client, round_: Round) -> Cost:
+        model, gradient = (PartSize(name, layout, layout.size) for name in ("model", "gradient"))
+        memory = optimizer.sizes("memory", layout)
+        per_example, per_step = 3 * layout.forward_flops(), optimizer.flops * layout.size
+        return Cost(
+            (model,),
+            (model,),
+            turn_flops((phase,), client, round_, per_example, per_step),
+            kept=memory if optimizer.keeps else (),
+            at_work=(gradient,) if optimizer.keeps else (*memory, gradient),
+            tune_flops=turn_flops((replace(tune, epochs=1),), client, round_, per_example, per_step),
+        )
 
-    def init_server(params, clients, seeds):
+    def init_server(params: Tree, clients: tuple[Client, ...], seeds: Seeds) -> FedAvgServer:
         return FedAvgServer(params, begin_moments(config, params))
 
-    def aggregate(server: FedAvgServer, inbox, round_):
-        models = ((update.parts["model"].tree(), update.weight) for update in inbox)
-        mean = weighted_mean(models, otherwise=server.params)
-        return FedAvgServer(*server_step(config, server.params, mean, server.moments))
-
-    def reply(server: FedAvgServer, client, round_):
+    def reply(server: FedAvgServer, client: Client, round_: Round) -> Update:
         return message(round_, {"model": dense(server.params)})
 
-    phase, predict = sgd_phase(task, config), predictor(task)
-    tune = part_phase(task, config, config.personal) if isinstance(config, FedAvgPartConfig) else phase
-    server = ServerHalf(init_server, aggregate, reply, lambda server: server.params)
-    return Method("fedavg", init_client, receive, (phase,), finish, predict, cost, plain_weights, tune, server)
+    def zero(server: FedAvgServer, round_: Round) -> WeightedSum:
+        return WeightedSum()
+
+    def add(server: FedAvgServer, total: WeightedSum, update: Update) -> WeightedSum:
+        return total.add(update.parts["model"].tree(), update.weight)
+
+    def step(server: FedAvgServer, total: WeightedSum, round_: Round) -> FedAvgServer:
+        mean = total.mean(otherwise=server.params)
+        return FedAvgServer(*server_step(config, server.params, mean, server.moments))
+
+    server = ServerHalf(
+        init=init_server,
+        reply=reply,
+        zero=zero,
+        add=add,
+        step=step,
+        merge=WeightedSum.merge,
+        global_model=lambda server: server.params,
+    )
+    return Method(
+        init_client=init_client,
+        receive=receive,
+        phases=(phase,),
+        finish=finish,
+        predict=predictor(task),
+        cost=cost,
+        deploy=plain_weights,
+        tune=tune,
+        server=server,
+    )

@@ -15,32 +15,43 @@ ERK makes dense are left alone: all they could regrow is what they pruned.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from sparsona.core import tree
-from sparsona.core.method import Cost, Method, PartSize, ServerHalf, Support, Tree, dense, masked, message
-from sparsona.methods.allocation import mask_counts
-from sparsona.methods.averaging import weighted_mean
-from sparsona.methods.training import Training, gradient_size, plain_weights, predictor, sgd_phase, training_flops
-from sparsona.sparsity.evolve import cosine_rate, evolve
-from sparsona.sparsity.masks import random_mask
+from sparsona.core.method import (
+    Client,
+    Cost,
+    Inbox,
+    Layout,
+    Method,
+    PartSize,
+    Probe,
+    Round,
+    Seeds,
+    ServerHalf,
+    Support,
+    Tree,
+    Update,
+    dense,
+    masked,
+    message,
+)
+from sparsona.learning.mask_options import MaskSearchOptions
+from sparsona.learning.means import WeightedSum
+from sparsona.learning.optimizer import Memory, inside, make_optimizer
+from sparsona.methods.training import Training, gradient_size, plain_weights, predictor, sgd_phase, turn_flops
+from sparsona.sparsity.search import client_counts, initial_mask, next_mask, search_flops
 
 if TYPE_CHECKING:
     from sparsona.core.task import Task
 
 
-class FedSpaConfig(Training):
-    """What FedSpa adds to the options of training."""
+class FedSpaConfig(MaskSearchOptions, Training):
+    """What FedSpa adds to the options of training and of masks that evolve."""
 
-    density: float = Field(0.5, gt=0, le=1, description="share of the parameters a client's model keeps")
     search: Literal["dst", "rsm"] = Field("dst", description="masks evolve (dst) or stay as drawn (rsm)")
-    regrowth: Literal["gradient", "random"] = Field("gradient", description="what decides where a mask grows")
-    initial_masks: Literal["same", "different"] = Field("same", description="whether clients start with one mask")
-    allocation: Literal["erk", "uniform"] = Field("erk", description="how density is shared among the tensors")
-    prune_rate: float = Field(0.5, ge=0, le=1, description="share of a mask replaced in the first round")
     anneal: Literal["paper", "family"] = Field("paper", description="cosine over T - 1 rounds, or over T")
 
 
@@ -50,16 +61,18 @@ class FedSpaState:
 
     mask: Tree
     buffers: Tree
+    memory: Memory = ()
 
 
 @dataclass(frozen=True)
 class FedSpaWork:
-    """The model at hand, where it started, and the mask as numbers to multiply by."""
+    """The model at hand, where it started, the mask as numbers to multiply by, and the optimizer's memory."""
 
     params: Tree
     buffers: Tree
     start: Tree
     mask: Tree
+    memory: Memory
 
 
 @dataclass(frozen=True)
@@ -70,80 +83,111 @@ class FedSpaServer:
     masks: dict[int, Tree]
 
 
+@dataclass(frozen=True)
+class FedSpaSum:
+    """The changes of a round, and the next mask of everybody who sent one."""
+
+    changes: WeightedSum
+    masks: dict[int, Tree]
+
+
 def fedspa(task: Task, config: FedSpaConfig) -> Method:
     """One dense model on the server, one evolving mask per client."""
     evolves = config.search == "dst"
-    draw = lru_cache(maxsize=4)(random_mask)  # clients that start with one mask share one drawing of it
-
-    def kept(layout, client):
-        return mask_counts(layout, min(config.density, client.capacity), config.allocation)
-
-    def initial_mask(layout, client, seeds) -> Tree:  # Algorithm 2, MaskInit
-        seed = seeds.shared("mask") if config.initial_masks == "same" else seeds.of(client.index).own("mask")
-        return draw(layout, kept(layout, client), seed)
-
-    def init_client(params, buffers, client, seeds):
-        return FedSpaState(initial_mask(params.layout, client, seeds), buffers)
-
-    def receive(state: FedSpaState, inbox, probe, round_):
-        (update,) = inbox
-        part = update.parts["model"]
-        mask = part.bitmap or state.mask  # a client that lost its mask is sent it
-        params = part.tree(mask)
-        return FedSpaWork(params, state.buffers, params, tree.as_numbers(mask, params.flat.dtype))
-
-    def finish(state: FedSpaState, work: FedSpaWork, inbox, probe, round_):
-        mask = next(iter(inbox)).parts["model"].bitmap or state.mask
-        parts = {"update": masked(tree.subtract(work.start, work.params), mask)}  # U_k, Algorithm 1 line 17
-        if evolves:
-            mask = next_mask(work, mask, probe, round_)
-            parts["mask"] = dense(mask)
-        return FedSpaState(mask, work.buffers), message(round_, parts)
-
-    def next_mask(work: FedSpaWork, mask: Tree, probe, round_) -> Tree:  # Algorithm 2, NextMasks
-        rate = cosine_rate(config.prune_rate, round_.index, round_.total, decays_to_zero=config.anneal == "paper")
-        scores = task.gradient(work.params, work.buffers, probe.batch()) if config.regrowth == "gradient" else None
-        return evolve(work.params, mask, rate, scores, round_.seeds.own("regrowth"))
-
-    def cost(layout, client, round_):
-        counts = kept(layout, client)
-        down, update, start = (
-            (PartSize(name, layout, sum(counts), Support.KNOWN),) for name in ("model", "update", "start")
-        )
-        mask = (PartSize("mask", layout, layout.size, is_mask=True),)
-        looks = min(round_.batch_size, client.num_examples) if evolves and config.regrowth == "gradient" else 0
-        search = looks * 3 * layout.forward_flops()
-        train, infer = training_flops(layout, client, config, counts), layout.forward_flops(counts)
-        at_work = (*start, gradient_size(layout, config, sum(counts)))
-        up = update + mask if evolves else update
-        return Cost(down, up, train, search, kept=mask, infer_flops=infer, at_work=at_work)
-
-    def init_server(params, clients, seeds):
-        return FedSpaServer(params, {c.index: initial_mask(params.layout, c, seeds) for c in clients})
-
-    def aggregate(server: FedSpaServer, inbox, round_):
-        masks = dict(server.masks)
-
-        def changes():
-            for update in inbox:
-                yield update.parts["update"].tree(server.masks[update.sender]), 1.0
-                if evolves:
-                    masks[update.sender] = update.parts["mask"].tree()
-
-        # A plain mean over those who took part, not over those who hold a coordinate: Algorithm 1 line 11.
-        mean = weighted_mean(changes(), otherwise=tree.zeros_like(server.params))
-        return FedSpaServer(tree.subtract(server.params, mean), masks)
-
-    def reply(server: FedSpaServer, client, round_):  # m_k * w, Algorithm 1 line 9
-        return message(round_, {"model": masked(server.params, server.masks[client.index])})
-
+    optimizer = make_optimizer(config)
     phase = sgd_phase(  # Algorithm 1 lines 13 to 16
         task,
         config,
         mask=lambda work: work.mask,
         flops=lambda work: 3 * task.layout.forward_flops(tree.counts(work.mask)),
     )
-    server = ServerHalf(init_server, aggregate, reply, lambda server: server.params)
-    predict = predictor(task)
-    method = Method("fedspa", init_client, receive, (phase,), finish, predict, cost, plain_weights, phase, server)
-    return replace(method, trait=lambda state: state.mask)
+
+    def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> FedSpaState:
+        mask = initial_mask(params.layout, client, seeds, config)  # Algorithm 2, MaskInit
+        return FedSpaState(mask, buffers, optimizer.first(params))
+
+    def receive(state: FedSpaState, inbox: Inbox, probe: Probe, round_: Round) -> FedSpaWork:
+        (update,) = inbox
+        part = update.parts["model"]
+        mask = part.bitmap or state.mask  # a client that lost its mask is sent it
+        params = part.tree(mask)
+        numbers = tree.as_numbers(mask, params.flat.dtype)
+        return FedSpaWork(params, state.buffers, params, numbers, optimizer.begin(state.memory, params))
+
+    def finish(
+        state: FedSpaState, work: FedSpaWork, inbox: Inbox, probe: Probe, round_: Round
+    ) -> tuple[FedSpaState, Update]:
+        mask = next(iter(inbox)).parts["model"].bitmap or state.mask
+        change = tree.subtract(work.start, work.params)  # U_k, Algorithm 1 line 17
+        parts = {"update": masked(change, mask, is_change=True)}
+        if evolves:  # Algorithm 2, NextMasks
+            to_zero = config.anneal == "paper"
+            mask = next_mask(task, work.params, work.buffers, mask, probe, round_, config, to_zero)
+            parts["mask"] = dense(mask)
+        memory = inside(optimizer.end(work.memory), mask)  # what grows has no past
+        return FedSpaState(mask, work.buffers, memory), message(round_, parts)
+
+    def cost(layout: Layout, client: Client, round_: Round) -> Cost:
+        counts = client_counts(layout, client, config)
+        size = sum(counts)
+        model, update, start = (PartSize(name, layout, size, Support.KNOWN) for name in ("model", "update", "start"))
+        mask = PartSize("mask", layout, layout.size, is_mask=True)
+        memory = optimizer.sizes("memory", layout, size, Support.KNOWN)
+        gradient = gradient_size(layout, config, size)
+        per_example, per_step = 3 * layout.forward_flops(counts), optimizer.flops * size
+        return Cost(
+            (model,),
+            (update, mask) if evolves else (update,),
+            turn_flops((phase,), client, round_, per_example, per_step),
+            search_flops(layout, client, round_, config) if evolves else 0,
+            kept=(mask, *memory) if optimizer.keeps else (mask,),
+            infer_flops=layout.forward_flops(counts),
+            at_work=(start, gradient) if optimizer.keeps else (start, *memory, gradient),
+            tune_flops=turn_flops((replace(phase, epochs=1),), client, round_, per_example, per_step),
+        )
+
+    def init_server(params: Tree, clients: tuple[Client, ...], seeds: Seeds) -> FedSpaServer:
+        return FedSpaServer(params, {c.index: initial_mask(params.layout, c, seeds, config) for c in clients})
+
+    def reply(server: FedSpaServer, client: Client, round_: Round) -> Update:  # m_k * w, Algorithm 1 line 9
+        return message(round_, {"model": masked(server.params, server.masks[client.index])})
+
+    def zero(server: FedSpaServer, round_: Round) -> FedSpaSum:
+        return FedSpaSum(WeightedSum(), {})
+
+    def add(server: FedSpaServer, total: FedSpaSum, update: Update) -> FedSpaSum:
+        changes = total.changes.add(update.parts["update"].tree(server.masks[update.sender]), 1.0)
+        if evolves:
+            total.masks[update.sender] = update.parts["mask"].tree()
+        return FedSpaSum(changes, total.masks)
+
+    def merge(one: FedSpaSum, other: FedSpaSum) -> FedSpaSum:
+        return FedSpaSum(one.changes.merge(other.changes), one.masks | other.masks)
+
+    def step(server: FedSpaServer, total: FedSpaSum, round_: Round) -> FedSpaServer:
+        # A plain mean over those who took part, not over those who hold a coordinate: Algorithm 1 line 11.
+        mean = total.changes.mean(otherwise=tree.zeros_like(server.params))
+        return FedSpaServer(tree.subtract(server.params, mean), server.masks | total.masks)
+
+    server = ServerHalf(
+        init=init_server,
+        reply=reply,
+        zero=zero,
+        add=add,
+        step=step,
+        merge=merge,
+        global_model=lambda server: server.params,
+        client_memory=("masks",),
+    )
+    return Method(
+        init_client=init_client,
+        receive=receive,
+        phases=(phase,),
+        finish=finish,
+        predict=predictor(task),
+        cost=cost,
+        deploy=plain_weights,
+        tune=phase,
+        server=server,
+        trait=lambda state: state.mask,
+    )

@@ -1,5 +1,4 @@
-"""What pFedGate is made of: its options, budgets counted in blocks, steps that leave unused entries alone, and the mean
-over those who sent an entry."""
+"""What pFedGate is made of: its options, and budgets counted in blocks."""
 
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.tree import Tree, norm
-from sparsona.methods.training import Positive, Training
+from sparsona.learning.optimizer import Positive, Rate
+from sparsona.methods.training import Training
 from sparsona.sparsity.blocks import Blocks, channels, chunks, filters, heads
 from sparsona.sparsity.latency import block_latencies, read_latency
 
@@ -30,8 +29,9 @@ class PFedGateConfig(Training):
 
     lr: Positive = Field(0.05, description="the model's learning rate in the first round")
     gate_lr: Positive = Field(1.0, description="the gate's learning rate in the first round")
-    momentum: float = Field(0.9, ge=0, lt=1, description="of both optimizers")
-    keeps_momentum: bool = Field(False, description="a client's momentum outlives its turn (authors)")
+    momentum: Rate = Field(
+        0.9, description="of optimizer=sgd, for model and gate; 0 with others", json_schema_extra={"flag": True}
+    )
     steps: Literal["used", "all"] = Field(
         "used", description="entries that decay and momentum move: those the batch used, or all (authors)"
     )
@@ -84,6 +84,14 @@ class PFedGateConfig(Training):
         if value not in ("parameters", "flops") and not value.startswith("latency:"):
             raise ValueError("parameters, flops or latency:FILE.json")
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_its_own_momentum(cls, values: Any) -> Any:
+        """The default goes with SGD alone."""
+        if isinstance(values, dict) and values.get("optimizer", "sgd") != "sgd":
+            return {"momentum": 0.0, **values}
+        return values
 
     @model_validator(mode="after")
     def _go_together(self) -> Self:
@@ -194,34 +202,3 @@ def most_flops(blocks: Blocks, config: PFedGateConfig, left: Iterable[float]) ->
         found += math.ceil(part * blocks.flops[b])
         pockets[groups[b]] -= part * costs[b]
     return min(found, blocks.layout.forward_flops())
-
-
-def momentum_step(
-    params: Tree, velocity: Tree, grads: Tree, lr: Tensor, config: PFedGateConfig, used: Tensor | None = None
-) -> tuple[Tree, Tree]:
-    """SGD as torch has it: the gradient clipped, decay added, momentum; nothing moves where `used` is 0."""
-    import torch
-
-    gradient = grads.flat
-    if config.clip_norm is not None:
-        gradient = gradient * (config.clip_norm / (norm(grads) + 1e-6)).clamp(max=1.0)
-    moving = config.momentum * velocity.flat + gradient + config.weight_decay * params.flat
-    moved = params.flat - lr * moving
-    if used is not None:
-        moving, moved = torch.where(used > 0, moving, velocity.flat), torch.where(used > 0, moved, params.flat)
-    return params.like(moved), velocity.like(moving)
-
-
-def indexed_mean(items: Iterable[tuple[Tree, Tensor | None, float]], like: Tree, of: float | None = None) -> Tree:
-    """Entry by entry the weighted mean over those who sent it (their mask is true there), 0 where nobody did: appendix
-    G of pFedGate. With `of`, a mean over so much weight instead: what was not sent counts as 0."""
-    import torch
-
-    total = torch.zeros_like(like.flat, dtype=torch.float64)
-    weights = torch.zeros_like(total)
-    for sent, mask, weight in items:
-        total += sent.flat.double() * weight
-        if mask is not None:
-            weights += mask.to(torch.float64) * weight
-    mean = total / (torch.where(weights > 0, weights, 1.0) if of is None else of)
-    return like.like(mean.to(like.flat.dtype))

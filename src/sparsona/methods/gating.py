@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout, Slot
 from sparsona.core.method import Batch, Client, Cost, Grads, PartSize, Phase, Probe, Round, Support, Tick, Tree
-from sparsona.methods.gated import Budget, PFedGateConfig, cut, free, momentum_step, most_flops, select
+from sparsona.learning.optimizer import Memory, make_optimizer
+from sparsona.methods.gated import Budget, PFedGateConfig, cut, free, most_flops, select
+from sparsona.methods.training import turn_flops
 from sparsona.sparsity.blocks import Blocks, spread
 from sparsona.sparsity.compact import chain, compact
 from sparsona.sparsity.gates import Gate, weighted_mean
@@ -44,7 +46,7 @@ class GatedWork:
     gate: Tree
     buffers: Traces
     scores: Tensor  # of the last turn, [2, blocks]
-    momenta: tuple[Tree, ...]  # of the model and of the gate
+    memory: dict[str, Memory]  # of the optimizers of `params` and `gate`
     budget: dict[str, Budget]
     pooled: Tensor  # the mean input, if that is what the gate looks at
 
@@ -63,6 +65,7 @@ class GatedModel:
 
     def __init__(self, task: Task, config: PFedGateConfig) -> None:
         self.task, self.config = task, config
+        self.optimizers = {"params": make_optimizer(config), "gate": make_optimizer(config, config.gate_lr)}
         self.cut = lru_cache(self._cut)
         self._chain = lru_cache(lambda smallest: chain(task, self.cut(smallest).blocks))
         if task.takes_tokens:
@@ -160,17 +163,18 @@ class GatedModel:
 
     def update(self, work: GatedWork, grads: Grads, tick: Tick) -> GatedWork:
         """Lines 7 and 8, for whichever of model and gate is trained."""
-        config, (of_model, of_gate) = self.config, work.momenta
-        params, gate = work.params, work.gate
+        new: dict[str, Any] = {}
+        memory, used = dict(work.memory), None
         if "params" in grads:
             # Here and not in the loss: a pass that trains the gate alone moves no block, and has none to send.
             work = replace(work, buffers=replace(work.buffers, used=work.buffers.used.maximum(work.buffers.kept)))
-            used = spread(self.of(work)[0].blocks, work.buffers.kept) if config.steps == "used" else None
-            lr = config.lr * tick.lr_scale
-            params, of_model = momentum_step(params, of_model, grads["params"], lr, config, used)
-        if "gate" in grads:
-            gate, of_gate = momentum_step(gate, of_gate, grads["gate"], config.gate_lr * tick.lr_scale, config)
-        return replace(work, params=params, gate=gate, momenta=(of_model, of_gate))
+            if self.config.steps == "used":
+                used = spread(self.of(work)[0].blocks, work.buffers.kept)
+        for name in grads:
+            where = used if name == "params" else None
+            step = self.optimizers[name].step
+            new[name], memory[name] = step(getattr(work, name), grads[name], memory[name], tick, where)
+        return replace(work, **new, memory=memory)
 
     def pool(self, work: GatedWork, probe: Probe, round_: Round) -> GatedWork:
         """The mean of all training inputs, for client-wise adaptation (section 7.4)."""
@@ -183,18 +187,24 @@ class GatedModel:
     def phase(self, name: str, *trains: str) -> Phase:
         """A phase that trains model, gate, or both at once."""
         return Phase(
-            name,
-            trains,
-            self.loss,
-            self.update,
-            self.config.epochs,
+            name=name,
+            trains=trains,
+            loss=self.loss,
+            update=self.update,
+            epochs=self.config.epochs,
             enter=self.pool if self.config.gating == "client" else None,
             mixes_examples=self.task.mixes_examples,
             traceable=self.config.compute == "masked",
-            flops=self.step_flops,
+            flops=self.example_flops,
+            step_flops=lambda work: self.step_flops(self.of(work)[0], trains),
         )
 
-    def step_flops(self, work: GatedWork) -> int:
+    def step_flops(self, here: Cut, trains: tuple[str, ...]) -> int:
+        """Of the optimizers, whatever the examples of a step."""
+        sizes = {"params": self.task.layout.size, "gate": here.form.layout.size}
+        return sum(self.optimizers[name].flops * sizes[name] for name in trains)
+
+    def example_flops(self, work: GatedWork) -> int:
         """Of one example, at most."""
         here, budget, _ = self.of(work)
         return 3 * self.forward_flops(here, budget.left.tolist())
@@ -226,13 +236,17 @@ class GatedModel:
         # By the test batch, whose mean is cut off and not each example.
         return self.answer(self.run(work, self._floored(scores.mean(0), smallest), weights.mean(0), inputs)[0])
 
-    def cost(self, client: Client, share: float, smallest: float, phases: tuple[Phase, ...]) -> Cost:
+    def cost(
+        self, client: Client, round_: Round, share: float, smallest: float, phases: tuple[Phase, ...], tune: Phase
+    ) -> Cost:
         """A turn, at most: training decides which blocks are used, and so what is sent."""
         config, layout, here = self.config, self.task.layout, self.cut(smallest)
         whole, gate = _part("update", layout), _part("gate", here.form.layout)
         bits = replace(_part("blocks", here.bits), is_mask=True)
         kept = (gate, _part("statistics", here.form.buffer_layout), _vector("scores", 2 * here.bits.size))
-        momenta = (replace(whole, name="momentum"), replace(gate, name="the gate's momentum"))
+        memory = self.optimizers["params"].sizes("memory", layout)
+        memory += self.optimizers["gate"].sizes("the gate's memory", here.form.layout)
+        keeps = self.optimizers["params"].keeps
         at_work = (
             _vector("budget", 5 * here.bits.size),
             _vector("mean input", math.prod(self.task.input_shape)),
@@ -241,17 +255,21 @@ class GatedModel:
             replace(whole, name="gradient"),
         )
         flops = self.forward_flops(here, list(free(here.blocks, config, share, smallest)))
-        passes = config.epochs * len(phases) * client.num_examples
+
+        def of(phases: tuple[Phase, ...]) -> int:
+            return sum(turn_flops((p,), client, round_, 3 * flops, self.step_flops(here, p.trains)) for p in phases)
+
         looks = len(phases) * client.num_examples if config.gating == "client" else 0
         return Cost(
             down=(replace(whole, name="model"),),
             up=(replace(whole, support=Support.KNOWN), bits) if config.aggregation == "uploaded" else (whole,),
-            train_flops=passes * 3 * flops,
+            train_flops=of(phases),
             search_flops=looks * layout.forward_flops(),
             exact=False,
-            kept=(*kept, *momenta) if config.keeps_momentum else kept,
+            kept=(*kept, *memory) if keeps else kept,
             infer_flops=flops - (here.form.layout.forward_flops() if config.deploy_gate == "stored" else 0),
-            at_work=at_work if config.keeps_momentum else (*momenta, *at_work),
+            at_work=at_work if keeps else (*memory, *at_work),
+            tune_flops=of((replace(tune, epochs=1),)),
         )
 
 

@@ -6,10 +6,12 @@ DisPFL lets all train every round, FedSpa only those sampled (`per_round` decide
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sparsona.core.method import Cost, Method, PartSize
-from sparsona.methods.training import Model, Training, plain_weights, predictor, sgd_phase, training_flops
+from sparsona.core.method import Client, Cost, Inbox, Layout, Method, PartSize, Probe, Round, Seeds, Tree
+from sparsona.learning.optimizer import make_optimizer
+from sparsona.methods.training import Model, Training, plain_weights, predictor, sgd_phase, turn_flops
 
 if TYPE_CHECKING:
     from sparsona.core.task import Task
@@ -21,19 +23,38 @@ class LocalConfig(Training):
 
 def local(task: Task, config: LocalConfig) -> Method:
     """Every client trains alone."""
+    optimizer = make_optimizer(config)
+    phase = sgd_phase(task, config)
 
-    def init_client(params, buffers, client, seeds):
-        return Model(params, buffers)
+    def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> Model:
+        return Model(params, buffers, optimizer.first(params))
 
-    def receive(state: Model, inbox, probe, round_):
-        return state
+    def receive(state: Model, inbox: Inbox, probe: Probe, round_: Round) -> Model:
+        return replace(state, memory=optimizer.begin(state.memory, state.params))
 
-    def finish(state: Model, work: Model, inbox, probe, round_):
-        return work, None
+    def finish(state: Model, work: Model, inbox: Inbox, probe: Probe, round_: Round) -> tuple[Model, None]:
+        return replace(work, memory=optimizer.end(work.memory)), None
 
-    def cost(layout, client, round_):
-        model = (PartSize("params", layout, layout.size),)
-        return Cost(None, None, training_flops(layout, client, config), kept=model)
+    def cost(layout: Layout, client: Client, round_: Round) -> Cost:
+        model, gradient = (PartSize(name, layout, layout.size) for name in ("params", "gradient"))
+        memory = optimizer.sizes("memory", layout)
+        per_example, per_step = 3 * layout.forward_flops(), optimizer.flops * layout.size
+        return Cost(
+            None,
+            None,
+            turn_flops((phase,), client, round_, per_example, per_step),
+            kept=(model, *memory) if optimizer.keeps else (model,),
+            at_work=(gradient,) if optimizer.keeps else (*memory, gradient),
+            tune_flops=turn_flops((replace(phase, epochs=1),), client, round_, per_example, per_step),
+        )
 
-    phase, predict = sgd_phase(task, config), predictor(task)
-    return Method("local", init_client, receive, (phase,), finish, predict, cost, plain_weights, phase)
+    return Method(
+        init_client=init_client,
+        receive=receive,
+        phases=(phase,),
+        finish=finish,
+        predict=predictor(task),
+        cost=cost,
+        deploy=plain_weights,
+        tune=phase,
+    )

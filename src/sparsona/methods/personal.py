@@ -2,6 +2,7 @@
 
 A part is named by its role (`input`, `output`, `norm`, `adapter`, `split`), by patterns of parameter names
 (`layer4.*`), or is `additive`: a model of the client's own, whose predictions are mixed with those of the shared one.
+With `!` before it, it is all of the model but that (`!output`).
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ from sparsona.core import tree
 from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout, Slot
 from sparsona.core.method import Grads, PartSize, Phase, Work
-from sparsona.core.round import Client, Round, Tick
+from sparsona.core.round import Tick
 from sparsona.core.seeds import generator
 from sparsona.core.tree import Tree
+from sparsona.learning.optimizer import Positive, clip_share, make_optimizer
 from sparsona.methods.server_optimizer import ServerStep
-from sparsona.methods.training import Positive, Training, sgd, sgd_phase
+from sparsona.methods.training import Training, sgd_phase
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +53,8 @@ class PersonalPart(ServerStep):
     """Options of a method that keeps a part of the model on the client."""
 
     personal: PartNames = Field(
-        ("output",), description="input, output, norm, adapter, split, additive, or patterns of parameter names"
+        ("output",),
+        description="input, output, norm, adapter, split, additive, or patterns of names; !output: all but output",
     )
     personal_lr: Positive | None = Field(None, description="learning rate of the personal part; none: lr")
     personal_epochs: int | None = Field(None, ge=1, description="passes that train the personal part; none: epochs")
@@ -112,6 +115,9 @@ def split_model(task: Task, personal: tuple[str, ...], hidden: int) -> Parts:
 def _names(task: Task, part: str) -> Iterable[str]:
     """The parameters that one word speaks of."""
     roles, layout = task.roles, task.layout
+    if part.startswith("!"):
+        others = set(_names(task, part[1:]))
+        return [name for name in layout.names if name not in others]
     if part not in ROLES:
         if found := [name for name in layout.names if fnmatchcase(name, part)]:
             return found
@@ -181,22 +187,9 @@ def fused(task: Task, outputs: Tensor, personal: Tree, inputs: Tensor) -> Tensor
     return (outputs.log_softmax(-1) + log_theta).logaddexp(own.log_softmax(-1) + log_rest)
 
 
-def whole(name: str, layout: Layout) -> tuple[PartSize]:
+def whole(name: str, layout: Layout) -> tuple[PartSize, ...]:
     """The size of a part that covers all of a layout."""
     return (PartSize(name, layout, layout.size),)
-
-
-def trained_examples(phase: Phase, client: Client, round_: Round) -> int:
-    """How many examples a phase goes through, one that stops early included."""
-    count = client.num_examples
-    if phase.max_steps is None:
-        return phase.epochs * count
-    size = max(1, min(round_.batch_size, count))
-    batches = -(-count // size)
-    if phase.mixes_examples and batches > 1 and count % size == 1:
-        batches -= 1  # a last example joins the batch before it
-    passes, rest = divmod(min(phase.max_steps, phase.epochs * batches), batches)
-    return passes * count + rest * size
 
 
 def part_phase(task: Task, config: Training, personal: tuple[str, ...]) -> Phase:
@@ -207,11 +200,13 @@ def part_phase(task: Task, config: Training, personal: tuple[str, ...]) -> Phase
             expected="parts of the model itself",
             mend="use fedalt or fedsim",
         )
-    parts, plain = split_model(task, personal, 0), sgd_phase(task, config)
+    parts, optimizer = split_model(task, personal, 0), make_optimizer(config)
+    own, rest = parts.own.names, parts.shared.names
 
     def update(work: Work, grads: Grads, tick: Tick) -> Work:
-        own = parts.own.names
-        new = sgd(work.params.select(own), grads["params"].select(own), tick, config)
-        return replace(work, params=parts.join(work.params.select(parts.shared.names), new))
+        share = clip_share(config.clip_norm, grads["params"].select(own))  # by what is trained
+        new, memory = optimizer.step(work.params, grads["params"], work.memory, tick, share=share)
+        params = parts.join(work.params.select(rest), new.select(own))  # elsewhere the step is not taken
+        return replace(work, params=params, memory=memory)
 
-    return replace(plain, name="personal", update=update)
+    return replace(sgd_phase(task, config), name="personal", update=update)

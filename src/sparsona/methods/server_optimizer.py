@@ -7,16 +7,13 @@ have a tau of 1e-3 in place of eps, and no correction.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from sparsona.core.tree import Tree, zeros_like
-from sparsona.methods.training import Positive, Training
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from sparsona.core.tree import Tree
+from sparsona.learning.optimizer import Moments, Positive, adam_step, init_moments
+from sparsona.methods.training import Training
 
 BETAS, EPS = (0.9, 0.999), 1e-8
 
@@ -30,21 +27,9 @@ class ServerStep(Training):
     )
 
 
-@dataclass(frozen=True)
-class Moments:
-    """What Adam remembers: running means of the gradient and of its square, and how many steps it took."""
-
-    first: Tree
-    second: Tree
-    step: Tensor
-
-
 def begin_moments(config: ServerStep, params: Tree) -> tuple[Moments, ...]:
     """What the optimizer remembers at first; nothing with sgd."""
-    if config.server_optimizer == "sgd":
-        return ()
-    zeros = zeros_like(params)
-    return (Moments(zeros, zeros, params.flat.new_zeros(()).double()),)
+    return () if config.server_optimizer == "sgd" else (init_moments(params),)
 
 
 def server_step(
@@ -56,9 +41,5 @@ def server_step(
         return (mean if lr == 1.0 else old.like(old.flat.lerp(mean.flat, lr))), ()
     lr = 1e-3 if config.server_lr is None else config.server_lr
     (memory,) = moments
-    slope, step = old.flat - mean.flat, memory.step + 1
-    first = memory.first.flat.lerp(slope, 1 - BETAS[0])
-    second = memory.second.flat.lerp(slope.square(), 1 - BETAS[1])
-    size = (second / (1 - BETAS[1] ** step)).sqrt() + EPS
-    new = old.like(old.flat - lr * (first / (1 - BETAS[0] ** step)) / size)
-    return new, (Moments(old.like(first), old.like(second), step),)
+    new, memory = adam_step(old, old.flat - mean.flat, memory, lr, BETAS, EPS)
+    return old.like(new), (memory,)

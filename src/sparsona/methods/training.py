@@ -1,94 +1,81 @@
-"""Local training as the papers share it: plain SGD with weight decay and clipping, one loss, one prediction."""
+"""Local training as the papers share it: one optimizer, one loss, one prediction."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import reduce
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from sparsona.core import tree
 from sparsona.core.layout import Layout
-from sparsona.core.method import Grads, Phase, Work
-from sparsona.core.round import Batch, Client, Tick
-from sparsona.core.tree import Tree
+from sparsona.core.method import Grads, Phase, Work, examples_seen, steps_taken
+from sparsona.core.round import Batch, Client, Round, Tick
+from sparsona.core.tree import Tree, counts
 from sparsona.core.update import PartSize, Support
+from sparsona.learning.optimizer import Memory, OptimizerOptions, inside, make_optimizer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from sparsona.core.task import Task
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
-
-class Training(BaseModel):
+class Training(OptimizerOptions):
     """Options of local training. A method's Config adds its own to these."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    lr: Positive = Field(0.1, description="learning rate in the first round")
     epochs: int = Field(5, ge=1, description="passes over the client's data in one round")
-    weight_decay: float = Field(5e-4, ge=0, allow_inf_nan=False, description="L2 pull of the weights towards zero")
-    clip_norm: Positive | None = Field(10.0, description="largest gradient norm, over all entries; 'none' for no limit")
 
 
 @dataclass(frozen=True)
 class Model:
-    """Work of a method that trains one model and nothing else."""
+    """Work of a method that trains one model and nothing else, and what its optimizer remembers."""
 
     params: Tree
     buffers: Tree
-
-
-def clip_share(config: Training, *grads: Tree) -> Tensor | float:
-    """What clipping leaves of a gradient that is spread over these trees."""
-    if config.clip_norm is None:
-        return 1.0
-    norm = reduce(lambda one, other: one.hypot(other), map(tree.norm, grads))
-    share: Tensor = (config.clip_norm / (norm + 1e-6)).clamp(max=1.0)
-    return share
-
-
-def sgd(
-    params: Tree,
-    grads: Tree,
-    tick: Tick,
-    config: Training,
-    mask: Tree | None = None,
-    share: Tensor | float | None = None,
-) -> Tree:
-    """One step, inside the mask if there is one; `share` is what clipping leaves where it goes by more than `grads`.
-
-    Clips the gradient of the loss alone, then adds the decay, as torch's clip and SGD do in that order. One new buffer,
-    then in place on it: memory, not arithmetic, is what a step of a small network waits for.
-    """
-    lr = config.lr * tick.lr_scale
-    size = lr * (clip_share(config, grads) if share is None else share)
-    # Not params * (1 - lr * decay): next to 1, a small decay drowns in rounding.
-    flat = params.flat.addcmul(params.flat, lr * config.weight_decay, value=-1.0)
-    flat = flat.addcmul(grads.flat, size, value=-1.0)  # not in place: a stack of clients has no such operation
-    return params.like(flat if mask is None else flat.mul_(mask.flat))
+    memory: Memory = ()
 
 
 def sgd_phase(
     task: Task,
     config: Training,
-    mask: Callable[[Work], Tree | None] = lambda work: None,
+    mask: Callable[[Work], Tree] | None = None,
     flops: Callable[[Work], int] | None = None,
 ) -> Phase:
-    """Train `work.params` for some epochs, inside `mask(work)` if there is one."""
+    """Train `work.params` for some epochs by the optimizer of `config`, inside `mask(work)` if there is one.
+
+    An optimizer that remembers something has its memory in `work.memory`. Outside the mask, parameters and memory are
+    zero; clipping goes by the whole gradient.
+    """
+    optimizer = make_optimizer(config)
 
     def loss(work: Work, batch: Batch) -> tuple[Tensor, Any]:
         outputs, buffers = task.forward(work.params, work.buffers, batch.inputs, True, batch.noise)
         return task.mean_loss(outputs, batch), buffers
 
     def update(work: Work, grads: Grads, tick: Tick) -> Work:
-        return replace(work, params=sgd(work.params, grads["params"], tick, config, mask(work)))
+        memory = work.memory if optimizer.num_trees else ()
+        params, memory = optimizer.step(work.params, grads["params"], memory, tick)
+        if mask is not None:
+            zeros_and_ones = mask(work)
+            params.flat.mul_(zeros_and_ones.flat)  # in place: a step makes a new buffer
+            memory = inside(memory, zeros_and_ones)
+        return replace(work, params=params, memory=memory) if memory else replace(work, params=params)
 
-    return Phase("train", ("params",), loss, update, config.epochs, mixes_examples=task.mixes_examples, flops=flops)
+    def step_flops(work: Work) -> int:
+        entries = task.layout.size if mask is None else sum(counts(mask(work)))
+        return optimizer.flops * entries
+
+    return Phase(
+        name="train",
+        trains=("params",),
+        loss=loss,
+        update=update,
+        epochs=config.epochs,
+        mixes_examples=task.mixes_examples,
+        flops=flops,
+        step_flops=step_flops if optimizer.flops else None,
+    )
 
 
 def predictor(task: Task) -> Callable[[Work, Tensor], Tensor]:
@@ -105,9 +92,12 @@ def plain_weights(work: Work) -> tuple[Tree, Tree]:
     return work.params, work.buffers
 
 
-def training_flops(layout: Layout, client: Client, config: Training, nonzeros: tuple[int, ...] | None = None) -> int:
-    """FLOPs of one client's local epochs: three forward passes an example."""
-    return config.epochs * client.num_examples * 3 * layout.forward_flops(nonzeros)
+def turn_flops(phases: Iterable[Phase], client: Client, round_: Round, per_example: int, per_step: int = 0) -> int:
+    """FLOPs of one client's training: so many an example, and so many a step."""
+    return sum(
+        per_example * examples_seen(phase, client, round_) + per_step * steps_taken(phase, client, round_)
+        for phase in phases
+    )
 
 
 def gradient_size(layout: Layout, config: Training, num_values: int) -> PartSize:

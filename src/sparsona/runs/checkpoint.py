@@ -20,10 +20,12 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.method import Method
 from sparsona.core.resting import pack_bits, unpack_bits
 from sparsona.core.tree import Tree, map_parts, parts
 from sparsona.core.update import Part, Support, Update
-from sparsona.engine.jobs import Message, Setting
+from sparsona.engine.context import Setting
+from sparsona.engine.jobs import Message
 from sparsona.engine.population import Population
 from sparsona.engine.rounds import received_work
 from sparsona.engine.shelf import Shelf
@@ -109,8 +111,8 @@ def _bytes(data: bytes) -> Tensor:
 class Checkpoints:
     """The checkpoint of one run folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / "checkpoint"
+    def __init__(self, folder: Path, method: Method) -> None:
+        self._folder, self._method = folder / "checkpoint", method
         self._files: dict[str, str] = {}
         self._saved: dict[str, tuple[object, ...]] = {}  # what is on disk, to be compared by identity
         self._number = 0
@@ -122,7 +124,7 @@ class Checkpoints:
         self._number += 1
         names = dict(self._files)
         saved = dict(self._saved)
-        for owner, value in _owners(progress.population, progress.tuned, initial, saved):
+        for owner, value in _owners(self._method, progress.population, progress.tuned, initial, saved):
             marks = _marks(value)
             if _same(marks, saved.get(owner)):
                 continue
@@ -186,7 +188,7 @@ class Checkpoints:
             setting.shelf.rest(tuned[client])
         self._saved = {
             owner: _marks(value)
-            for owner, value in _owners(population, tuned, initial, self._files)
+            for owner, value in _owners(self._method, population, tuned, initial, self._files)
             if owner in self._files
         }
         return Progress(manifest["completed"], manifest["seconds"], population, tuned, manifest["finished"])
@@ -198,7 +200,7 @@ class Checkpoints:
 
     def _filled_server(self, server: Any, shelf: Shelf) -> Any:
         """The server as stored: its own fields from one file, its memory of each changed client from another."""
-        memory = memories(server)
+        memory = memories(self._method, server)
         bare = replace(server, **{name: {} for name in memory})
         if "server" in self._files:
             bare = _filled(bare, self._read(self._files["server"]), "the server")
@@ -232,7 +234,7 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
 
 
 def _owners(
-    population: Population, tuned: Mapping[int, Any], initial: Population, saved: Mapping[str, Any]
+    method: Method, population: Population, tuned: Mapping[int, Any], initial: Population, saved: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
     """Everything to be stored, by who owns it. A server's dict by client is one owner per client.
 
@@ -240,7 +242,7 @@ def _owners(
     """
     server, first = population.server, initial.server
     if server is not None:
-        memory, before = memories(server), memories(first) if first is not None else {}
+        memory, before = memories(method, server), memories(method, first)
         bare = replace(server, **{name: {} for name in memory})
         start = None if first is None else replace(first, **{name: {} for name in before})
         if "server" in saved or not _same(_marks(bare), _marks(start)):

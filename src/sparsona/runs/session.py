@@ -10,13 +10,13 @@ from typing import Any
 
 from sparsona.core.errors import SparsonaError
 from sparsona.engine.clock import OTHER, START, Clock
+from sparsona.engine.context import Setting
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.executors import open_executor, rounding_as_asked
-from sparsona.engine.jobs import Executor, Job, Outcome, Setting
+from sparsona.engine.jobs import Executor, Job, Outcome
 from sparsona.engine.plan import tested_clients
 from sparsona.engine.population import Population, RoundRecord
-from sparsona.engine.rounds import rounds_of
-from sparsona.engine.serial import Serial
+from sparsona.engine.rounds import simulate
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.runs.profile import ProfileFile
 from sparsona.runs.store import RunFolder, pack_confusion
@@ -101,7 +101,7 @@ def _play(
     session.tell_start("starting")
     executor = open_executor(executor_name, setting, session.tell_start)
     try:
-        session.engine = rounds_of(setting, _Watched(executor, session.tell, setting.clock))
+        session.engine = simulate(setting, _Watched(executor, session.tell, setting.clock))
         return session.run(max_seconds)
     finally:
         executor.close()
@@ -113,9 +113,9 @@ class _Session:
         self.folder, self.setting, self.listen = folder, setting, listen
         self.clock = setting.clock
         self.profile: ProfileFile | None = None
-        self.checkpoints = Checkpoints(folder.path)
+        self.checkpoints = Checkpoints(folder.path, setting.method)
         with self.clock.measure(f"{START}build"):
-            self.engine = rounds_of(setting, Serial(setting))
+            self.engine = simulate(setting)
             self.initial: Population = self.engine.start()
         with self.clock.measure("checkpoint"):
             found = self.checkpoints.load(setting, self.initial)
@@ -219,7 +219,7 @@ class _Session:
     def _close(self) -> None:
         """Final tuning and novel clients."""
         began = time.monotonic()
-        record, tuned = self.engine.closing(self.progress.population)
+        record, tuned = self.engine.finish(self.progress.population)
         if record.turns or record.evaluations:
             self._write(record, self.setting.plan.rounds, time.monotonic() - began)
         self.progress = replace(self.progress, tuned=tuned, seconds=self.seconds, finished=True)

@@ -12,7 +12,7 @@ import torch
 from sparsona.core.errors import SparsonaError
 from sparsona.core.seeds import generator
 from sparsona.core.tree import Tree, awake
-from sparsona.engine.jobs import Setting
+from sparsona.engine.context import Setting
 from sparsona.engine.plan import novel_clients
 from sparsona.engine.star import Population
 from sparsona.runs.store import pack_numbers

@@ -1,0 +1,83 @@
+"""The side of clients, as a server or a post office among peers reaches it: jobs go out, outcomes come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Protocol, Self
+
+from sparsona.core.method import Round, State, Work
+from sparsona.core.tree import awake
+from sparsona.engine.context import Setting
+from sparsona.engine.jobs import Executor, Job, Outcome
+
+
+class Clients(Protocol):
+    """Clients that can be given jobs, wherever they are.
+
+    `states` is what those in this process keep; elsewhere it is empty. `tuned` is likewise what final tuning made.
+    """
+
+    encodes: bool
+    states: dict[int, State]
+    tuned: dict[int, Work]
+
+    def at(self, states: Mapping[int, State]) -> Clients:
+        """The same clients as they stood when they had these states."""
+        ...
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
+        """Outcomes in the order of the jobs, with nothing in them that stays on a client."""
+        ...
+
+    def keep(self, client: int) -> None:
+        """The client whose outcome came last keeps its new State: its update has arrived."""
+        ...
+
+    def wanted(self, client: int, round_: Round) -> tuple[int, ...] | None:
+        """Whom this peer wants a message from; None: as the graph says."""
+        ...
+
+
+class LocalClients:
+    """Clients in this process: their states, and an executor that runs their turns; None: no turn will be run."""
+
+    def __init__(self, context: Setting, executor: Executor | None, states: Mapping[int, State] | None = None) -> None:
+        self.context, self._executor = context, executor
+        self.encodes = executor is not None and executor.encodes
+        self.states: dict[int, State] = dict(states or {})
+        self.tuned: dict[int, Work] = {}
+        self._last: tuple[int, State] | None = None
+
+    def at(self, states: Mapping[int, State]) -> Self:
+        return type(self)(self.context, self._executor, states)
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
+        assert self._executor is not None
+        shelf = self.context.shelf
+        for outcome in self._executor.run(map(self.with_state, jobs)):
+            self._last = (outcome.client, outcome.state)
+            if outcome.work is not None:
+                self.tuned[outcome.client] = outcome.work
+                shelf.rest(outcome.work)
+            yield outcome.public
+
+    def keep(self, client: int) -> None:
+        assert self._last is not None
+        assert self._last[0] == client
+        if not self.context.plan.stateless:
+            self.states[client] = self._last[1]
+            self.context.shelf.rest(self._last[1])
+
+    def wanted(self, client: int, round_: Round) -> tuple[int, ...] | None:
+        half = self.context.method.peer
+        if half is None or half.wants is None:
+            return None
+        state = self.states.get(client)
+        found = self.context.fresh_state(client) if state is None else awake(state)
+        return half.wants(found, round_.on(self.context.clients[client]))
+
+    def with_state(self, job: Job) -> Job:
+        """A job with what the client keeps. What goes to a process goes as it is stored."""
+        state = None if self.context.plan.stateless else self.states.get(job.client)
+        return replace(job, state=state if self.encodes else awake(state))

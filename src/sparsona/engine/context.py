@@ -1,0 +1,141 @@
+"""The two sides of a run: what a round needs on a server, and what a turn needs on a client.
+
+A process can hold one of the two. The simulator holds both and passes messages between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+
+from sparsona.core.method import Client, Method, State, Tree
+from sparsona.core.task import Task
+from sparsona.core.tree import awake, map_parts
+from sparsona.data.federation import Federation
+from sparsona.engine.clock import OFF, Clock
+from sparsona.engine.plan import Plan
+from sparsona.engine.shelf import Shelf
+
+T = TypeVar("T")
+
+
+class Placement:
+    """Puts values on a device. A tree that many clients share is one tree there, too."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._placed: WeakKeyDictionary[Tree, Tree] = WeakKeyDictionary()
+
+    def __call__(self, value: T) -> T:
+        if self.device.type == "cpu":
+            return value  # the very same trees, with what is cached about them
+        return map_parts(self._place, value)
+
+    def _place(self, _path: str, leaf: Any) -> Any:
+        if not isinstance(leaf, Tree):
+            return leaf.to(self.device)
+        if leaf not in self._placed:
+            flat = leaf.flat
+            moved = flat.to(self.device)
+            if moved is flat:
+                return leaf
+            self._placed[leaf] = Tree(leaf.layout, moved, leaf.known)
+        return self._placed[leaf]
+
+
+@dataclass(frozen=True)
+class ServerContext:
+    """What a round needs on a server, or on whoever passes messages among peers: no client's data and no State.
+
+    `clients` is what each client has told about itself: how many examples it has, and what its device can hold.
+    """
+
+    method: Method
+    plan: Plan
+    clients: tuple[Client, ...]
+    params: Tree  # everybody's start
+    place: Placement
+    shelf: Shelf
+    clock: Clock = OFF
+
+    @property
+    def device(self) -> torch.device:
+        return self.place.device
+
+    @classmethod
+    def make(
+        cls,
+        task: Task,
+        make_method: Callable[[Task], Method],
+        plan: Plan,
+        clients: tuple[Client, ...],
+        device: torch.device | None = None,
+    ) -> ServerContext:
+        """The context of a process that is a server and nothing else."""
+        place = Placement(device or torch.device("cpu"))
+        params, _ = task.init(plan.seeds.shared("model"))
+        return cls(make_method(task), plan, clients, place(params), place, Shelf(place.device))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What turns need on the side of clients: task, method, and the data of the clients that live in this process.
+
+    The same in the simulator and in every worker process. Models, states and the data live on `device`. `clock`
+    measures where the time goes; it is off unless asked for.
+    """
+
+    task: Task
+    make_method: Callable[[Task], Method]
+    federation: Federation
+    plan: Plan
+    capacities: tuple[float, ...] = (1.0,)
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    precision: str = "fp32"
+    clock: Clock = OFF
+    method: Method = field(init=False)
+    clients: tuple[Client, ...] = field(init=False)
+    params: Tree = field(init=False)
+    buffers: Tree = field(init=False)
+    shelf: Shelf = field(init=False)  # where what clients keep is stored between their turns
+    place: Placement = field(init=False)
+
+    def __post_init__(self) -> None:
+        place = Placement(self.device)
+        params, buffers = self.task.init(self.plan.seeds.shared("model"))
+        for name, value in (
+            ("method", self.make_method(self.task)),
+            ("clients", self.federation.clients(self.capacities)),
+            ("federation", self.federation.to(self.device)),
+            ("place", place),
+            ("params", place(params)),
+            ("buffers", place(buffers)),
+            ("shelf", Shelf(self.device)),
+        ):
+            object.__setattr__(self, name, value)
+        self.clock.attach(self.device)
+
+    @property
+    def server_side(self) -> ServerContext:
+        """What the simulator's server gets to see."""
+        return ServerContext(self.method, self.plan, self.clients, self.params, self.place, self.shelf, self.clock)
+
+    @property
+    def largest_batch(self) -> int:
+        """As many examples as a batch can have."""
+        return min(self.plan.batch_size, max(client.num_examples for client in self.clients))
+
+    @property
+    def encodes(self) -> bool:
+        """Whether one client at a time sends bytes: on a GPU they would travel to the host and back."""
+        return self.device.type == "cpu"
+
+    def fresh_state(self, client: int) -> State:
+        """A client's State before its first turn."""
+        with self.clock.measure("init"):
+            made = self.method.init_client(self.params, self.buffers, self.clients[client], self.plan.seeds.of(client))
+            return awake(self.place(made))

@@ -1,0 +1,163 @@
+"""The end of a run: novel clients, final tuning, final evaluations, and which model each client keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from sparsona.core.errors import SparsonaError
+from sparsona.core.guard import Seen, keeps_shared
+from sparsona.core.method import Round, Work
+from sparsona.core.points import (
+    GUARDED,
+    NOVEL,
+    NOVEL_TUNED,
+    PERSONAL,
+    RECEIVED,
+    SHARED,
+    START,
+    TUNED,
+    headline,
+    on,
+    select,
+)
+from sparsona.engine.clients import Clients
+from sparsona.engine.context import ServerContext
+from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.jobs import Outcome, Tally
+from sparsona.engine.plan import Plan, novel_clients, tested_clients
+from sparsona.engine.population import Population, RoundRecord, Turn
+from sparsona.wire.ledger import Traffic
+
+
+@dataclass(frozen=True)
+class TuningRequest:
+    """How long a client's model is tuned, and at which points it is evaluated afterwards."""
+
+    points: tuple[str, ...]
+    epochs: int
+
+
+class RoundEngine(Protocol):
+    """What plays rounds, as the end of a run needs it."""
+
+    context: ServerContext
+    clients: Clients
+
+    def evaluate_points(
+        self, population: Population, completed: int, points: tuple[str, ...], clients: Sequence[int]
+    ) -> list[Evaluation]: ...
+
+    def tune(
+        self, population: Population, clients: Clients, round_: Round, requests: Mapping[int, TuningRequest]
+    ) -> Iterator[tuple[Outcome, Traffic]]: ...
+
+
+def evaluate_after_round(engine: RoundEngine, population: Population, completed: int) -> list[Evaluation]:
+    """The clients that are tested, at the plan's points that need no training."""
+    context = engine.context
+    points = select(context.plan.points, "round")
+    return engine.evaluate_points(population, completed, points, tested_clients(context.plan, context.clients))
+
+
+def finish_run(engine: RoundEngine, population: Population) -> tuple[RoundRecord, dict[int, Work]]:
+    """Final evaluations and tuning: the record of it, and the models that were tuned."""
+    context, plan = engine.context, engine.context.plan
+    round_ = plan.tuning_round
+    record = RoundRecord(plan.rounds, round_.lr_scale)
+    shared = context.method.shared_point
+    novel, tested = novel_clients(plan, context.clients), tested_clients(plan, context.clients)
+    received_points, tuned_points = final_points(plan, shared)
+    if novel:
+        record.evaluations.extend(engine.evaluate_points(population, plan.rounds, (NOVEL,), sorted(novel)))
+    if received_points:
+        record.evaluations.extend(engine.evaluate_points(population, plan.rounds, received_points, tested))
+    requests, is_tested = dict[int, TuningRequest](), set(tested)
+    for client in range(len(context.clients)):
+        is_novel = client in novel
+        # Tested are those who are tested after rounds, and the novel ones.
+        points = (NOVEL_TUNED,) if is_novel else tuned_points if client in is_tested else ()
+        if epochs := plan.tuning_epochs(is_novel):
+            requests[client] = TuningRequest(points, epochs)
+    clients = engine.clients.at(population.states)
+    for outcome, traffic in engine.tune(population, clients, round_, requests):
+        trained = outcome.client in requests  # otherwise a peer that was sent from once more: it is charged for that
+        record.turns.append(Turn(outcome.client, outcome.tally if trained else Tally(), traffic, False, False, trained))
+        record.evaluations.extend(outcome.evaluations)
+    if plan.guard:
+        record.evaluations.extend(choose_models(record.evaluations, plan, guard_point(plan, shared)))
+    return record, clients.tuned
+
+
+def final_points(plan: Plan, shared: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Points of the models as they are received at the end, and of those that are tuned then, as the plan asks for
+    them; `shared` is the point of the shared model."""
+    received: list[str] = [START] if plan.starts_warm else []
+    tuned: list[str] = [TUNED, *(select(plan.points, "end") if plan.tune_epochs else ())]
+    if plan.train_accuracy:
+        models = [RECEIVED, *([START] if plan.starts_warm else []), *([shared] if shared else [])]
+        received += [on(model, "train") for model in models]
+        tuned += [on(TUNED, "train")] if plan.tune_epochs else []
+    if plan.guard:
+        other = guard_point(plan, shared)
+        received += [other, on(other, "validation")]
+        own = tuned if plan.tune_epochs else received
+        own += [headline(plan.tune_epochs), on(PERSONAL, "validation")]
+    return tuple(dict.fromkeys(received)), tuple(dict.fromkeys(tuned))
+
+
+def guard_point(plan: Plan, shared: str | None) -> str:
+    """The model that personal ones are compared with: the one that they started from, or else the shared one."""
+    return START if plan.starts_warm else str(shared)
+
+
+def check_end(context: ServerContext) -> None:
+    """Refuse what method, data and plan cannot do together at the end of a run."""
+    plan, method = context.plan, context.method
+    if method.tune is None and (plan.tune_epochs or plan.novel_epochs):
+        raise SparsonaError(
+            f"{method.name} has nothing to tune", expected="no tuning", mend="leave tune_epochs and novel_epochs out"
+        )
+    if not plan.guard:
+        return
+    is_partial = method.server is not None and method.server.is_partial
+    if not plan.starts_warm and (method.shared_point is None or is_partial):
+        because = ": nobody trained all of the global one" if is_partial else ""
+        raise SparsonaError(
+            f"guard: {method.name} has no shared model that a client could keep instead of its own{because}",
+            expected="a method with a global model that is trained, or a warm start from one",
+            mend="--warm-start a run of fedavg, or leave --guard out",
+        )
+    tested = tested_clients(plan, context.clients)
+    without = [client for client in tested if not context.clients[client].num_validation]
+    if without:
+        raise SparsonaError(
+            f"guard: {len(without)} clients have no validation data (client {without[0]} is the first)",
+            expected="some of everybody's data to decide by, which is neither trained nor tested on",
+            mend="--set validation_rate=0.1, or leave --guard out",
+        )
+
+
+def choose_models(evaluations: Sequence[Evaluation], plan: Plan, shared: str) -> list[Evaluation]:
+    """What each client's choice, by its validation data alone, gives on its test data; and what it chose by."""
+    own, own_validation, shared_validation = (
+        headline(plan.tune_epochs),
+        on(PERSONAL, "validation"),
+        on(shared, "validation"),
+    )
+    at = {point: _by_client(evaluations, point) for point in (own_validation, shared_validation, own, shared)}
+    found = []
+    for client, personal in at[own_validation].items():
+        other = at[shared_validation][client]
+        kept = at[shared if keeps_shared(_seen(personal), _seen(other)) else own][client]
+        found += [replace(other, point=on(SHARED, "validation")), replace(kept, point=GUARDED)]
+    return found
+
+
+def _by_client(evaluations: Iterable[Evaluation], point: str) -> dict[int, Evaluation]:
+    return {found.client: found for found in evaluations if found.point == point}
+
+
+def _seen(found: Evaluation) -> Seen:
+    return Seen(found.correct, found.count, found.loss)

@@ -1,0 +1,1 @@
+"""How turns get fast on a GPU: stacks, lanes, captured programs, fused kernels."""

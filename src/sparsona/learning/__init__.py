@@ -1,0 +1,1 @@
+"""What methods are built from: means, optimizers, phases of training, parts of a model."""
