@@ -3,25 +3,31 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup run test test-all lint check format bench clean
+.PHONY: help setup run quick test test-all lint check format docs bench clean
 
-setup: .venv/ready
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed 's/:.*  ## /\t/' | expand -t 11
+
+setup: .venv/ready  ## .venv with everything the other targets need
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'sparsona needs Python 3.11 or newer')"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs]"
 	touch $@
 
-run: setup  ## compare five methods on the embedded digits; a table and a report
+run: setup  ## compare five methods on the embedded digits: a table and a report
 	$(BIN)/sparsona compare
 
-test: setup  ## the suite
+quick: setup  ## what to run after every edit: the suite without its long tests, 90 s on two cores
+	$(BIN)/python -m pytest -n 2 -m "not slow and not network and not long"
+
+test: setup  ## the suite, under five minutes on two cores
 	$(BIN)/python -m pytest -n 2
 
-test-all: setup  ## the suite, and more kill points and seeds of what it has already
-	$(BIN)/python -m pytest -n 2 -m "slow or not slow"
+test-all: setup  ## the suite, and more kill points, methods and seeds of what it has already
+	$(BIN)/python -m pytest -n 2 -m "not network"
 
 lint: setup  ## format, lint, types, import rules
 	$(BIN)/ruff format --check .
@@ -29,20 +35,23 @@ lint: setup  ## format, lint, types, import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint test  ## everything; the suite runs the code in README and examples
+check: lint test docs  ## everything that must pass before a change is merged
 
-format: setup
+format: setup  ## format, and fix what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: setup  ## the site, in docs/_build/index.html; a warning is an error
+	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build
 
 # Contenders that have an environment of their own, as benchmarks/requirements.txt says; the others are left out.
 CONTENDERS := $(foreach name,pfl flower fedlab,$(if $(wildcard .venv-$(name)/bin/python),--python $(name)=.venv-$(name)/bin/python))
 
-bench: setup  ## what the engine costs over a bare loop, what dropped filters save, and a round against other people's code
+bench: setup  ## the engine against a bare loop, what dropped filters save, a round against other people's code
 	$(BIN)/python benchmarks/overhead.py --repeats 9 --epochs 2 --out benchmarks/results/overhead.json
 	$(BIN)/python benchmarks/gates.py --out benchmarks/results/gates.json
 	$(BIN)/python benchmarks/compare.py --out benchmarks/results/compare.json $(CONTENDERS)
 	$(BIN)/python benchmarks/draw.py benchmarks/results/compare.json docs/performance.md
 
-clean:
-	rm -rf .venv
+clean:  ## remove what make made
+	rm -rf .venv docs/_build

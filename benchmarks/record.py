@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sparsona.runs.store import environment
+from sparsona.runs.folder import environment
 
 # Contenders as people know them.
 NAMES = {

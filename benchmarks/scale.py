@@ -54,24 +54,26 @@ def measure(kind: str, size: int, largest: int, executor: str) -> dict[str, floa
     found: dict[str, float] = {"clients": size, "federation_seconds": time.perf_counter() - began}
     sampled = min(100, size) if kind == "start" else size
     rounds = 1 if kind == "memory" else 3
-    events: list[tuple[int, float]] = []
+    ends: list[float] = []
     ready: list[float] = []
     peaks: list[float] = []
 
-    def listen(event) -> None:
-        peaks.append(workers_peak())
-        if event.completed == 0 and not event.doing.endswith("trained"):
-            ready.append(time.perf_counter() - began)  # the last of these is just before the first round
-        if not events or event.completed > events[-1][0]:
-            events.append((event.completed, time.perf_counter() - began))
+    class Watch:
+        def on_progress(self, progress) -> None:
+            peaks.append(workers_peak())
+            if progress.completed == 0 and not progress.doing.endswith("trained"):
+                ready.append(time.perf_counter() - began)  # the last of these is just before the first round
+
+        def on_round(self, result) -> None:
+            peaks.append(workers_peak())
+            ends.append(time.perf_counter() - began)
 
     began = time.perf_counter()
     options = {"rounds": rounds, "per_round": sampled, "epochs": 1, "batch_size": 4, "eval_clients": 1}
     with tempfile.TemporaryDirectory() as folder:
-        sp.train("fedspa", federation, "lenet5", out=f"{folder}/run", listen=listen, executor=executor, **options)
-    ends = [ready[-1], *(at for completed, at in events if completed)]
+        sp.train("fedspa", federation, "lenet5", out=f"{folder}/run", observers=[Watch()], executor=executor, **options)
     found["start_seconds"] = found["federation_seconds"] + ready[-1]
-    found["round_seconds"] = min(after - before for before, after in itertools.pairwise(ends))
+    found["round_seconds"] = min(after - before for before, after in itertools.pairwise([ready[-1], *ends]))
     found["ms_per_client"] = 1e3 * found["round_seconds"] / sampled
     found["peak_mib_here"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     found["peak_mib_workers"] = max(peaks)  # of all together; memory that they share is counted in each

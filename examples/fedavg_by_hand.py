@@ -11,19 +11,20 @@ from torch.nn.functional import cross_entropy
 
 import sparsona as sp
 from sparsona.data.batches import shuffled
-from sparsona.data.sources import load
+from sparsona.data.read import read
 from sparsona.engine.plan import Plan, participation
-from sparsona.models.cnn import digits_cnn
+from sparsona.models import builder
 
 ROUNDS, PER_ROUND, EPOCHS, BATCH, LR, DECAY, WEIGHT_DECAY, CLIP = 3, 4, 2, 16, 0.1, 0.998, 5e-4, 10.0
 
-x, y = load("digits")
-federation = sp.federate(x, y, clients=8, partition="dirichlet:0.3", seed=0)
+digits = read("digits")
+federation = sp.federate(digits.x, digits.y, clients=8, partition="dirichlet:0.3", seed=0)
+build = builder("digits-cnn", federation.input_shape, federation.num_classes)
 plan = Plan(rounds=ROUNDS, per_round=PER_ROUND, batch_size=BATCH, seed=0, lr_decay=DECAY)
 
 with torch.random.fork_rng(devices=[]):
     torch.manual_seed(plan.seeds.shared("model"))
-    model = digits_cnn(federation.input_shape, federation.num_classes)
+    model = build()
 
 for t in range(ROUNDS):
     total, weights = None, 0
@@ -48,7 +49,7 @@ for t in range(ROUNDS):
 run = sp.train(
     "fedavg",
     federation,
-    model=lambda: digits_cnn(federation.input_shape, federation.num_classes),
+    model=build,
     rounds=ROUNDS,
     per_round=PER_ROUND,
     epochs=EPOCHS,

@@ -16,7 +16,8 @@ from torch import nn
 import sparsona as sp
 from sparsona import api
 from sparsona.core.errors import SparsonaError
-from sparsona.runs.store import unpack_confusion
+from sparsona.runs.observers import RoundResult, RunStart
+from sparsona.runs.records import unpack_confusion
 
 CLIENTS, CLASSES = 9, 4
 OPTIONS = {"rounds": 4, "per_round": 4, "epochs": 2, "batch_size": 8, "executor": "serial", "seed": 3}
@@ -218,23 +219,24 @@ def test_load_while_it_runs(federation, tmp_path):
     """Anybody may look in at any time."""
     seen = []
 
-    def listen(event):
-        if event.completed:
-            seen.append((event.completed, sp.load(tmp_path / "run").summary["rounds"]))
+    class Look:
+        def on_evaluation(self, result):
+            seen.append((result.completed, sp.load(tmp_path / "run").summary["rounds"]))
 
-    sp.train("fedspa", federation, net, out=tmp_path / "run", listen=listen, **OPTIONS)
+    sp.train("fedspa", federation, net, out=tmp_path / "run", observers=[Look()], **OPTIONS)
     assert seen == [(1, 1), (2, 2), (3, 3), (4, 4)]
 
 
 def stopped(method: str, federation, path, **more) -> None:
     """A run on own data that was interrupted after two rounds."""
 
-    def listen(event):
-        if event.completed == 2:
-            raise KeyboardInterrupt
+    class Stop:
+        def on_round(self, result):
+            if result.index == 1:
+                raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sp.train(method, federation, net, out=path, listen=listen, **{**OPTIONS, **more})
+        sp.train(method, federation, net, out=path, observers=[Stop()], **{**OPTIONS, **more})
     assert completed(path) == 2
 
 
@@ -276,7 +278,7 @@ def test_resume_of_what_is_no_run(federation, tmp_path):
 
 
 def test_compare_on_own_data(federation, tmp_path):
-    events = []
+    told = []
     comparison = sp.compare(
         ["local", "fedspa"],
         federation,
@@ -284,11 +286,16 @@ def test_compare_on_own_data(federation, tmp_path):
         seeds=[5, 2],
         out=tmp_path / "both",
         density=0.4,
-        listen=lambda title, seed, event: events.append((title, seed, event.completed)),
+        observers=[told.append],
         **{key: value for key, value in OPTIONS.items() if key != "seed"} | {"rounds": 1},
     )
     assert [run.config["seed"] for run in comparison.runs] == [5, 2, 5, 2]
-    assert ("FedSpa (DST)", 2, 1) in events
+    starts = [record for record in told if isinstance(record, RunStart)]
+    assert [(start.facts.title, start.options["seed"]) for start in starts] == [
+        *(("Local", 5), ("Local", 2)),
+        *(("FedSpa (DST)", 5), ("FedSpa (DST)", 2)),
+    ]
+    assert sum(isinstance(record, RoundResult) for record in told) == 4
     assert comparison.differences()[0]["seeds"] == "2"
     assert comparison.report().exists()
     again = api.resume_comparison(tmp_path / "both", federation, net)

@@ -10,18 +10,24 @@ import sqlite3
 import subprocess
 import sys
 
+import click
 import numpy as np
 import pytest
 import torch
 from processes import small, start, traces
+from pydantic import Field
 
-from sparsona import api, cli, prepare
+from sparsona import api, cli, cli_options, prepare
 from sparsona.core.version import VERSION
-from sparsona.data import PARTITIONS, SOURCES
-from sparsona.methods import METHODS
+from sparsona.costs import cost_options
+from sparsona.data import SOURCES
+from sparsona.data.partition import PARTITIONS
+from sparsona.methods import METHODS, factory
 from sparsona.methods.fedspa import FedSpaConfig
+from sparsona.methods.training import Training
 from sparsona.models import MODELS
-from sparsona.runs.config import RunConfig
+from sparsona.runs.declaration import options_of
+from sparsona.runs.options import OPTIONS, RunConfig
 
 ACCURACY = {"mean", "weighted", "bottom_decile", "worst", "std", "last10"}
 BYTES = {"up", "down", "total", "busiest_node", "busiest_round_in", "busiest_round_out"}
@@ -155,16 +161,47 @@ def test_options_from_a_file_and_from_the_command_line(say, tmp_path):
     assert config["batch_size"] == 10
 
 
+def flags_of(command) -> dict[str, click.Option]:
+    found = command.get_params(click.Context(command))
+    return {one.name: one for one in found if isinstance(one, click.Option) and "--help" not in one.opts}
+
+
 def test_help_names_the_true_defaults():
     fields = {**FedSpaConfig.model_fields, **RunConfig.model_fields}
     checked = 0
-    for option in cli.run.params:
-        shown = re.search(r"\[([^\]]+)\]$", getattr(option, "help", None) or "")
+    for option in flags_of(cli.run).values():
+        shown = re.search(r"\[([^\]]+)\]$", option.help or "")
         field = fields.get(option.name)
         if shown and field is not None and field.default is not None:
             assert shown[1] == str(field.default), option.name
             checked += 1
     assert checked >= 11
+
+
+@pytest.mark.parametrize("command", [cli.run, cli.compare, cli.cost])
+def test_every_flag_is_an_option_and_every_option_with_a_flag_has_it(command):
+    every = [one for name in METHODS for one in options_of(factory(name)[1]).values()] + [*OPTIONS.values()]
+    flags = flags_of(command)
+    known = {*(one.name for one in every), *cost_options()}
+    words = {"config", "pairs", "as_json", "out", "profile", "seeds"}
+    assert set(flags) - words <= known
+    wanted = {one.name for one in every if one.flag}
+    assert wanted <= set(flags)
+    assert {"lr", "epochs", "weight_decay", "density", "personal"} <= wanted
+    given = command.make_context("sparsona", ["fedspa"]).params
+    for name in wanted:
+        assert flags[name].help, name
+        assert given[name] is None, name  # printed, but set by the table alone
+    assert "pfedgate: 0.05" in flags["lr"].help  # who has another default
+
+
+def test_a_new_option_of_a_method_is_a_flag():
+    class Config(Training):
+        momentum: float = Field(0.9, description="share of the last step kept", json_schema_extra={"flag": True})
+
+    flags = {one.name: one for one in cli_options.method_flags({"mine": Config})}
+    assert flags["momentum"].opts == ["--momentum"]
+    assert flags["momentum"].help == "Share of the last step kept.  [0.9]"
 
 
 def test_runs_go_to_new_folders_of_their_own(say, tmp_path):
@@ -251,6 +288,9 @@ LIGHT = [
     ["--version"],
     ["methods"],
     ["methods", "fedspa"],
+    ["methods", "ditto"],
+    ["cost", "--help"],
+    ["cost", "dispfl", "--model", "lenet5", "--graph", "grid"],
     ["models"],
     ["data"],
     ["runs"],

@@ -14,7 +14,7 @@ from processes import EAGER, completed, small, start, traces
 
 from sparsona import api, prepare
 from sparsona.core.errors import SparsonaError
-from sparsona.runs.config import RunConfig
+from sparsona.runs.options import RunConfig
 
 
 def federation_of(folder) -> str:
@@ -155,6 +155,7 @@ def never_killed(tmp_path_factory):
     return {run.path.name: traces(run.path) for run in found.runs}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["config.json", "checkpoint/manifest.json", "summary.json"])
 def test_a_killed_comparison_goes_on(forks, tmp_path, never_killed, name):
     args = ["compare", "fedavg", "fedspa", *small(tmp_path, rounds=2), "--seeds", 2]

@@ -19,11 +19,14 @@ from torch import nn
 import sparsona as sp
 from sparsona.cli import cli
 from sparsona.core.errors import SparsonaError
+from sparsona.core.seeds import Seeds
 from sparsona.cost_rules import COST_RULES
-from sparsona.costs import QUIRKS, cost
+from sparsona.costs import PAPERS, QUIRKS, CostOptions, cost, cost_options
 from sparsona.data import SOURCES
+from sparsona.engine.graphs import KINDS, read_graph, senders
 from sparsona.methods import METHODS
 from sparsona.models import MODELS, outline
+from sparsona.runs.options import OPTIONS
 
 PAGE = Path(__file__).parents[1] / "docs" / "accounting.md"
 EVERY = [*METHODS, *COST_RULES]
@@ -189,10 +192,33 @@ def test_every_rule_is_done_by_hand():
     assert outline("lenet5", (1, 28, 28), 26).layout.forward_flops() == FORWARD
 
 
-@pytest.mark.parametrize(("clients", "topology", "links"), [(6, "random", 5), (2, "ring", 1), (12, "random", 10)])
-def test_few_peers_have_as_many_neighbours_as_in_a_run(clients, topology, links):
+@pytest.mark.parametrize(
+    ("clients", "graph", "links"),
+    [
+        *((6, None, 5), (12, None, 10), (6, "random:3", 3), (6, "random:3:bounded", 3), (2, "ring", 1), (6, "ring", 2)),
+        *((6, "full", 5), (12, "grid", 4), (6, "grid", 3), (9, "exponential", 4), (9, "exponential:one", 1)),
+    ],
+)
+def test_peers_have_as_many_neighbours_as_in_a_run(clients, graph, links):
     one = cost("dispfl", **LENET).encoded.up / 10
-    assert cost("dispfl", **LENET, clients=clients, topology=topology).encoded.up == links * one
+    report = cost("dispfl", **LENET, clients=clients, graph=graph)
+    assert report.neighbours == links
+    assert report.encoded.up == links * one
+    members, round_ = range(clients), Seeds(3).at(0)
+    heard = [len(senders(read_graph(graph, clients), members, client, round_)) for client in members]
+    assert set(heard) == {links}
+
+
+def test_every_graph_has_a_cost(tmp_path):
+    """Of one's own graph, each peer is charged what it sends and receives."""
+    (tmp_path / "star.csv").write_text("0,1\n0,2\n0,3\n")
+    own = cost("dpsgd", **LENET, clients=4, graph=f"file:{tmp_path / 'star.csv'}")
+    one = cost("dpsgd", **LENET, clients=4, graph="ring").paper.up / 2
+    assert own.neighbours == 6 / 4
+    assert (own.paper.up, own.paper.round) == (6 * one / 4, 6 * one)
+    assert own.paper.busiest == own.paper.busiest_in == own.paper.busiest_out == 3 * one
+    assert own.encoded.busiest == 2 * own.encoded.busiest_in
+    assert set(KINDS) == {"random", "ring", "full", "grid", "exponential", "file"}  # the first five: see above
 
 
 @pytest.mark.parametrize("name", BY_HAND)
@@ -279,20 +305,20 @@ def test_memory_of_every_method_is_done_by_hand():
 
 
 def test_links_of_peers():
-    by = {key: cost("dpsgd", **LENET, clients=20, topology=key) for key in ("random", "ring", "full")}
+    by = {key: cost("dpsgd", **LENET, clients=20, graph=key) for key in ("random:10", "ring", "full")}
     one = by["ring"].paper.busiest / 2
-    assert {key: report.paper.busiest / one for key, report in by.items()} == {"random": 10, "ring": 2, "full": 19}
+    assert {key: report.paper.busiest / one for key, report in by.items()} == {"random:10": 10, "ring": 2, "full": 19}
     assert all(report.encoded.busiest == 2 * report.encoded.up for report in by.values())  # both directions
     assert by["ring"].per_round == 20
-    assert cost("dpsgd", **LENET, neighbours=3).paper.busiest == 3 * one
+    assert cost("dpsgd", **LENET, graph="random:3").paper.busiest == 3 * one
     told_of = {key: report.to_json()["busiest_node"]["who"] for key, report in by.items()}
-    assert told_of == {"random": "any peer, on average", "ring": "any peer", "full": "any peer"}
+    assert told_of == {"random:10": "any peer, on average", "ring": "any peer", "full": "any peer"}
 
 
 def test_the_busiest_of_unequal_peers():
     """All connected, three peers: the largest sends its message twice and receives the two smaller ones once each."""
     capacities = (0.2, 0.5, 1.0)
-    options = {**LENET, "clients": 3, "topology": "full", "density": 1.0}
+    options = {**LENET, "clients": 3, "graph": "full", "density": 1.0}
     sizes = [round(cost("dispfl", **options, capacities=c).encoded.up) // 2 for c in capacities]
     found = cost("dispfl", **options, capacities=capacities)
     assert found.encoded.busiest == 2 * sizes[2] + sizes[0] + sizes[1]
@@ -433,25 +459,74 @@ def test_a_module_whose_flops_are_not_known():
         ("fedspa --model lenet5 --input 28y28", "a shape like 3x32x32"),
         ("fedspa --model lenet5 --input 28", "images"),
         ("fedspa --model lenet5 --set ronuds=3", "did you mean 'rounds'"),
-        ("fedspa --model lenet5 --set topology=ring", "a method whose clients send to each other"),
+        ("fedspa --model lenet5 --graph ring", "a method whose clients send to each other"),
         ("dpsgd --model lenet5 --per-round 10", "each trains in every round"),
-        ("dpsgd --model lenet5 --clients 8 --set neighbours=8", "at most 7"),
+        ("dpsgd --model lenet5 --clients 8 --graph random:8", "at most 7"),
+        ("dpsgd --model lenet5 --graph rings", "did you mean 'ring'?"),
+        ("dpsgd --model lenet5 --set topology=ring", "unknown option of dpsgd 'topology'"),
+        ("fedspa --model lenet5 --preset papers", "did you mean 'paper'?"),
+        ("ditto --model lenet5 --preset paper", "ditto has no presets"),
+        ("fedspa --model lenet5 --lr-decay 0.9 --lr-schedule constant", "lr_decay together with the schedule"),
+        ("fedspa --model lenet5 --set method=local", "'method' is no option of a run"),
         ("fedavg --model lenet5 --rounds 1000 --quirk emnist-400-rounds", "leave --rounds out"),
         ("fedavg --model lenet5 --set capacities=[]", "capacities"),
-        ("dpsgd --model lenet5 --set topology=ring --set neighbours=4", "'neighbours' in a ring graph"),
-        ("dpsgd --model lenet5 --set topology=full --set neighbours=4", "'neighbours' in a full graph"),
         ("dpsgd --model lenet5 --density 1e-7", "keeps no parameter at all"),
         ("dispfl --model lenet5 --density 1e-7", "keeps no parameter at all"),
         ("subsampling --model lenet5 --density 1e-7", "keeps no parameter at all"),
         ("fedspa --model lenet5 --set capacities=1e-7", "keeps no parameter at all"),
         ("fedavg --data femnist", "--samples 200"),
-        ("fedspa --model lenet5 --set stateless=true", "unknown option of fedspa 'stateless'"),
+        ("fedspa --model lenet5 --set stateless=true", "clients are charged as if they remembered"),
     ],
 )
 def test_bad_input_is_told(words, expected):
     done = CliRunner().invoke(cli, ["cost", *words.split()])
     assert isinstance(done.exception, SparsonaError)
     assert expected in str(done.exception)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_option_of_a_run_is_taken_or_refused_with_a_reason(name):
+    usual = {
+        "data": "mnist",
+        "data_dir": "x",
+        "warm_start": "x",
+        "model": "lenet5",
+        "graph": "ring",
+        "preset": "paper",
+        "novel": 1,
+    }
+    found = {int: 2, float: 0.5, bool: True, str: OPTIONS[name].default}[OPTIONS[name].type]
+    value = usual.get(name, 1.0 if name == "capacities" else found)
+    values = {"model": "lenet5", "samples": 9, **({} if value is None else {name: value})}
+    if isinstance(OPTIONS[name].cost, str):
+        with pytest.raises(SparsonaError, match=f"'{name}' in a cost") as caught:
+            cost("dispfl", **values)
+        assert caught.value.mend == OPTIONS[name].cost
+        return
+    method = "fedspa" if name == "per_round" else "dispfl"
+    plain, changed = (cost(method, **each).to_json() for each in ({"model": "lenet5", "samples": 9}, values))
+    assert OPTIONS[name].cost or plain == changed
+
+
+def test_a_cost_has_the_defaults_of_a_run_but_for_those_of_the_papers():
+    assert not set(CostOptions.model_fields) & set(OPTIONS)
+    for name, one in cost_options().items():
+        if name in OPTIONS and name != "data":
+            assert one.default == PAPERS.get(name, OPTIONS[name].default)
+
+
+def test_presets_are_those_of_a_run():
+    assert cost("dispfl", **LENET, preset="authors").options["regrowth"] == "random"
+    assert cost("dispfl", **LENET, preset="authors", regrowth="gradient").options["regrowth"] == "gradient"
+    assert cost("fedalt", **LENET, preset="paper").options["epochs"] == 1
+    assert told("dispfl", "--model", "lenet5", "--preset", "authors")["options"]["divide_by"] == "used"
+
+
+def test_a_config_file_of_a_run(tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text('rounds = 7\nexecutor = "serial"\nseed = 3\n[options]\ndensity = 0.25\n')
+    found = told("fedspa", "--model", "lenet5", "--config", str(path), "--device", "cpu")
+    assert (found["rounds"], found["options"]["density"]) == (7, 0.25)
 
 
 def table(heading: str) -> list[list[str]]:
@@ -495,6 +570,7 @@ def test_what_has_costs_only_is_known_by_name(say):
     assert "sparsona cost dpsgd" in say("run", "dpsgd").err
     assert "dpsgd" in say("methods").out
     told_options = say("methods", "dpsgd").out
-    assert "topology = random (random | ring | full)" in told_options
+    assert "graph = none" in told_options
+    assert "rounds = 1000" in told_options  # as the papers have it
     assert "capacities = [1.0]" in told_options
     assert "--samples instead" in say("cost", "fedavg", "--data", "arrays:x.npz").err

@@ -38,7 +38,7 @@ def test_a_partition_is_shown_drawn_and_told(tmp_path):
 
 
 def test_options_that_say_nothing_about_data_are_refused():
-    with pytest.raises(SparsonaError, match="'rounds' says nothing about data"):
+    with pytest.raises(SparsonaError, match="'rounds' is not an option of the data"):
         invoke("data", "show", "digits", "--set", "rounds=3")
 
 
@@ -139,7 +139,7 @@ def test_windows_as_leaf_cuts_them_leak_nothing(tmp_path, monkeypatch):
     for more in ({}, {"test": "split"}, {"test": "split-train"}, {"sequence_length": 3}):
         federation = prepare.read_data(prepare.make_config("local", options | more))
         assert federation.num_clients == (3 if "test" in more else 2)
-        assert federation.left_out == ({} if "test" in more else {"nothing published to test on": 1})
+        assert federation.left_out == ({} if "test" in more else {"no published test examples": 1})
         for client in range(federation.num_clients):
             seen = []
             for part in ("train", "validation", "test"):

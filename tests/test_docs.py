@@ -10,10 +10,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    ROOT / "CHANGELOG.md",
+]
 
 
 def run(command: list[str], folder: Path, **environment: str) -> str:
@@ -30,17 +37,26 @@ def run(command: list[str], folder: Path, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
 def test_example(example, tmp_path):
     assert run([sys.executable, str(example)], tmp_path).strip()
 
 
+@pytest.mark.long
 def test_readme_python(tmp_path):
     """The Python in README runs as it stands, one block after another."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert blocks
     (tmp_path / "readme.py").write_text("\n".join(blocks))
     run([sys.executable, "readme.py"], tmp_path)
+
+
+def test_observers_python(tmp_path):
+    """So does the example in docs/observers.md."""
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "observers.md").read_text(), re.DOTALL)
+    (tmp_path / "observers.py").write_text(block)
+    assert len(json.loads(run([sys.executable, "observers.py"], tmp_path))) == 3
 
 
 def test_shell_commands_exist():
@@ -59,10 +75,11 @@ def test_shell_commands_exist():
         command = cli.commands[words.pop(0)]
         if words and words[0] in getattr(command, "commands", {}):
             command = command.commands[words[0]]
-        known = {option for parameter in command.params for option in parameter.opts}
+        known = {option for parameter in command.get_params(click.Context(command)) for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= known, line
 
 
+@pytest.mark.long
 def test_benchmarks_run(tmp_path):
     """That they run, not what they measure."""
     words = ["--repeats", "1", "--epochs", "1", "--out", "found.json"]
@@ -83,6 +100,7 @@ def test_benchmarks_run(tmp_path):
     assert (tmp_path / "performance-scale.svg").read_text().count("<circle") == 3
 
 
+@pytest.mark.long
 def test_the_comparison_runs(tmp_path):
     """Ours and the bare way on a little of the work: the same steps, a ratio, a table and a picture."""
     words = ["--tiny", "--repeats", "1", "--rounds", "1", "--only", "naive", "--work", "lenet5", "--out", "found.json"]
@@ -108,6 +126,7 @@ def test_links_lead_somewhere(page):
             assert found.is_dir() or found.stat().st_size > 0, target
 
 
+@pytest.mark.long
 def test_add_a_method_to_the_letter(tmp_path):
     """Do what the page says to a copy of the project, then run the battery for the new method there."""
     for name in ("src", "tests", "pyproject.toml"):

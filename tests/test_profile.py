@@ -11,6 +11,7 @@ from processes import small, traces
 
 import sparsona as sp
 from sparsona.runs import session
+from sparsona.runs.observers import ProgressUpdate
 
 OPTIONS = {"clients": 5, "per_round": 4, "rounds": 2, "epochs": 1, "batch_size": 16, "tune_epochs": 1}
 
@@ -68,10 +69,13 @@ def test_the_table(say, tmp_path):
     assert "Where the time went" not in say("run", "local", *small(tmp_path, out="other", rounds=1)).out
 
 
+@pytest.mark.long
 def test_workers_measure_themselves(tmp_path):
     serial = sp.train("fedavg-ft", out=tmp_path / "serial", executor="serial", **OPTIONS)
     events = []
-    run = sp.train("fedavg-ft", out=tmp_path / "run", executor="workers", profile=True, listen=events.append, **OPTIONS)
+    run = sp.train(
+        "fedavg-ft", out=tmp_path / "run", executor="workers", profile=True, observers=[events.append], **OPTIONS
+    )
     assert run.accuracies().tolist() == serial.accuracies().tolist()
     assert run.summary["bytes"] == serial.summary["bytes"]
     (part,) = run.profile()["parts"]
@@ -85,7 +89,7 @@ def test_workers_measure_themselves(tmp_path):
     assert sum(together) == steps_of(run.path)[0]
     assert workers["train"]["calls"] == 2 * 4
     assert len(part["memory"]["workers"]) == part["workers"]["processes"]
-    doing = [event.doing for event in events]
+    doing = [event.doing for event in events if isinstance(event, ProgressUpdate)]
     assert doing[:2] == ["reading digits", "starting"]
     assert doing[2].startswith(f"starting {part['workers']['processes']} worker")
     assert "" in doing[3:]
@@ -116,12 +120,12 @@ def test_resume_may_begin_to_measure(say, tmp_path):
 def test_what_was_measured_survives_an_interruption(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "CHECKPOINT_SECONDS", 1e9)
 
-    def listen(event):
-        if event.completed == 1:
+    class Stop:
+        def on_round(self, result):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sp.train("fedavg", out=tmp_path / "run", executor="serial", profile=True, listen=listen, **OPTIONS)
+        sp.train("fedavg", out=tmp_path / "run", executor="serial", profile=True, observers=[Stop()], **OPTIONS)
     (part,) = json.loads((tmp_path / "run" / "profile.json").read_text())["parts"]
     assert part["rounds"] == {"from": 0, "to": 1}
     assert phases_of(part)["train"]["calls"] == 4

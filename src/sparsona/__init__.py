@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from sparsona.core.errors import SparsonaError
     from sparsona.costs import cost
     from sparsona.data import SOURCES
+    from sparsona.data.federate import federate
     from sparsona.data.federation import Federation
     from sparsona.data.pool import View
-    from sparsona.data.sharing import federate
     from sparsona.methods import METHODS
     from sparsona.models import MODELS
     from sparsona.report.pictures import save_picture
@@ -38,7 +38,7 @@ _WHERE = {
     "train": "api",
     "cost": "costs",
     "Federation": "data.federation",
-    "federate": "data.sharing",
+    "federate": "data.federate",
     "View": "data.pool",
     "METHODS": "methods",
     "MODELS": "models",

@@ -6,14 +6,16 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from sparsona import methods
 from sparsona.analysis import summary as summaries
+from sparsona.core import spec
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.data.federation import Federation
 from sparsona.engine.clock import OFF, START, Clock
@@ -23,30 +25,27 @@ from sparsona.engine.plan import novel_clients
 from sparsona.engine.rounds import check_plan, shared_model
 from sparsona.prepare import (
     GIVEN,
-    OF_DATA,
     graph_digest,
     ignores_capacity,
     latency_digest,
-    make_config,
+    make_configs,
     make_setting,
     start_digest,
 )
 from sparsona.results import Comparison, Run, planned_runs, views_in
-from sparsona.runs import config as configs
-from sparsona.runs.config import RunConfig
+from sparsona.runs.facts import RunFacts
+from sparsona.runs.folder import RunFolder, environment, make_empty_folder, warn, write_atomically
+from sparsona.runs.observers import ObserverList, ProgressUpdate
+from sparsona.runs.options import CONDITIONS, OPTIONS, RunConfig, dump
 from sparsona.runs.profile import is_profiled
-from sparsona.runs.session import Event, Listener, play
-from sparsona.runs.store import RunFolder, environment, make_empty_folder, warn, write_atomically
+from sparsona.runs.request import parse_method
+from sparsona.runs.session import Session
+from sparsona.runs.validation import validated
 from sparsona.runs.warm_start import WarmStart, leave_global_model, stored_start, warm_start_from
 
 __all__ = ["Comparison", "Run", "compare", "load", "resume", "resume_comparison", "train", "views_in"]
 
 RUNS = Path("runs")
-# What all methods of a comparison must have in common, for their results to be comparable.
-CONDITIONS = frozenset(
-    {*OF_DATA, "model", "seed", "rounds", "per_round", "everyone_trains", "stateless", "novel", "drop_rate"}
-    | {"capacities", "max_seconds", "precision", "eval_clients"}
-)
 
 
 def train(
@@ -55,7 +54,7 @@ def train(
     model: Any = None,
     *,
     out: str | Path | None = None,
-    listen: Listener = lambda event: None,
+    observers: Sequence[object] = (),
     profile: bool | Clock = False,
     **options: Any,
 ) -> Run:
@@ -64,15 +63,17 @@ def train(
     `federation` and `model` are a person's own data and network; left out, `data=` and `model=` name built-in ones.
     `model` may be an nn.Module (its present weights are the start) or a function that builds one (called under the
     seed). `options` are those of the run and of the method, as `sparsona run --help` and `sparsona methods` list them.
-    `out` is the run's folder, made anew. `listen` is called after every round: `listen=print` shows that it is alive.
+    `out` is the run's folder, made anew. `observers` get typed records of what happens: objects with
+    `on_round` and the like, functions, or texts such as "run.jsonl" (docs/observers.md); `observers=[print]` shows that
+    it is alive.
     `profile` measures where the time goes, for `run.profile()`: the run takes longer, its result is the same. A Clock
     in place of True has begun earlier.
     """
     clock = _clock(profile)
-    config = make_config(method, options, federation, model)
+    config, own = make_configs(method, options, federation, model)
     path = Path(out) if out else _new_path(config)
     with _saying_how_to_go_on(path):
-        return _train(config, federation, model, path, listen, clock)
+        return _train(config, federation, model, path, ObserverList(observers), clock, own)
 
 
 def _clock(profile: bool | Clock) -> Clock:
@@ -92,77 +93,92 @@ def _saying_how_to_go_on(path: Path) -> Iterator[None]:
 
 
 def _train(
-    config: RunConfig, federation: Federation | None, model: Any, path: Path, listen: Listener, clock: Clock = OFF
+    config: RunConfig,
+    federation: Federation | None,
+    model: Any,
+    path: Path,
+    observers: ObserverList,
+    clock: Clock = OFF,
+    method_config: BaseModel | None = None,
 ) -> Run:
-    listen(_first_event(config, federation))
+    observers.on_progress(_first_progress(config, federation))
     with clock.measure(f"{START}build"):
         start = _start_of(config)
-        setting = make_setting(config, federation, model, clock, start)
-        config, about = _described(config, setting, start)
-    with RunFolder.create(path, configs.dump(config), about, None if start is None else start.file) as folder:
-        return _play(folder, setting, config, listen)
+        setting = make_setting(config, federation, model, clock, start, method_config)
+        session = Session(setting, observers)
+        config, facts = _described(config, setting, start)
+    with RunFolder.create(path, dump(config), facts, None if start is None else start.file) as folder:
+        return _play(folder, session, config)
 
 
-def _first_event(config: RunConfig, federation: Federation | None) -> Event:
-    return Event(0, config.rounds, None, 0.0, f"reading {config.data}" if federation is None else "preparing")
+def _first_progress(config: RunConfig, federation: Federation | None) -> ProgressUpdate:
+    doing = f"reading {config.data}" if federation is None else "preparing"
+    return ProgressUpdate(methods.card(config.method).title, config.seed, 0, config.rounds, doing, 0.0)
 
 
 def _start_of(config: RunConfig) -> WarmStart | None:
     return None if config.warm_start is None else warm_start_from(config.warm_start)
 
 
-def _described(config: RunConfig, setting: Setting, start: WarmStart | None = None) -> tuple[RunConfig, dict[str, Any]]:
-    """The config with what was left to be found out, and what a folder says about the run."""
-    check_plan(setting.server_side)  # what method and plan cannot do together is told before a folder is made
+def _described(config: RunConfig, setting: Setting, start: WarmStart | None = None) -> tuple[RunConfig, RunFacts]:
+    """The config with what was left to be found out, and the facts of the run."""
     found = {"clients": setting.federation.num_clients, "device": setting.device.type}
     found["novel"] = setting.plan.num_novel
     found["executor"] = choose(config.executor, setting)
     config = config.model_copy(update=found)
-    row = methods.card(config.method)
-    counts = setting.federation.label_counts("train")
-    about: dict[str, Any] = {
-        "method": config.method,
-        "title": row.title,
-        "point": config.headline,
-        "alone": setting.method.server is None and setting.method.peer is None,
-        "peers": setting.method.peer is not None,
-        "partial_global": setting.method.server is not None and setting.method.server.is_partial,
-        "graph": graph_digest(setting),
-        "latency": latency_digest(config),
-        "has_batch_statistics": setting.task.moves_buffers,
-        "federation": setting.federation.digest(),
-        "layout": setting.task.layout.digest.hex(),
-        "start": start_digest(setting),
-        "ignores_capacity": ignores_capacity(setting),
-        "transductive": setting.method.transductive,
-        "num_parameters": setting.task.layout.size,
-        "tested_on": setting.federation.tested_on,
-        "left_out": dict(setting.federation.left_out),
-        "augments": setting.federation.view.augments,
-        "novel": sorted(novel_clients(setting.plan, setting.clients)),
-        "is_regression": setting.task.is_regression,
-        "sizes": setting.federation.sizes().tolist(),
-        "label_counts": None if counts is None else counts.tolist(),
-    }
-    if start is not None:
-        known = about["warm_start"] = start.described(setting.task.layout, about["federation"])
-        if not known["same_data"]:
+    method, federation, task = setting.method, setting.federation, setting.task
+    counts, digest = federation.label_counts("train"), federation.digest()
+    facts = RunFacts(
+        method=config.method,
+        title=methods.card(config.method).title,
+        point=config.headline,
+        alone=method.server is None and method.peer is None,
+        peers=method.peer is not None,
+        partial_global=method.server is not None and method.server.is_partial,
+        graph=graph_digest(setting),
+        latency=latency_digest(config),
+        has_batch_statistics=task.moves_buffers,
+        federation=digest,
+        layout=task.layout.digest.hex(),
+        start=start_digest(setting),
+        ignores_capacity=ignores_capacity(setting),
+        transductive=method.transductive,
+        num_parameters=task.layout.size,
+        tested_on=federation.tested_on,
+        left_out=dict(federation.left_out),
+        augments=federation.view.augments,
+        novel=tuple(sorted(novel_clients(setting.plan, setting.clients))),
+        is_regression=task.is_regression,
+        sizes=federation.sizes().numpy(),
+        label_counts=None if counts is None else counts.numpy(),
+        warm_start=None if start is None else start.described(task.layout, digest),
+    )
+    if (known := facts.warm_start) is not None:
+        if not known.same_data:
             warn(
-                f"'{known['run']}' was trained on clients other than these (another seed, partition or data set): what "
+                f"'{known.run}' was trained on clients other than these (another seed, partition or data set): what "
                 "is tested here may be what it was trained on"
             )
-        if known["taken"] < known["of"]:
-            warn(f"{known['taken']} of {known['of']} parameters are taken from '{known['run']}', the others are new")
-    return config, about
+        if known.taken < known.of:
+            warn(f"{known.taken} of {known.of} parameters are taken from '{known.run}', the others are new")
+    return config, facts
 
 
-def _play(folder: RunFolder, setting: Setting, config: RunConfig, listen: Listener) -> Run:
-    progress = play(folder, setting, config.executor, config.max_seconds, listen)
-    if progress.finished:
-        leave_global_model(folder.path, shared_model(setting.server_side, progress.population))
-    folder.write_summary(summaries.summarize(folder, progress.seconds))
-    if not progress.finished:
-        warn(f"stopped by max_seconds after round {progress.completed} of {config.rounds}; resume goes on")
+def _play(folder: RunFolder, session: Session, config: RunConfig) -> Run:
+    setting = session.setting
+    try:
+        played = session.play(folder, config.executor, config)
+        if played.progress.finished:
+            leave_global_model(folder.path, shared_model(setting.server_side, played.progress.population))
+        summary = summaries.summarize(folder, played.progress.seconds)
+        folder.write_summary(summary)
+    except BaseException as error:
+        session.fail(error)
+        raise
+    session.end(played, summary)
+    if played.stopped_by is not None:
+        reached = f"after round {played.progress.completed} of {config.rounds}"
+        warn(f"stopped by {played.stopped_by} {reached}; resume goes on")
     return Run(folder, lambda: setting)
 
 
@@ -171,7 +187,7 @@ def resume(
     federation: Federation | None = None,
     model: Any = None,
     *,
-    listen: Listener = lambda event: None,
+    observers: Sequence[object] = (),
     profile: bool | Clock = False,
 ) -> Run:
     """Go on with a run from its last checkpoint; the result is what it would have been without the interruption.
@@ -179,31 +195,32 @@ def resume(
     A run on a person's own data or model needs them again. A profiled run goes on being profiled.
     """
     with _saying_how_to_go_on(Path(path)):
-        return _resume(Path(path), federation, model, listen, profile)
+        return _resume(Path(path), federation, model, ObserverList(observers), profile)
 
 
 def _resume(
-    path: Path, federation: Federation | None, model: Any, listen: Listener, profile: bool | Clock = False
+    path: Path, federation: Federation | None, model: Any, observers: ObserverList, profile: bool | Clock = False
 ) -> Run:
     clock = _clock(profile or is_profiled(path))
     folder = RunFolder.open(path)
-    config = configs.validated(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
+    folder.check_resumable()
+    config = validated(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
     with folder:
         if folder.summary is None:
-            listen(_first_event(config, federation))
+            observers.on_progress(_first_progress(config, federation))
         with clock.measure(f"{START}build"):
-            setting = _setting_again(folder, config, federation, model, clock)
+            session = Session(_setting_again(folder, config, federation, model, clock), observers)
         now, then = environment(), folder.environment
         changed = [f"{key} {then.get(key)} -> {now[key]}" for key in now if now[key] != then.get(key)]
         if changed:
             warn("not the environment this run began in, so its last bits may differ: " + ", ".join(changed))
-        return _play(folder, setting, config, listen)
+        return _play(folder, session, config)
 
 
 def load(path: str | Path, federation: Federation | None = None, model: Any = None) -> Run:
     """A run's result as it stands, without going on with it."""
     folder = RunFolder.open(Path(path))
-    config = configs.validated(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
+    config = validated(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
     return Run(folder, lambda: _setting_again(folder, config, federation, model))
 
 
@@ -220,24 +237,25 @@ def _setting_again(
             )
     start = None if config.warm_start is None else stored_start(folder)
     setting = make_setting(config, federation, model, clock, start)
-    about = folder.about
-    if setting.federation.digest() != about["federation"]:
+    facts = folder.facts
+    if setting.federation.digest() != facts.federation:
         raise SparsonaError(f"the data is not that of '{folder.path}'", expected="the same examples, labels and splits")
-    if setting.task.layout.digest.hex() != about["layout"]:
+    if setting.task.layout.digest.hex() != facts.layout:
         raise SparsonaError(f"the model is not that of '{folder.path}'", expected="the same parameters")
-    if graph_digest(setting) != about.get("graph"):
+    if graph_digest(setting) != facts.graph:
         raise SparsonaError(
             f"the graph is not that of '{folder.path}'",
             expected="the same edges",
             mend=f"restore '{config.graph}' as it was when the run was started",
         )
-    if latency_digest(config) != about.get("latency"):
+    if latency_digest(config) != facts.latency:
+        file = spec.parse("budget", config.options["budget"]).argument
         raise SparsonaError(
             f"the latencies are not those of '{folder.path}'",
             expected="the same milliseconds for each tensor, or budgets would change in the middle of a run",
-            mend=f"restore '{config.options['budget'].partition(':')[2]}' as it was when the run was started",
+            mend=f"restore '{file}' as it was when the run was started",
         )
-    if start_digest(setting) != about["start"]:
+    if start_digest(setting) != facts.start:
         raise SparsonaError(
             f"the model does not start with the weights that '{folder.path}' started with",
             expected="the same initial weights",
@@ -247,9 +265,9 @@ def _setting_again(
 
 
 def _new_path(config: RunConfig) -> Path:
-    name, _, path = config.data.partition(":")
-    own = re.sub("[^A-Za-z0-9._+]+", "-", Path(path).stem).strip("-.") if path else ""
-    return RUNS / f"{config.method}-{own or name}-seed{config.seed}-{_stamp()}"
+    source = spec.parse("data set", config.data)
+    own = re.sub("[^A-Za-z0-9._+]+", "-", Path(source.argument or "").stem).strip("-.")
+    return RUNS / f"{config.method}-{own or source.name}-seed{config.seed}-{_stamp()}"
 
 
 def _stamp() -> str:
@@ -263,14 +281,15 @@ def compare(
     *,
     seeds: int | Sequence[int] = 1,
     out: str | Path | None = None,
-    listen: Callable[[str, int, Event], None] = lambda title, seed, event: None,
+    observers: Sequence[object] = (),
     **options: Any,
 ) -> Comparison:
     """Train several methods under the same seeds: same partition, split, initial weights and sampled clients.
 
     An option that only some of the methods have, or a preset, is given to those. `seeds` is a number of seeds, counted
-    from `seed`, or a list of them.
+    from `seed`, or a list of them. `observers` are those of `train`; they get the records of one run after another.
     """
+    watching = ObserverList(observers)
     if not names:
         raise SparsonaError("no method to compare", expected="one or more rows of `sparsona methods`")
     if len(set(names)) < len(names):
@@ -287,12 +306,12 @@ def compare(
         raise SparsonaError(
             f"seeds {numbers}" if numbers else "no seeds", expected="at least one, all different", mend="--seeds 3"
         )
-    planned: list[tuple[str, RunConfig]] = []
+    planned: list[tuple[str, RunConfig, BaseModel]] = []
     used: set[str] = set()
-    cards = [methods.card(configs.parse_method(name)[0]) for name in names]
+    cards = [methods.card(parse_method(name)[0]) for name in names]
     has_peers, has_presets = any(card.peers for card in cards), any(card.presets for card in cards)
     for name in names:
-        row, own = configs.parse_method(name)
+        row, own = parse_method(name)
         _, kind = methods.factory(row)
         # All peers take part where a server samples some: that is the method.
         if common := sorted((CONDITIONS - ({"per_round"} if methods.card(row).peers else set())) & set(own)):
@@ -301,22 +320,18 @@ def compare(
                 expected="the same data, clients, model and seeds for all, or their results would not compare",
                 mend=f"set it for all: --{common[0].replace('_', '-')} or --set {common[0]}=...",
             )
-        mine = {
-            key: value for key, value in options.items() if key in RunConfig.model_fields or key in kind.model_fields
-        }
+        mine = {key: value for key, value in options.items() if key in OPTIONS or key in kind.model_fields}
         used |= set(mine)
         if has_peers and not methods.card(row).peers:
             mine.pop("graph", None)
         if has_presets and not methods.card(row).presets:
             mine.pop("preset", None)
         for seed in numbers:
-            planned.append((name, make_config(name, {**mine, "seed": seed}, federation, model)))
+            planned.append((name, *make_configs(name, {**mine, "seed": seed}, federation, model)))
     if unused := set(options) - used:
-        known = set(RunConfig.model_fields).union(
-            *(methods.factory(configs.parse_method(n)[0])[1].model_fields for n in names)
-        )
-        raise unknown_name(f"option of {', '.join(names)}", sorted(unused)[0], known - {"options", "method"})
-    alike = [name for name, config in planned if sum(config == other for _, other in planned) > 1]
+        known = set(OPTIONS).union(*(methods.factory(parse_method(n)[0])[1].model_fields for n in names))
+        raise unknown_name(f"option of {', '.join(names)}", sorted(unused)[0], known)
+    alike = [name for name, config, _ in planned if sum(config == other for _, other, _ in planned) > 1]
     if alike:
         raise SparsonaError(
             f"{' and '.join(dict.fromkeys(alike))} are the same method with the same options",
@@ -325,8 +340,8 @@ def compare(
         )
     # What is wrong with the data, the model or the executor is told before a folder is made.
     for name in names:
-        config = next(config for planned_name, config in planned if planned_name == name)
-        setting = make_setting(config, federation, model, start=_start_of(config))
+        config, of_method = next((config, own) for planned_name, config, own in planned if planned_name == name)
+        setting = make_setting(config, federation, model, start=_start_of(config), method_config=of_method)
         choose(config.executor, setting)
         check_plan(setting.server_side)
     path = Path(out) if out else RUNS / f"compare-{_stamp()}"
@@ -336,11 +351,13 @@ def compare(
             "folder": f"{re.sub('[^a-z0-9.+-]+', '_', name.lower().replace('=', '-'))}-seed{config.seed}",
             "config": config.model_dump(mode="json"),
         }
-        for name, config in planned
+        for name, config, _ in planned
     ]
     write_atomically(path / "comparison.json", (json.dumps(entries, indent=1) + "\n").encode())
+    folders = [path / str(entry["folder"]) for entry in entries]
+    runs = [(folder, config, own) for folder, (_, config, own) in zip(folders, planned, strict=True)]
     with _saying_how_to_go_on(path):
-        return _compare(path, federation, model, listen)
+        return _compare(path, runs, federation, model, watching)
 
 
 def resume_comparison(
@@ -348,24 +365,29 @@ def resume_comparison(
     federation: Federation | None = None,
     model: Any = None,
     *,
-    listen: Callable[[str, int, Event], None] = lambda title, seed, event: None,
+    observers: Sequence[object] = (),
 ) -> Comparison:
     """Go on with a comparison: finished runs are kept, the others go on or start."""
-    with _saying_how_to_go_on(Path(path)):
-        return _compare(Path(path), federation, model, listen)
+    path = Path(path)
+    with _saying_how_to_go_on(path):
+        where = f"'{path / 'comparison.json'}'"
+        runs = [(folder, validated(RunConfig, values, where), None) for folder, values in planned_runs(path)]
+        return _compare(path, runs, federation, model, ObserverList(observers))
 
 
 def _compare(
-    path: Path, federation: Federation | None, model: Any, listen: Callable[[str, int, Event], None]
+    path: Path,
+    planned: Sequence[tuple[Path, RunConfig, BaseModel | None]],
+    federation: Federation | None,
+    model: Any,
+    observers: ObserverList,
 ) -> Comparison:
     runs = []
-    for folder, values in planned_runs(path):
-        config = configs.validated(RunConfig, values, f"'{path / 'comparison.json'}'")
-        hear = partial(listen, methods.card(config.method).title, config.seed)
+    for folder, config, method_config in planned:
         if (folder / "config.json").exists():
-            runs.append(_resume(folder, federation, model, hear))
+            runs.append(_resume(folder, federation, model, observers))
         else:
-            runs.append(_train(config, federation, model, folder, hear))
+            runs.append(_train(config, federation, model, folder, observers, method_config=method_config))
     reached = {run.summary["rounds"] for run in runs}
     if len(reached) > 1:
         warn(f"these runs stopped at different rounds ({sorted(reached)}): their results do not compare")

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,10 +15,13 @@ from sparsona.cli_analysis import clients, similarity
 from sparsona.cli_cost import cost
 from sparsona.cli_data import data
 from sparsona.cli_latency import latency
-from sparsona.cli_options import PROFILE, check_names, gather, with_options
+from sparsona.cli_options import JSON, LOG, OUT, PROFILE, check_names, check_words, gather, run_flags, with_table
 from sparsona.core.errors import SparsonaError
 from sparsona.core.version import VERSION
 from sparsona.terminal import print_profile, print_results, print_table, print_text, progress_bar, show_rows
+
+if TYPE_CHECKING:
+    from sparsona.runs.declaration import Option
 
 DEFAULT_COMPARISON = ("local", "fedavg", "fedavg-ft", "fedspa", "fedspa-rsm")
 
@@ -33,9 +36,11 @@ def cli(debug: bool) -> None:
     """Sparse, personalized federated learning: many clients, a small model of its own for each."""
 
 
-@cli.command()
+@cli.command(cls=with_table(run_flags))
 @click.argument("method")
-@with_options
+@OUT
+@JSON
+@LOG
 @PROFILE
 def run(
     method: str,
@@ -43,6 +48,7 @@ def run(
     config: Path | None,
     pairs: tuple[str, ...],
     as_json: bool,
+    logs: tuple[str, ...],
     profile: bool,
     **flags: Any,
 ) -> None:
@@ -64,15 +70,18 @@ def run(
     with clock.measure(f"{START}import"):
         from sparsona import api
 
-    with progress_bar() as bar:
-        result = api.train(method, out=out, listen=bar.of(method), profile=clock, **options)
+    check_words(api.train, options)
+    with progress_bar(method) as bar:
+        result = api.train(method, out=out, observers=[bar, *logs], profile=clock, **options)
     show_run(result, as_json)
 
 
-@cli.command()
+@cli.command(cls=with_table(run_flags))
 @click.argument("methods", nargs=-1)
 @click.option("--seeds", type=int, default=1, show_default=True, help="Number of seeds, counted from --seed.")
-@with_options
+@OUT
+@JSON
+@LOG
 def compare(
     methods: tuple[str, ...],
     seeds: int,
@@ -80,6 +89,7 @@ def compare(
     config: Path | None,
     pairs: tuple[str, ...],
     as_json: bool,
+    logs: tuple[str, ...],
     **flags: Any,
 ) -> None:
     """Train several METHODS under equal conditions: one table, one report.
@@ -96,22 +106,18 @@ def compare(
     check_names(methods, options)
     from sparsona import api
 
-    with progress_bar() as bar:
-        result = api.compare(
-            methods or DEFAULT_COMPARISON,
-            seeds=seeds,
-            out=out,
-            listen=lambda title, seed, event: bar.of(f"{title}, seed {seed}" if seeds > 1 else title)(event),
-            **options,
-        )
+    check_words(api.compare, options)
+    with progress_bar(has_seeds=seeds > 1) as bar:
+        result = api.compare(methods or DEFAULT_COMPARISON, seeds=seeds, out=out, observers=[bar, *logs], **options)
     show_comparison(result, as_json)
 
 
 @cli.command()
 @click.argument("path", metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout.")
+@LOG
 @PROFILE
-def resume(path: str, as_json: bool, profile: bool) -> None:
+def resume(path: str, as_json: bool, logs: tuple[str, ...], profile: bool) -> None:
     """Go on with RUN (a folder, or its name in ./runs) where it was stopped. A comparison works too.
 
     The result is the same, bit for bit, as if it had never been stopped. A profiled run goes on being profiled.
@@ -126,15 +132,12 @@ def resume(path: str, as_json: bool, profile: bool) -> None:
     clock = Clock(is_on=profile or is_profiled(folder))
     with clock.measure(f"{START}import"):
         from sparsona import api
-        from sparsona.runs.store import RunFolder
 
-    with progress_bar() as bar:
+    with progress_bar(has_seeds=is_comparison) as bar:
         if is_comparison:
-            comparison = api.resume_comparison(
-                folder, listen=lambda title, seed, event: bar.of(f"{title}, seed {seed}")(event)
-            )
+            comparison = api.resume_comparison(folder, observers=[bar, *logs])
         else:
-            result = api.resume(folder, listen=bar.of(RunFolder.open(folder).config["method"]), profile=clock)
+            result = api.resume(folder, observers=[bar, *logs], profile=clock)
     if is_comparison:
         show_comparison(comparison, as_json)
     else:
@@ -178,25 +181,26 @@ def methods(name: str | None, as_json: bool) -> None:
     """List the methods: paper, what a client keeps, what travels. With NAME, also every option it has."""
     from sparsona.methods import COST_ONLY, METHODS, card, factory
 
-    if name in COST_ONLY:
-        from sparsona.cost_rules import COST_RULES
-        from sparsona.costs import CostConfig
+    if name is not None:
+        from sparsona.runs.declaration import options_of
 
-        rule = COST_RULES[name]
+    if name in COST_ONLY:
+        from sparsona.costs import cost_options, row_of
+
+        rule, own = row_of(name)
         click.echo(f"{rule.title}\n  paper: {rule.paper}\n  costs only: `sparsona cost {name}`; it cannot be run yet\n")
         preset = {**rule.options, **rule.engine}
-        show_options(f"Options of {rule.title}", rule.config.model_fields, preset)
-        show_options("Options of every cost", CostConfig.model_fields, preset)
+        show_options(f"Options of {rule.title}", options_of(own), preset)
+        show_options("Options of every cost", cost_options(), preset)
         return
     if name is not None:
-        from sparsona.runs.config import RunConfig
+        from sparsona.runs.options import OPTIONS
 
         row = card(name)
         click.echo(f"{row.title}\n  paper:   {row.paper}\n  kept:    {row.kept}\n  travels: {row.travels}\n")
         preset = {**row.options, **row.engine}
-        every = {key: RunConfig.model_fields[key] for key in RunConfig.model_fields if key not in ("method", "options")}
-        show_options(f"Options of {row.title}", factory(name)[1].model_fields, preset)
-        show_options("Options of every run", every, preset)
+        show_options(f"Options of {row.title}", options_of(factory(name)[1]), preset)
+        show_options("Options of every run", OPTIONS, preset)
         for chosen, values in row.presets.items():
             told = ", ".join(f"{key}={'none' if value is None else value}" for key, value in values.items())
             click.echo(f"--preset {chosen}: {told or 'as above'}")
@@ -260,14 +264,13 @@ cli.add_command(clients)
 cli.add_command(similarity)
 
 
-def show_options(title: str, fields: Mapping[str, Any], preset: Mapping[str, Any]) -> None:
+def show_options(title: str, options: Mapping[str, Option], preset: Mapping[str, Any]) -> None:
     click.echo(f"{title}, set with --set KEY=VALUE:")
-    for key, field in fields.items():
-        choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-        among = f" ({' | '.join(map(str, choices))})" if choices else ""
-        value = preset.get(key, field.default)
-        shown = "none" if value is None else list(value) if isinstance(value, tuple) else value  # as one would write it
-        click.echo(f"  {key} = {shown}{among}\n      {field.description}")
+    for key, one in options.items():
+        among = f" ({' | '.join(map(str, one.choices))})" if one.choices else ""
+        value = preset.get(key, one.default)
+        written = list(value) if isinstance(value, tuple) else "none" if value is None else value
+        click.echo(f"  {key} = {written}{among}\n      {one.text}{f'; none: {one.none}' if one.none else ''}")
 
 
 def find(text: str) -> Path:
@@ -284,9 +287,8 @@ def show_run(result: Any, as_json: bool) -> None:
         )
         return
     from sparsona.analysis.table import rows
-    from sparsona.api import views_in
 
-    print_results(rows(views_in(result.path)))
+    print_results(rows([result.view]))
     print_text(f"\nHow this was measured: {result.protocol}\n")
     share = result.summary["bytes"].get("upload_share")  # None: nobody sends to a server
     if share is not None and share < 1:

@@ -36,8 +36,8 @@ def clients(path: str, against: str | None, out: Path | None, as_json: bool) -> 
         check_picture(out)
     from sparsona.analysis.clients import client_effects
     from sparsona.analysis.summary import points
+    from sparsona.runs.folder import RunFolder
     from sparsona.runs.listing import find_run
-    from sparsona.runs.store import RunFolder
 
     run = RunFolder.open(find_run(path))
     other = against if against is None or against in points(run) else RunFolder.open(find_run(against))

@@ -3,67 +3,52 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from sparsona.analysis.format import human_bytes
-from sparsona.cli_options import gather
+from sparsona.cli_options import check_words, flag, gather, method_flags, with_table
 from sparsona.terminal import print_table
 
 if TYPE_CHECKING:
     from sparsona.cost_report import CostReport, Number, Traffic
 
 
-@click.command()
+def _cost_flags() -> list[click.Option]:
+    """The flags of a run, of which those that a cost does not depend on are taken but not shown, and its own."""
+    from sparsona.cost_rules import COST_RULES
+    from sparsona.costs import cost_options
+
+    rules = {name: rule.config for name, rule in COST_RULES.items()}
+    options = [one for one in cost_options().values() if one.flag]
+    return [*(flag(one, hidden=one.cost is not True) for one in options), *method_flags(rules)]
+
+
+@click.command(cls=with_table(_cost_flags))
 @click.argument("methods", nargs=-1, required=True)
-@click.option("--model", help="Network, a row of `sparsona models`.  [the data set's default]")
-@click.option("--data", help="Data set, a row of `sparsona data`: gives input, classes, examples and model.")
-@click.option("--classes", type=int, help="Number of classes.  [the data's, or what the papers gave the model]")
-@click.option("--input", "input_shape", metavar="CxHxW", help="Shape of an example.  [likewise]")
-@click.option("--rounds", type=int, help="Number of rounds.  [1000]")
-@click.option("--per-round", type=int, help="Clients sampled per round.  [10; all of them among peers]")
-@click.option("--clients", type=int, help="Number of clients.  [100]")
-@click.option("--epochs", type=int, help="Local epochs per round.  [the method's default, mostly 5]")
-@click.option(
-    "--samples",
-    type=int,
-    help="Training examples of each client.  [the published training examples by --clients; without --data 500]",
-)
-@click.option("--density", type=float, help="Share of the parameters a sparse method keeps, in (0, 1].  [0.5]")
-@click.option("--batch-size", type=int, help="Examples in a training batch.  [128]")
-@click.option("--counting", type=click.Choice(["encoded", "paper"]), help="Which bytes the JSON leads with.  [encoded]")
-@click.option(
-    "--quirk",
-    "quirks",
-    multiple=True,
-    metavar="NAME",
-    help="A departure that printed figures rest on: phantom-screening | zero-biases | emnist-400-rounds.",
-)
-@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Any other option of the method or the graph.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON, in decimal MB and GB, unrounded.")
-def cost(
-    methods: tuple[str, ...], pairs: tuple[str, ...], quirks: tuple[str, ...], as_json: bool, **flags: Any
-) -> None:
+def cost(methods: tuple[str, ...], config: Path | None, pairs: tuple[str, ...], as_json: bool, **flags: Any) -> None:
     """Tell what METHODS would cost: bytes, FLOPs, memory. Nothing is trained, and no data is read.
 
     Each is a row of `sparsona methods`, with options of its own after a colon if you like, or one of which only the
     costs are known yet (`sparsona methods` names them). Several are set side by side; an option that only some of them
-    have is given to those. docs/accounting.md says what is counted.
+    have is given to those. Options are those of `sparsona run`, with the papers' numbers for defaults.
+    docs/accounting.md says what is counted.
 
     \b
       sparsona cost fedspa --data cifar10 --model vgg11
       sparsona cost fedavg fedspa fedspa:density=0.2 --data cifar10
       sparsona cost fedspa:search=rsm --model vgg11 --quirk phantom-screening
-      sparsona cost dispfl --model resnet18 --classes 10 --set topology=ring
+      sparsona cost dispfl --model resnet18 --classes 10 --graph ring
     """
     from sparsona.core.errors import unknown_name
     from sparsona.costs import cost as find_cost
-    from sparsona.costs import options_of
+    from sparsona.costs import options_for
 
-    if quirks:
-        flags["quirks"] = quirks
-    options = gather(None, pairs, flags)
+    options = gather(config, pairs, {key: value for key, value in flags.items() if value != ()})
+    check_words(find_cost, options)
     if len(methods) == 1:
         report = find_cost(methods[0], **options)
         if as_json:
@@ -71,7 +56,7 @@ def cost(
         else:
             show(report)
         return
-    known = {method: options_of(method) for method in methods}
+    known = {method: options_for(method) for method in methods}
     if unknown := sorted(set(options) - set().union(*known.values())):
         raise unknown_name(f"option of {', '.join(methods)}", unknown[0], set().union(*known.values()))
     reports = [find_cost(m, **{key: options[key] for key in options if key in known[m]}) for m in methods]
@@ -104,16 +89,19 @@ def show(report: CostReport) -> None:
     click.echo(
         f"{report.rounds:,} rounds, {report.per_round} of {setting.clients} clients in each, {report.samples:,} "
         f"examples a client{f' ({report.samples_from})' if report.samples_from else ''}, "
-        f"batches of {setting.batch_size}, "
+        f"batches of {setting.run.batch_size}, "
         + ", ".join(
             f"{value} {key.replace('_', ' ')}" for key, value in options.items() if value and key.endswith("epochs")
         )
     )
     if report.peers:
-        click.echo(f"peers: {setting.topology} graph, {setting.links} neighbours each")
+        click.echo(f"peers: graph {report.graph}, {report.neighbours:.4g} neighbours each")
     ways = [("bytes as encoded", report.encoded), ("bytes as papers count", report.paper)]
     print_table(
-        [_traffic(name, way, report.rounds) for name, way in (ways if setting.counting == "encoded" else ways[::-1])]
+        [
+            _traffic(name, way, report.rounds)
+            for name, way in (ways if setting.asked.counting == "encoded" else ways[::-1])
+        ]
     )
     flops = report.flops
     print_table(
@@ -143,9 +131,9 @@ def notes(report: CostReport) -> list[str]:
     if report.peers:
         found.append("between peers what one sends another is sent: a round and the total count it once")
     if report.flops.tuning:
-        found.append(f"totals include the final tuning of all clients, {report.setting.tune_epochs} epochs")
+        found.append(f"totals include the final tuning of all clients, {report.setting.run.tune_epochs} epochs")
     found.append("memory: four bytes a parameter, a bit an entry of a mask; activations are not counted")
-    return [*found, *report.notes, *(f"quirk {name}: {QUIRKS[name]}" for name in report.setting.quirks)]
+    return [*found, *report.notes, *(f"quirk {name}: {QUIRKS[name]}" for name in report.setting.asked.quirks)]
 
 
 def _traffic(name: str, traffic: Traffic, rounds: int) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`sparsona data`: what there is, how to get it, and how it looks when it is shared out."""
+"""`sparsona data`: the data sets, how to download them, and pictures of their partition among clients."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from sparsona.cli_options import check_names, gather, with_sharing_options
+from sparsona.cli_options import check_names, data_flags, gather, with_table
 from sparsona.core.errors import SparsonaError
+from sparsona.core.spec import parse
 from sparsona.terminal import decoding_bar, download_bar, print_partition, print_table, show_rows
 
 
@@ -17,7 +18,7 @@ from sparsona.terminal import decoding_bar, download_bar, print_partition, print
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @click.pass_context
 def data(context: click.Context, as_json: bool) -> None:
-    """List the data sets, and the ways to share them out among clients. Get them, and look at a partition:
+    """List the data sets, and how they can be shared out among clients and tested. Download one, draw a partition:
 
     \b
       sparsona data
@@ -26,7 +27,9 @@ def data(context: click.Context, as_json: bool) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from sparsona.data import PARTITIONS, SOURCES, TESTS
+    from sparsona.data import SOURCES
+    from sparsona.data.holdout import TESTS
+    from sparsona.data.partition import PARTITIONS
 
     sources = [
         {"name": s.name, "what": s.summary, "examples": s.num_examples, "classes": s.num_classes, "from": s.origin}
@@ -39,7 +42,7 @@ def data(context: click.Context, as_json: bool) -> None:
         return
     print_table(sources)
     print_table(partitions)
-    hint = "`sparsona data get NAME` obtains one. From Python, bring your own: sparsona.federate(x, y, clients=20)."
+    hint = "`sparsona data get NAME` downloads one. Your own data, in Python: sparsona.federate(x, y, clients=20)."
     show_rows(tests, False, hint)
 
 
@@ -47,21 +50,21 @@ def data(context: click.Context, as_json: bool) -> None:
 @click.argument("name")
 @click.option("--to", "folder", type=click.Path(path_type=Path), help="Folder to put it into.  [the cache]")
 def get(name: str, folder: Path | None) -> None:
-    """Obtain the data set NAME, check it, and put it where `--data NAME` finds it.
+    """Download the data set NAME, check it, and put it where `--data NAME` finds it.
 
-    Nothing is kept that does not have the published checksum. A second call finds it there and does nothing.
+    Files without the published checksum are not kept. Files that are there already are not downloaded again.
     """
-    from sparsona.data.obtain import obtain
-    from sparsona.data.readers.files import cache_folder
+    from sparsona.data.cache import cache_folder
+    from sparsona.data.download import download
 
     with download_bar(name) as listen:
-        files = obtain(name, folder or cache_folder(), listen, say=lambda text: click.echo(text, err=True))
+        files = download(name, folder or cache_folder(), listen, notify=lambda text: click.echo(text, err=True))
     for file in files:
         click.echo(str(file))
 
 
 def check_picture(path: Path) -> None:
-    """Refuse a picture that could not be written, before any work."""
+    """Raise an error for a picture that could not be written, before any work."""
     from sparsona.report.pictures.figure import check_ending
 
     check_ending(path)
@@ -71,12 +74,8 @@ def check_picture(path: Path) -> None:
         )
 
 
-@data.command()
+@data.command(cls=with_table(data_flags))
 @click.argument("name")
-@with_sharing_options
-@click.option("--seed", type=int, help="The seed of the run that would use it.  [0]")
-@click.option("--config", type=click.Path(path_type=Path), help="TOML file of options; the command line wins.")
-@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Any other option, such as max_examples=1000.")
 @click.option("--out", type=click.Path(path_type=Path), help="Picture to write as well: .svg or .png.")
 @click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
 def show(name: str, config: Path | None, pairs: tuple[str, ...], out: Path | None, as_json: bool, **flags: Any) -> None:
@@ -92,16 +91,19 @@ def show(name: str, config: Path | None, pairs: tuple[str, ...], out: Path | Non
         check_picture(out)
     from sparsona import prepare
     from sparsona.analysis.partition import Partition
-    from sparsona.data.federation import PARTS
-    from sparsona.data.owners import tell_left_out
+    from sparsona.data.client_index import PARTS
+    from sparsona.data.partition.by_owner import describe_left_out
+    from sparsona.runs.options import OF_DATA
 
     options = gather(config, pairs, flags)
-    if others := sorted(set(options) - {*prepare.OF_DATA, "seed"}):
+    if others := sorted(set(options) - {*OF_DATA, "seed"}):
         raise SparsonaError(
-            f"'{others[0]}' says nothing about data", expected="options that do", mend="see `sparsona data show --help`"
+            f"'{others[0]}' is not an option of the data",
+            expected="one that is",
+            mend="see `sparsona data show --help`",
         )
     settings = prepare.make_config("local", {**options, "data": name})
-    with decoding_bar(f"decoding {name.partition(':')[0]}") as listen:  # a path would fill the line
+    with decoding_bar(f"decoding {parse('data set', name).name}") as listen:  # a path would fill the line
         federation = prepare.read_data(settings, listen)
     counts = federation.label_counts("train")
     sizes = dict(zip(PARTS, federation.sizes().T.numpy(), strict=True))
@@ -116,10 +118,10 @@ def show(name: str, config: Path | None, pairs: tuple[str, ...], out: Path | Non
         print_partition(picture)
         notes = ["numbers by class count training examples"] if counts is not None else []
         if federation.tested_on.startswith("shares"):
-            notes.append("clients are tested on some of the same examples, each time counted")
+            notes.append("clients are tested on some of the same examples, counted for each")
         click.echo("\n" + "; ".join(notes) if notes else "")
     if federation.left_out:
-        click.echo(tell_left_out(federation.left_out, "people left out: "), err=as_json)
+        click.echo(describe_left_out(federation.left_out, "owners left out: "), err=as_json)
     if out is not None:
         from sparsona.report.pictures import save_picture
 

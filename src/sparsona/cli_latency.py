@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.errors import SparsonaError
 
 
 @click.command()
@@ -22,12 +22,10 @@ def latency(data: str | None, model: str | None, batch_size: int, device: str, o
     \b
       sparsona latency --data cifar10 --model pfedgate-cifar10 --out phone.json
     """
-    from sparsona.data import SOURCES
+    from sparsona.data.catalog import get
     from sparsona.models import builder, read_spec
 
-    if data is not None and data not in SOURCES:
-        raise unknown_name("data set", data, SOURCES)
-    source = None if data is None else SOURCES[data]
+    source = None if data is None else get(data)
     name = model or (source.default_model if source else None)
     if name is None:
         raise SparsonaError("neither --data nor --model", expected="at least one of them", mend="see --help")
@@ -38,7 +36,7 @@ def latency(data: str | None, model: str | None, batch_size: int, device: str, o
 
     from sparsona.core.task import Task
     from sparsona.engine.executors import choose_device
-    from sparsona.runs.store import environment, write_atomically
+    from sparsona.runs.folder import environment, write_atomically
     from sparsona.sparsity.latency import measure_latency
 
     tokens = len(shape) == 1

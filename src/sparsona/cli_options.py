@@ -1,123 +1,169 @@
-"""Options that several commands have, and how they become options of a run."""
+"""Flags that several commands have, made of the tables of options, and how they become options of a run.
+
+The tables are read only when a command is run or asked for its help: `sparsona --help` needs none of them.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sparsona.core.errors import SparsonaError
 
-# Words of the commands themselves, which a config file or --set must not overrule.
-OWN_WORDS = frozenset(
-    {"method", "methods", "names", "out", "seeds", "federation", "listen", "config", "json", "options", "profile"}
+if TYPE_CHECKING:
+    from sparsona.runs.declaration import Option
+
+CONFIG = click.Option(
+    ["--config"], type=click.Path(path_type=Path), help="TOML file of options; the command line wins."
 )
-
-SHARING_OPTIONS = [
-    click.option("--data-dir", help="Folder where the data's files are looked for first, before the cache."),
-    click.option("--clients", type=int, help="Number of clients.  [20, or everybody: --partition natural]"),
-    click.option(
-        "--partition", help="How they share the data, a row of `sparsona data`; text is by speaker.  [dirichlet:0.3]"
-    ),
-    click.option("--partition-seed", type=int, help="Fix the partition and the splits whatever --seed is."),
-    click.option(
-        "--test", help="What is tested on: split | split-train | shares:N | natural, or what suits the data.  [auto]"
-    ),
-]
-
-OPTIONS = [
-    click.option("--data", help="Data set, a row of `sparsona data`.  [digits]"),
-    *SHARING_OPTIONS,
-    click.option("--model", help="Network, a row of `sparsona models`.  [the data set's default]"),
-    click.option("--preset", help="paper | authors: a paper's method as its text, or its authors' code, has it."),
-    click.option("--rounds", type=int, help="Number of rounds.  [30]"),
-    click.option("--per-round", type=int, help="Clients sampled per round.  [half of them; all peers]"),
-    click.option("--graph", help="Who hears from whom, among peers: ring | full | random:N | ...  [random:10]"),
-    click.option("--epochs", type=int, help="Local epochs per round.  [5]"),
-    click.option("--batch-size", type=int, help="Examples in a training batch.  [16]"),
-    click.option("--lr", type=float, help="Learning rate in the first round; pfedgate: 0.05.  [0.1]"),
-    click.option("--lr-decay", type=float, help="Factor on the learning rate after each round.  [0.998]"),
-    click.option(
-        "--lr-schedule", help="decay | constant | halving:N | linear:W | steps:A,B: see docs/experiments.md.  [decay]"
-    ),
-    click.option("--warm-start", metavar="RUN", help="Begin with the global model of this finished run."),
-    click.option(
-        "--guard/--no-guard",
-        default=None,
-        help="Let each client keep its own or the shared model, by its validation data.",
-    ),
-    click.option(
-        "--weight-decay", type=float, help="L2 pull of the weights towards zero; fedalt and fedsim: 0.  [0.0005]"
-    ),
-    click.option("--density", type=float, help="Share of the parameters a sparse method keeps, in (0, 1].  [0.5]"),
-    click.option(
-        "--personal", help="What stays with a client, of fedalt and fedsim: input,norm,NAME-PATTERN...  [output]"
-    ),
-    click.option("--seed", type=int, help="Varies everything: partition, weights, sampling, batches, masks.  [0]"),
-    click.option("--device", help="auto | cpu | cuda; auto is a GPU if there is one.  [auto]"),
-    click.option("--precision", help="fp32 | tf32 | bf16, on a GPU; weights stay in fp32.  [fp32]"),
-    click.option("--executor", help="auto | serial | workers | stacked | graphed.  [auto]"),
-    click.option("--out", type=click.Path(path_type=Path), help="Folder to make.  [a new one in ./runs]"),
-    click.option("--config", type=click.Path(path_type=Path), help="TOML file of options; the command line wins."),
-    click.option(
-        "--set", "pairs", multiple=True, metavar="KEY=VALUE", help="Any other option; see `sparsona methods METHOD`."
-    ),
-    click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout."),
-]
-
-
+SET = click.Option(
+    ["--set", "pairs"], multiple=True, metavar="KEY=VALUE", help="Any other option; see `sparsona methods METHOD`."
+)
 PROFILE = click.option(
     "--profile",
     is_flag=True,
     help="Measure where the time goes, phase by phase: a table, and profile.json in the run's folder. A GPU is waited "
     "for wherever a phase ends, which slows the run; its results stay the same.",
 )
+LOG = click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    metavar="FILE.jsonl",
+    help="Also write what happens, a line of JSON for each round and evaluation: docs/observers.md.",
+)
+OUT = click.option("--out", type=click.Path(path_type=Path), help="Folder to make.  [a new one in ./runs]")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout.")
 
 
-def with_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of a run."""
-    return _with(OPTIONS, command)
+def with_table(make: Callable[[], list[click.Option]]) -> type[click.Command]:
+    """A kind of command that also has the options which `make` returns, and CONFIG and SET."""
+
+    class Tabled(click.Command):
+        made: list[click.Parameter] | None = None
+
+        def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+            if self.made is None:
+                arguments = [one for one in self.params if isinstance(one, click.Argument)]
+                rest = [one for one in self.params if one not in arguments]
+                self.made = [*arguments, *make(), CONFIG, SET, *rest]
+            help_option = self.get_help_option(ctx)
+            return self.made if help_option is None else [*self.made, help_option]
+
+    return Tabled
 
 
-def with_sharing_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say how data is shared out."""
-    return _with(SHARING_OPTIONS, command)
+def run_flags() -> list[click.Option]:
+    """The flags of a run: those of every run, and those of methods."""
+    from sparsona.runs.options import OPTIONS
+
+    return [*_flags(OPTIONS), *method_flags()]
 
 
-def _with(options: list[Any], command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(options):
-        command = option(command)
-    return command
+def data_flags() -> list[click.Option]:
+    """The flags that say how a data set is shared out, which is named by an argument."""
+    from sparsona.runs.options import OF_DATA, OPTIONS
+
+    return _flags({name: OPTIONS[name] for name in (*OF_DATA, "seed") if name != "data"})
+
+
+def method_flags(classes: Mapping[str, Any] | None = None) -> list[click.Option]:
+    """The flags of methods' own options: the default most of them have, and who has another.
+
+    `classes` are rows and the classes of their options; None: all that can be run.
+    """
+    from sparsona.methods import METHODS, factory
+    from sparsona.runs.declaration import options_of
+
+    rows: dict[str, tuple[Mapping[str, Any], Any]] = {
+        name: (row.options, factory(name)[1]) for name, row in METHODS.items()
+    }
+    rows |= {name: ({}, kind) for name, kind in (classes or {}).items()}
+    options: dict[str, Option] = {}
+    defaults: dict[str, dict[str, str]] = {}
+    for name, (preset, kind) in rows.items():
+        for key, one in options_of(kind).items():
+            defaults.setdefault(key, {})[name] = shown(preset.get(key, one.default))
+            if one.flag:
+                options.setdefault(key, one)
+    found = []
+    for key, one in options.items():
+        usual = Counter(defaults[key].values()).most_common(1)[0][0]
+        others: dict[str, list[str]] = {}
+        for name, value in defaults[key].items():
+            if value != usual:
+                others.setdefault(value, []).append(name)
+        exceptions = "".join(f"; {', '.join(names)}: {value}" for value, names in others.items())
+        found.append(flag(one, f"{one.text}{exceptions}", usual))
+    return found
+
+
+def _flags(options: Mapping[str, Option]) -> list[click.Option]:
+    return [flag(one) for one in options.values() if one.flag]
+
+
+def flag(one: Option, text: str = "", default: str = "", hidden: bool = False) -> click.Option:
+    """An option of a table as a flag; its default is printed and not set, so that a config file may set it."""
+    text, default = text or one.text, default or (one.none if one.default is None else shown(one.default))
+    written = one.flag if isinstance(one.flag, str) else f"--{one.name.replace('_', '-')}"
+    name, metavar, repeats = (*written.split(), None, None)[:3]
+    if one.choices:
+        metavar = "|".join(map(str, one.choices))
+    said = f"{text[0].upper()}{text[1:]}." + (f"  [{default}]" if default and one.type is not bool else "")
+    if one.type is bool:
+        return click.Option([f"{name}/--no-{str(name)[2:]}", one.name], default=None, help=said, hidden=hidden)
+    several = repeats is not None
+    return click.Option(
+        [str(name), one.name], type=one.type, metavar=metavar, help=said, hidden=hidden, multiple=several
+    )
+
+
+def shown(value: Any) -> str:
+    """A default as one would write it."""
+    if value is None:
+        return "none"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def check_names(methods: Iterable[str], options: Mapping[str, Any]) -> None:
     """Refuse misspelt names before torch is imported, which takes seconds."""
-    from sparsona.core.errors import unknown_name
-    from sparsona.data import SOURCES
+    from sparsona.core import spec
+    from sparsona.data.catalog import parse_spec
     from sparsona.methods import card
     from sparsona.models import read_spec
 
     for method in methods:
-        card(method.partition(":")[0])
+        card(spec.parse("method", method).name)
     data, model = options.get("data"), options.get("model")
-    if isinstance(data, str) and data not in SOURCES and data.partition(":")[0] not in ("arrays", "folder"):
-        raise unknown_name("data set", data, [*SOURCES, "arrays:PATH.npz", "folder:PATH"])
+    if isinstance(data, str):
+        parse_spec(data)
     if isinstance(model, str):
         read_spec(model)
 
 
 def gather(config: Path | None, pairs: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:
     """Options from the file, then from the flags given, then from --set."""
-    from sparsona.runs.config import parse_pairs, read_toml
+    from sparsona.core.spec import parse_pairs
+    from sparsona.runs.request import read_toml
 
     given = {key: value for key, value in flags.items() if value is not None}
-    found = {**(read_toml(config) if config else {}), **given, **parse_pairs(pairs)}
-    if misplaced := sorted(OWN_WORDS & set(found)):
+    return {**(read_toml(config) if config else {}), **given, **parse_pairs(pairs)}
+
+
+def check_words(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Refuse options that are called like a parameter of the function they are passed to, and `method`."""
+    import inspect
+
+    from sparsona.runs.options import OPTIONS
+
+    own = {"method", *inspect.signature(function).parameters} - set(OPTIONS)
+    if misplaced := sorted(own & set(options)):
         raise SparsonaError(
             f"'{misplaced[0]}' is no option of a run",
             expected="options, in a config file and in --set",
             mend="methods, --out, --seeds and --profile are said on the command line itself",
         )
-    return found

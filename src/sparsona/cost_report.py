@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparsona.costs import CostConfig
+    from sparsona.costs import Experiment
 
 Number = int | float
 
@@ -77,7 +77,7 @@ class CostReport:
     exact: bool  # False: `notes` say what is not
     notes: tuple[str, ...]
     peers: bool
-    setting: CostConfig
+    setting: Experiment
     options: dict[str, Any]
     samples: int
     samples_from: str  # "" where it was said
@@ -89,23 +89,37 @@ class CostReport:
 
     @property
     def rounds(self) -> int:
-        return self.setting.all_rounds
+        return self.setting.rounds
 
     @property
     def per_round(self) -> int:
-        return self.setting.sampled(self.peers)
+        return self.setting.sampled
 
     @property
     def traffic(self) -> Traffic:
         """Bytes in the counting that was asked for."""
-        return self.paper if self.setting.counting == "paper" else self.encoded
+        return self.paper if self.setting.asked.counting == "paper" else self.encoded
+
+    @property
+    def neighbours(self) -> Number:
+        """Peers that each peer sends to, the mean over peers; 0 where there is a server."""
+        return self.setting.neighbours
+
+    @property
+    def graph(self) -> str:
+        """Who sends to whom."""
+        if self.setting.graph is None:
+            return "star"
+        return self.setting.run.graph or f"random:{self.neighbours}"
 
     @property
     def busiest(self) -> str:
         """Who is the busiest node. In a random graph a peer asks so many others, but any number may ask it."""
         if not self.peers:
             return "server"
-        return "any peer, on average" if self.setting.topology == "random" else "any peer"
+        graph = self.setting.graph
+        assert graph is not None
+        return "any peer, on average" if graph.kind == "random" and not graph.bounded else "any peer"
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, unrounded; decimal megabytes and gigabytes."""
@@ -114,20 +128,20 @@ class CostReport:
         return {
             "method": self.method,
             "model": self.model,
-            "counting": self.setting.counting,
-            "quirks": list(self.setting.quirks),
+            "counting": self.setting.asked.counting,
+            "quirks": list(self.setting.asked.quirks),
             "num_parameters": self.num_parameters,
             "rounds": self.rounds,
             "clients": self.setting.clients,
             "clients_per_round": self.per_round,
-            "topology": self.setting.topology if self.peers else "star",
-            "neighbours": self.setting.links if self.peers else 0,
+            "graph": self.graph,
+            "neighbours": self.neighbours,
             "data": self.setting.data,
             "input_shape": list(self.input_shape),
             "classes": self.classes,
             "samples": self.samples,
             "samples_from": self.samples_from,
-            "batch_size": self.setting.batch_size,
+            "batch_size": self.setting.run.batch_size,
             "options": self.options,
             "costs_only": self.costs_only,
             "exact": self.exact,
@@ -137,7 +151,7 @@ class CostReport:
             "per_client_round": {**chosen["per_client_round"], **self.flops.to_json(1)},
             "busiest_node": {
                 "who": self.busiest,
-                "directions": 1 if self.setting.counting == "paper" else 2,
+                "directions": 1 if self.setting.asked.counting == "paper" else 2,
                 **chosen["busiest_node"],
             },
             "memory": {f"{key}_mb": value / 1e6 for key, value in vars(self.memory).items()},

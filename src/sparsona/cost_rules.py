@@ -32,6 +32,7 @@ class RuleCard:
     peers: bool = False  # clients send to each other, and all of them train in every round
     engine: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     note: str = ""  # how the figures are to be read, where training decides them
 
 

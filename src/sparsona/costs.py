@@ -6,23 +6,34 @@ docs/accounting.md says what is counted, and how the papers' printed figures com
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from sparsona import data, methods, models
+from sparsona.core import spec
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.layout import Layout
 from sparsona.core.outline import Outline
 from sparsona.core.round import Client, Round
 from sparsona.core.seeds import Seeds
+from sparsona.core.transform import transformed_cost
 from sparsona.core.update import Cost, PartSize
 from sparsona.cost_report import CostReport, Flops, Memory, Number, Traffic
 from sparsona.cost_rules import COST_RULES, RuleCard
-from sparsona.runs import config as configs
+from sparsona.data import catalog
+from sparsona.engine.graphs import Graph, Links, links, read_graph
+from sparsona.engine.graphs import check as check_graph
+from sparsona.runs.declaration import Option, as_tuple, option, options_of
+from sparsona.runs.options import OPTIONS, RunConfig
+from sparsona.runs.request import choose, parse_method
+from sparsona.runs.validation import check, merge_errors
+from sparsona.transforms import read_transforms
 from sparsona.wire.format import message_size, paper_size, payload_size
 
 SCREENING_BATCH = 128
@@ -49,109 +60,141 @@ def _parsed_shape(value: Any) -> Any:
     return tuple(int(part) for part in parts)
 
 
-class CostConfig(BaseModel):
-    """What decides the cost of an experiment besides the method's own options."""
+_own = partial(option, cost=True)
+
+
+class CostOptions(BaseModel):
+    """What a cost asks for and a run does not: a run finds it out from its data."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    data: str | None = Field(None, description="a row of `sparsona data`: its input, classes, examples and model")
-    classes: int | None = Field(
-        None, ge=1, description="number of classes; none: the data's, or the model's usual ones"
+    classes: int | None = _own(
+        None, "number of classes", group="data", none="the data's, or the model's usual ones", flag=True, ge=1
     )
-    input_shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...] | None, BeforeValidator(_parsed_shape)] = Field(
-        None, description="shape of an example; none: the data's, or the model's usual one"
+    input_shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...] | None, BeforeValidator(_parsed_shape)] = _own(
+        None, "shape of an example", group="data", none="the data's, or the model's usual one", flag="--input CxHxW"
     )
-    tokens: bool | None = Field(None, description="whether a module of your own takes tokens; none: as the data has it")
-    rounds: int = Field(1000, ge=1, description="number of rounds")
-    clients: int = Field(100, ge=1, description="number of clients")
-    per_round: int | None = Field(None, ge=1, description="clients sampled per round; none: 10, and all where peers")
-    samples: int | None = Field(None, ge=1, description="training examples of a client; none: the data's share, or 500")
-    batch_size: int = Field(128, ge=1, description="examples in a training batch")
-    capacities: Annotated[
-        tuple[Annotated[float, Field(gt=0, le=1)], ...], BeforeValidator(configs.listed), Field(min_length=1)
-    ] = Field((1.0,), description="density each client can hold, repeated over clients")
-    tune_epochs: int = Field(0, ge=0, description="epochs of final tuning for every client; 0: none")
-    topology: Literal["random", "ring", "full"] = Field("random", description="who is whose neighbour, among peers")
-    neighbours: int = Field(10, ge=1, description="neighbours of a peer in a random topology")
-    counting: Literal["encoded", "paper"] = Field("encoded", description="bytes as encoded, or as the papers count")
-    quirks: Annotated[tuple[str, ...], BeforeValidator(configs.listed)] = Field(
-        (), description="departures that printed figures rest on"
+    tokens: bool | None = _own(
+        None, "whether a module of your own takes tokens", group="data", none="as the data has it"
+    )
+    samples: int | None = _own(
+        None,
+        "training examples of a client",
+        group="sharing",
+        none="the published training examples by clients; without data 500",
+        flag=True,
+        ge=1,
+    )
+    counting: Literal["encoded", "paper"] = _own(
+        "encoded",
+        "bytes as encoded, or as the papers count: which of them the JSON leads with",
+        group="plan",
+        flag=True,
+    )
+    quirks: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = _own(
+        (), f"departures that printed figures rest on: {' | '.join(QUIRKS)}", group="plan", flag="--quirk NAME ..."
     )
 
-    def conflicts(self, peers: bool) -> list[SparsonaError]:
-        """What single fields cannot see."""
-        found = [unknown_name("quirk", quirk, QUIRKS) for quirk in self.quirks if quirk not in QUIRKS]
-        given = self.model_fields_set
-        if peers and self.per_round not in (None, self.clients):
-            what, expected = f"per_round = {self.per_round} among peers", "all clients: each trains in every round"
-            found.append(SparsonaError(what, expected=expected, mend="leave --per-round out, or set --clients"))
-        elif self.sampled(peers) > self.clients:
-            what, expected = f"{self.per_round or 10} clients per round of {self.clients}", f"at most {self.clients}"
-            found.append(SparsonaError(what, expected=expected, mend="lower --per-round or raise --clients"))
-        for key in ("topology", "neighbours"):
-            if key in given and not peers:
-                what, expected = f"'{key}' for a method with a server", "a method whose clients send to each other"
-                found.append(SparsonaError(what, expected=expected, mend=f"leave '{key}' out"))
-        if "neighbours" in given and self.topology != "random":
-            what, expected = f"'neighbours' in a {self.topology} graph", "topology=random, the only one with a choice"
-            found.append(SparsonaError(what, expected=expected, mend="leave 'neighbours' or 'topology' out"))
-        if peers and self.links >= self.clients:
-            what, expected = f"{self.links} neighbours among {self.clients} clients", f"at most {self.clients - 1}"
-            found.append(SparsonaError(what, expected=expected, mend="lower neighbours or raise --clients"))
-        if "emnist-400-rounds" in self.quirks and "rounds" in given and self.rounds != 400:
-            what, expected = f"--rounds {self.rounds} with the quirk of 400 rounds", "one of the two"
-            found.append(SparsonaError(what, expected=expected, mend="leave --rounds out"))
-        return found
+
+# Where a cost is not that of the run with the same options: the defaults are those of the papers' tables, and there is
+# no data set unless one is named.
+PAPERS = {"rounds": 1000, "clients": 100, "per_round": 10, "batch_size": 128}
+
+
+def cost_options() -> dict[str, Option]:
+    """Every option of a cost besides the method's own: those of a run, with the papers' defaults, and its own."""
+    said: dict[str, dict[str, Any]] = {"data": {"default": None, "none": "none: the model says what it takes"}}
+    said["per_round"] = {"default": PAPERS["per_round"], "text": "clients sampled per round; all peers"}
+    of_run = {name: replace(one, default=PAPERS.get(name, one.default)) for name, one in OPTIONS.items()}
+    return {name: replace(one, **said.get(name, {})) for name, one in of_run.items()} | options_of(CostOptions)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is charged: the options of a run and of the cost itself, and the graph if clients send to each other."""
+
+    run: RunConfig
+    asked: CostOptions
+    graph: Graph | None
+    data: str | None  # None: nobody named any
 
     @property
-    def links(self) -> int:
-        """Neighbours of each peer; fewer than usual where there are fewer peers, as in a run."""
-        others = self.clients - 1
-        number = self.neighbours if "neighbours" in self.model_fields_set else min(self.neighbours, max(others, 1))
-        return {"random": number, "ring": min(2, max(others, 1)), "full": others}[self.topology]
+    def rounds(self) -> int:
+        return 400 if "emnist-400-rounds" in self.asked.quirks else self.run.rounds
 
     @property
-    def all_rounds(self) -> int:
-        return 400 if "emnist-400-rounds" in self.quirks else self.rounds
+    def clients(self) -> int:
+        assert self.run.clients is not None  # PAPERS says how many if nobody does
+        return self.run.clients
 
     @property
-    def shares(self) -> list[int]:
-        """Clients of each capacity, of which those past the number of clients have none."""
-        whole, rest = divmod(self.clients, len(self.capacities))
-        counts = [whole + (index < rest) for index in range(len(self.capacities))]
-        return [count for count in counts if count]
-
-    def sampled(self, peers: bool) -> int:
+    def sampled(self) -> int:
         """Clients that train in a round."""
-        return self.clients if peers else self.per_round or 10
+        return self.run.sampled if self.graph is None else self.clients
+
+    @cached_property
+    def links(self) -> Links:
+        return Links(0) if self.graph is None else links(self.graph, self.clients)
+
+    @property
+    def neighbours(self) -> Number:
+        """Links of a peer, the mean over peers."""
+        if self.links.each is not None:
+            return self.links.each
+        return _divide(sum(map(len, self.links.received)), self.clients)
+
+    @property
+    def kinds(self) -> list[int]:
+        """Clients of each capacity, of which those past the number of clients have none."""
+        whole, rest = divmod(self.clients, len(self.run.capacities))
+        counts = [whole + (index < rest) for index in range(len(self.run.capacities))]
+        return [count for count in counts if count]
 
 
 def cost(method: str, *, model: Any = None, **options: Any) -> CostReport:
-    """What `method` would cost, without training: a row of `sparsona methods`, or one with a rule for its costs only.
+    """What a method would cost, without training.
 
-    `model` names a network, or is an nn.Module (which needs `input_shape` and `classes`); left out, it is the default
-    of `data`. `options` are those of `CostConfig` (rounds, per_round, clients, samples, counting, quirks, ...) and the
-    method's own (epochs, density, ...); some of them may follow the method's name after a colon.
+    Args:
+        method: a row of `sparsona methods`, or one with a rule for its costs only; options of its own may follow its
+            name after a colon.
+        model: the name of a network, or an nn.Module (which needs `input_shape` and `classes`); left out, it is the
+            default of `data`.
+        options: those of a run (`rounds`, `graph`, `preset`, ...), whose defaults are those of the papers' tables; the
+            method's own (`epochs`, `density`, ...); and `CostOptions` (`samples`, `counting`, ...).
+
+    Returns:
+        Bytes, FLOPs and memory; `to_json` has every figure.
+
+    Example:
+        >>> cost("dispfl", model="lenet5", graph="ring").neighbours
+        2
     """
-    name, own = configs.parse_method(method)
-    card, kind = _card(name)
+    name, own = parse_method(method)
+    row, kind = row_of(name)
     given = {key.replace("-", "_"): value for key, value in {**options, **own}.items()}
-    known = CostConfig.model_fields.keys() | kind.model_fields.keys()
-    mistakes = [unknown_name(f"option of {name}", key, known) for key in given if key not in known]
-    asked_values = {**card.engine, **{key: value for key, value in given.items() if key in CostConfig.model_fields}}
-    own_values = {**card.options, **{key: value for key, value in given.items() if key in kind.model_fields}}
-    mistakes += configs.mistakes(CostConfig, asked_values, "a cost") + configs.mistakes(kind, own_values, name)
-    if mistakes:
-        raise configs.all_of(mistakes)
-    return _report(card, CostConfig(**asked_values), kind(**own_values), model)
+    asked_values = {key: given.pop(key) for key in CostOptions.model_fields if key in given}
+    errors = [
+        SparsonaError(f"'{key}' in a cost", expected="what a cost can count", mend=reason)
+        for key in given
+        if key in OPTIONS and isinstance(reason := OPTIONS[key].cost, str)
+    ]
+    published = methods.preset(row, str(given["preset"])) if given.get("preset") else {}
+    chosen = choose(row, kind, published, given, others=CostOptions.model_fields)
+    usual = {key: value for key, value in PAPERS.items() if key != "per_round" or not row.peers}
+    asked, of_cost = check(CostOptions, asked_values, "a cost")
+    run, of_run = check(RunConfig, {**usual, **chosen.run, "method": name}, "a cost")
+    config, of_method = check(kind, chosen.method, name)
+    if errors := [*chosen.errors, *errors, *of_cost, *of_run, *of_method]:
+        raise merge_errors(errors)
+    return _report(row, run, asked, config, model, frozenset(chosen.run))
 
 
-def options_of(method: str) -> set[str]:
+def options_for(method: str) -> set[str]:
     """Names of the options that `cost` takes for this method."""
-    return {"model", *CostConfig.model_fields, *_card(configs.parse_method(method)[0])[1].model_fields}
+    return {*cost_options(), *row_of(parse_method(method)[0])[1].model_fields}
 
 
-def _card(name: str) -> tuple[methods.MethodCard | RuleCard, Any]:
+def row_of(name: str) -> tuple[methods.MethodCard | RuleCard, Any]:
     """A row and the class of its options."""
     if name in methods.METHODS:
         return methods.card(name), methods.factory(name)[1]
@@ -162,62 +205,93 @@ def _card(name: str) -> tuple[methods.MethodCard | RuleCard, Any]:
     raise SparsonaError(error.what, expected=expected, mend=error.mend)
 
 
-def _report(card: methods.MethodCard | RuleCard, asked: CostConfig, config: Any, model: Any) -> CostReport:
-    source = _source(asked)
-    samples, samples_from = _samples(source, asked)
-    label, outline = _outline(model, source, asked)
-    price, peers = _price(card, outline, config)
-    if found := asked.conflicts(peers):
-        raise configs.all_of(found)
+def _experiment(run: RunConfig, asked: CostOptions, peers: bool, said: frozenset[str]) -> Experiment:
+    """The experiment, checked; `said` are the options that somebody gave."""
+    assert run.clients is not None
+    errors = [unknown_name("quirk", quirk, QUIRKS) for quirk in asked.quirks if quirk not in QUIRKS]
+    if peers and run.per_round not in (None, run.clients):
+        what, expected = f"per_round = {run.per_round} among peers", "all clients: each trains in every round"
+        errors.append(SparsonaError(what, expected=expected, mend="leave --per-round out, or set --clients"))
+    else:
+        errors += run.conflicts()
+    if run.graph is not None and not peers:
+        what, expected = "'graph' for a method with a server", "a method whose clients send to each other"
+        errors.append(SparsonaError(what, expected=expected, mend="leave --graph out"))
+    if "emnist-400-rounds" in asked.quirks and "rounds" in said and run.rounds != 400:
+        what, expected = f"--rounds {run.rounds} with the quirk of 400 rounds", "one of the two"
+        errors.append(SparsonaError(what, expected=expected, mend="leave --rounds out"))
+    if errors:
+        raise merge_errors(errors)
+    graph = None
+    if peers:
+        graph = read_graph(run.graph, run.clients)
+        check_graph(graph, range(run.clients))
+    return Experiment(run, asked, graph, run.data if "data" in said else None)
+
+
+def _report(
+    row: methods.MethodCard | RuleCard,
+    run: RunConfig,
+    asked: CostOptions,
+    config: Any,
+    model: Any,
+    said: frozenset[str],
+) -> CostReport:
+    source = _source(run.data if "data" in said else None)
+    samples, samples_from = _samples(source, run, asked)
+    label, outline = _outline(model if model is not None else run.model, source, asked)
+    price, peers = _price(row, outline, config)
+    all_ = _experiment(run, asked, peers, said)
     layout = outline.layout
-    round_ = Round(0, asked.all_rounds, 1.0, asked.batch_size, Seeds(0))
+    round_ = Round(0, all_.rounds, 1.0, run.batch_size, Seeds(0))
     kinds = [
-        price(layout, Client(index, samples, capacity, num_clients=asked.clients), round_)
-        for index, capacity in enumerate(asked.capacities[: asked.clients])
+        price(layout, Client(index, samples, capacity, num_clients=all_.clients), round_)
+        for index, capacity in enumerate(run.capacities[: all_.clients])
     ]
+    kinds = [transformed_cost(cost, read_transforms(run.transform)) for cost in kinds]
     infer = [layout.forward_flops() if cost.infer_flops is None else cost.infer_flops for cost in kinds]
     flops = Flops(
-        _mean(_sum([cost.train_flops for cost in kinds], asked), asked),
-        _mean(_sum([_search_flops(cost, layout, asked.quirks) for cost in kinds], asked), asked),
-        asked.tune_epochs * _sum([_tune_flops(*cost, samples) for cost in zip(kinds, infer, strict=True)], asked),
+        _mean(_sum([cost.train_flops for cost in kinds], all_), all_),
+        _mean(_sum([_search_flops(cost, layout, asked.quirks) for cost in kinds], all_), all_),
+        run.tune_epochs * _sum([_tune_flops(*cost, samples) for cost in zip(kinds, infer, strict=True)], all_),
     )
     as_papers = partial(_paper_size, quirks=asked.quirks, uniform=getattr(config, "allocation", "erk") == "uniform")
     return CostReport(
-        method=card.name,
-        title=card.title,
+        method=row.name,
+        title=row.title,
         model=label,
         num_parameters=layout.size,
         input_shape=tuple(outline.input_shape),
         classes=outline.num_classes,
-        costs_only=isinstance(card, RuleCard),
+        costs_only=isinstance(row, RuleCard),
         exact=all(cost.exact for cost in kinds) and not outline.uncounted,
-        notes=tuple(_notes(card, outline, kinds, asked)),
+        notes=tuple(_notes(row, outline, kinds, run)),
         peers=peers,
-        setting=asked,
+        setting=all_,
         options=config.model_dump(mode="json"),
         samples=samples,
         samples_from=samples_from,
         flops=flops,
         inference_flops=max(infer),
         memory=max((_memory(cost, layout) for cost in kinds), key=lambda memory: max(vars(memory).values())),
-        encoded=_traffic(kinds, asked, peers, message_size, one_direction=False),
-        paper=_traffic(kinds, asked, peers, as_papers, one_direction=True),
+        encoded=_traffic(kinds, all_, message_size, one_direction=False),
+        paper=_traffic(kinds, all_, as_papers, one_direction=True),
     )
 
 
-def _source(asked: CostConfig) -> data.SourceCard | None:
-    if asked.data is not None and ":" in asked.data:
+def _source(name: str | None) -> data.SourceCard | None:
+    if name is None:
+        return None
+    if spec.parse("data set", name).argument is not None:
         raise SparsonaError(
-            f"costs of '{asked.data}', which would have to be read",
+            f"costs of '{name}', which would have to be read",
             expected="a row of `sparsona data`, or no data at all",
             mend="say --input, --classes and --samples instead",
         )
-    if asked.data is not None and asked.data not in data.SOURCES:
-        raise unknown_name("data set", asked.data, data.SOURCES)
-    return None if asked.data is None else data.SOURCES[asked.data]
+    return catalog.get(name)
 
 
-def _samples(source: data.SourceCard | None, asked: CostConfig) -> tuple[int, str]:
+def _samples(source: data.SourceCard | None, run: RunConfig, asked: CostOptions) -> tuple[int, str]:
     """How many examples a client trains on, and where that number comes from if nobody said it."""
     if source is None or asked.samples is not None:
         return asked.samples or 500, ""
@@ -227,12 +301,13 @@ def _samples(source: data.SourceCard | None, asked: CostConfig) -> tuple[int, st
             expected="samples: its clients are people, and each has as many as it has",
             mend="say how many to reckon with, for example --samples 200",
         )
+    assert run.clients is not None
     all_, what = (source.num_train, "published training") if source.num_train else (source.num_examples, "published")
-    of = f"{all_:,} {what} examples / {asked.clients:,} clients, none held out for validation or testing"
-    return max(1, all_ // asked.clients), of
+    of = f"{all_:,} {what} examples / {run.clients:,} clients, none held out for validation or testing"
+    return max(1, all_ // run.clients), of
 
 
-def _outline(model: Any, source: data.SourceCard | None, asked: CostConfig) -> tuple[str, Any]:
+def _outline(model: Any, source: data.SourceCard | None, asked: CostOptions) -> tuple[str, Any]:
     """The model's name and outline."""
     usual: Any = source
     if model is None or isinstance(model, str):
@@ -256,9 +331,7 @@ def _outline(model: Any, source: data.SourceCard | None, asked: CostConfig) -> t
     return type(model).__name__, Task(model, shape, classes, tokens=tokens)
 
 
-def _notes(
-    card: methods.MethodCard | RuleCard, outline: Outline, kinds: list[Cost], asked: CostConfig
-) -> Iterator[str]:
+def _notes(card: methods.MethodCard | RuleCard, outline: Outline, kinds: list[Cost], run: RunConfig) -> Iterator[str]:
     """What is to be known of these figures and not of others."""
     if isinstance(card, RuleCard) and card.note:
         yield card.note
@@ -266,7 +339,7 @@ def _notes(
         yield "training decides what is used and sent: these are upper bounds"
     if outline.uncounted:
         yield f"FLOPs of layers that are neither linear nor convolutions are missing: {', '.join(outline.uncounted)}"
-    for cost, capacity in zip(kinds, asked.capacities, strict=False):
+    for cost, capacity in zip(kinds, run.capacities, strict=False):
         held = [part.num_values for part in (*cost.kept, *(cost.down or ())) if not part.is_mask]
         if max(held, default=0) > capacity * outline.layout.size:
             yield "capacities are not kept: this method's models are larger than some clients can hold"
@@ -286,32 +359,48 @@ def _price(
 
 def _traffic(
     kinds: list[Cost],
-    asked: CostConfig,
-    peers: bool,
+    asked: Experiment,
     size: Callable[[tuple[PartSize, ...]], int],
     one_direction: bool,
 ) -> Traffic:
     sizes = [size(cost.up) if cost.up else 0 for cost in kinds]
     sent = _sum(sizes, asked)
-    if peers:
-        mean, once, most = asked.links * _mean(sent, asked), asked.links * sent, asked.links * max(sizes)
-        # Who sends the largest message receives those of others: in a random graph and on a ring, on average.
-        others = _divide(asked.links * (sent - max(sizes)), asked.clients - 1)
-        busiest = most if one_direction else most + others
-        return Traffic(mean, mean, once, once, once, 0, busiest, busiest_in=others, busiest_out=most)
+    if asked.graph is not None:
+        return _traffic_of_peers(sizes, sent, asked, one_direction)
     received = _sum([size(cost.down) if cost.down else 0 for cost in kinds], asked)
-    up, down, turns = _mean(sent, asked), _mean(received, asked), asked.sampled(peers)
+    up, down, turns = _mean(sent, asked), _mean(received, asked), asked.sampled
     return Traffic(
         up,
         down,
         round_up=turns * up,
         round_down=turns * down,
         round=turns * (up + down),
-        tuning=received if asked.tune_epochs else 0,
+        tuning=received if asked.run.tune_epochs else 0,
         busiest=turns * (max(up, down) if one_direction else up + down),
         busiest_in=turns * up,
         busiest_out=turns * down,
     )
+
+
+def _traffic_of_peers(sizes: list[int], sent: int, asked: Experiment, one_direction: bool) -> Traffic:
+    """`sizes` are those of a message by capacity, `sent` their sum over all peers."""
+    each = asked.links.each
+    if each is not None:
+        once, most = each * sent, each * max(sizes)
+        # Who sends the largest message receives those of others: in a random graph and on a ring, on average.
+        others = _divide(each * (sent - max(sizes)), asked.clients - 1)
+    else:
+        of = [sizes[client % len(sizes)] for client in range(asked.clients)]
+        out = Counter(sender for received in asked.links.received for sender in received)
+        ways = [
+            (out[client] * of[client], sum(of[sender] for sender in received))
+            for client, received in enumerate(asked.links.received)
+        ]
+        once = sum(way[0] for way in ways)
+        most, others = max(ways, key=lambda way: way[0] if one_direction else sum(way))
+    mean = _mean(once, asked)
+    busiest = most if one_direction else most + others
+    return Traffic(mean, mean, once, once, once, 0, busiest, busiest_in=others, busiest_out=most)
 
 
 def _paper_size(parts: tuple[PartSize, ...], quirks: tuple[str, ...], uniform: bool) -> int:
@@ -349,16 +438,17 @@ def _memory(cost: Cost, layout: Layout) -> Memory:
 
 
 def _bytes(parts: Iterable[PartSize]) -> int:
-    """Four bytes a value, a bit an entry of a mask; which entries a sparse model has, its mask says."""
-    return sum(payload_size(part)[1] for part in parts)
+    """Four bytes a value, however few it travels as, and a bit an entry of a mask; which entries a sparse model has,
+    its mask says."""
+    return sum(payload_size(replace(part, bits=32))[1] for part in parts)
 
 
-def _sum(values: list[int], asked: CostConfig) -> int:
+def _sum(values: list[int], asked: Experiment) -> int:
     """Over all clients, given the value of each capacity."""
-    return sum(value * count for value, count in zip(values, asked.shares, strict=True))
+    return sum(value * count for value, count in zip(values, asked.kinds, strict=True))
 
 
-def _mean(total: int, asked: CostConfig) -> Number:
+def _mean(total: int, asked: Experiment) -> Number:
     return _divide(total, asked.clients)
 
 

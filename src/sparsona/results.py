@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsona.analysis import summary as summaries
-from sparsona.analysis.outcomes import is_regression, keeps_the_shared_model
+from sparsona.analysis.outcomes import keeps_the_shared_model
 from sparsona.analysis.view import RunView, read_view
 from sparsona.core.errors import SparsonaError
+from sparsona.core.points import RECEIVED
 from sparsona.engine.context import Setting
 from sparsona.engine.rounds import received_work, shared_model, simulate
 from sparsona.runs.checkpoint import Checkpoints, Progress
+from sparsona.runs.folder import RunFolder, read_json
 from sparsona.runs.profile import is_profiled, read_profile
-from sparsona.runs.store import RunFolder, read_json
 from sparsona.runs.traits import check_traits, compared_clients, read_traits
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ class Run:
         self._folder, self._make_setting = folder, setting
         self.path = folder.path
         self.config: dict[str, Any] = folder.config
-        self.summary: dict[str, Any] = folder.summary or read_view(folder).summary
+        self.summary: dict[str, Any] = folder.summary or summaries.summary_of(folder)
 
     def __repr__(self) -> str:
         accuracy = self.summary["accuracy"]["mean"]
@@ -51,7 +53,7 @@ class Run:
         """
         import numpy as np
 
-        if is_regression(self._folder):
+        if self._folder.facts.is_regression:
             raise SparsonaError(
                 f"'{self.path}' predicts numbers: there is no accuracy",
                 expected="a run on classes",
@@ -75,9 +77,9 @@ class Run:
     @property
     def novel(self) -> list[int]:
         """The clients that took no part in training."""
-        return list(self._folder.about.get("novel", []))
+        return list(self._folder.facts.novel)
 
-    def curve(self, point: str = "received") -> list[tuple[int, float]]:
+    def curve(self, point: str = RECEIVED) -> list[tuple[int, float]]:
         """Mean accuracy against completed rounds."""
         return summaries.curve(self._folder, point)
 
@@ -127,8 +129,10 @@ class Run:
             `sparsona.save_picture` draws it.
 
         Example:
-            >>> run = train("fedspa", rounds=2, points=["global"])  # doctest: +SKIP
-            >>> run.clients().changes[0].num_hurt  # doctest: +SKIP
+            >>> import sparsona as sp
+            >>> run = sp.train("fedspa", clients=4, rounds=1, points=["global"])
+            >>> [change.name for change in run.clients().changes]
+            ['test']
         """
         from sparsona.analysis.clients import client_effects
 
@@ -161,7 +165,12 @@ class Run:
         """Write a self-contained HTML page."""
         from sparsona.report.page import write_report
 
-        return write_report([read_view(self._folder)], path)
+        return write_report([self.view], path)
+
+    @cached_property
+    def view(self) -> RunView:
+        """What a report draws."""
+        return read_view(self._folder)
 
 
 class Comparison:
@@ -177,7 +186,7 @@ class Comparison:
         return write_report(self.views(), path or self.path / "report.html")
 
     def views(self) -> list[RunView]:
-        return [read_view(run._folder) for run in self.runs]
+        return [run.view for run in self.runs]
 
     def table(self) -> list[dict[str, str]]:
         """One row per method: mean ± spread over seeds, ready to print."""

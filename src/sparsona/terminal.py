@@ -7,13 +7,16 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sparsona.analysis.columns import COLUMNS
 from sparsona.analysis.format import cut, human_bytes
 from sparsona.core.errors import SparsonaError
+
+if TYPE_CHECKING:
+    from sparsona.runs.observers import EvaluationResult, ProgressUpdate, RoundResult
 
 
 def show_rows(rows: list[dict[str, Any]], as_json: bool, hint: str) -> None:
@@ -154,11 +157,15 @@ def _print_lines(draw: Callable[[Any, Any], list[Any]], found: Any) -> None:
 
 
 class Bar:
-    """Progress of one run after another, on stderr."""
+    """The observer that shows the progress of one run after another, on stderr.
 
-    def __init__(self, progress: Any) -> None:
-        self._progress = progress
+    A run is called `title` or, without one, what its method is called, with its seed if there are several.
+    """
+
+    def __init__(self, progress: Any, title: str | None, has_seeds: bool) -> None:
+        self._progress, self._title, self._has_seeds = progress, title, has_seeds
         self._tasks: dict[str, Any] = {}
+        self._name = ""
 
     def drop_unbegun(self) -> None:
         """Take bars away that never got anywhere: they would stand above the message that says why."""
@@ -166,17 +173,29 @@ class Bar:
             if not task.completed:
                 self._progress.remove_task(task.id)
 
-    def of(self, title: str) -> Callable[[Any], None]:
-        def listen(event: Any) -> None:
-            if title not in self._tasks:
-                self._tasks[title] = self._progress.add_task(title, total=event.total, accuracy="", doing="")
-            shown = "" if event.accuracy is None else f"accuracy {event.accuracy:.1%}"
-            # The other columns, with the least of a bar, take 38 characters and their texts; they are not to be cut.
-            room = self._progress.console.width - 38 - len(title) - len(shown) - 2 * len(str(event.total))
-            doing = cut(event.doing, max(room, 1))
-            self._progress.update(self._tasks[title], completed=event.completed, accuracy=shown, doing=doing)
+    def on_progress(self, progress: ProgressUpdate) -> None:
+        with_seed = f"{progress.title}, seed {progress.seed}"
+        self._name = self._title or (with_seed if self._has_seeds else progress.title)
+        if self._name not in self._tasks:
+            self._tasks[self._name] = self._progress.add_task(
+                self._name, total=progress.rounds, accuracy="", doing="", completed=progress.completed
+            )
+        self._show(progress.completed, doing=progress.doing)
 
-        return listen
+    def on_round(self, result: RoundResult) -> None:
+        if not result.is_tuning:
+            self._show(result.index + 1)
+
+    def on_evaluation(self, result: EvaluationResult) -> None:
+        if result.accuracy is not None:
+            self._show(result.completed, accuracy=f"accuracy {result.accuracy:.1%}")
+
+    def _show(self, completed: int, accuracy: str | None = None, doing: str = "") -> None:
+        task = next(task for task in self._progress.tasks if task.id == self._tasks[self._name])
+        accuracy = task.fields["accuracy"] if accuracy is None else accuracy
+        # The other columns, with the least of a bar, take 38 characters and their texts; they are not to be cut.
+        room = self._progress.console.width - 38 - len(self._name) - len(accuracy) - 2 * len(str(task.total))
+        self._progress.update(task.id, completed=completed, accuracy=accuracy, doing=cut(doing, max(room, 1)))
 
 
 @contextmanager
@@ -220,7 +239,8 @@ def _late_bar(title: str, *columns: Any) -> Iterator[Callable[[int, int], None]]
 
 
 @contextmanager
-def progress_bar() -> Iterator[Bar]:
+def progress_bar(title: str | None = None, has_seeds: bool = False) -> Iterator[Bar]:
+    """A `Bar` for the runs inside."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -242,7 +262,7 @@ def progress_bar() -> Iterator[Bar]:
         TimeRemainingColumn(),
         console=Console(stderr=True),
     ) as progress:
-        bar = Bar(progress)
+        bar = Bar(progress, title, has_seeds)
         try:
             yield bar
         except SparsonaError:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_facts import make_facts
 from matplotlib.colors import to_rgb
 
 import sparsona as sp
@@ -19,25 +20,27 @@ from sparsona.core.errors import SparsonaError
 from sparsona.report.palette import BETTER, WORSE
 from sparsona.report.pictures import draw
 from sparsona.report.pictures.text import Terminal, clients_lines
-from sparsona.runs.store import RunFolder
+from sparsona.runs.folder import RunFolder
+from sparsona.runs.records import EvaluationRow
 
 SIZES = [[10, 1, 4], [20, 1, 4], [30, 1, 4], [40, 1, 4]]
 
 
 def make_run(path: Path, points: dict[str, list[int | None]], title: str = "FedSpa", data: str = "a", **config: object):
     """A run of four clients with four test examples each; `points` has the right ones by client, None for untested."""
-    about = {"title": title, "point": "tuned" if "tuned" in points else "received", "federation": data, "sizes": SIZES}
-    about |= {kind: True for kind in ("peers", "alone") if config.pop(kind, False)}
+    point = "tuned" if "tuned" in points else "received"
+    kinds = {kind: config.pop(kind) for kind in ("peers", "alone") if kind in config}
+    facts = make_facts(title=title, point=point, federation=data, sizes=np.array(SIZES), label_counts=None, **kinds)
     settings = {"rounds": 2, "seed": 0, "model": "cnn", **config}
-    with RunFolder.create(path, json.dumps(settings), about) as folder, folder.writing():
+    with RunFolder.create(path, json.dumps(settings), facts) as folder, folder.records.writing():
         rows = [
-            (2, client, point, correct, 4, 0.5, None)
+            EvaluationRow(2, client, point, correct, 4, 0.5)
             for point, by_client in points.items()
             for client, correct in enumerate(by_client)
             if correct is not None
         ]
-        folder.insert("evaluations", rows)
-        folder.insert("evaluations", [(1, 0, "received", 0, 4, 0.5, None)])  # an earlier round: nobody asks for it
+        folder.records.add(rows)
+        folder.records.add([EvaluationRow(1, 0, "received", 0, 4, 0.5)])  # an earlier round: nobody asks for it
     return RunFolder.open(path)
 
 

@@ -23,6 +23,8 @@ from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.wire.codec import decode, encode
 from sparsona.wire.format import message_size, paper_size
 
+pytestmark = pytest.mark.long
+
 # One line per method: options under which it meets its hardest code on a problem of seconds, and the accuracy it must
 # reach where guessing gets a tenth.
 SETTINGS = {
@@ -37,7 +39,7 @@ SETTINGS = {
     "dispfl": ({"density": 0.6, "graph": "random:2"}, 0.35),
     "pfedgate": ({"density": 0.7, "capacities": [1.0, 0.6, 0.15], "momentum": 0.5}, 0.45),
 }
-COMMON = {"clients": 6, "per_round": 3, "rounds": 4, "epochs": 2, "batch_size": 8, "lr": 0.1, "executor": "serial"}
+COMMON = {"clients": 6, "per_round": 3, "rounds": 4, "epochs": 1, "batch_size": 8, "lr": 0.1, "executor": "serial"}
 
 
 def test_every_row_has_a_line_here():

@@ -114,7 +114,7 @@ def test_a_part_is_gathered_only_if_its_values_are_asked_for(some, monkeypatch):
     part = masked(whole, mask)
     arrived = Part(part.layout, part.values, part.support, mask)  # as from another process
     bits = arrived.tree(mask).flat.numpy().tobytes()
-    monkeypatch.setattr("sparsona.core.update._places", None)
+    monkeypatch.setattr("sparsona.core.update.places", None)
     assert (part.num_values, part.dtype) == (4, torch.float32)
     assert part.tree(mask).flat.numpy().tobytes() == bits
     assert part.with_bitmap().tree().flat.numpy().tobytes() == bits

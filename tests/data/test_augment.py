@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparsona.core.seeds import generator
-from sparsona.data.augment import augment, draw, look, scale
+from sparsona.data.augment import as_inputs, augment, draw, scale
 from sparsona.data.batches import Examples, in_order, shuffled
 from sparsona.data.pool import View
 
@@ -49,7 +49,7 @@ def test_every_place_and_both_sides_occur_equally_often():
 
 def test_testing_sees_the_middle_and_no_chance():
     x = images(4)
-    whole, middle = look(x, View(MEAN, STD, pad=4, flip=True)), look(x, View(MEAN, STD, crop=4, flip=True))
+    whole, middle = as_inputs(x, View(MEAN, STD, pad=4, flip=True)), as_inputs(x, View(MEAN, STD, crop=4, flip=True))
     torch.testing.assert_close(middle, whole[..., 2:6, 2:6])
     assert View(crop=4).shape((3, 8, 8)) == (3, 4, 4)
     assert View(pad=4).shape((3, 8, 8)) == (3, 8, 8)
@@ -76,4 +76,4 @@ def test_training_batches_are_augmented_anew_each_time_and_testing_batches_never
     inverse = {seed: value.argsort() for seed, value in order.items()}
     assert not torch.equal(first[inverse[1]], other[inverse[2]])  # the same images, seen differently
     plain = torch.cat([batch.inputs for batch in in_order(examples, 16)])
-    torch.testing.assert_close(plain, look(examples.inputs, view))
+    torch.testing.assert_close(plain, as_inputs(examples.inputs, view))

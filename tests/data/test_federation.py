@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Client
 from sparsona.core.seeds import Seeds
-from sparsona.data.federation import PARTS, Federation, Split
+from sparsona.data.client_index import PARTS, Split
+from sparsona.data.federate import federate
+from sparsona.data.federation import Federation
+from sparsona.data.holdout import take_stratified
 from sparsona.data.partition import partition
-from sparsona.data.sharing import federate
-from sparsona.data.sources import load
-from sparsona.data.splitting import carve
 
 
 def numbered(labels):
@@ -99,8 +99,8 @@ def test_tiny_clients_train_and_test():
 
 
 @pytest.mark.parametrize("spec", ["iid", "dirichlet:0.5", "dirichlet-equal:0.5", "shards:2"])
-def test_same_seed_same_federation_and_no_global_generator(spec):
-    x, y = load("digits")
+def test_same_seed_same_federation_and_no_global_generator(spec, digits):
+    x, y = digits
     numpy_before, torch_before = np.random.get_state()[1].copy(), torch.get_rng_state()
     first, again, other = (federate(x, y, clients=8, partition=spec, seed=seed) for seed in (1, 1, 2))
     assert np.array_equal(np.random.get_state()[1], numpy_before)
@@ -112,8 +112,8 @@ def test_same_seed_same_federation_and_no_global_generator(spec):
     assert sum(len(part) for k in range(8) for part in indices(first, k).values()) == 1797
 
 
-def test_the_partition_seed_replaces_the_seed():
-    x, y = load("digits")
+def test_the_partition_seed_replaces_the_seed(digits):
+    x, y = digits
     fixed = [federate(x, y, clients=5, seed=seed, partition_seed=7) for seed in (0, 1)]
     assert same(*fixed)
     assert same(fixed[0], federate(x, y, clients=5, seed=7))
@@ -135,12 +135,12 @@ def test_draws_come_from_the_seeds_named_partition_and_split():
     f = federate(x, y, clients=2, partition="iid", seed=9, validation_rate=0)
     for k, mine in enumerate(partition("iid", y, 2, Seeds(9).shared("partition"))):
         rng = np.random.Generator(np.random.PCG64(Seeds(9).of(k).own("split")))
-        test, train = carve(mine, y, 10, rng)
+        test, train = take_stratified(mine, y, 10, rng)
         assert indices(f, k) == {"train": train.tolist(), "validation": [], "test": test.tolist()}
 
 
-def test_what_a_federation_says_of_itself():
-    x, y = load("digits")
+def test_what_a_federation_says_of_itself(digits):
+    x, y = digits
     f = federate(x, y, clients=6, name="digits")
     assert (f.num_clients, f.num_classes, f.input_shape, f.name) == (6, 10, (1, 8, 8), "digits")
     assert f.x.data_ptr() == x.data_ptr()  # one pool, not copied
@@ -150,7 +150,7 @@ def test_what_a_federation_says_of_itself():
     assert [client.num_examples for client in f.clients()] == counts.sum(dim=1).tolist()
     assert sum(f.label_counts(part) for part in PARTS).sum(dim=0).tolist() == y.bincount().tolist()
     held = int(f.label_counts("validation")[2].sum())
-    assert f.client(2) == Client(2, int(counts[2].sum()), 1.0, held, 6)
+    assert f.clients()[2] == Client(2, int(counts[2].sum()), 1.0, held, 6)
     assert [client.capacity for client in f.clients([0.2, 0.5])] == [0.2, 0.5] * 3
     for part in PARTS:
         examples = f.examples(4, part)
@@ -195,8 +195,8 @@ def test_the_digest_tells_data_labels_and_splits_apart():
     assert len(plain.digest()) == 32
 
 
-def test_a_saved_federation_opens_equal_and_memory_mapped(tmp_path):
-    x, y = load("digits")
+def test_a_saved_federation_opens_equal_and_memory_mapped(tmp_path, digits):
+    x, y = digits
     f = federate(x, y, clients=6, name="digits", validation_rate=0)
     f.save(tmp_path / "new" / "folder")
     g = Federation.open(str(tmp_path / "new" / "folder"))
@@ -346,7 +346,7 @@ def test_what_is_wrong_with_a_question_is_told():
         f.examples(0, "tset")
     for client in (-1, 2):
         with pytest.raises(SparsonaError, match=rf"there is no client {client}\n  expected: 0 to 1"):
-            f.client(client)
+            f.examples(client, "test")
     for capacities in ([], [0.5, 0], [1.5]):
         with pytest.raises(SparsonaError, match=r"capacities (.|\n)*each greater than 0 and at most 1"):
             f.clients(capacities)
@@ -368,5 +368,4 @@ def test_splits_are_cut_where_they_are_looked_at():
     assert f.label_counts("train").tolist() == [[0, 2], [1, 0]]
     assert f.label_counts("test").tolist() == [[1, 0], [1, 1]]
     assert [(c.num_examples, c.num_validation) for c in f.clients()] == [(2, 0), (1, 1)]
-    assert f.client(1) == f.clients()[1]
     assert f.examples(1, "test").inputs.tolist() == [[4.0, 5.0], [6.0, 7.0]]

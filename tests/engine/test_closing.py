@@ -33,10 +33,7 @@ def federation():
 
 def rows(run, point):
     """What is stored at a point: client, right, count, loss."""
-    return run._folder.select(
-        "SELECT client, correct, count, loss FROM evaluations WHERE point = ? AND completed = 2 ORDER BY client",
-        (point,),
-    )
+    return [(row.client, row.correct, row.count, row.loss) for row in run._folder.records.evaluations(2, point)]
 
 
 @pytest.mark.parametrize("executor", ["serial", "stacked"])
@@ -46,9 +43,9 @@ def test_novel_clients_are_tuned_alone(federation, tmp_path, executor):
     assert len(run.novel) == 2
     assert [row[0] for row in rows(run, "novel")] == [row[0] for row in rows(run, "novel_tuned")] == run.novel
     assert "tuned" not in run.points
-    (trained,) = run._folder.select("SELECT COUNT(*), MIN(steps), SUM(bytes_up) FROM turns WHERE round = 2")
-    assert trained[0] == 2
-    assert trained[2] == 0
+    tuning = run._folder.records.turns(2)
+    assert len(tuning) == 2
+    assert sum(turn.bytes_up for turn in tuning) == 0
     block = run.summary["novel"]
     assert block["clients"] == run.novel
     tuned = np.nanmean(run.accuracies("novel_tuned"))

@@ -6,7 +6,9 @@ SPARSONA_TEST_DEVICE=cuda runs all of this on a GPU.
 
 from __future__ import annotations
 
+import json
 import os
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -22,6 +24,8 @@ from sparsona.engine.graphed import Graphed
 from sparsona.engine.rounds import simulate
 from sparsona.engine.serial import Serial
 from sparsona.engine.stacked import Stacked
+
+pytestmark = pytest.mark.long
 
 DEVICE = os.environ.get("SPARSONA_TEST_DEVICE", "cpu")
 COMMON = {"clients": 6, "per_round": 4, "rounds": 2, "epochs": 1, "batch_size": 8, "lr_decay": 0.5, "device": DEVICE}
@@ -50,6 +54,16 @@ def play(make, name, model=smooth_net, federation=None, **more):
     config = prepare.make_config(name, options, federation, model)
     setting = prepare.make_setting(config, federation, model)
     return played(make, setting)
+
+
+@lru_cache(maxsize=1)  # tests of one method come one after another, each with another executor
+def in_turn(name, more):
+    """The same by `serial`, which all are compared with."""
+    return play(Serial, name, **json.loads(more))
+
+
+def assert_agrees(executor, name, **more):
+    assert_agree(in_turn(name, json.dumps(more)), play(EXECUTORS[executor], name, **more))
 
 
 def played(make, setting):
@@ -100,7 +114,7 @@ def assert_agree(one, other):
 @pytest.mark.parametrize("executor", sorted(EXECUTORS))
 @pytest.mark.parametrize("name", sorted(methods.METHODS))
 def test_every_method(name, executor):
-    assert_agree(play(Serial, name), play(EXECUTORS[executor], name))
+    assert_agrees(executor, name)
 
 
 @pytest.mark.parametrize("executor", sorted(EXECUTORS))
@@ -116,7 +130,7 @@ def test_every_method(name, executor):
     ids=lambda more: "-".join(more),
 )
 def test_whatever_the_engine_is_asked(executor, more):
-    assert_agree(play(Serial, "fedspa", **more), play(EXECUTORS[executor], "fedspa", **more))
+    assert_agrees(executor, "fedspa", **more)
 
 
 @pytest.mark.parametrize("executor", sorted(EXECUTORS))
@@ -129,8 +143,7 @@ def test_whatever_the_engine_is_asked(executor, more):
     ids=lambda more: "-".join(more),
 )
 def test_whatever_peers_are_asked(executor, more):
-    more = {"rounds": 3, **more}
-    assert_agree(play(Serial, "dispfl", **more), play(EXECUTORS[executor], "dispfl", **more))
+    assert_agrees(executor, "dispfl", rounds=3, **more)
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(16), nn.Dropout(0.5)], ids=["BatchNorm", "dropout"])

@@ -94,7 +94,7 @@ NEIGHBOURS = (aten.native_group_norm, aten.native_group_norm_backward, aten.relu
 
 @pytest.mark.parametrize("name", sorted(NETWORKS))
 def test_networks(name, monkeypatch):
-    monkeypatch.setattr(vgg, "WIDTHS", ((64,), (32,), (96,), (32,), (64,)))  # pixels down to one, odd groups, quickly
+    monkeypatch.setattr(vgg, "VGG_WIDTHS", ((64,), (32,), (96,), (32,), (64,)))  # down to one pixel, odd groups, quick
     make, shape, norms, relus, sums = NETWORKS[name]
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -135,6 +135,7 @@ def test_kernels():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_kernels_on_a_gpu():
     def on_gpu(operation):

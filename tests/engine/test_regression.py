@@ -26,7 +26,7 @@ def test_a_linear_model_is_recovered(tmp_path, executor):
     x, y, weights = arrays()
     data = sp.federate(x, y, clients=4, partition="iid", seed=0)
     assert data.is_regression
-    assert (data.num_classes, data.label_counts("train"), data.asks_per_token) == (2, None, False)
+    assert (data.num_classes, data.label_counts("train"), data.predicts_tokens) == (2, None, False)
     options = {**SMALL, "executor": executor, "rounds": 12, "guard": True, "tune_epochs": 1}
     run = sp.train("fedavg", data, "mlp:hidden=0", out=tmp_path / "run", **options)
     model = run.personal_model(0)
@@ -46,11 +46,13 @@ def test_the_error_is_the_mean_over_examples_of_squares_added_over_outputs(tmp_p
     data = sp.federate(x, y, clients=4, partition="iid", seed=0)
     net = nn.Linear(5, 3)
     run = sp.train("local", data, net, out=tmp_path / "run", rounds=1, **SMALL)
-    for client, stored in run._folder.select("SELECT client, loss FROM evaluations ORDER BY client"):
-        test = data.examples(client, "test")
+    found = run._folder.records.evaluations()
+    assert len(found) == 4
+    for row in found:
+        test = data.examples(row.client, "test")
         with torch.no_grad():
-            wrong = run.personal_model(client)(test.inputs) - test.targets
-        assert stored == pytest.approx(float(wrong.square().sum(1).mean()), rel=1e-5)
+            wrong = run.personal_model(row.client)(test.inputs) - test.targets
+        assert row.loss == pytest.approx(float(wrong.square().sum(1).mean()), rel=1e-5)
 
 
 def test_one_number_each_and_from_a_file(tmp_path, say):

@@ -31,6 +31,8 @@ from sparsona.engine.serial import Serial
 from sparsona.engine.worker import FRAME, pack
 from sparsona.engine.workers import AHEAD, Workers
 
+pytestmark = pytest.mark.long
+
 SMALL = {"clients": 5, "per_round": 4, "rounds": 3, "epochs": 1, "batch_size": 16}
 
 
@@ -209,8 +211,10 @@ def test_a_run_gives_back_the_number_of_threads_and_sums_with_one(tmp_path):
     torch.set_num_threads(2)
     try:
         options = {"rounds": 1, "per_round": 2, "epochs": 1, "clients": 4, "executor": "serial"}
-        sp.train("fedavg", out=tmp_path / "run", listen=lambda event: seen.append(torch.get_num_threads()), **options)
-        assert seen[-1] == 1
+        sp.train(
+            "fedavg", out=tmp_path / "run", observers=[lambda record: seen.append(torch.get_num_threads())], **options
+        )
+        assert seen[-2] == 1  # the last is the end, told after the run has given back what it took
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)

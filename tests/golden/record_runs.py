@@ -79,15 +79,16 @@ def _play_and_die(case: str, folder: Path) -> None:
     """A run that is killed when its third round is done; the first two are in its checkpoint."""
     import sparsona as sp
     from sparsona.runs import session
+    from sparsona.runs.observers import RoundResult
 
     session.CHECKPOINT_SECONDS, session.CHECKPOINT_SHARE = 0.0, 1e9
 
-    def watch(event: Any) -> None:
-        if event.completed == 3 and not event.doing:
+    def watch(record: Any) -> None:
+        if isinstance(record, RoundResult) and record.index == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 
     method, options = options_of(case)
-    sp.train(method, out=folder, executor="serial", listen=watch, **options)
+    sp.train(method, out=folder, executor="serial", observers=[watch], **options)
 
 
 def play_killed(case: str, folder: Path) -> Path:

@@ -27,8 +27,8 @@ from torch.nn import functional as F
 
 from sparsona import prepare
 from sparsona.data.batches import shuffled
-from sparsona.data.sharing import federate
-from sparsona.data.sources import load
+from sparsona.data.federate import federate
+from sparsona.data.read import read
 from sparsona.engine.plan import participation
 from sparsona.engine.rounds import received_work, simulate
 from sparsona.engine.serial import Serial
@@ -221,9 +221,10 @@ def noisy_digits(seed):
 
     Little of it is for training, to be fast. Clients have unequal amounts, so that a weighted mean would show.
     """
-    x, y = load("digits")
+    digits = read("digits")
+    x = torch.from_numpy(digits.x)
     x = x + 0.2 * torch.rand(x.shape, generator=torch.Generator().manual_seed(seed))
-    return federate(x, y, clients=6, partition="dirichlet:5", test_rate=0.8, seed=seed, num_classes=10)
+    return federate(x, digits.y, clients=6, partition="dirichlet:5", test_rate=0.8, seed=seed, num_classes=10)
 
 
 def network():

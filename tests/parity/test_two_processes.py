@@ -21,6 +21,8 @@ from sparsona.engine.plan import Plan
 from sparsona.engine.rounds import engine_for, simulate
 from sparsona.engine.serial import Serial
 
+pytestmark = pytest.mark.long
+
 COMMON = {"clients": 5, "per_round": 3, "rounds": 3, "epochs": 1, "executor": "serial", "device": "cpu", "novel": 1}
 OWN = {
     "fedavg-ft": {"guard": True, "drop_rate": 0.3},

@@ -13,7 +13,7 @@ from sparsona.analysis.view import read_view
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import Tree
 from sparsona.runs import traits
-from sparsona.runs.store import RunFolder
+from sparsona.runs.folder import RunFolder
 
 OPTIONS = {"rounds": 4, "per_round": 3, "epochs": 1, "batch_size": 8, "executor": "serial", "seed": 1}
 
@@ -66,7 +66,7 @@ def run(federation, tmp_path_factory) -> sp.Run:
 
 
 def rows(path):
-    return RunFolder.open(path).select("SELECT * FROM traits ORDER BY completed")
+    return RunFolder.open(path).records.traits()
 
 
 def test_what_is_recorded_is_what_the_checkpoint_says(run):
@@ -92,12 +92,13 @@ def test_a_record_changes_nothing_and_survives_a_stop(run, federation, tmp_path)
     class StopError(Exception):
         pass
 
-    def listen(event):
-        if event.completed == 2 and event.accuracy is not None:
-            raise StopError
+    class Stop:
+        def on_evaluation(self, result):
+            if result.completed == 2:
+                raise StopError
 
     with pytest.raises(StopError):
-        sp.train("fedspa", federation, net, out=tmp_path / "cut", record_traits=True, listen=listen, **OPTIONS)
+        sp.train("fedspa", federation, net, out=tmp_path / "cut", record_traits=True, observers=[Stop()], **OPTIONS)
     assert len(rows(tmp_path / "cut")) == 2
     sp.resume(tmp_path / "cut", federation, net)
     assert rows(tmp_path / "cut") == rows(run.path)

@@ -36,7 +36,7 @@ def source(federation, tmp_path_factory):
 
 
 def traces(run):
-    return [(row[0], row[1], row[2]) for row in run._folder.select("SELECT client, loss, point FROM evaluations")]
+    return [(row.client, row.loss, row.point) for row in run._folder.records.evaluations()]
 
 
 def test_everybody_begins_where_the_other_run_ended(federation, source, tmp_path):
@@ -57,6 +57,7 @@ def test_everybody_begins_where_the_other_run_ended(federation, source, tmp_path
     assert cold.summary["pipeline"]["warm_start"] is None
 
 
+@pytest.mark.long
 def test_workers_begin_there_too(federation, source, tmp_path):
     found = [
         sp.train("fedavg", federation, net, warm_start=source, out=tmp_path / name, **{**SMALL, "executor": name})

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout, Slot
-from sparsona.core.tree import Tree
-from sparsona.core.update import SERVER, Part, Support, Update, dense, mask_digest, masked
+from sparsona.core.tree import Tree, counts
+from sparsona.core.update import SERVER, Levels, Part, Support, Update, dense, mask_digest, masked
 from sparsona.wire.codec import decode, encode
 from sparsona.wire.format import HEAD, PART, SLOT, message_size, sizes_of
 
@@ -37,9 +37,24 @@ def parts(draw: st.DrawFn) -> Part:
         flat = torch.from_numpy(bits % 2 == 1)
     support = draw(st.sampled_from(Support))
     if support is Support.DENSE:
-        return dense(Tree(layout, flat))
+        return in_some_form(draw, dense(Tree(layout, flat)), rng)
     mask = Tree(layout, torch.from_numpy(rng.random(layout.size) < draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))))
-    return masked(Tree(layout, flat), mask, support, rng.bytes(16) if support is Support.SEED else b"")
+    part = masked(Tree(layout, flat), mask, support, rng.bytes(16) if support is Support.SEED else b"")
+    return in_some_form(draw, part, rng)
+
+
+def in_some_form(draw: st.DrawFn, part: Part, rng: np.random.Generator) -> Part:
+    """As a method made it, or as a transform left it: in half precision, or as levels."""
+    bits = draw(st.sampled_from([32, 32, 16, *range(2, 9)]))
+    if part.is_mask or bits == 32:
+        return part
+    if bits == 16:
+        halves = rng.integers(0, 2**16, part.num_values, dtype=np.uint16)
+        return part.carrying(torch.from_numpy(halves.view(np.float16)))
+    numbers = part.layout.sizes if part.mask is None else counts(part.mask)
+    scales = torch.from_numpy(rng.integers(0, 2**32, len(numbers), dtype=np.uint32).view(np.float32))
+    values = torch.from_numpy(rng.integers(0, 2**bits - 1, part.num_values, dtype=np.uint8))
+    return part.carrying(values, Levels(bits, scales, numbers))
 
 
 UPDATES = st.builds(
@@ -70,16 +85,22 @@ def assert_same(got: Update, sent: Update) -> None:
         assert bits_of(part.values) == bits_of(original.values)
         assert part.proof == original.proof
         assert part.seed == original.seed
+        if original.levels is not None:
+            assert part.levels is not None
+            assert (part.levels.bits, part.levels.counts) == (original.levels.bits, original.levels.counts)
+            assert bits_of(part.levels.scales) == bits_of(original.levels.scales)
+        assert bits_of(part.plain().values) == bits_of(original.plain().values)
         if part.support is Support.BITS:
             assert part.mask is not None
             assert original.mask is not None
             assert part.mask.flat.dtype is torch.bool
             assert bits_of(part.mask.flat) == bits_of(original.mask.flat)
-            assert bits_of(part.tree().flat) == bits_of(original.tree().flat)
+            assert bits_of(part.plain().tree().flat) == bits_of(original.plain().tree().flat)
         else:
             assert part.mask is None
         if original.mask is not None:
-            assert bits_of(part.tree(original.mask).flat) == bits_of(original.tree(original.mask).flat)
+            read = part.plain().tree(original.mask)
+            assert bits_of(read.flat) == bits_of(original.plain().tree(original.mask).flat)
 
 
 @given(UPDATES)
@@ -102,6 +123,7 @@ def head(num_parts: int = 1, sender: int = 0, round_: int = 0, weight: float = 1
     return HEAD.pack(b"SPNA", 1, zero, num_parts, sender, round_, weight)
 
 
+LEVELS = head() + PART.pack(0, 18, 0, 1, 1) + SLOT.pack(0, 0) + b"\0"  # and a scale, a count, and one level
 LAYOUT = Layout((Slot("w", (3, 4)), Slot("b", ())))
 MASK = Tree(LAYOUT, torch.arange(13) % 3 == 0)
 SMALL = Update(
@@ -163,6 +185,20 @@ class TestGolden:
         assert bits[-28:-4].hex() == "49120000" + "0000803f" * 5
         seeded = encode(Update(0, 0, 1.0, {"p": masked(values, MASK, Support.SEED, b"0123456789abcdef")}))
         assert b"p" + mask_digest(MASK) + b"0123456789abcdef" + SLOT.pack(1, 2) + b"w" in seeded
+
+    def test_half_precision_and_levels(self) -> None:
+        """Halves 1.0 = 3c00 and -2.0 = c000. Levels of 3 bits 6, 3, 0 for the tensors w (two values) and s (one):
+        scales 2.0 and 0.5, counts 2 and 1, then bits 110 011 000 from the lowest: 0b011110 = 1e, padded."""
+        layout = Layout((Slot("w", (2,)), Slot("s", ())))
+        halves = Part(layout.select(["w"]), torch.tensor([1.0, -2.0]).half())
+        data = encode(Update(0, 0, 1.0, {"p": halves}))
+        assert data[26] == 2
+        assert data[-8:-4].hex() == "003c00c0"
+        levels = Levels(3, torch.tensor([2.0, 0.5]), (2, 1))
+        data = encode(Update(0, 0, 1.0, {"p": Part(layout, torch.tensor([6, 3, 0], dtype=torch.uint8), levels=levels)}))
+        assert data[26] == 19
+        assert data[-32:-4].hex() == "000000400000003f020000000000000001000000000000001e000000"
+        assert decode(data).parts["p"].plain().values.tolist() == [2.0, 0.0, -0.5]
 
 
 class TestDecoded:
@@ -226,6 +262,21 @@ class TestEncodeRefuses:
         sound = masked(Tree(LAYOUT, torch.zeros(13)), MASK, Support.BITS)
         part = replace(Part(LAYOUT, sound.values, Support.BITS, MASK), **change)
         with pytest.raises(SparsonaError, match=message):
+            encode(Update(0, 0, 1.0, {"p": part}))
+
+    @pytest.mark.parametrize(
+        ("levels", "value"),
+        [
+            (Levels(2, torch.ones(1), (12, 1)), 0),
+            (Levels(2, torch.ones(2), (13,)), 0),
+            (Levels(2, torch.ones(2), (13, 0)), 0),
+            (Levels(2, torch.ones(2), (12, 1)), 3),
+            (Levels(9, torch.ones(2), (12, 1)), 0),
+        ],
+    )
+    def test_levels_that_do_not_fit(self, levels: Levels, value: int) -> None:
+        part = Part(LAYOUT, torch.full((13,), value, dtype=torch.uint8), levels=levels)
+        with pytest.raises(SparsonaError, match="malformed"):
             encode(Update(0, 0, 1.0, {"p": part}))
 
 
@@ -296,7 +347,7 @@ class TestHostile:
         for part in update.parts.values():
             # No tensor may be a trap that springs when it is first looked at.
             if part.support in (Support.DENSE, Support.BITS):
-                tree = part.tree()
+                tree = part.plain().tree()
                 assert [tuple(tree[name].shape) for name in tree] == [slot.shape for slot in part.layout.slots]
 
     @pytest.mark.parametrize(
@@ -309,7 +360,7 @@ class TestHostile:
             (head(2**16 - 1), "65535 parts"),
             (head(255), "goes on"),
             (head() + PART.pack(65535, 0, 0, 0, 0), "goes on"),
-            (head() + PART.pack(0, 2, 0, 0, 0), "unknown dtype 2"),
+            (head() + PART.pack(0, 3, 0, 0, 0), "unknown dtype 3"),
             (head() + PART.pack(0, 0, 4, 0, 0), "unknown support 4"),
             (head() + PART.pack(0, 0, 0, 2**32 - 1, 0), "goes on"),
             (head() + PART.pack(0, 0, 0, 0, 2**64 - 1), "values with support DENSE"),
@@ -332,6 +383,13 @@ class TestHostile:
             (head() + PART.pack(1, 0, 0, 0, 0) + b"p" + b"\0\0\1", "padding"),
             (head() + PART.pack(0, 1, 0, 1, 1) + SLOT.pack(0, 0) + b"\0" + b"\1\0\1\0", "padding"),
             (head() + PART.pack(0, 1, 0, 1, 1) + SLOT.pack(0, 0) + b"\0" + b"\2\0\0\0", "spare bits"),
+            (head() + PART.pack(0, 17, 0, 0, 0), "unknown dtype 17"),
+            (head() + PART.pack(0, 25, 0, 0, 0), "unknown dtype 25"),
+            # Levels of two bits, 0 to 2: a fourth; one too few; more values for a tensor than it has; spare bits.
+            (LEVELS + struct.pack("<fq", 1.0, 1) + b"\3\0\0\0", "a level of 3"),
+            (LEVELS + struct.pack("<fq", 1.0, 0) + b"\2\0\0\0", "of which its tensors have"),
+            (LEVELS + struct.pack("<fq", 1.0, -1) + b"\2\0\0\0", "of which its tensors have"),
+            (LEVELS + struct.pack("<fq", 1.0, 1) + b"\6\0\0\0", "spare bits"),
             (head() + PART.pack(0, 0, 1, 1, 1) + bytes(8) + SLOT.pack(0, 0) + b"\0" + bytes(8), "for a mask of 0"),
             (head() + PART.pack(0, 0, 1, 1, 0) + bytes(8) + SLOT.pack(0, 0) + b"\0" + bytes(4), "digest"),
         ],

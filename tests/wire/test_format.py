@@ -51,6 +51,10 @@ def test_smallest_message_is_a_head_and_a_checksum() -> None:
         (PartSize("p", LAYOUT, 7, Support.SEED), 100 + 28),
         # two bytes for one letter: 24 + 16 + 2, padded 44
         (PartSize("ö", Layout(()), 0), 48),
+        (PartSize("p", LAYOUT, 15, bits=16), 76 + 32),
+        # Two tensors: a scale of four bytes and a count of eight each; 15 values of 3 bits are 6 bytes.
+        (PartSize("p", LAYOUT, 15, bits=3), 76 + 24 + 8),
+        (PartSize("p", LAYOUT, 7, Support.KNOWN, bits=8), 84 + 24 + 8),
     ],
 )
 def test_message_size_by_hand(part: PartSize, size: int) -> None:
@@ -65,6 +69,7 @@ def test_paper_counts_floats_alone() -> None:
     )
     assert paper_size(parts) == 4 * (7 + 15)
     assert paper_size(()) == 0
+    assert paper_size((PartSize("p", LAYOUT, 15, bits=16), PartSize("q", LAYOUT, 7, Support.BITS, bits=3))) == 30 + 3
 
 
 def test_sizes_of_a_vast_layout_are_arithmetic() -> None:
@@ -101,6 +106,7 @@ def test_refuses_weights_that_would_poison_a_mean(weight: float) -> None:
     ("part", "message"),
     [
         (PartSize("p", LAYOUT, 14), "14 values with support DENSE"),
+        (PartSize("p", LAYOUT, 15, bits=9), "9 bits a value"),
         (PartSize("p", LAYOUT, 16, Support.KNOWN), "16 values with support KNOWN"),
         (PartSize("p", LAYOUT, -1, Support.KNOWN), "-1 values"),
         (PartSize("p", Layout((Slot("w", (-1,)),)), 0), "shape (-1,)"),

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 
 from sparsona.analysis.format import UNKNOWN, signed
-from sparsona.analysis.outcomes import is_regression
 from sparsona.analysis.statistics import spearman
 from sparsona.analysis.summary import headline, points
 from sparsona.core.errors import SparsonaError
 from sparsona.core.points import CONSENSUS, GLOBAL, GUARDED, NOVEL, NOVEL_TUNED, RECEIVED, START, TUNED, on
 from sparsona.core.points import point as evaluation_point
-from sparsona.runs.store import RunFolder
+from sparsona.runs.folder import RunFolder
 
 # Shared models that a run may have evaluated besides the personal ones. The first that is found is the one to compare
 # with: what personal models started from (a warm start), or else the model that all share.
@@ -138,7 +137,7 @@ def client_effects(run: RunFolder, against: RunFolder | str | None = None) -> Cl
     Returns:
         A change for each kind of data that both were evaluated on.
     """
-    if is_regression(run):
+    if run.facts.is_regression:
         raise SparsonaError(
             f"'{run.path}' predicts numbers: its clients have errors and no accuracies",
             expected="a run on classes",
@@ -149,19 +148,19 @@ def client_effects(run: RunFolder, against: RunFolder | str | None = None) -> Cl
         return _over_run(run, point, against)
     shared = _shared_point(run, point, against)
     changes = _changes(run, point, run, shared)
-    return ClientEffects(f"{run.about['title']}: {point} over {shared}", tuple(changes), _gap(run, point, None))
+    return ClientEffects(f"{run.facts.title}: {point} over {shared}", tuple(changes), _gap(run, point, None))
 
 
 def has_effects(run: RunFolder) -> bool:
     """Whether a run evaluated a personal and a shared model, and has accuracies of them."""
-    if is_regression(run):
+    if run.facts.is_regression:
         return False
     point = headline(run)[0]
     return any(shared in points(run) for shared in _candidates(run, point))
 
 
 def _over_run(run: RunFolder, point: str, other: RunFolder) -> ClientEffects:
-    if run.about["federation"] != other.about["federation"]:
+    if run.facts.federation != other.facts.federation:
         raise SparsonaError(
             f"the clients of '{run.path}' and '{other.path}' hold different data",
             expected="two runs on the same data, partition, split and seed of both",
@@ -182,7 +181,7 @@ def _over_run(run: RunFolder, point: str, other: RunFolder) -> ClientEffects:
         a, b = run.config.get(key), other.config.get(key)
         if a != b:
             notes.append(f"Not the same {key}: {a} and {b}.")
-    names = [f"{folder.about['title']}" for folder in (run, other)]
+    names = [f"{folder.facts.title}" for folder in (run, other)]
     if names[0] == names[1]:
         names = [f"{name}, {folder.path.name}" for name, folder in zip(names, (run, other), strict=True)]
     title = f"{names[0]} ({point}) over {names[1]} ({shared})"
@@ -205,7 +204,7 @@ def _change(name: str, run: RunFolder, after: str, other: RunFolder, before: str
     clients = sorted(tables[0].keys() & tables[1].keys())
     if not clients:
         return None
-    samples = np.array(run.about["sizes"])[clients, 0]
+    samples = run.facts.sizes[clients, 0]
     old, new = (np.array([table[client] for client in clients]) for table in tables)
     return Change(name, np.array(clients), old, new, samples)
 
@@ -229,17 +228,17 @@ def _gap(run: RunFolder, point: str, novel: Change | None) -> Gap | None:
 
 def _candidates(run: RunFolder, point: str) -> tuple[str, ...]:
     """Points to compare with, in this order; a global model of which nobody trained a part only if it is asked for."""
-    shared = tuple(name for name in SHARED if name != GLOBAL or not run.about.get("partial_global"))
+    shared = tuple(name for name in SHARED if name != GLOBAL or not run.facts.partial_global)
     return (*shared, RECEIVED) if point == TUNED else shared
 
 
 def _where_to_find(run: RunFolder) -> str:
     """How the run itself could have had a shared model; those who train alone have none."""
-    if run.about.get("alone"):
+    if run.facts.alone:
         return ""
-    if run.about.get("partial_global"):
+    if run.facts.partial_global:
         return ", or start from one (--warm-start)"
-    return f", or run again with --set 'points=[\"{CONSENSUS if run.about.get('peers') else GLOBAL}\"]'"
+    return f", or run again with --set 'points=[\"{CONSENSUS if run.facts.peers else GLOBAL}\"]'"
 
 
 def _shared_point(run: RunFolder, point: str, wanted: str | None) -> str:
@@ -257,9 +256,6 @@ def _shared_point(run: RunFolder, point: str, wanted: str | None) -> str:
 
 def _accuracies(run: RunFolder, point: str) -> dict[int, float]:
     """Accuracy by client where this point was last evaluated."""
-    rows = run.select(
-        "SELECT client, correct, count FROM evaluations WHERE point = ? AND count > 0 "
-        "AND completed = (SELECT MAX(completed) FROM evaluations WHERE point = ?)",
-        (point, point),
-    )
-    return {client: correct / count for client, correct, count in rows}
+    last = run.records.last_evaluated(point)
+    rows = [] if last is None else run.records.evaluations(last, point)
+    return {row.client: (row.correct or 0) / row.count for row in rows if row.count > 0}

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sparsona.runs.options import CIRCUMSTANCES
+
 if TYPE_CHECKING:
     from sparsona.analysis.view import RunView
-
-# Options that say how a run was made and what was evaluated, not what was tried. (Seeds are the other exception.)
-CIRCUMSTANCES = frozenset({"executor", "eval_every", "points", "record_traits"})
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from sparsona.analysis.statistics import accuracy_summary
 from sparsona.core.guard import Seen, keeps_shared
-from sparsona.runs.store import RunFolder, unpack_confusion
-
-
-def evaluated(folder: RunFolder, completed: int, point: str) -> list[tuple[Any, ...]]:
-    """Client, right predictions and examples at one point, in the order of clients."""
-    return folder.select(
-        "SELECT client, correct, count FROM evaluations WHERE completed = ? AND point = ? ORDER BY client",
-        (completed, point),
-    )
-
-
-def is_regression(folder: RunFolder) -> bool:
-    """Whether clients' models predict numbers: there is an error then, and no accuracy."""
-    return bool(folder.about.get("is_regression"))
+from sparsona.core.points import (
+    CONSENSUS,
+    GLOBAL,
+    GUARDED,
+    NOVEL,
+    NOVEL_TUNED,
+    PERSONAL,
+    RECEIVED,
+    SHARED,
+    START,
+    TUNED,
+    headline,
+    on,
+)
+from sparsona.runs.folder import RunFolder
+from sparsona.runs.records import EvaluationRow
 
 
 def errors(folder: RunFolder, completed: int, point: str) -> dict[str, Any] | None:
     """Mean squared errors of the clients at one point: over clients, over examples, and the worst client's."""
-    rows = folder.select(
-        "SELECT loss, count FROM evaluations WHERE completed = ? AND point = ? ORDER BY client", (completed, point)
-    )
+    rows = folder.records.evaluations(completed, point)
     if not rows:
         return None
-    loss, count = np.array(rows, dtype=np.float64).T
+    loss, count = np.array([(row.loss, row.count) for row in rows], dtype=np.float64).T
     return {
         "mse": float(loss.mean()),
         "weighted": float((loss * count).sum() / count.sum()),
@@ -41,23 +42,24 @@ def errors(folder: RunFolder, completed: int, point: str) -> dict[str, Any] | No
 
 def mean_at(folder: RunFolder, completed: int, point: str) -> float | None:
     """Mean accuracy (of a regression: squared error) over clients, or None if nobody was evaluated there."""
-    rows = evaluated(folder, completed, point)
-    if rows and is_regression(folder):
+    rows = folder.records.evaluations(completed, point)
+    if rows and folder.facts.is_regression:
         return (errors(folder, completed, point) or {})["mse"]
     return accuracy_summary(*arrays(rows))["mean"] if rows else None
 
 
-def arrays(rows: list[tuple[Any, ...]]) -> tuple[np.ndarray, np.ndarray]:
-    return np.array([row[1] or 0 for row in rows]), np.array([row[2] for row in rows])
+def arrays(rows: list[EvaluationRow]) -> tuple[np.ndarray, np.ndarray]:
+    """Right predictions and examples, a row each."""
+    return np.array([row.correct or 0 for row in rows]), np.array([row.count for row in rows])
 
 
 def novel(folder: RunFolder, completed: int, point: str) -> dict[str, Any]:
     """How the clients that took no part were served, and how far behind the others they are: the generalization gap."""
-    headline, met, tuned = (mean_at(folder, completed, at) for at in (point, "novel", "novel_tuned"))
-    sign = -1 if is_regression(folder) else 1  # a gap above 0 says that the novel ones are worse off
+    headline, met, tuned = (mean_at(folder, completed, at) for at in (point, NOVEL, NOVEL_TUNED))
+    sign = -1 if folder.facts.is_regression else 1  # a gap above 0 says that the novel ones are worse off
     best = met if tuned is None else tuned
     return {
-        "clients": [row[0] for row in evaluated(folder, completed, "novel")],
+        "clients": [row.client for row in folder.records.evaluations(completed, NOVEL)],
         "met": met,
         "tuned": tuned,
         "participants": headline,
@@ -70,23 +72,23 @@ def guard(folder: RunFolder, completed: int) -> dict[str, Any]:
 
     A client is hurt whose model does worse on its test data than the shared one.
     """
-    common = "global" if evaluated(folder, completed, "global") else "consensus"
-    shared = "start" if folder.config["warm_start"] else common
-    personal = "tuned" if folder.config["tune_epochs"] else "received"
-    own, other, kept = (_figures(folder, completed, point) for point in (personal, shared, "guarded"))
-    sign = -1 if is_regression(folder) else 1
+    common = GLOBAL if folder.records.evaluations(completed, GLOBAL) else CONSENSUS
+    shared = START if folder.config["warm_start"] else common
+    personal = headline(folder.config["tune_epochs"])
+    own, other, kept = (_figures(folder, completed, point) for point in (personal, shared, GUARDED))
+    sign = -1 if folder.facts.is_regression else 1
     chose = _choices(folder, completed)
     return {
         "clients": len(chose),
         "kept_shared": sum(chose.values()),
         "shared": shared,
-        "error" if is_regression(folder) else "accuracy": {
+        "error" if folder.facts.is_regression else "accuracy": {
             name: float(np.mean([found[client] for client in chose]))
-            for name, found in (("personal", own), ("shared", other), ("guarded", kept))
+            for name, found in ((PERSONAL, own), (SHARED, other), (GUARDED, kept))
         },
         "hurt": {
             name: sum(sign * found[client] < sign * other[client] for client in chose)
-            for name, found in (("personal", own), ("guarded", kept))
+            for name, found in ((PERSONAL, own), (GUARDED, kept))
         },
     }
 
@@ -94,19 +96,17 @@ def guard(folder: RunFolder, completed: int) -> dict[str, Any]:
 def _choices(folder: RunFolder, completed: int) -> dict[int, bool]:
     """Whether each client keeps the shared model."""
     seen: list[dict[int, Seen]] = []
-    for point in ("personal/validation", "shared/validation"):
-        query = "SELECT client, correct, count, loss FROM evaluations WHERE completed = ? AND point = ? ORDER BY client"
-        seen.append({row[0]: Seen(*row[1:]) for row in folder.select(query, (completed, point))})
+    for point in (PERSONAL, SHARED):
+        rows = folder.records.evaluations(completed, on(point, "validation"))
+        seen.append({row.client: Seen(row.correct, row.count, row.loss) for row in rows})
     own, other = seen
     return {client: keeps_shared(own[client], other[client]) for client in own}
 
 
 def _figures(folder: RunFolder, completed: int, point: str) -> dict[int, float]:
     """Each client's accuracy, or its squared error in a regression."""
-    rows = folder.select(
-        "SELECT client, correct, count, loss FROM evaluations WHERE completed = ? AND point = ?", (completed, point)
-    )
-    return {client: loss if correct is None else correct / count for client, correct, count, loss in rows}
+    rows = folder.records.evaluations(completed, point)
+    return {row.client: row.loss if row.correct is None else row.correct / row.count for row in rows}
 
 
 def keeps_the_shared_model(folder: RunFolder, client: int) -> bool:
@@ -120,19 +120,14 @@ def classes(folder: RunFolder, completed: int, point: str) -> dict[str, Any] | N
     For each: the mean over clients that have such test examples (None: nobody has), with every test example counting
     the same, and how many clients and examples there are. None where predictions were not counted by class.
     """
-    label_counts = folder.about["label_counts"]
-    rows = folder.select(
-        "SELECT client, confusion FROM evaluations WHERE completed = ? AND point = ? AND confusion IS NOT NULL",
-        (completed, point),
-    )
-    if label_counts is None or not rows:
+    label_counts = folder.facts.label_counts
+    matrices = {} if label_counts is None else folder.records.confusions(completed, point)
+    if label_counts is None or not matrices:
         return None
     right: dict[str, list[int]] = {"seen": [], "unseen": []}
     count: dict[str, list[int]] = {"seen": [], "unseen": []}
-    for client, blob in rows:
-        matrix = unpack_confusion(blob)
-        assert matrix is not None
-        has = np.array(label_counts[client]) > 0
+    for client, matrix in matrices.items():
+        has = label_counts[client] > 0
         for name, which in (("seen", has), ("unseen", ~has)):
             if num := int(matrix[which].sum()):
                 right[name].append(int(np.diag(matrix)[which].sum()))
@@ -149,12 +144,12 @@ def _by_class(right: list[int], count: list[int]) -> dict[str, Any]:
 
 def pipeline(folder: RunFolder, completed: int) -> dict[str, Any]:
     """The steps that led to the models: where they began, how long they were trained and tuned, and what each gave."""
-    steps = ("start", "received", "tuned")
+    steps, start = (START, RECEIVED, TUNED), folder.facts.warm_start
     return {
-        "warm_start": folder.about.get("warm_start"),
+        "warm_start": None if start is None else asdict(start),
         "rounds": completed,
         "tune_epochs": folder.config["tune_epochs"],
-        "error" if is_regression(folder) else "accuracy": {
+        "error" if folder.facts.is_regression else "accuracy": {
             point: mean for point in steps if (mean := mean_at(folder, completed, point)) is not None
         },
     }

@@ -15,7 +15,8 @@ from sparsona.analysis.extra import import_extra
 from sparsona.analysis.format import UNKNOWN
 from sparsona.analysis.statistics import pearson, spearman
 from sparsona.core.errors import SparsonaError
-from sparsona.runs.store import RunFolder, unpack_numbers
+from sparsona.runs.folder import RunFolder
+from sparsona.runs.records import unpack_numbers
 
 ALIKE = 0.9  # the cosine from which two clients' labels are called alike
 MEASURES = {"mask": "share of positions at which two masks differ", "vector": "Euclidean distance of gates"}
@@ -117,29 +118,29 @@ def similarity_of(
     run: RunFolder, kind: Literal["mask", "vector"], clients: tuple[int, ...], distances: np.ndarray
 ) -> Similarity:
     """These distances, with what a run's folder knows of its clients."""
-    about, config = run.about, run.config
-    counts = None if about["label_counts"] is None else np.array(about["label_counts"])[list(clients)]
-    parts = [about["title"], config["data"].partition(":")[0], config["partition"], f"seed {config['seed']}"]
+    facts, config = run.facts, run.config
+    counts = None if facts.label_counts is None else facts.label_counts[list(clients)]
+    parts = [facts.title, config["data"].partition(":")[0], config["partition"], f"seed {config['seed']}"]
     return Similarity(", ".join(map(str, parts)), kind, clients, distances, counts)
 
 
 def recorded_similarity(run: RunFolder) -> Similarity | None:
     """The last traits that a run with `record_traits` stored; None where it stored none, or had one client."""
-    rows = run.select("SELECT kind, clients, pairs FROM traits ORDER BY completed DESC LIMIT 1")
+    rows = run.records.traits()
     if not rows:
         return None
-    kind, who, pairs = rows[0]
-    clients = tuple(unpack_numbers(who, "<i4").tolist())
+    clients = tuple(unpack_numbers(rows[-1].clients, "<i4").tolist())
     if len(clients) < 2:
         return None
     distances = np.zeros((len(clients), len(clients)))
-    distances[np.triu_indices(len(clients), 1)] = unpack_numbers(pairs, "<f8")
+    distances[np.triu_indices(len(clients), 1)] = unpack_numbers(rows[-1].pairs, "<f8")
+    kind: Literal["mask", "vector"] = "mask" if rows[-1].kind == "mask" else "vector"
     return similarity_of(run, kind, clients, distances + distances.T)
 
 
 def recorded_distances(run: RunFolder) -> list[tuple[int, float, float]]:
     """(completed rounds, mean distance between clients, mean distance of each to its own start), as recorded."""
-    return run.select("SELECT completed, apart, moved FROM traits WHERE apart IS NOT NULL ORDER BY completed")
+    return [(row.completed, row.apart, row.moved) for row in run.records.traits() if row.apart is not None]
 
 
 def _hierarchy() -> Any:

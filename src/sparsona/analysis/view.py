@@ -10,9 +10,9 @@ import numpy as np
 
 from sparsona.analysis.clients import ClientEffects, client_effects, has_effects
 from sparsona.analysis.similarity import Similarity, recorded_distances, recorded_similarity
-from sparsona.analysis.summary import curve, headline, points, summarize
+from sparsona.analysis.summary import curve, headline, points, summary_of
 from sparsona.core.points import point as evaluation_point
-from sparsona.runs.store import RunFolder, unpack_confusion
+from sparsona.runs.folder import RunFolder
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,26 +52,21 @@ class RunView:
 
 def read_view(folder: RunFolder) -> RunView:
     """Everything a table or a report needs of a run."""
-    about, config = folder.about, folder.config
+    with folder.records.reading():
+        return _read_view(folder)
+
+
+def _read_view(folder: RunFolder) -> RunView:
+    facts, config, summary = folder.facts, folder.config, folder.summary or summary_of(folder)
     point, completed, correct, count = headline(folder)
-    matrices = [
-        unpack_confusion(row[0])
-        for row in folder.select(
-            "SELECT confusion FROM evaluations WHERE completed = ? AND point = ? AND confusion IS NOT NULL",
-            (completed, point),
-        )
-    ]
-    sent = "bytes_down" if about.get("peers") else "bytes_up + bytes_down"
-    rounds = folder.select(f"SELECT round + 1, loss, {sent} FROM rounds ORDER BY round")
-    summary = folder.summary
-    if summary is None:
-        seconds = folder.select("SELECT SUM(seconds) FROM rounds")[0][0]
-        summary = summarize(folder, seconds or 0.0)
+    matrices = list(folder.records.confusions(completed, point).values())
+    rounds = folder.records.rounds()
+    sent = [row.bytes_down if facts.peers else row.bytes_up + row.bytes_down for row in rounds]
     return RunView(
         name=folder.path.name,
         path=str(folder.path),
-        method=about["method"],
-        title=about["title"],
+        method=facts.method,
+        title=facts.title,
         seed=config["seed"],
         protocol=summary["protocol"],
         point=point,
@@ -80,15 +75,15 @@ def read_view(folder: RunFolder) -> RunView:
         summary=summary,
         curves={name: curve(folder, name) for name in points(folder) if evaluation_point(name).data == "test"},
         # Final tuning is written down as one round more, and is none.
-        train_loss=[(number, loss) for number, loss, _ in rounds if loss is not None and number <= config["rounds"]],
+        train_loss=[
+            (row.round + 1, row.loss) for row in rounds if row.loss is not None and row.round < config["rounds"]
+        ],
         correct=correct,
         count=count,
-        confusion=np.sum([m for m in matrices if m is not None], axis=0) if matrices else None,
-        sizes=np.array(about["sizes"]),
-        label_counts=None if about["label_counts"] is None else np.array(about["label_counts"]),
-        cumulative_bytes=list(
-            zip((row[0] for row in rounds), np.cumsum([row[2] for row in rounds]).tolist(), strict=True)
-        ),
+        confusion=np.sum(matrices, axis=0) if matrices else None,
+        sizes=facts.sizes,
+        label_counts=facts.label_counts,
+        cumulative_bytes=[(row.round + 1, total) for row, total in zip(rounds, np.cumsum(sent).tolist(), strict=True)],
         effects=client_effects(folder) if has_effects(folder) else None,
         similarity=recorded_similarity(folder),
         distances=recorded_distances(folder),

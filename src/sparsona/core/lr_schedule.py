@@ -1,79 +1,65 @@
-"""How the learning rate changes from round to round, as a factor on that of the first. Free of torch."""
+"""How the learning rate changes from round to round, as a factor on that of the first. Free of torch.
+
+A schedule is a row of `SCHEDULES`: how it is written, what it does, and a function that makes it of its arguments.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
-from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core import spec
+from sparsona.core.spec import Spec
 
-Schedule = Callable[[int, int, float], float]  # (round, rounds, lr_decay) -> factor
-FORMS = ("decay", "constant", "halving:N", "linear:W", "steps:A,B")
+Factor = Callable[[int, int, float], float]  # (round, rounds, lr_decay) -> factor
 SLACK = 1e-9  # 0.29 * 100 is less than 29
 
 
-def lr_schedule(text: str) -> Schedule:
-    """The schedule that `text` names.
+@dataclass(frozen=True)
+class Schedule:
+    """A row of `SCHEDULES`; `make` returns None where the arguments are not those expected."""
 
-    - "decay": lr_decay ** round.
-    - "constant": 1.
-    - "halving:N": halved every N rounds.
-    - "linear:W": up in a straight line over the first share W of the rounds, then down towards 0. Every round trains;
-      "linear:W,from-zero" begins with a round of learning rate 0, as the authors of FedSim and FedAlt do.
-    - "steps:A,B": times 0.1 from each of these shares of the rounds on.
-    """
-    name, colon, rest = text.strip().partition(":")
-    words = [word.strip() for word in rest.split(",")] if colon else []
-    if name in ("decay", "constant"):
-        if colon:
-            raise _wrong(text, f"'{name}' alone", f"--lr-schedule {name}")
-        return _decay if name == "decay" else _constant
-    if name == "halving":
-        if len(words) != 1 or not words[0].isdecimal() or not int(words[0]):
-            raise _wrong(text, "a number of rounds, 1 or more", "--lr-schedule halving:500")
-        return _halving(int(words[0]))
-    if name == "linear":
-        from_zero = words[1:] == ["from-zero"]
-        shares = _shares(words[:1])
-        if not shares or (words[1:] and not from_zero):
-            raise _wrong(text, "the share of rounds that warm up, from 0 to below 1", "--lr-schedule linear:0.1")
-        return _linear(shares[0], from_zero)
-    if name == "steps":
-        shares = _shares(words)
-        if not shares or any(a >= b for a, b in pairwise(shares)):
-            raise _wrong(text, "shares of the rounds in rising order, below 1", "--lr-schedule steps:0.5,0.75")
-        return _steps(shares)
-    raise unknown_name("learning-rate schedule", text, FORMS)
+    form: str
+    text: str
+    make: Callable[[Spec], Factor | None]
+    expected: str
+    example: str
 
 
-def _wrong(text: str, expected: str, example: str) -> SparsonaError:
-    return SparsonaError(f"lr_schedule = '{text}'", expected=expected, mend=f"for example {example}")
+@lru_cache(maxsize=64)  # asked for in every round
+def lr_schedule(text: str) -> Factor:
+    """The schedule that `text` names: one of the forms in `SCHEDULES`."""
+    found = spec.read("lr_schedule", text, [row.form for row in SCHEDULES.values()])
+    row = SCHEDULES[found.name]
+    factor = None if found.options else row.make(found)
+    if factor is None:
+        raise found.wrong(row.expected, f"--lr-schedule {row.example}")
+    return factor
 
 
-def _shares(words: list[str]) -> list[float]:
-    """Numbers from 0 to below 1; none if any word is something else."""
-    try:
-        found = [float(word) for word in words]
-    except ValueError:
-        return []
-    return found if all(0 <= share < 1 for share in found) else []
+def _decay(found: Spec) -> Factor | None:
+    return None if found.argument is not None else lambda index, rounds, decay: decay**index
 
 
-def _decay(index: int, rounds: int, decay: float) -> float:
-    return decay**index
+def _constant(found: Spec) -> Factor | None:
+    return None if found.argument is not None else lambda index, rounds, decay: 1.0
 
 
-def _constant(index: int, rounds: int, decay: float) -> float:
-    return 1.0
+def _halving(found: Spec) -> Factor | None:
+    every = spec.as_count(found.args[0]) if len(found.args) == 1 else None
+    return None if every is None else lambda index, rounds, decay: 0.5 ** (index // every)
 
 
-def _halving(every: int) -> Schedule:
-    return lambda index, rounds, decay: 0.5 ** (index // every)
+def _linear(found: Spec) -> Factor | None:
+    shares = _shares(found.args[:1])
+    from_zero = found.args[1:] == ("from-zero",)
+    if not shares or (found.args[1:] and not from_zero):
+        return None
 
-
-def _linear(share: float, from_zero: bool) -> Schedule:
     def factor(index: int, rounds: int, decay: float) -> float:
-        rising = int(share * rounds + SLACK)
+        rising = int(shares[0] * rounds + SLACK)
         if index < rising:
             return index / rising if from_zero else (index + 1) / (rising + 1)
         return max(0.0, (rounds - index) / (rounds - rising))
@@ -81,9 +67,44 @@ def _linear(share: float, from_zero: bool) -> Schedule:
     return factor
 
 
-def _steps(shares: list[float]) -> Schedule:
+def _steps(found: Spec) -> Factor | None:
+    shares = _shares(found.args)
+    if not shares or any(a >= b for a, b in pairwise(shares)):
+        return None
+
     def factor(index: int, rounds: int, decay: float) -> float:
         passed = sum(index >= int(share * rounds + SLACK) for share in shares)
         return float(10**-passed)
 
     return factor
+
+
+def _shares(words: tuple[str, ...]) -> list[float]:
+    """Numbers from 0 to below 1; none if any word is something else."""
+    found = [number for word in words if (number := spec.as_number(word)) is not None and 0 <= number < 1]
+    return found if len(found) == len(words) else []
+
+
+SCHEDULES = {
+    row.form.partition(":")[0]: row
+    for row in (
+        Schedule("decay", "times lr_decay after every round", _decay, "'decay' alone", "decay"),
+        Schedule("constant", "the same in every round", _constant, "'constant' alone", "constant"),
+        Schedule("halving:N", "halved every N rounds", _halving, "a number of rounds, 1 or more", "halving:500"),
+        Schedule(
+            "linear:W",
+            "up in a straight line over the first share W of the rounds, then down towards 0; every round trains, but "
+            "`linear:W,from-zero` begins with a round of learning rate 0, as the authors of FedSim and FedAlt do",
+            _linear,
+            "the share of rounds that warm up, from 0 to below 1",
+            "linear:0.1",
+        ),
+        Schedule(
+            "steps:A,B",
+            "times 0.1 from each of these shares of the rounds on",
+            _steps,
+            "shares of the rounds in rising order, below 1",
+            "steps:0.5,0.75",
+        ),
+    )
+}

@@ -31,13 +31,38 @@ class Support(enum.IntEnum):
 
 
 @dataclass(frozen=True)
+class Levels:
+    """How quantised values are read: level v of tensor t stands for scales[t] * (v - top) / top, top = 2^(bits-1) - 1.
+
+    `counts` says how many values belong to each tensor: a receiver may have to read them before it knows the mask.
+    """
+
+    bits: int
+    scales: Tensor
+    counts: tuple[int, ...]
+
+    @property
+    def top(self) -> int:
+        """The highest step of a scale; levels are 0 to twice this."""
+        return (1 << self.bits - 1) - 1
+
+    def spread(self) -> Tensor:
+        """The scale of each value."""
+        import torch
+
+        repeats = torch.tensor(self.counts, dtype=torch.int64).to(self.scales.device)
+        return self.scales.repeat_interleave(repeats, output_size=sum(self.counts))
+
+
+@dataclass(frozen=True)
 class Part:
     """One tree of an update, reduced to the values inside its support.
 
     `values` is one-dimensional, in the layout's order: float32, or bool (one bit each on the wire). `mask` is there at
     the sender, and at the receiver if it travelled; `digest` is what arrived of it otherwise. A part that never left
-    this process holds the `whole` tree: its values are gathered only if it is encoded. `is_change` is the sender's word
-    on whether these are changes of a model or values of their own; it does not travel.
+    this process holds the `whole` tree: its values are gathered only if it is encoded. Between a transform's `send` and
+    its `receive`, values may also be float16, or uint8 with the `levels` they stand for; `plain` reads them.
+    `is_change`: the difference to a model rather than a model; it does not travel.
     """
 
     layout: Layout
@@ -47,6 +72,7 @@ class Part:
     digest: bytes = b""
     seed: bytes = b""
     whole: Tree | None = None
+    levels: Levels | None = None
     is_change: bool = False
 
     @property
@@ -58,7 +84,7 @@ class Part:
         if self.support is Support.DENSE:
             return self.whole.flat
         assert self.mask is not None
-        return self.whole.flat.index_select(0, _places(self.mask))
+        return self.whole.flat.index_select(0, places(self.mask))
 
     @property
     def num_values(self) -> int:
@@ -79,6 +105,8 @@ class Part:
 
     def is_finite(self) -> bool:
         """Whether all values are numbers, without gathering them."""
+        if self.levels is not None:
+            return bool(self.levels.scales.isfinite().all())
         if not self.dtype.is_floating_point:
             return True
         if self.whole is None or self.support is Support.DENSE:
@@ -89,6 +117,7 @@ class Part:
 
     def tree(self, mask: Tree | None = None) -> Tree:
         """The whole tree, zero outside the support. KNOWN and SEED need the receiver's `mask`."""
+        assert self.levels is None, "levels are read by `plain`, before a method sees them"
         if self.support is Support.DENSE:
             return Tree(self.layout, self.values) if self.whole is None else self.whole
         if self.support is Support.BITS:
@@ -102,10 +131,28 @@ class Part:
         if self.whole is not None:
             flat = self.whole.flat
             return Tree(self.layout, flat.where(mask.flat, flat.new_zeros(())))  # the bits of gather and scatter
-        places = _places(mask)
-        if len(places) != self.num_values:
-            raise SparsonaError(f"{self.num_values} values for a mask of {len(places)} entries", expected="one each")
-        return Tree(self.layout, self.values.new_zeros(self.layout.size).scatter_(0, places, self.values))
+        where = places(mask)
+        if len(where) != self.num_values:
+            raise SparsonaError(f"{self.num_values} values for a mask of {len(where)} entries", expected="one each")
+        return Tree(self.layout, self.values.new_zeros(self.layout.size).scatter_(0, where, self.values))
+
+    @property
+    def is_mask(self) -> bool:
+        """Whether the values are flags, which no transform touches."""
+        return self.levels is None and not self.dtype.is_floating_point
+
+    def plain(self) -> Part:
+        """The same part with float32 values (or flags), whatever form they travelled in."""
+        import torch
+
+        if self.levels is not None:
+            values, top = self.values, self.levels.top
+            return self.carrying(self.levels.spread().to(values.device) * ((values.float() - top) / top))
+        return self.carrying(self.values.float()) if self.dtype is torch.float16 else self
+
+    def carrying(self, values: Tensor, levels: Levels | None = None) -> Part:
+        """The same part with other values inside its support."""
+        return replace(self, arrived=values, whole=None, levels=levels)
 
     @property
     def proof(self) -> bytes:
@@ -136,7 +183,7 @@ def masked(
     return Part(tree.layout, None, support, mask, seed=seed, whole=tree, is_change=is_change)
 
 
-def _places(mask: Tree) -> Tensor:
+def places(mask: Tree) -> Tensor:
     """Indices of the entries inside a mask. On a CPU numpy finds them eight times faster than torch."""
     import numpy as np
     import torch
@@ -182,6 +229,8 @@ class PartSize:
     num_values: int
     support: Support = Support.DENSE
     is_mask: bool = False
+    bits: int = 32  # of a float value: 32, 16 (half precision), or 2 to 8 (levels, with a scale per tensor)
+    is_change: bool = False
 
 
 @dataclass(frozen=True)

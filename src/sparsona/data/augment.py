@@ -1,4 +1,4 @@
-"""Stored examples become a model's inputs: scaled, and for training cropped and mirrored; whole batches at a time."""
+"""Stored examples become the inputs of a model: normalised, and for training cropped and flipped at random."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Draws(NamedTuple):
 
 
 def draw(inputs: Tensor, view: View, random: torch.Generator) -> Draws:
-    """Crops and mirrors for these images, on the CPU, so that every device sees the same."""
+    """Crops and mirrors for these images, on the CPU, so that the draws are the same for every device."""
     count, (height, width) = len(inputs), _cut(inputs, view)
     top, left = (
         torch.randint(stored + 2 * view.pad - side + 1, (count,), generator=random)
@@ -38,7 +38,7 @@ def draw(inputs: Tensor, view: View, random: torch.Generator) -> Draws:
 
 
 def augment(inputs: Tensor, view: View, draws: Draws) -> Tensor:
-    """Images as training sees them. Black is added before scaling, as a picture would have it."""
+    """Images as inputs for training. The padding is black: it is added before normalisation."""
     height, width = _cut(inputs, view)
     rows = draws.top[:, None] + torch.arange(height, device=inputs.device)
     across = torch.arange(width, device=inputs.device)
@@ -50,8 +50,8 @@ def augment(inputs: Tensor, view: View, draws: Draws) -> Tensor:
     return scale(padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]], view)
 
 
-def look(inputs: Tensor, view: View) -> Tensor:
-    """Examples as testing sees them: the middle of an image, and no chance."""
+def as_inputs(inputs: Tensor, view: View) -> Tensor:
+    """Stored examples as inputs for testing: the middle of an image, nothing random."""
     if view.crop is not None:
         top, left = ((stored - view.crop) // 2 for stored in inputs.shape[-2:])
         inputs = inputs[..., top : top + view.crop, left : left + view.crop]
@@ -71,7 +71,7 @@ def scale(inputs: Tensor, view: View) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _statistics(view: View, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The channels' mean and spread; kept, since a copy to a device is waited for."""
+    """The channels' mean and spread; cached, since a copy to a device is synchronous."""
     mean, std = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (view.mean, view.std))
     return mean, std
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Batch
 from sparsona.core.seeds import generator
-from sparsona.data.augment import Draws, augment, draw, look
+from sparsona.data.augment import Draws, as_inputs, augment, draw
 from sparsona.data.pool import View
 
 
@@ -86,7 +86,7 @@ def _slices(
         size = left if no_single and left == batch_size + 1 else min(batch_size, left)
         stored = inputs.narrow(0, start, size)
         yield Batch(
-            look(stored, view) if draws is None else augment(stored, view, draws.narrow(start, size)),
+            as_inputs(stored, view) if draws is None else augment(stored, view, draws.narrow(start, size)),
             targets.narrow(0, start, size),
             weight.narrow(0, start, size),
             index.narrow(0, start, size),

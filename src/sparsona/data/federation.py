@@ -1,10 +1,9 @@
-"""Clients and their data: one pooled storage, and for each client which examples it trains, validates and tests on."""
+"""Clients and their data: all examples in one pool, and which of them each client trains, validates and tests on."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -12,33 +11,46 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.files import replace_file
 from sparsona.core.round import Client
 from sparsona.core.seeds import Seeds
-from sparsona.data import arrays as checked
-from sparsona.data.augment import look
+from sparsona.data import validate
+from sparsona.data.augment import as_inputs
 from sparsona.data.batches import Examples, as_targets
-from sparsona.data.owners import asks
-from sparsona.data.pool import View
-from sparsona.data.splits import PARTS, Split, Splits
-from sparsona.data.splitting import carve, check_rates, no_data, nothing_to_score, round_to, stratum
+from sparsona.data.client_index import PARTS, ClientIndex, Split
+from sparsona.data.holdout import check_rates, no_data, nothing_to_score, round_to, strata, take_stratified
+from sparsona.data.pool import Array, View, has_scored_token
+from sparsona.data.split_plan import SplitPlan
 
-Array = npt.NDArray[Any]
 MANIFEST = "federation.json"
 FORMAT = 2
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Everybody's data. Made by `federate`, `Federation.from_clients` or `Federation.open`, which check it.
+    """The data of all clients. Made by `federate`, `Federation.from_clients` or `Federation.open`, which check it.
 
-    `x` (float32; bytes and tokens as they are) and `y` (int64; float32 for a regression) pool all examples; nothing may
-    write to them. `view` is how a model sees them, and `tested_on` how test examples were chosen. `left_out` counts the
-    people of the data set who are no clients, by what they lack.
+    Args:
+        x: The inputs of all examples: float32, or images as bytes, or tokens. Nothing may write to them.
+        y: The targets of all examples: int64, or float32 for a regression.
+        splits: For each client, which examples it trains, validates and tests on.
+        num_classes: The number of classes, of tokens in the vocabulary, or of outputs of a regression.
+        name: What the data set is called in results.
+        view: How stored examples become a model's inputs.
+        tested_on: How test examples were chosen.
+        left_out: How many owners of the data set are no clients, by what they lack.
+
+    Example:
+        >>> import numpy as np
+        >>> import sparsona as sp
+        >>> x, y = np.random.default_rng(0).random((60, 1, 8, 8), dtype=np.float32), np.arange(60) % 3
+        >>> federation = sp.federate(x, y, clients=3, partition="iid", num_classes=3)
+        >>> federation.input_shape, federation.num_clients, federation.tested_on
+        ((1, 8, 8), 3, 'split')
     """
 
     x: Tensor
@@ -51,12 +63,12 @@ class Federation:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.splits, Splits):
-            object.__setattr__(self, "splits", Splits.of(self.splits))
+        if not isinstance(self.splits, ClientIndex):
+            object.__setattr__(self, "splits", ClientIndex.of(self.splits))
 
     @property
-    def _splits(self) -> Splits:
-        assert isinstance(self.splits, Splits)
+    def _splits(self) -> ClientIndex:
+        assert isinstance(self.splits, ClientIndex)
         return self.splits
 
     @property
@@ -74,13 +86,13 @@ class Federation:
         return self.x.dtype == torch.int32
 
     @property
-    def asks_per_token(self) -> bool:
-        """Whether the next token is asked for at each position, rather than one class per example."""
+    def predicts_tokens(self) -> bool:
+        """Whether the next token is predicted at each position, rather than one class per example."""
         return self.y.dim() == 2 and not self.is_regression
 
     @property
     def is_regression(self) -> bool:
-        """Whether numbers are asked for, `num_classes` of them for each example, rather than classes."""
+        """Whether numbers are predicted, `num_classes` of them for each example, rather than classes."""
         return self.y.is_floating_point()
 
     def to(self, device: torch.device) -> Federation:
@@ -89,13 +101,23 @@ class Federation:
             return self
         return replace(self, x=self.x.to(device), y=self.y.to(device), splits=self._splits.to(device))
 
-    def client(self, index: int, capacity: float = 1.0) -> Client:
-        """The client as methods see it."""
-        num_train, num_validation = (len(self._indices(index, part)) for part in ("train", "validation"))
-        return Client(index, num_train, capacity, num_validation, self.num_clients)
-
     def clients(self, capacities: Sequence[float] | None = None) -> tuple[Client, ...]:
-        """All clients; client k has the k-th capacity, over and over if there are fewer capacities than clients."""
+        """All clients as methods receive them.
+
+        Args:
+            capacities: The share of a model's parameters that each client can hold; repeated if there are fewer than
+                clients. None: 1 for all.
+
+        Returns:
+            A `Client` for each, in order.
+
+        Example:
+            >>> import numpy as np
+            >>> import sparsona as sp
+            >>> federation = sp.federate(np.eye(40), np.arange(40) % 2, clients=4, partition="iid")
+            >>> [client.capacity for client in federation.clients([0.5, 1.0])]
+            [0.5, 1.0, 0.5, 1.0]
+        """
         capacities = [1.0] if capacities is None else list(capacities)
         if not capacities or not all(0 < capacity <= 1 for capacity in capacities):
             raise SparsonaError(
@@ -108,28 +130,66 @@ class Federation:
         return tuple(Client(k, train, capacities[k % every], held, num) for k, (train, held, _) in rows)
 
     def examples(self, client: int, part: str) -> Examples:
-        """A copy of a client's "train", "validation" or "test" examples, scaled as a model takes them.
+        """A copy of a client's examples, normalised as a model takes them.
 
-        Images that training augments stay as they are stored: scaling comes after, batch by batch.
+        Images that training augments stay as they are stored: each batch is augmented and normalised by itself.
+
+        Args:
+            client: The number of the client.
+            part: "train", "validation" or "test".
+
+        Returns:
+            Inputs and targets, and the view under which they are still to be seen.
+
+        Example:
+            >>> import numpy as np
+            >>> import sparsona as sp
+            >>> federation = sp.federate(np.eye(40), np.arange(40) % 2, clients=4, partition="iid")
+            >>> federation.examples(0, "test").inputs.shape
+            torch.Size([3, 40])
         """
         index = self._indices(client, part)
         inputs, targets = self.x.index_select(0, index), as_targets(self.y.index_select(0, index))
         if part == "train" and self.view.augments:
             return Examples(inputs, targets, self.view)
-        return Examples(look(inputs, self.view), targets)
+        return Examples(as_inputs(inputs, self.view), targets)
 
     def train_on_host(self, client: int) -> Tensor:
-        """A client's training examples, as indices into the pool: for those who lay out batches on the host."""
+        """A client's training examples, as indices into the pool, on the host, where batches are laid out."""
         return self._splits.train_on_host(client)
 
     def sizes(self) -> Tensor:
-        """How many examples each client trains, validates and tests on: int64 [clients, 3]."""
+        """How many examples each client trains, validates and tests on.
+
+        Returns:
+            int64 [clients, 3].
+
+        Example:
+            >>> import numpy as np
+            >>> import sparsona as sp
+            >>> federation = sp.federate(np.eye(40), np.arange(40) % 2, clients=4, partition="iid")
+            >>> federation.sizes()[0].tolist()
+            [6, 1, 3]
+        """
         return torch.from_numpy(self._splits.sizes.copy())
 
     def label_counts(self, part: str) -> Tensor | None:
-        """How many examples of each class each client has: int64 [clients, classes]; None if tokens or numbers are
-        asked for."""
-        if self.asks_per_token or self.is_regression:
+        """How many examples of each class each client has.
+
+        Args:
+            part: "train", "validation" or "test".
+
+        Returns:
+            int64 [clients, classes]; None if tokens or numbers are predicted.
+
+        Example:
+            >>> import numpy as np
+            >>> import sparsona as sp
+            >>> federation = sp.federate(np.eye(40), np.arange(40) % 2, clients=2, partition="shards:1", min_size=1)
+            >>> federation.label_counts("test").sum(1).tolist()
+            [5, 5]
+        """
+        if self.predicts_tokens or self.is_regression:
             return None
         if part not in PARTS:
             raise unknown_name("part of the data", part, PARTS)
@@ -139,7 +199,20 @@ class Federation:
         return torch.from_numpy(found.reshape(self.num_clients, self.num_classes))
 
     def digest(self) -> str:
-        """Tells apart federations that differ in any example, label or split; the name does not count."""
+        """A hash of all examples, labels, splits and the view; the name is not part of it.
+
+        Returns:
+            32 hexadecimal digits.
+
+        Example:
+            >>> import numpy as np
+            >>> import sparsona as sp
+            >>> one, same, other = (
+            ...     sp.federate(np.eye(40), np.arange(40) % 2, clients=4, seed=s, partition="iid") for s in (0, 0, 1)
+            ... )
+            >>> one.digest() == same.digest(), one.digest() == other.digest()
+            (True, False)
+        """
         return self._digest
 
     @cached_property
@@ -164,17 +237,18 @@ class Federation:
         return self._splits.on_host.numpy(), self._splits.sizes
 
     def save(self, folder: str | Path) -> None:
-        """Write it to a folder from which `Federation.open` maps it into memory, for other processes to share."""
+        """Write the federation to a folder, for `Federation.open`.
+
+        Args:
+            folder: Made if need be. A federation in it is replaced; processes that have it open keep the old one.
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         index, sizes = self._flat_splits()
         arrays = {"x": self.x.cpu().numpy(), "y": self.y.cpu().numpy(), "index": index, "sizes": sizes}
         for name, array in arrays.items():
-            # Written aside and renamed: a process that has the old file mapped keeps it whole.
-            aside = folder / f"{name}.npy.part"
-            with aside.open("wb") as file:
+            with replace_file(folder / f"{name}.npy") as file:
                 np.save(file, array, allow_pickle=False)
-            os.replace(aside, folder / f"{name}.npy")
         manifest = {
             "format": FORMAT,
             "name": self.name,
@@ -183,13 +257,29 @@ class Federation:
             "tested_on": self.tested_on,
             "left_out": dict(self.left_out),
         }
-        aside = folder / f"{MANIFEST}.part"
-        aside.write_text(json.dumps(manifest) + "\n", encoding="utf-8")
-        os.replace(aside, folder / MANIFEST)
+        with replace_file(folder / MANIFEST) as file:
+            file.write((json.dumps(manifest) + "\n").encode())
 
     @classmethod
     def open(cls, folder: str | Path) -> Federation:
-        """A saved federation. Examples are read when they are used and shared between processes, never written back."""
+        """Open a saved federation. Its examples are mapped into memory, which processes share.
+
+        Args:
+            folder: A folder written by `Federation.save`.
+
+        Returns:
+            The federation. What is written to its tensors is not written to the files.
+
+        Example:
+            >>> import tempfile
+            >>> import numpy as np
+            >>> import sparsona as sp
+            >>> federation = sp.federate(np.eye(40), np.arange(40) % 2, clients=4, partition="iid")
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     federation.save(folder)
+            ...     sp.Federation.open(folder).digest() == federation.digest()
+            True
+        """
         folder = Path(folder)
         try:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -200,7 +290,7 @@ class Federation:
             index, sizes = (np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("index", "sizes"))
             if sizes.sum() != len(index) or len(x) != len(y):
                 raise ValueError("its files do not belong together")
-            splits = Splits(torch.from_numpy(index), sizes)
+            splits = ClientIndex(torch.from_numpy(index), sizes)
             seen: dict[str, Any] = manifest["view"]
             view = View(**seen | {"mean": tuple(seen["mean"]), "std": tuple(seen["std"])})
             tensors = (torch.from_numpy(x), torch.from_numpy(y))
@@ -217,18 +307,36 @@ class Federation:
     def from_clients(
         cls,
         clients: Sequence[Sequence[Any]],
-        validation_rate: float = 0.1,
-        seed: int = 0,
+        validation_rate: float = SplitPlan.validation_rate,
+        seed: int = SplitPlan.seed,
         num_classes: int | None = None,
         name: str = "arrays",
         view: View | None = None,
         tokens: bool = False,
     ) -> Federation:
-        """A federation of clients whose data is already apart.
+        """A federation of clients whose data is separate already.
 
-        Each client is (x_train, y_train, x_test, y_test), and validation data is then carved out of its training data
-        class by class; or (x_train, y_train, x_validation, y_validation, x_test, y_test), kept as it is. Arrays are
-        treated as `federate` treats them.
+        Args:
+            clients: For each client (x_train, y_train, x_test, y_test), where validation examples are then taken out
+                of the training examples class by class; or (x_train, y_train, x_validation, y_validation, x_test,
+                y_test). Arrays are checked and converted as by `federate`.
+            validation_rate: Share of a client's training examples held for validation, where it has no such arrays.
+            seed: Decides which examples those are.
+            num_classes: The number of classes; None: as many as there are labels.
+            name: What the data set is called in results.
+            view: How stored images of bytes become a model's inputs.
+            tokens: Rows of x are token numbers, as for `federate`.
+
+        Returns:
+            The federation, to be handed to `sparsona.train`.
+
+        Example:
+            >>> import numpy as np
+            >>> import sparsona as sp
+            >>> x, y = np.eye(10), np.arange(10) % 2
+            >>> federation = sp.Federation.from_clients([(x[:8], y[:8], x[8:], y[8:])] * 3)
+            >>> federation.sizes().tolist()
+            [[7, 1, 2], [7, 1, 2], [7, 1, 2]]
         """
         check_rates(validation_rate)
         if not len(clients):
@@ -246,9 +354,9 @@ class Federation:
             sizes.append(dict.fromkeys(PARTS, 0))
             for part, x, y in zip(parts, arrays[::2], arrays[1::2], strict=True):
                 where = f"client {index}, {part}: "
-                x = checked.inputs(x, where, as_bytes=view is not None, as_tokens=tokens)
-                y = checked.targets(y, where, as_tokens=tokens)
-                checked.check_lengths(x, y, where)
+                x = validate.check_inputs(x, where, as_bytes=view is not None, as_tokens=tokens)
+                y = validate.check_targets(y, where, as_tokens=tokens)
+                validate.check_lengths(x, y, where)
                 if not x.shape[0] and part != "validation":
                     raise no_data(index, 0, f"{part} ")
                 if xs and x.shape[1:] != xs[0].shape[1:]:
@@ -265,9 +373,9 @@ class Federation:
                 xs.append(x)
                 ys.append(y)
         x, y = torch.cat(xs), torch.cat(ys)
-        num_classes = checked.count_outputs(y, num_classes, x)
-        labels, counts = stratum(y.numpy()), np.array([[size[part] for part in PARTS] for size in sizes])
-        entries = np.arange(len(x))  # everybody's parts lie end to end, as they were given
+        num_classes = validate.count_outputs(y, num_classes, x)
+        labels, counts = strata(y.numpy()), np.array([[size[part] for part in PARTS] for size in sizes])
+        entries = np.arange(len(x))  # the parts of all clients, end to end
         starts = np.cumsum(counts.sum(1)) - counts.sum(1)
         for index, (start, (num_train, num_validation, num_test)) in enumerate(
             zip(starts.tolist(), counts.tolist(), strict=True)
@@ -276,10 +384,10 @@ class Federation:
             if wanted and len(clients[index]) == 4:
                 rng = np.random.Generator(np.random.PCG64(Seeds(seed).of(index).own("split")))
                 train = entries[start : start + num_train]
-                validation, rest = carve(train.copy(), labels, wanted, rng)
+                validation, rest = take_stratified(train.copy(), labels, wanted, rng)
                 train[:] = np.concatenate([rest, validation])
                 counts[index] = len(rest), wanted, num_test
             test = start + num_train + num_validation
-            if y.dim() == 2 and not asks(y[test : test + num_test].numpy()).any():
+            if y.dim() == 2 and not has_scored_token(y[test : test + num_test].numpy()).any():
                 raise nothing_to_score(index)
-        return cls(x, y, Splits(torch.from_numpy(entries), counts), num_classes, name, view or View())
+        return cls(x, y, ClientIndex(torch.from_numpy(entries), counts), num_classes, name, view or View())

@@ -1,4 +1,4 @@
-"""A data set as it was read, before anybody owns a share of it. Needs numpy alone."""
+"""A data set as it was read, before it is shared out among clients. Needs numpy alone."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.tokens import NUM_SPECIAL
 
 Array = npt.NDArray[Any]
+Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class View:
             raise SparsonaError(f"pad {self.pad} and crop {self.crop}", expected="pad 0 or more, crop 1 or more")
 
     def check(self, stored: tuple[int, ...]) -> None:
-        """Refuse examples of a shape that cannot be seen so."""
+        """Raise an error if the view does not apply to examples of this shape."""
         if self == View():
             return
         if len(stored) != 3 or len(self.mean) not in (0, stored[0]) or (self.crop or 0) > min(stored[1:]):
@@ -53,7 +55,7 @@ class View:
 
     @property
     def augments(self) -> bool:
-        """Whether training sees an example differently each time."""
+        """Whether an example is transformed at random each time it is trained on."""
         return bool(self.pad or self.flip or self.crop is not None)
 
     def shape(self, stored: tuple[int, ...]) -> tuple[int, ...]:
@@ -66,12 +68,12 @@ class Pool:
     """All examples, which of them were published for testing, and whose they are.
 
     `x` holds images as uint8 (N, channels, height, width), tokens as int32 (N, length), or anything as float32. `y`
-    holds one class per example, int64 (N,); or, where the next token is asked for at each position, int32 (N, length)
-    with PAD where nothing is asked. Both may be mapped files. `num_train`: the first so many examples are the
+    holds one class per example, int64 (N,); or, where the next token is predicted at each position, int32 (N, length)
+    with PAD where nothing is predicted. Both may be mapped files. `num_train`: the first so many examples are the
     published training set and the others the published test set; None: there is no published split. `owners`: the
     number of the person (writer, user, speaker) each example comes from, int64 (N,), counted from 0; -1: unknown.
-    `overlap`: an owner's examples are in order, and each has something in common with so many that follow it (windows
-    that slide over a text): to train on one is to know the others.
+    `overlap`: an owner's examples are in order, and each has content in common with so many that follow it (windows
+    that slide over a text): a model trained on one has seen the others in part.
     """
 
     name: str
@@ -88,5 +90,12 @@ class Pool:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether inputs are tokens, which a model looks up and nothing may scale."""
+        """Whether inputs are tokens: indices into a vocabulary, which are never scaled."""
         return self.x.dtype == np.int32
+
+
+def has_scored_token(y: Array) -> npt.NDArray[np.bool_]:
+    """Which sequences of targets hold one that is scored: neither padding, nor an end, nor an unknown word."""
+    if y.dtype.kind == "f":  # of a regression every target is scored
+        return np.ones(len(y), dtype=bool)
+    return np.asarray((y >= NUM_SPECIAL).any(axis=1))

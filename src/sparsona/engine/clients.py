@@ -18,9 +18,13 @@ class Clients(Protocol):
     `states` is what those in this process keep; elsewhere it is empty. `tuned` is likewise what final tuning made.
     """
 
-    encodes: bool
     states: dict[int, State]
     tuned: dict[int, Work]
+
+    @property
+    def encodes(self) -> bool:
+        """Whether messages go to them as bytes."""
+        ...
 
     def at(self, states: Mapping[int, State]) -> Clients:
         """The same clients as they stood when they had these states."""
@@ -44,10 +48,13 @@ class LocalClients:
 
     def __init__(self, context: Setting, executor: Executor | None, states: Mapping[int, State] | None = None) -> None:
         self.context, self._executor = context, executor
-        self.encodes = executor is not None and executor.encodes
         self.states: dict[int, State] = dict(states or {})
         self.tuned: dict[int, Work] = {}
         self._last: tuple[int, State] | None = None
+
+    @property
+    def encodes(self) -> bool:
+        return self._executor is not None and self._executor.encodes  # asked late: it may be opened after the engine
 
     def at(self, states: Mapping[int, State]) -> Self:
         return type(self)(self.context, self._executor, states)

@@ -10,9 +10,9 @@ from torch import Tensor
 from sparsona.core.method import Work
 from sparsona.core.round import Batch
 from sparsona.core.tree import leaves
-from sparsona.data.augment import look
+from sparsona.data.augment import as_inputs
 from sparsona.data.batches import as_targets
-from sparsona.data.splits import PARTS
+from sparsona.data.client_index import PARTS
 from sparsona.engine.compiled import Captured, compile_program
 from sparsona.engine.context import Setting
 from sparsona.engine.evaluate import MAX_CONFUSION, Evaluation, check_tested, judge
@@ -32,7 +32,7 @@ class Examiner:
         self._index = torch.zeros(self._size, dtype=torch.int64, device=device)
         self._weight = torch.zeros(self._size, device=device)
         classes = setting.task.num_classes
-        counts = classes <= MAX_CONFUSION and not data.asks_per_token and not data.is_regression
+        counts = classes <= MAX_CONFUSION and not data.predicts_tokens and not data.is_regression
         cells = classes**2 if counts else 0
         self._found = torch.zeros(4 + cells, dtype=torch.float64, device=device)  # right, of, loss, weight, confusion
         program = compile_program(self._pass, self._inputs(), compiles=False)
@@ -46,7 +46,7 @@ class Examiner:
         *own, x, y, index, weight = tensors
         setting, work = self._setting, self._template.filled(own)
         with torch.no_grad():
-            inputs = look(x.index_select(0, index), setting.federation.view)
+            inputs = as_inputs(x.index_select(0, index), setting.federation.view)
             outputs = setting.method.predict(work, inputs)
             targets = as_targets(y.index_select(0, index))
             nothing = torch.zeros((), dtype=torch.int64, device=weight.device)

@@ -1,20 +1,19 @@
-"""Executors by name."""
+"""Executors by name. Imported without torch, to be listed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import torch
+from typing import TYPE_CHECKING
 
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.round import client_kinds
-from sparsona.engine.clock import START
-from sparsona.engine.context import Setting
-from sparsona.engine.jobs import Executor, Tell
-from sparsona.engine.serial import Serial
-from sparsona.engine.stacked import Stacked, why_not_stacked
-from sparsona.engine.workers import Workers, num_cores
+
+if TYPE_CHECKING:
+    import torch
+
+    from sparsona.engine.context import Setting
+    from sparsona.engine.jobs import Executor, Tell
 
 EXECUTORS = {
     "auto": "what suits the device and the work; the choice is written into the run",
@@ -30,6 +29,8 @@ SMALL_MODEL = 2_000_000  # parameters up to which a GPU is not filled by one cli
 
 def choose_device(name: str, precision: str) -> torch.device:
     """The device that is meant; what it cannot do is refused."""
+    import torch
+
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
         raise SparsonaError(
@@ -49,6 +50,9 @@ def choose(name: str, setting: Setting) -> str:
     """What `auto` means here and now."""
     if name not in EXECUTORS:
         raise unknown_name("executor", name, EXECUTORS)
+    from sparsona.engine.stacked import why_not_stacked
+    from sparsona.engine.workers import num_cores
+
     is_gpu = setting.device.type == "cuda"
     if name == "workers" and is_gpu:
         raise SparsonaError(
@@ -76,6 +80,8 @@ def choose(name: str, setting: Setting) -> str:
 def rounding_as_asked(setting: Setting) -> Iterator[None]:
     """Products on a GPU in the precision asked for, sums on a CPU by one thread: split among several they are others in
     their last bits, and all cores are the workers'. These settings are the process's, so they are put back."""
+    import torch
+
     if setting.device.type != "cuda":
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -109,6 +115,9 @@ def _expected_seconds(setting: Setting) -> float:
 def open_executor(name: str, setting: Setting, tell: Tell = lambda text: None) -> Executor:
     """Start the named executor; it says through `tell` what its start-up is doing, "" when that is over."""
     if name == "workers":
+        from sparsona.engine.clock import START
+        from sparsona.engine.workers import Workers
+
         with setting.clock.measure(f"{START}workers"):
             return Workers(setting, tell=tell)
     tell("")  # the others are ready at once
@@ -116,4 +125,10 @@ def open_executor(name: str, setting: Setting, tell: Tell = lambda text: None) -
         from sparsona.engine.graphed import Graphed  # which takes a compiler along
 
         return Graphed(setting, tell=tell)
-    return Stacked(setting, tell=tell) if name == "stacked" else Serial(setting)
+    if name == "stacked":
+        from sparsona.engine.stacked import Stacked
+
+        return Stacked(setting, tell=tell)
+    from sparsona.engine.serial import Serial
+
+    return Serial(setting)

@@ -261,6 +261,7 @@ def loaded(context: ServerContext, message: Message) -> Update:
         return context.place(tree)
 
     def whole(part: Part) -> Part:
+        part = part.plain()  # for all who receive it; its bytes were counted before
         tree = part.whole
         if tree is None and part.support in (Support.DENSE, Support.BITS):
             tree = part.tree()

@@ -1,30 +1,22 @@
-"""Who hears from whom: a pure function of the graph, who takes part, the round and the seed.
+"""Who receives from whom: a pure function of the graph, who takes part, the round and the seed.
 
-Imported without torch, to be listed.
+Imported without torch, to be listed and to be charged. A graph is a row of `KINDS`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core import spec
+from sparsona.core.errors import SparsonaError
 from sparsona.core.seeds import Seeds, generator
+from sparsona.core.spec import Spec
 
-GRAPHS = {
-    "random:N": "each hears from N others, drawn anew every round; how many hear it is left to chance",
-    "random:N:bounded": "the same, and each is heard by N others: the busiest peer is no busier than the rest",
-    "ring": "each hears from its left and its right neighbour",
-    "full": "each hears from all others",
-    "grid": "four neighbours on a torus, as square as the number of peers allows",
-    "exponential": "each hears from those 1, 2, 4, 8 ... places behind it",
-    "exponential:one": "from one of those, the next one every round",
-    "file:PATH": "one's own: a .json or .csv list of edges",
-}
 USUAL_DEGREE = 10  # of the papers; fewer where there are fewer peers
 
 
@@ -39,25 +31,35 @@ class Graph:
     heard: tuple[tuple[int, ...], ...] = ()
 
 
+@dataclass(frozen=True)
+class Kind:
+    """A row of `KINDS`.
+
+    `forms` says how the graph is written and what it does. `read` makes it of its arguments and the number of clients;
+    None: they are not those expected. `places` are those whom the peer in one of so many places receives from;
+    `degree` is how many somebody who joins asks. `is_drawn`: places come from a generator, which needs torch.
+    `is_even`: each peer has as many links as the first one. `check` refuses peers that cannot have this graph.
+    """
+
+    forms: Mapping[str, str]
+    read: Callable[[Spec, int], Graph | None]
+    places: Callable[[Graph, int, int, Seeds], Iterable[int]]
+    degree: Callable[[Graph, int], int]
+    example: str
+    is_drawn: bool = False
+    is_even: bool = True
+    check: Callable[[Graph, Sequence[int]], None] = lambda graph, members: None
+
+
 def read_graph(text: str | None, num_clients: int) -> Graph:
     """The graph that is meant; None is what the papers use. Whether it fits those who take part, `check` tells."""
-    kind, _, rest = (text or "random").strip().partition(":")
-    if kind == "random":
-        number, _, bound = rest.partition(":")
-        if (number and not (number.isdecimal() and int(number))) or bound not in ("", "bounded"):
-            raise SparsonaError(
-                f"graph '{text}'",
-                expected="random:N or random:N:bounded, with N neighbours each",
-                mend="for example --graph random:10",
-            )
-        return Graph(kind, int(number) if number else None, bounded=bool(bound))
-    if kind == "exponential" and rest in ("", "one"):
-        return Graph(kind, one_peer=bool(rest))
-    if kind == "file":
-        return Graph(kind, heard=_read_edges(Path(rest).expanduser(), num_clients))
-    if kind not in ("ring", "full", "grid") or rest:
-        raise unknown_name("graph", str(text), GRAPHS)
-    return Graph(kind)
+    found = spec.read("graph", text or "random", GRAPHS)
+    kind = KINDS[found.name]
+    graph = kind.read(found, num_clients)
+    if graph is None:
+        forms = [form for form in GRAPHS if form.partition(":")[0] == found.name]
+        raise found.wrong(" or ".join(forms), f"--graph {kind.example}")
+    return graph
 
 
 def check(graph: Graph, members: Sequence[int]) -> None:
@@ -67,27 +69,7 @@ def check(graph: Graph, members: Sequence[int]) -> None:
         raise SparsonaError(
             f"a graph of {num} peers", expected="two or more", mend="raise --clients, or use a method for one"
         )
-    if graph.degree is not None and graph.degree >= num:
-        raise SparsonaError(
-            f"a graph in which each of {num} peers hears from {graph.degree} others",
-            expected=f"at most {num - 1}",
-            mend=f"--graph random:{min(USUAL_DEGREE, num - 1)}, or --graph full",
-        )
-    if graph.kind == "grid" and _rows(num) == 1:
-        raise SparsonaError(
-            f"a grid of {num} peers",
-            expected="a number that is a product of two",
-            mend="use --graph ring, or another number of clients",
-        )
-    if graph.kind == "file":
-        taking_part = set(members)
-        for client in members:
-            if not taking_part & set(graph.heard[client]):
-                raise SparsonaError(
-                    f"in this graph client {client} hears from nobody who takes part",
-                    expected="at least one neighbour for each",
-                    mend="add an edge to it, or leave 'novel' out if its neighbours are held out",
-                )
+    KINDS[graph.kind].check(graph, members)
 
 
 def senders(graph: Graph, members: Sequence[int], client: int, seeds: Seeds) -> tuple[int, ...]:
@@ -96,47 +78,119 @@ def senders(graph: Graph, members: Sequence[int], client: int, seeds: Seeds) -> 
     Places in the graph are those among `members`, who take part. Somebody else, who joins them, asks as many of them
     as they ask each other, drawn at random; in a graph from a file, those the file says.
     """
-    num = len(members)
-    if graph.kind == "file":
+    num, kind = len(members), KINDS[graph.kind]
+    if graph.heard:
         taking_part = set(members)
         return tuple(other for other in graph.heard[client] if other in taking_part)
     if client not in members:
-        return tuple(sorted(members[place] for place in _drawn(num, min(_degree(graph, num), num), seeds.of(client))))
+        asked = min(kind.degree(graph, num), num)
+        return tuple(sorted(members[place] for place in _drawn(num, asked, seeds.of(client))))
     own = members.index(client)
-    return tuple(sorted(members[place] for place in _places(graph, num, own, seeds.of(client))))
+    return tuple(sorted(members[place] for place in kind.places(graph, num, own, seeds.of(client))))
 
 
-def _places(graph: Graph, num: int, own: int, seeds: Seeds) -> Iterable[int]:
-    """Whom the peer in place `own` hears from, as places."""
-    if graph.kind == "random" and graph.bounded:
+@dataclass(frozen=True)
+class Links:
+    """How many messages each peer receives and sends in a round.
+
+    `each` where all have as many, of a drawn graph on average; otherwise `received` lists whom each peer receives from.
+    """
+
+    each: int | None
+    received: tuple[tuple[int, ...], ...] = ()
+
+
+def links(graph: Graph, num: int) -> Links:
+    """The links of a graph of so many peers, found without torch: what its messages cost follows from them."""
+    kind = KINDS[graph.kind]
+    if kind.is_drawn:
+        return Links(min(kind.degree(graph, num), num - 1))
+    round_ = Seeds(0).at(0)
+    if kind.is_even:
+        return Links(len(set(kind.places(graph, num, 0, round_.of(0)))))
+    return Links(None, tuple(senders(graph, range(num), client, round_) for client in range(num)))
+
+
+def _read_random(found: Spec, num_clients: int) -> Graph | None:
+    number, bound = (*found.args, "", "")[:2]
+    degree = spec.as_count(number) if number else None
+    if (number and degree is None) or bound not in ("", "bounded") or len(found.args) > 2 or found.options:
+        return None
+    return Graph("random", degree, bounded=bool(bound))
+
+
+def _random_places(graph: Graph, num: int, own: int, seeds: Seeds) -> Iterable[int]:
+    if graph.bounded:
         # A circle in random order, heard from at random distances: all are different, and none is nought.
-        order, distances = _circle(num, _degree(graph, num), seeds.shared("graph"))
+        order, distances = _circle(num, _random_degree(graph, num), seeds.shared("graph"))
         where = order.index(own)
         return {order[(where + distance) % num] for distance in distances}
-    if graph.kind == "random":
-        return [place + (place >= own) for place in _drawn(num - 1, _degree(graph, num), seeds)]
-    if graph.kind == "ring":
-        return {(own - 1) % num, (own + 1) % num}
-    if graph.kind == "full":
-        return (place for place in range(num) if place != own)
-    if graph.kind == "grid":
-        rows = _rows(num)
-        columns = num // rows
-        row, column = divmod(own, columns)
-        steps = ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1))
-        return {down % rows * columns + right % columns for down, right in steps} - {own}
+    return [place + (place >= own) for place in _drawn(num - 1, _random_degree(graph, num), seeds)]
+
+
+def _random_degree(graph: Graph, num: int) -> int:
+    return min(USUAL_DEGREE, num - 1) if graph.degree is None else graph.degree
+
+
+def _check_random(graph: Graph, members: Sequence[int]) -> None:
+    num = len(members)
+    if graph.degree is not None and graph.degree >= num:
+        raise SparsonaError(
+            f"a graph in which each of {num} peers hears from {graph.degree} others",
+            expected=f"at most {num - 1}",
+            mend=f"--graph random:{min(USUAL_DEGREE, num - 1)}, or --graph full",
+        )
+
+
+def _plain(found: Spec, num_clients: int) -> Graph | None:
+    """A graph without arguments."""
+    return None if found.argument else Graph(found.name)
+
+
+def _ring_places(graph: Graph, num: int, own: int, seeds: Seeds) -> Iterable[int]:
+    return {(own - 1) % num, (own + 1) % num}
+
+
+def _full_places(graph: Graph, num: int, own: int, seeds: Seeds) -> Iterable[int]:
+    return (place for place in range(num) if place != own)
+
+
+def _grid_places(graph: Graph, num: int, own: int, seeds: Seeds) -> Iterable[int]:
+    rows = _rows(num)
+    columns = num // rows
+    row, column = divmod(own, columns)
+    steps = ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1))
+    return {down % rows * columns + right % columns for down, right in steps} - {own}
+
+
+def _check_grid(graph: Graph, members: Sequence[int]) -> None:
+    if _rows(len(members)) == 1:
+        raise SparsonaError(
+            f"a grid of {len(members)} peers",
+            expected="a number that is a product of two",
+            mend="use --graph ring, or another number of clients",
+        )
+
+
+def _rows(num: int) -> int:
+    """Rows of the most nearly square grid."""
+    return max(rows for rows in range(1, math.isqrt(num) + 1) if num % rows == 0)
+
+
+def _read_exponential(found: Spec, num_clients: int) -> Graph | None:
+    return Graph("exponential", one_peer=bool(found.argument)) if found.argument in (None, "", "one") else None
+
+
+def _exponential_places(graph: Graph, num: int, own: int, seeds: Seeds) -> Iterable[int]:
     hops = [2**power for power in range(_powers(num))]
     if graph.one_peer:
         hops = [hops[(seeds.round or 0) % len(hops)]]
     return {(own - hop) % num for hop in hops}
 
 
-def _degree(graph: Graph, num: int) -> int:
-    """How many each of so many peers hears from."""
-    if graph.kind == "random":
-        return min(USUAL_DEGREE, num - 1) if graph.degree is None else graph.degree
-    hops = 1 if graph.one_peer else _powers(num)
-    return {"ring": 2, "full": num, "grid": 4, "exponential": hops}[graph.kind]
+def _powers(num: int) -> int:
+    """Powers of two below a number."""
+    return (num - 1).bit_length()
 
 
 def _drawn(num: int, count: int, seeds: Seeds) -> list[int]:
@@ -155,14 +209,25 @@ def _circle(num: int, degree: int, seed: int) -> tuple[list[int], list[int]]:
     return order, (1 + torch.randperm(num - 1, generator=random)[:degree]).tolist()
 
 
-def _rows(num: int) -> int:
-    """Rows of the most nearly square grid."""
-    return max(rows for rows in range(1, math.isqrt(num) + 1) if num % rows == 0)
+def _read_file(found: Spec, num_clients: int) -> Graph | None:
+    if not found.argument:
+        return None
+    return Graph("file", heard=_read_edges(Path(found.argument).expanduser(), num_clients))
 
 
-def _powers(num: int) -> int:
-    """Powers of two below a number."""
-    return (num - 1).bit_length()
+def _file_places(graph: Graph, num: int, own: int, seeds: Seeds) -> Iterable[int]:
+    return graph.heard[own]
+
+
+def _check_file(graph: Graph, members: Sequence[int]) -> None:
+    taking_part = set(members)
+    for client in members:
+        if not taking_part & set(graph.heard[client]):
+            raise SparsonaError(
+                f"in this graph client {client} hears from nobody who takes part",
+                expected="at least one neighbour for each",
+                mend="add an edge to it, or leave 'novel' out if its neighbours are held out",
+            )
 
 
 def _read_edges(path: Path, num_clients: int) -> tuple[tuple[int, ...], ...]:
@@ -222,3 +287,55 @@ def _edge(pair: Sequence[object]) -> tuple[int, int]:
         return int(str(first)), int(str(second))
     except (TypeError, ValueError):
         raise ValueError(f"{pair!r} is no pair of clients") from None
+
+
+KINDS = {
+    "random": Kind(
+        {
+            "random:N": "each hears from N others, drawn anew every round; how many hear it is left to chance",
+            "random:N:bounded": "the same, and each is heard by N others: the busiest peer is no busier than the rest",
+        },
+        _read_random,
+        _random_places,
+        _random_degree,
+        "random:10",
+        is_drawn=True,
+        check=_check_random,
+    ),
+    "ring": Kind(
+        {"ring": "each hears from its left and its right neighbour"},
+        _plain,
+        _ring_places,
+        lambda graph, num: 2,
+        "ring",
+    ),
+    "full": Kind({"full": "each hears from all others"}, _plain, _full_places, lambda graph, num: num, "full"),
+    "grid": Kind(
+        {"grid": "four neighbours on a torus, as square as the number of peers allows"},
+        _plain,
+        _grid_places,
+        lambda graph, num: 4,
+        "grid",
+        check=_check_grid,
+    ),
+    "exponential": Kind(
+        {
+            "exponential": "each hears from those 1, 2, 4, 8 ... places behind it",
+            "exponential:one": "from one of those, the next one every round",
+        },
+        _read_exponential,
+        _exponential_places,
+        lambda graph, num: 1 if graph.one_peer else _powers(num),
+        "exponential:one",
+    ),
+    "file": Kind(
+        {"file:PATH": "one's own: a .json or .csv list of edges"},
+        _read_file,
+        _file_places,
+        lambda graph, num: num,
+        "file:edges.csv",
+        is_even=False,
+        check=_check_file,
+    ),
+}
+GRAPHS = {form: text for kind in KINDS.values() for form, text in kind.forms.items()}  # what there is, to be listed

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparsona.core.method import Phase, Round
 from sparsona.core.round import Batch
-from sparsona.data.augment import Draws, augment, look
+from sparsona.data.augment import Draws, as_inputs, augment
 from sparsona.data.batches import Examples, as_targets, draw_pass
 from sparsona.data.pool import View
 from sparsona.engine.turn import phase_batch_size
@@ -83,7 +83,7 @@ def gather(x: Tensor, y: Tensor, row: Tensor, view: View, noise: Tensor) -> Batc
         crops = (row[TOP].reshape(-1), row[LEFT].reshape(-1), row[MIRRORED].reshape(-1) > 0)
         inputs = augment(stored, view, Draws(*crops))
     else:
-        inputs = look(stored, view)
+        inputs = as_inputs(stored, view)
     shape = row.shape[1:]
     targets = as_targets(y.index_select(0, index))
     return Batch(

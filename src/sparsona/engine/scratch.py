@@ -9,6 +9,8 @@ import socket
 import tempfile
 from pathlib import Path
 
+from sparsona.core.files import replace_file
+
 OWNER = "owner"  # the file that says whose a folder is
 
 
@@ -24,9 +26,8 @@ def make_folder(prefix: str) -> Path:
 
 def claim(folder: Path) -> None:
     """Say whose it is, at one stroke: half a number would be somebody else's."""
-    aside = folder / f"{OWNER}.part"
-    aside.write_text(f"{socket.gethostname()} {os.getpid()}", encoding="utf-8")
-    os.replace(aside, folder / OWNER)
+    with replace_file(folder / OWNER) as file:
+        file.write(f"{socket.gethostname()} {os.getpid()}".encode())
 
 
 def _is_alive(pid: int) -> bool:

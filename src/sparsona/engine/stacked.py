@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparsona.core.method import Phase, Tree, Work
 from sparsona.core.task import Task
-from sparsona.data.augment import look
+from sparsona.data.augment import as_inputs
 from sparsona.engine.context import Setting
 from sparsona.engine.evaluate import Evaluation, evaluate_own, own_points
 from sparsona.engine.gradient import CapturedTask
@@ -139,7 +139,7 @@ def vectorised(predict: Callable[[Work, Tensor], Tensor], works: Sequence[Work])
 def why_not_stacked(setting: Setting) -> str:
     """What torch says of running the model for two clients at once; nothing if it can. Tried: layers do not tell."""
     data, task = setting.federation, _channels_first(setting.task)
-    image = look(data.x[:1], data.view)
+    image = as_inputs(data.x[:1], data.view)
 
     def outputs(params: Tree) -> Tensor:
         return task.forward(params, setting.buffers, image, False)[0]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sparsona.core.round import Batch
 from sparsona.core.task import Task
-from sparsona.data.augment import look
+from sparsona.data.augment import as_inputs
 from sparsona.data.federation import Examples
 from sparsona.engine.evaluate import MAX_CONFUSION, Evaluation, check_tested, judge
 from sparsona.engine.stacking import over_clients
@@ -65,7 +65,7 @@ def _padded(tests: Sequence[Examples], start: int, size: int) -> Batch:
     for test in tests:
         is_there = position < test.num_examples
         chosen = torch.where(is_there, position, 0)
-        inputs.append(look(test.inputs.index_select(0, chosen), test.view))
+        inputs.append(as_inputs(test.inputs.index_select(0, chosen), test.view))
         targets.append(test.targets.index_select(0, chosen))
         weight.append(is_there.float())
     noise = torch.zeros(len(tests), dtype=torch.int64, device=device)

@@ -6,12 +6,18 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from sparsona.learning.optimizer import FLAG
+
 
 class MaskSearchOptions(BaseModel):
     """What a method's Config inherits beside the options of training."""
 
     density: float = Field(
-        0.5, gt=0, le=1, description="share of the parameters a client's model keeps; 1: as much as capacity allows"
+        0.5,
+        gt=0,
+        le=1,
+        description="share of the parameters a client's model keeps; 1: as much as capacity allows",
+        json_schema_extra=FLAG,
     )
     regrowth: Literal["gradient", "random"] = Field("gradient", description="what decides where a mask grows")
     initial_masks: Literal["same", "different"] = Field("same", description="whether clients start with one mask")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Memory = tuple[Any, ...]
 OptimizerName = Literal["sgd", "adam", "adamw"]
+FLAG: dict[str, Any] = {"flag": True}  # an option with a flag of its own on the command line
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
@@ -35,11 +36,11 @@ class OptimizerOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    lr: Positive = Field(0.1, description="learning rate in the first round")
-    weight_decay: Decay = Field(5e-4, description=DECAY_TEXT)
+    lr: Positive = Field(0.1, description="learning rate in the first round", json_schema_extra=FLAG)
+    weight_decay: Decay = Field(5e-4, description=DECAY_TEXT, json_schema_extra=FLAG)
     clip_norm: Positive | None = Field(10.0, description="largest gradient norm, over all entries; 'none' for no limit")
-    optimizer: OptimizerName = Field("sgd", description="how clients step", json_schema_extra={"flag": True})
-    momentum: Rate = Field(0.0, description="of optimizer=sgd", json_schema_extra={"flag": True})
+    optimizer: OptimizerName = Field("sgd", description="how clients step", json_schema_extra=FLAG)
+    momentum: Rate = Field(0.0, description="of optimizer=sgd", json_schema_extra=FLAG)
     nesterov: bool = Field(False, description="momentum as Nesterov has it")
     beta1: Rate = Field(0.9, description="adam and adamw: decay of the mean of gradients")
     beta2: Rate = Field(0.999, description="adam and adamw: decay of the mean of their squares")

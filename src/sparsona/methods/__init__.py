@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 from sparsona.core.errors import SparsonaError, unknown_name
 
@@ -26,10 +26,19 @@ class MethodCard:
     module: str  # the file in this folder, which is also the name of its factory
     config: str  # the class of its options
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method
-    engine: Mapping[str, Any] = field(default_factory=dict)  # of the engine: see sparsona.runs.config
+    engine: Mapping[str, Any] = field(default_factory=dict)  # of the engine: see sparsona.runs.options
     # What `--preset NAME` sets, of the method and the engine alike; whatever a person gives as well has the last word.
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     peers: bool = False  # clients send to each other: `graph` says who to whom, and all take part unless told otherwise
+
+
+class Published(Protocol):
+    """What is read of a row for its presets."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def presets(self) -> Mapping[str, Mapping[str, Any]]: ...
 
 
 _STEPS = {"epochs": 1, "weight_decay": 0.0, "clip_norm": None, "lr_decay": 1.0, "tune_epochs": 5}
@@ -193,7 +202,7 @@ def card(name: str) -> MethodCard:
     return METHODS[name]
 
 
-def preset(row: MethodCard, name: str) -> Mapping[str, Any]:
+def preset(row: Published, name: str) -> Mapping[str, Any]:
     """What this preset of a method sets."""
     if not row.presets:
         raise SparsonaError(

@@ -130,7 +130,8 @@ def fedspa(task: Task, config: FedSpaConfig) -> Method:
     def cost(layout: Layout, client: Client, round_: Round) -> Cost:
         counts = client_counts(layout, client, config)
         size = sum(counts)
-        model, update, start = (PartSize(name, layout, size, Support.KNOWN) for name in ("model", "update", "start"))
+        model, start = (PartSize(name, layout, size, Support.KNOWN) for name in ("model", "start"))
+        update = PartSize("update", layout, size, Support.KNOWN, is_change=True)
         mask = PartSize("mask", layout, layout.size, is_mask=True)
         memory = optimizer.sizes("memory", layout, size, Support.KNOWN)
         gradient = gradient_size(layout, config, size)

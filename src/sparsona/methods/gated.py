@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from sparsona.core.errors import SparsonaError
-from sparsona.learning.optimizer import Positive, Rate
+from sparsona.learning.optimizer import FLAG, Positive, Rate
 from sparsona.methods.training import Training
 from sparsona.sparsity.blocks import Blocks, channels, chunks, filters, heads
 from sparsona.sparsity.latency import block_latencies, read_latency
@@ -30,7 +30,7 @@ class PFedGateConfig(Training):
     lr: Positive = Field(0.05, description="the model's learning rate in the first round")
     gate_lr: Positive = Field(1.0, description="the gate's learning rate in the first round")
     momentum: Rate = Field(
-        0.9, description="of optimizer=sgd, for model and gate; 0 with others", json_schema_extra={"flag": True}
+        0.9, description="of optimizer=sgd, for model and gate; 0 with others", json_schema_extra=FLAG
     )
     steps: Literal["used", "all"] = Field(
         "used", description="entries that decay and momentum move: those the batch used, or all (authors)"
@@ -44,7 +44,11 @@ class PFedGateConfig(Training):
     split_budget: bool = Field(
         False, description="linear layers have a budget of their own, and first chunks are free (authors): breaks s"
     )
-    budget: str = Field("parameters", description="what s is a share of: parameters, flops or latency:FILE.json")
+    budget: str = Field(
+        "parameters",
+        description="what s is a share of: parameters, flops or latency:FILE.json",
+        json_schema_extra={"paths": ["latency"]},
+    )
     solver: Literal["greedy", "exact"] = Field("greedy", description="of the knapsack problem")
     greedy_by: Literal["score", "density"] = Field("score", description="greedy: by score, or by score for cost")
     score_steps: int = Field(FINE, ge=1, description="scores are compared in whole steps of 1 / this (authors: 10)")

@@ -260,9 +260,10 @@ class GatedModel:
             return sum(turn_flops((p,), client, round_, 3 * flops, self.step_flops(here, p.trains)) for p in phases)
 
         looks = len(phases) * client.num_examples if config.gating == "client" else 0
+        change = replace(whole, is_change=True)
         return Cost(
             down=(replace(whole, name="model"),),
-            up=(replace(whole, support=Support.KNOWN), bits) if config.aggregation == "uploaded" else (whole,),
+            up=(replace(change, support=Support.KNOWN), bits) if config.aggregation == "uploaded" else (change,),
             train_flops=of(phases),
             search_flops=looks * layout.forward_flops(),
             exact=False,

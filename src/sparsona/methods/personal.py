@@ -23,7 +23,7 @@ from sparsona.core.method import Grads, PartSize, Phase, Work
 from sparsona.core.round import Tick
 from sparsona.core.seeds import generator
 from sparsona.core.tree import Tree
-from sparsona.learning.optimizer import Positive, clip_share, make_optimizer
+from sparsona.learning.optimizer import FLAG, Positive, clip_share, make_optimizer
 from sparsona.methods.server_optimizer import ServerStep
 from sparsona.methods.training import Training, sgd_phase
 
@@ -55,6 +55,7 @@ class PersonalPart(ServerStep):
     personal: PartNames = Field(
         ("output",),
         description="input, output, norm, adapter, split, additive, or patterns of names; !output: all but output",
+        json_schema_extra=FLAG,
     )
     personal_lr: Positive | None = Field(None, description="learning rate of the personal part; none: lr")
     personal_epochs: int | None = Field(None, ge=1, description="passes that train the personal part; none: epochs")

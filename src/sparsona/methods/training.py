@@ -13,7 +13,7 @@ from sparsona.core.method import Grads, Phase, Work, examples_seen, steps_taken
 from sparsona.core.round import Batch, Client, Round, Tick
 from sparsona.core.tree import Tree, counts
 from sparsona.core.update import PartSize, Support
-from sparsona.learning.optimizer import Memory, OptimizerOptions, inside, make_optimizer
+from sparsona.learning.optimizer import FLAG, Memory, OptimizerOptions, inside, make_optimizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Training(OptimizerOptions):
     """Options of local training. A method's Config adds its own to these."""
 
-    epochs: int = Field(5, ge=1, description="passes over the client's data in one round")
+    epochs: int = Field(5, ge=1, description="passes over the client's data in one round", json_schema_extra=FLAG)
 
 
 @dataclass(frozen=True)

@@ -5,39 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sparsona.models.outlines import cnn_roles, split_rows
+from sparsona.models.catalog import cnn_roles, split_rows
 
 
-def digits_cnn(
-    input_shape: tuple[int, ...], num_classes: int, split: bool = False, adapters: bool = False
-) -> nn.Module:
-    """Two padded 3x3 convolutions, then two linear layers."""
-    return _conv_net(
-        input_shape, num_classes, channels=(16, 32), hidden=(64,), kernel=3, padding=1, split=split, adapters=adapters
-    )
-
-
-def cnn28(input_shape: tuple[int, ...], num_classes: int, split: bool = False, adapters: bool = False) -> nn.Module:
-    """46,730 parameters for one channel of 28x28 and 10 classes."""
-    return _conv_net(input_shape, num_classes, channels=(16, 32), hidden=(64,), split=split, adapters=adapters)
-
-
-def lenet5(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """LeNet5 as Caffe has it: 439,096 parameters for one channel of 28x28 and 26 classes."""
-    return _conv_net(input_shape, num_classes, channels=(20, 50), hidden=(500,))
-
-
-def pfedgate_one_hidden(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    """pFedGate's network for EMNIST (2,278,334 parameters for 62 classes) and for CIFAR-100 (3,537,444)."""
-    return _conv_net(input_shape, num_classes, channels=(32, 64), hidden=(2048,))
-
-
-def pfedgate_two_hidden(input_shape: tuple[int, ...], num_classes: int, adapters: bool = False) -> nn.Module:
-    """pFedGate's network for CIFAR-10: 256,830 parameters."""
-    return _conv_net(input_shape, num_classes, channels=(32, 64), hidden=(120, 84), adapters=adapters)
-
-
-def _conv_net(
+def conv_net(
     input_shape: tuple[int, ...],
     num_classes: int,
     channels: tuple[int, ...],
@@ -47,6 +18,7 @@ def _conv_net(
     split: bool = False,
     adapters: bool = False,
 ) -> nn.Module:
+    """Convolutions of these channels, then hidden linear layers of these widths."""
     inputs, height, width = input_shape
     layers: list[nn.Module] = []
     for outputs in channels:

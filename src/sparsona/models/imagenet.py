@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sparsona.core.errors import SparsonaError
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of BatchNorm; GroupNorm needs none
-MOST_TOLD = 6  # names in an error
+MAX_NAMED = 6  # names in an error
 
 
 def load_weights(net: nn.Module, path: str) -> None:
@@ -37,9 +37,9 @@ def load_weights(net: nn.Module, path: str) -> None:
         if name in found and found[name].shape != value.shape
     ]
     if wrong:
-        told = wrong[:MOST_TOLD] + ([f"and {len(wrong) - MOST_TOLD} more"] if len(wrong) > MOST_TOLD else [])
+        named = wrong[:MAX_NAMED] + ([f"and {len(wrong) - MAX_NAMED} more"] if len(wrong) > MAX_NAMED else [])
         raise SparsonaError(
-            f"the weights in '{path}' do not fit the network: {'; '.join(told)}",
+            f"the weights in '{path}' do not fit the network: {'; '.join(named)}",
             expected="the state_dict of torchvision's resnet18, with the network's stem and number of channels",
             mend="stem=7x7 and three channels fit ImageNet weights",
         )
@@ -75,7 +75,7 @@ def _read(given: str) -> Mapping[str, Tensor]:
     odd = [n for n, value in state.items() if n.rpartition(".")[2] not in STATISTICS and not _is_plain(value)]
     if odd:
         raise SparsonaError(
-            f"weights in '{path}' that are no plain finite numbers: {', '.join(odd[:MOST_TOLD])}",
+            f"weights in '{path}' that are no plain finite numbers: {', '.join(odd[:MAX_NAMED])}",
             expected="dense floating-point tensors without NaN or infinity",
             mend="convert them before they are saved: value.dequantize(), value.to_dense(), value.float()",
         )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.spec import Spec
 
 Value = bool | int | float | str
 
@@ -48,28 +49,30 @@ def _written(value: Value) -> str:
     return str(value).lower()
 
 
-def read_options(name: str, text: str, known: Mapping[str, Option]) -> dict[str, Value]:
-    """The options of the network `name`: the defaults, with those in `text` (key=value,key=value) put in."""
-    found = {key: option.default for key, option in known.items()}
-    for pair in text.split(",") if text.strip() else []:
-        key, equals, value = (part.strip() for part in pair.partition("="))
-        key = key.replace("-", "_")
-        if not equals or not key:
-            raise SparsonaError(
-                f"'{pair}' is not an option of model '{name}'",
-                expected="key=value, with commas between several",
-                mend=f"options of {name}: {', '.join(known) or 'none'}",
-            )
+def read_options(found: Spec, known: Mapping[str, Option]) -> dict[str, Value]:
+    """The options of a network: the defaults, with those that its spec has put in."""
+    name, values = found.name, {key: option.default for key, option in known.items()}
+    # No value of a network holds a comma: what follows one is an option that lacks its key.
+    stray = [*found.args, *(text for value in found.options.values() for text in value.split(",")[1:])]
+    if stray:
+        raise SparsonaError(
+            f"'{stray[0]}' is not an option of model '{name}'",
+            expected="key=value, with commas between several",
+            mend=f"options of {name}: {', '.join(known) or 'none'}",
+        )
+    for key, text in found.options.items():
         if not known:
-            raise SparsonaError(f"model '{name}' has no options, but '{pair}' was given", mend=f"write just {name}")
+            raise SparsonaError(
+                f"model '{name}' has no options, but '{key}={text}' was given", mend=f"write just {name}"
+            )
         if key not in known:
             raise unknown_name(f"option of model '{name}'", key, known)
         try:
-            found[key] = known[key].read(value)
+            values[key] = known[key].read(text)
         except ValueError as error:
             raise SparsonaError(
-                f"option {key} of model '{name}' cannot be '{value}'",
+                f"option {key} of model '{name}' cannot be '{text}'",
                 expected=str(error),
                 mend=f"{key}: {known[key].summary}",
             ) from None
-    return found
+    return values

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sparsona.models.outlines import transformer_roles
+from sparsona.models.catalog import TRANSFORMER, transformer_roles
 
 
 def transformer(
@@ -19,7 +19,7 @@ def transformer(
     dropout: float = 0.0,
 ) -> nn.Module:
     """5,731,092 parameters for 20 tokens of a vocabulary of 10,004; adapters of width 16 add 67,712, of 64 264,704."""
-    return Transformer(input_shape[0], num_classes, adapters, adapter_form == "authors", dropout)
+    return Transformer(input_shape[0], num_classes, adapters, adapter_form == "authors", dropout, **TRANSFORMER)
 
 
 class Transformer(nn.Module):
@@ -36,9 +36,9 @@ class Transformer(nn.Module):
         adapts_skip: bool,
         dropout: float,
         *,
-        width: int = 256,
-        hidden: int = 1024,
-        num_blocks: int = 4,
+        width: int,
+        hidden: int,
+        num_blocks: int,
         num_heads: int = 4,
     ) -> None:
         super().__init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-WIDTHS = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # a pooling layer after each group
+from sparsona.models.catalog import VGG_WIDTHS
 
 
 def vgg11(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -14,7 +14,7 @@ def vgg11(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
     """
     inputs = input_shape[0]
     layers: list[nn.Module] = []
-    for widths in WIDTHS:
+    for widths in VGG_WIDTHS:
         for outputs in widths:
             layers += [_conv(inputs, outputs), nn.GroupNorm(32, outputs), nn.ReLU()]
             inputs = outputs

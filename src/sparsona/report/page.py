@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from sparsona.analysis.similarity import Similarity
 from sparsona.analysis.table import class_rows, differences, table
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError
+from sparsona.core.files import replace_file
 from sparsona.core.points import POINTS
 from sparsona.report import plots
 from sparsona.report.pictures import draw
@@ -56,14 +56,10 @@ def write_report(views: Sequence[RunView], path: str | os.PathLike[str], title: 
         )
     page = render_report(views, title)
     path = Path(path)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            draft.write_text(page, encoding="utf-8")
-            os.replace(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
+        with replace_file(path) as file:
+            file.write(page.encode())
     except OSError as error:
         raise SparsonaError(
             f"the report could not be written to {path}: {error.strerror or error}",

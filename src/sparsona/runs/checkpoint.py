@@ -30,7 +30,7 @@ from sparsona.engine.population import Population
 from sparsona.engine.rounds import received_work
 from sparsona.engine.shelf import Shelf
 from sparsona.engine.star import memories
-from sparsona.runs.store import read_json, telling_disk_errors, write_atomically
+from sparsona.runs.folder import explain_disk_errors, read_json, write_atomically
 from sparsona.wire.codec import encode
 
 FORMAT = 1
@@ -119,7 +119,7 @@ class Checkpoints:
 
     def save(self, progress: Progress, initial: Population) -> None:
         """Write what changed, then the manifest, then remove what nothing names any more."""
-        with telling_disk_errors(self._folder):
+        with explain_disk_errors(self._folder):
             self._folder.mkdir(exist_ok=True)
         self._number += 1
         names = dict(self._files)
@@ -145,7 +145,7 @@ class Checkpoints:
         write_atomically(self._folder / "manifest.json", (json.dumps(manifest) + "\n").encode())
         self._files, self._saved = names, saved
         keep = {entry.split()[0] for entry in names.values()} | {"manifest.json"}
-        with telling_disk_errors(self._folder):
+        with explain_disk_errors(self._folder):
             for path in self._folder.iterdir():
                 if path.name not in keep:
                     path.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ from typing import Any
 import filelock
 
 from sparsona.core.errors import SparsonaError
-from sparsona.runs.store import read_json
+from sparsona.runs.folder import reached, read_json
 
 
 def find_run(text: str | Path) -> Path:
@@ -44,17 +44,16 @@ def _row(folder: Path, where: Path) -> dict[str, Any]:
     row: dict[str, Any] = {"run": str(folder.relative_to(where)), "path": str(folder)}
     try:
         config = read_json(folder / "config.json")
-        manifest = folder / "checkpoint" / "manifest.json"
-        reached = read_json(manifest) if manifest.exists() else {"completed": 0, "finished": False}
+        found = reached(folder)
         summary = read_json(folder / "summary.json") if (folder / "summary.json").exists() else None
         mean = summary["accuracy"]["mean"] if summary else None
         accuracy = "–" if mean is None else f"{mean:.1%}"
         return row | {
             "method": config["method"],
             "seed": config["seed"],
-            "rounds": f"{reached['completed']}/{config['rounds']}",
+            "rounds": f"{found.completed}/{config['rounds']}",
             "accuracy": accuracy,
-            "state": "finished" if reached["finished"] else "running" if _is_used(folder) else "unfinished: resume it",
+            "state": "finished" if found.finished else "running" if _is_used(folder) else "unfinished: resume it",
         }
     except (SparsonaError, KeyError, TypeError) as error:
         blank = dict.fromkeys(("method", "seed", "rounds", "accuracy"), "–")

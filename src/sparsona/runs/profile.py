@@ -8,7 +8,7 @@ from typing import Any
 
 from sparsona.core.errors import SparsonaError
 from sparsona.engine.clock import Clock
-from sparsona.runs.store import read_json, write_atomically
+from sparsona.runs.folder import read_json, write_atomically
 
 NAME, FORMAT = "profile.json", 1
 

@@ -1,14 +1,20 @@
-"""Plays a run from where it stands to its end: rounds, evaluations, records, checkpoints."""
+"""Plays a run from where it stands to its end: rounds, evaluations, records, checkpoints.
+
+In this order: a round's rows are written in one transaction; then observers are told; then, if one is due, a
+checkpoint is saved, for which the rows are brought to the disk first and the manifest is written last. The manifest is
+the truth: rows past it are dropped when a run goes on.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.points import RECEIVED
 from sparsona.engine.clock import OTHER, START, Clock
 from sparsona.engine.context import Setting
 from sparsona.engine.evaluate import Evaluation
@@ -16,49 +22,273 @@ from sparsona.engine.executors import open_executor, rounding_as_asked
 from sparsona.engine.jobs import Executor, Job, Outcome
 from sparsona.engine.plan import tested_clients
 from sparsona.engine.population import Population, RoundRecord
-from sparsona.engine.rounds import simulate
+from sparsona.engine.rounds import check_plan, simulate
 from sparsona.runs.checkpoint import Checkpoints, Progress
+from sparsona.runs.folder import MANIFEST, RunFolder
+from sparsona.runs.observers import (
+    ClientEvaluation,
+    EvaluationResult,
+    ObserverList,
+    ProgressUpdate,
+    RoundResult,
+    RunEnd,
+    RunStart,
+    TurnResult,
+)
 from sparsona.runs.profile import ProfileFile
-from sparsona.runs.store import RunFolder, pack_confusion
+from sparsona.runs.recorder import Recorder
+from sparsona.runs.stopping import Spent, Stopping, reached
 from sparsona.runs.traits import TraitRecord, has_traits
-from sparsona.wire.ledger import Traffic
 
 # Checkpoints may take this share of the time, and are not worth taking more often than this.
 CHECKPOINT_SHARE = 0.05
 CHECKPOINT_SECONDS = 2.0
 
-
-TELL_SECONDS = 2.0  # a round that takes longer is told about while it is played
+PROGRESS_SECONDS = 2.0  # a round that takes longer is reported while it is played
 
 
 @dataclass(frozen=True)
-class Event:
-    """What a progress bar shows after a round, or, with `doing`, in the middle of a long one or of start-up."""
+class Played:
+    """Where a run stands when it is finished or stopped; `stopped_by` says why, and is None if it is finished."""
 
-    completed: int
-    total: int
-    accuracy: float | None
-    seconds: float
-    doing: str = ""
+    progress: Progress
+    stopped_by: str | None
 
 
-Listener = Callable[[Event], None]
+class Session:
+    """Plays one run. It is made before the run's folder: what method and plan cannot do together is refused here."""
+
+    def __init__(self, setting: Setting, observers: ObserverList) -> None:
+        self.setting, self.clock, self.observers = setting, setting.clock, observers
+        self._executor = _ReportingExecutor(setting.clock, self._report_outcome)
+        check_plan(setting.server_side)
+        self._engine = simulate(setting, self._executor)
+        self._started = False
+        self._progress: Progress | None = None
+
+    def play(self, folder: RunFolder, executor: str, limits: Stopping) -> Played:
+        """Go on from the last checkpoint, or from the start. The folder must be locked by the caller.
+
+        Whatever ends it (the last round, a stop, Ctrl-C, an error), what was reached is on disk.
+        """
+        with rounding_as_asked(self.setting):
+            self._open(folder)
+            if self.progress.finished:
+                return Played(self.progress, None)  # and no worker is started
+            profile = {"executor": executor, "device": self.setting.device.type}
+            self._profile = ProfileFile(folder.path, self.clock, self.progress.completed, **profile)
+            self._profile.write(self.progress.completed)  # from now on this is a profiled run, also after a kill
+            self._start()
+            self.report("starting")
+            self._executor.open(open_executor(executor, self.setting, self.report))
+            try:
+                reason = self._play_rounds(limits)
+                return Played(self.progress, reason)
+            finally:
+                self._executor.close()
+                self._profile.write(self.progress.completed)
+
+    @property
+    def progress(self) -> Progress:
+        """Where the run stands."""
+        assert self._progress is not None, "not played yet"
+        return self._progress
+
+    # How it begins.
+
+    def _open(self, folder: RunFolder) -> None:
+        """Load the checkpoint, or save the first one, and check that the records go with it."""
+        self._folder, self._records = folder, folder.records
+        self._recorder = Recorder(folder.records)
+        self._checkpoints = Checkpoints(folder.path, self.setting.method)
+        with self.clock.measure(f"{START}build"):
+            self._initial: Population = self._engine.start()
+        with self.clock.measure("checkpoint"):
+            found = self._checkpoints.load(self.setting, self._initial)
+        self._progress = found or Progress(0, 0.0, self._initial, {})
+        self._began = time.monotonic() - self.progress.seconds
+        self._checkpoint_at, self._checkpoint_cost = time.monotonic(), 0.0
+        self._reported_at = time.monotonic()
+        self._unsaved = False
+        if found is None:
+            # A manifest precedes the first record: records without one have lost it, and are not begun anew.
+            if self._records.exist:
+                raise SparsonaError(
+                    f"'{folder.path / MANIFEST}' is missing",
+                    expected="the manifest that goes with the records of this run",
+                    mend="restore it from a copy, or start the run again in another folder",
+                )
+            with self.clock.measure("checkpoint"):
+                self._checkpoints.save(self.progress, self._initial)
+        with self.clock.measure("records"):
+            self._records.check(self.progress.completed)
+        self._traits: TraitRecord | None = None
+        if folder.config.get("record_traits") and has_traits(self.setting) and not self.progress.finished:
+            self._traits = TraitRecord(self.setting)
+
+    def _start(self) -> None:
+        self._started = True
+        options = deepcopy(self._folder.config)  # an observer's own: it cannot change the run
+        completed, rounds = self.progress.completed, self.setting.plan.rounds
+        self.observers.on_start(RunStart(self._folder.path, self._folder.facts, options, completed, rounds))
+
+    # How it goes.
+
+    def _play_rounds(self, limits: Stopping) -> str | None:
+        """Play until the last round or a stop; why it was stopped, or None if it is finished."""
+        plan, completed = self.setting.plan, self.progress.completed
+        with self.clock.measure("records"):
+            self._records.rewind(completed, plan.points_after(completed))
+            self._folder.drop_summary()
+        began, self._bytes_sent, reason = time.monotonic(), 0, None
+        try:
+            while self.progress.completed < plan.rounds and reason is None:
+                self._round()
+                reason = reached(limits, Spent(time.monotonic() - began, self._bytes_sent))
+                if reason is None and self._checkpoint_is_due():
+                    self._save()
+            if self.progress.completed == plan.rounds:
+                self._finish()
+            else:
+                self._evaluate_where_it_stops()
+            self._save()
+        except BaseException:
+            if self._unsaved:
+                self._save()
+            raise
+        return None if self.progress.finished else reason
+
+    def _round(self) -> None:
+        began, index = time.monotonic(), self.progress.completed
+        population, played = self._engine.play(self.progress.population, index)
+        if self.setting.plan.evaluates_after(index + 1):
+            played.evaluations.extend(self._engine.evaluate(population, index + 1))
+        result = _round_result(played, time.monotonic() - began)
+        self._bytes_sent += sum(turn.bytes_up + turn.bytes_down for turn in result.turns)
+        evaluation = self._evaluation_result(index + 1, played.evaluations)
+        self._keep(replace(self.progress, completed=index + 1, population=population), result, evaluation)
+
+    def _evaluate_where_it_stops(self) -> None:
+        """The result must be that of the round which was reached, also between two evaluations."""
+        completed = self.progress.completed
+        if not self.setting.plan.evaluates_after(completed):
+            found = self._engine.evaluate(self.progress.population, completed)
+            self._keep(self.progress, None, self._evaluation_result(completed, found))
+
+    def _finish(self) -> None:
+        """Final tuning and novel clients."""
+        began, rounds = time.monotonic(), self.setting.plan.rounds
+        played, tuned = self._engine.finish(self.progress.population)
+        result = replace(_round_result(played, time.monotonic() - began), is_tuning=True)
+        evaluation = self._evaluation_result(rounds, played.evaluations)
+        is_any = bool(played.turns or played.evaluations)
+        self._keep(replace(self.progress, tuned=tuned, finished=True), result if is_any else None, evaluation)
+
+    def _keep(self, progress: Progress, result: RoundResult | None, evaluation: EvaluationResult | None) -> None:
+        """Record what was reached, all of it or nothing, and then tell the observers."""
+        traits = []
+        if self._traits is not None and evaluation is not None and not progress.finished:
+            traits = [self._traits.row(progress.population, progress.completed)]
+        with self.clock.measure("records"), self._records.writing():
+            if result is not None:
+                self._recorder.on_round(result)
+            if evaluation is not None:
+                self._recorder.on_evaluation(evaluation)
+            self._records.add(traits)
+        self._progress, self._unsaved = replace(progress, seconds=self._seconds), True
+        self._reported_at = time.monotonic()
+        if result is not None:
+            self.observers.on_round(result)
+        if evaluation is not None:
+            self.observers.on_evaluation(evaluation)
+
+    def _evaluation_result(self, completed: int, found: Sequence[Evaluation]) -> EvaluationResult | None:
+        if not found:
+            return None
+        headline = self._folder.facts.point
+        shown = headline if any(one.point == headline for one in found) else RECEIVED
+        return EvaluationResult(completed, shown, tuple(map(_client_evaluation, found)))
+
+    # How it is saved.
+
+    def _checkpoint_is_due(self) -> bool:
+        since = time.monotonic() - self._checkpoint_at
+        return since >= max(CHECKPOINT_SECONDS, self._checkpoint_cost / CHECKPOINT_SHARE)
+
+    def _save(self) -> None:
+        """Rows to the disk, then the checkpoint, whose manifest says that they are there."""
+        began = time.monotonic()
+        with self.clock.measure("records"):
+            self._records.flush()
+        with self.clock.measure("checkpoint"):
+            self._checkpoints.save(self.progress, self._initial)
+            self._profile.write(self.progress.completed)
+        self._unsaved = False
+        self._checkpoint_at = time.monotonic()
+        self._checkpoint_cost = self._checkpoint_at - began
+
+    # What is said of it.
+
+    @property
+    def _seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def report(self, doing: str) -> None:
+        """Tell observers what is being done; "" when a start is over."""
+        title, plan = self._folder.facts.title, self.setting.plan
+        self._reported_at = time.monotonic()
+        self.observers.on_progress(
+            ProgressUpdate(title, plan.seed, self.progress.completed, plan.rounds, doing, self._seconds)
+        )
+
+    def _report_outcome(self, kind: str, done: int) -> None:
+        """What a long round is at: at most every PROGRESS_SECONDS."""
+        if time.monotonic() - self._reported_at >= PROGRESS_SECONDS:
+            plan, num = self.setting.plan, len(self.setting.clients)
+            trains = num - plan.num_novel if plan.everyone_trains else plan.per_round
+            tuned = num if plan.tune_epochs else plan.num_novel
+            tested = len(tested_clients(plan, self.setting.clients))
+            total = {"train": trains, "evaluate": tested, "tune": tuned}[kind]
+            what = {"train": "trained", "evaluate": "tested", "tune": "tuned"}[kind]
+            self.report(f"{done}/{total} {what}")
+
+    def end(self, played: Played, summary: dict[str, object]) -> None:
+        """Tell observers of the end of what was played, if they were told of a start."""
+        if self._started:
+            reason, progress = played.stopped_by, played.progress
+            rounds, finished = self.setting.plan.rounds, progress.finished
+            self.observers.on_end(
+                RunEnd(progress.completed, rounds, progress.seconds, finished, reason, deepcopy(summary))
+            )
+
+    def fail(self, error: BaseException) -> None:
+        """Tell observers of an end by an interruption or an error."""
+        if self._started:
+            reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+            completed, seconds = self.progress.completed, self.progress.seconds
+            end = RunEnd(completed, self.setting.plan.rounds, seconds, False, reason.splitlines()[0], None)
+            self.observers.on_failure(end, error)
 
 
-class _Watched:
-    """An executor whose every outcome is told."""
+class _ReportingExecutor:
+    """An executor whose every outcome is reported. It is opened when a run is played."""
 
-    def __init__(self, executor: Executor, tell: Callable[[str, int], None], clock: Clock) -> None:
-        self._executor, self._tell, self._clock = executor, tell, clock
-        self.encodes = executor.encodes
+    def __init__(self, clock: Clock, report: Callable[[str, int], None]) -> None:
+        self._clock, self._report = clock, report
+        self._executor: Executor | None = None
+        self.encodes = False
+
+    def open(self, executor: Executor) -> None:
+        self._executor, self.encodes = executor, executor.encodes
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
-        doing = ""
+        assert self._executor is not None, "not open yet"
+        kind = ""
 
         def seen() -> Iterator[Job]:
-            nonlocal doing
+            nonlocal kind
             for job in jobs:
-                doing = job.do
+                kind = job.do
                 yield job
 
         outcomes = self._executor.run(seen())
@@ -67,230 +297,39 @@ class _Watched:
                 outcome = next(outcomes, None)
                 if outcome is None:
                     return
-                self._tell(doing, done)
+                self._report(kind, done)
             yield outcome
 
     def close(self) -> None:
-        self._executor.close()
+        if self._executor is not None:
+            self._executor.close()
 
 
-def play(
-    folder: RunFolder,
-    setting: Setting,
-    executor_name: str,
-    max_seconds: float | None,
-    listen: Listener = lambda event: None,
-) -> Progress:
-    """Go on from the last checkpoint, or from the start. The folder must be locked by the caller.
-
-    Whatever ends it (the last round, the time limit, Ctrl-C, an error), what was reached is on disk.
-    """
-    with rounding_as_asked(setting):
-        return _play(folder, setting, executor_name, max_seconds, listen)
-
-
-def _play(
-    folder: RunFolder, setting: Setting, executor_name: str, max_seconds: float | None, listen: Listener
-) -> Progress:
-    session = _Session(folder, setting, listen)
-    if session.progress.finished:
-        return session.progress  # and no worker is started
-    about = {"executor": executor_name, "device": setting.device.type}
-    session.profile = ProfileFile(folder.path, setting.clock, session.progress.completed, **about)
-    session.profile.write(session.progress.completed)  # from now on this is a profiled run, also after a kill
-    session.tell_start("starting")
-    executor = open_executor(executor_name, setting, session.tell_start)
-    try:
-        session.engine = simulate(setting, _Watched(executor, session.tell, setting.clock))
-        return session.run(max_seconds)
-    finally:
-        executor.close()
-        session.profile.write(session.progress.completed)
-
-
-class _Session:
-    def __init__(self, folder: RunFolder, setting: Setting, listen: Listener) -> None:
-        self.folder, self.setting, self.listen = folder, setting, listen
-        self.clock = setting.clock
-        self.profile: ProfileFile | None = None
-        self.checkpoints = Checkpoints(folder.path, setting.method)
-        with self.clock.measure(f"{START}build"):
-            self.engine = simulate(setting)
-            self.initial: Population = self.engine.start()
-        with self.clock.measure("checkpoint"):
-            found = self.checkpoints.load(setting, self.initial)
-        self.progress = found or Progress(0, 0.0, self.initial, {})
-        self.began = time.monotonic() - self.progress.seconds
-        self.checkpoint_at = time.monotonic()
-        self.checkpoint_cost = 0.0
-        self.told = time.monotonic()
-        self.num_tested = len(tested_clients(setting.plan, setting.clients))
-        self.accuracy: float | None = None
-        self.traits: TraitRecord | None = None
-        if folder.config.get("record_traits") and has_traits(setting) and not self.progress.finished:
-            self.traits = TraitRecord(setting)
-        if found is None:
-            # A manifest precedes the first record: records without one have lost it, and are not begun anew.
-            if folder.has_records:
-                raise SparsonaError(
-                    f"'{folder.path / 'checkpoint' / 'manifest.json'}' is missing",
-                    expected="the manifest that goes with the records of this run",
-                    mend="restore it from a copy, or start the run again in another folder",
-                )
-            with self.clock.measure("checkpoint"):
-                self.checkpoints.save(self.progress, self.initial)
-        with self.clock.measure("records"):
-            folder.check_records(self.progress.completed)
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.began
-
-    def tell(self, doing: str, done: int) -> None:
-        """What a long round is at: at most every TELL_SECONDS."""
-        if time.monotonic() - self.told >= TELL_SECONDS:
-            plan, num = self.setting.plan, len(self.setting.clients)
-            trains = num - plan.num_novel if plan.everyone_trains else plan.per_round
-            tuned = num if plan.tune_epochs else plan.num_novel
-            total = {"train": trains, "evaluate": self.num_tested, "tune": tuned}[doing]
-            what = {"train": "trained", "evaluate": "tested", "tune": "tuned"}[doing]
-            self._tell(self.accuracy, f"{done}/{total} {what}")
-
-    def tell_start(self, doing: str) -> None:
-        """What start-up is doing; "" when it is over."""
-        self._tell(self.accuracy, doing)
-
-    def _tell(self, accuracy: float | None, doing: str = "") -> None:
-        self.told, self.accuracy = time.monotonic(), accuracy
-        self.listen(Event(self.progress.completed, self.setting.plan.rounds, accuracy, self.seconds, doing))
-
-    def run(self, max_seconds: float | None) -> Progress:
-        with self.clock.measure("records"):
-            completed = self.progress.completed
-            self.folder.rewind(completed, self.setting.plan.points_after(completed))
-        deadline = None if max_seconds is None else time.monotonic() + max_seconds
-        unsaved = False
-        try:
-            while self.progress.completed < self.setting.plan.rounds:
-                self._round()
-                unsaved = True
-                if deadline is not None and time.monotonic() >= deadline:
-                    self._evaluate_where_it_stops()
-                    break
-                if self._checkpoint_is_due():
-                    self._save()
-                    unsaved = False
-            if self.progress.completed == self.setting.plan.rounds:
-                self._close()
-            self._save()
-        except BaseException:
-            if unsaved:
-                self._save()
-            raise
-        return self.progress
-
-    def _round(self) -> None:
-        began = time.monotonic()
-        index = self.progress.completed
-        population, record = self.engine.play(self.progress.population, index)
-        if self.setting.plan.evaluates_after(index + 1):
-            record.evaluations.extend(self.engine.evaluate(population, index + 1))
-        self._write(record, index + 1, time.monotonic() - began)
-        if self.setting.plan.evaluates_after(index + 1):
-            self._record_traits(population, index + 1)
-        self.progress = replace(self.progress, completed=index + 1, seconds=self.seconds, population=population)
-        self._tell(_mean(record.evaluations, "received"))
-
-    def _evaluate_where_it_stops(self) -> None:
-        """The result must be that of the round which was reached, also between two evaluations."""
-        completed = self.progress.completed
-        if not self.setting.plan.evaluates_after(completed):
-            found = self.engine.evaluate(self.progress.population, completed)
-            with self.clock.measure("records"), self.folder.writing():
-                self.folder.insert("evaluations", (_row(completed, evaluation) for evaluation in found))
-            self._record_traits(self.progress.population, completed)
-
-    def _record_traits(self, population: Population, completed: int) -> None:
-        if self.traits is not None:
-            row = self.traits.row(population, completed)
-            with self.clock.measure("records"), self.folder.writing():
-                self.folder.insert("traits", [row])
-
-    def _close(self) -> None:
-        """Final tuning and novel clients."""
-        began = time.monotonic()
-        record, tuned = self.engine.finish(self.progress.population)
-        if record.turns or record.evaluations:
-            self._write(record, self.setting.plan.rounds, time.monotonic() - began)
-        self.progress = replace(self.progress, tuned=tuned, seconds=self.seconds, finished=True)
-        accuracy = _mean(record.evaluations, "tuned")
-        if accuracy is not None:
-            self._tell(accuracy)
-
-    def _checkpoint_is_due(self) -> bool:
-        since = time.monotonic() - self.checkpoint_at
-        return since >= max(CHECKPOINT_SECONDS, self.checkpoint_cost / CHECKPOINT_SHARE)
-
-    def _save(self) -> None:
-        began = time.monotonic()
-        with self.clock.measure("records"):
-            self.folder.flush()
-        with self.clock.measure("checkpoint"):
-            self.checkpoints.save(self.progress, self.initial)
-            if self.profile is not None:
-                self.profile.write(self.progress.completed)
-        self.checkpoint_at = time.monotonic()
-        self.checkpoint_cost = self.checkpoint_at - began
-
-    def _write(self, record: RoundRecord, completed: int, seconds: float) -> None:
-        turns = record.turns
-        total = sum((turn.traffic for turn in turns), Traffic())
-        examples = sum(turn.tally.examples for turn in turns)
-        loss = sum(turn.tally.loss * turn.tally.examples for turn in turns) / examples if examples else None
-        summary = (
-            record.index,
-            record.lr_scale,
-            sum(turn.trained for turn in turns),
-            sum(turn.aggregated for turn in turns),
-            sum(turn.dropped for turn in turns),
-            loss,
-            *_counts(total),
-            sum(turn.tally.train_flops for turn in turns),
-            sum(turn.tally.search_flops for turn in turns),
-            seconds,
+def _round_result(played: RoundRecord, seconds: float) -> RoundResult:
+    turns = tuple(
+        TurnResult(
+            client=turn.client,
+            loss=turn.tally.loss,
+            examples=turn.tally.examples,
+            steps=turn.tally.steps,
+            trained=turn.trained,
+            aggregated=turn.aggregated,
+            dropped=turn.dropped,
+            bytes_up=turn.traffic.up,
+            bytes_down=turn.traffic.down,
+            paper_up=turn.traffic.paper_up,
+            paper_down=turn.traffic.paper_down,
+            train_flops=turn.tally.train_flops,
+            search_flops=turn.tally.search_flops,
         )
-        with self.clock.measure("records"), self.folder.writing():
-            self.folder.insert("rounds", [summary])
-            self.folder.insert(
-                "turns",
-                (
-                    (
-                        record.index,
-                        turn.client,
-                        turn.tally.loss,
-                        turn.tally.examples,
-                        turn.tally.steps,
-                        turn.aggregated,
-                        turn.dropped,
-                        *_counts(turn.traffic),
-                        turn.tally.train_flops,
-                        turn.tally.search_flops,
-                    )
-                    for turn in turns
-                ),
-            )
-            self.folder.insert("evaluations", (_row(completed, evaluation) for evaluation in record.evaluations))
+        for turn in played.turns
+    )
+    return RoundResult(played.index, played.lr_scale, turns, seconds)
 
 
-def _counts(traffic: Traffic) -> tuple[int, int, int, int]:
-    return traffic.up, traffic.down, traffic.paper_up, traffic.paper_down
-
-
-def _row(completed: int, found: Evaluation) -> tuple[Any, ...]:
-    confusion = pack_confusion(found.confusion)
-    return completed, found.client, found.point, found.correct, found.count, found.loss, confusion
-
-
-def _mean(evaluations: list[Evaluation], point: str) -> float | None:
-    found = [one.correct / one.count for one in evaluations if one.point == point and one.correct is not None]
-    return sum(found) / len(found) if found else None
+def _client_evaluation(found: Evaluation) -> ClientEvaluation:
+    confusion = None
+    if found.confusion is not None:
+        confusion = found.confusion.numpy()
+        confusion.flags.writeable = False
+    return ClientEvaluation(found.client, found.point, found.correct, found.count, found.loss, confusion)

@@ -14,8 +14,8 @@ from sparsona.core.seeds import generator
 from sparsona.core.tree import Tree, awake
 from sparsona.engine.context import Setting
 from sparsona.engine.plan import novel_clients
-from sparsona.engine.star import Population
-from sparsona.runs.store import pack_numbers
+from sparsona.engine.population import Population
+from sparsona.runs.records import TraitsRow, pack_numbers
 
 MOST = 64  # clients compared with each other: pairs grow with the square
 
@@ -112,11 +112,13 @@ class TraitRecord:
         self._setting, self._clients = setting, compared_clients(setting)
         self._first = read_traits(setting, None, self._clients)
 
-    def row(self, population: Population, completed: int) -> tuple[Any, ...]:
-        """A row of the table `traits`."""
+    def row(self, population: Population, completed: int) -> TraitsRow:
+        """How things stand after so many rounds."""
         now = read_traits(self._setting, population, self._clients)
         distances = now.distances()
         pairs = distances[np.triu_indices(len(distances), 1)]
         apart = float(pairs.mean()) if len(pairs) else None
         moved = float(now.moved_from(self._first).mean())
-        return (completed, now.kind, apart, moved, pack_numbers(now.clients, "<i4"), pack_numbers(pairs, "<f8"))
+        return TraitsRow(
+            completed, now.kind, apart, moved, pack_numbers(now.clients, "<i4"), pack_numbers(pairs, "<f8")
+        )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -15,7 +14,8 @@ from torch import Tensor
 from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout
 from sparsona.core.tree import Tree
-from sparsona.runs.store import START_FILE, RunFolder, read_json, write_atomically
+from sparsona.runs.facts import WarmStartFacts
+from sparsona.runs.folder import START_FILE, RunFolder, reached, write_atomically
 
 GLOBAL_FILE = "global.safetensors"  # what a finished run's server holds for all, by the names of its parameters
 
@@ -25,17 +25,17 @@ class WarmStart:
     """Weights to begin with, and what is known about where they come from."""
 
     weights: Mapping[str, Tensor]
-    about: Mapping[str, Any]  # run, method, rounds, weights (a digest), federation (a digest)
+    facts: WarmStartFacts
 
     @property
     def file(self) -> bytes:
         return _as_file(self.weights)
 
-    def described(self, layout: Layout, federation: str) -> dict[str, Any]:
+    def described(self, layout: Layout, federation: str) -> WarmStartFacts:
         """What a run that begins with it records."""
-        taken = [slot.name for slot in layout.slots if slot.name in self.weights]
-        same = self.about.get("federation") == federation
-        return {**self.about, "taken": len(taken), "of": len(layout.slots), "same_data": same}
+        taken = sum(slot.name in self.weights for slot in layout.slots)
+        same = self.facts.federation == federation
+        return replace(self.facts, taken=taken, of=len(layout.slots), same_data=same)
 
 
 def leave_global_model(folder: Path, model: Tree | None) -> None:
@@ -47,32 +47,30 @@ def leave_global_model(folder: Path, model: Tree | None) -> None:
 def warm_start_from(path: str | Path) -> WarmStart:
     """The final global model of a run."""
     folder = RunFolder.open(Path(path))
-    config, about = folder.config, folder.about
-    manifest = folder.path / "checkpoint" / "manifest.json"
-    reached = read_json(manifest) if manifest.exists() else {"completed": 0, "finished": False}
-    if not reached["finished"]:
+    facts, found = folder.facts, reached(folder.path)
+    if not found.finished:
         raise SparsonaError(
-            f"a warm start from '{folder.path}', which reached round {reached['completed']} of {config['rounds']}",
+            f"a warm start from '{folder.path}', which reached round {found.completed} of {folder.config['rounds']}",
             expected="a finished run",
             mend=f"`sparsona resume {folder.path}` goes on with it",
         )
     if not (folder.path / GLOBAL_FILE).exists():
         raise SparsonaError(
-            f"a warm start from '{folder.path}': {about['title']} leaves no model for all behind",
+            f"a warm start from '{folder.path}': {facts.title} leaves no model for all behind",
             expected="a run of a method with a global model, such as fedavg",
             mend="a run of an older version gets its model when it is resumed"
-            if not about["alone"]
+            if not facts.alone
             else "start from a run of another method",
         )
     weights = _read(folder.path / GLOBAL_FILE)
-    known = {"run": str(folder.path), "method": about["method"], "rounds": reached["completed"]}
-    return WarmStart(weights, {**known, "weights": _digest(weights), "federation": about["federation"]})
+    known = WarmStartFacts(str(folder.path), facts.method, found.completed, _digest(weights), facts.federation)
+    return WarmStart(weights, known)
 
 
 def stored_start(folder: RunFolder) -> WarmStart:
     """What a run began with, from its own folder: the run it came from may be gone."""
-    weights, known = _read(folder.path / START_FILE), folder.about["warm_start"]
-    if _digest(weights) != known["weights"]:
+    weights, known = _read(folder.path / START_FILE), folder.facts.warm_start
+    if known is None or _digest(weights) != known.weights:
         raise SparsonaError(
             f"'{folder.path / START_FILE}' is not what this run began with",
             expected="the file as it was written",

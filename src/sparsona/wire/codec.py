@@ -11,16 +11,19 @@ from torch import Tensor
 from sparsona.core.errors import SparsonaError
 from sparsona.core.resting import Rest, pack_bits, unpack_bits
 from sparsona.core.tree import Tree
-from sparsona.core.update import Part, PartSize, Support, Update, mask_digest
+from sparsona.core.tree import counts as ones_of
+from sparsona.core.update import Levels, Part, PartSize, Support, Update, mask_digest
 from sparsona.wire.format import (
     ALIGN,
     CHECKSUM,
     Head,
     PartHead,
+    has_levels,
     malformed,
     padded,
     payload_size,
     read_head,
+    scales_size,
     short,
     sizes_of,
     write_head,
@@ -35,6 +38,11 @@ def encode(update: Update) -> bytes:
     for head, (part, values) in zip(heads, parts, strict=True):
         if part.support is Support.BITS:
             blocks += _block(pack_bits(_sendable_mask(head, part).flat))
+        if part.levels is not None:
+            _check_levels(head.size, part.levels, part.mask if part.support is Support.BITS else None, values)
+            blocks += _block(part.levels.scales)
+            blocks += _block(torch.tensor(part.levels.counts, dtype=torch.int64))
+            values = _pack_levels(values, part.levels.bits)
         blocks += _block(pack_bits(values) if values.dtype is torch.bool else values)
     checksum = 0
     for block in blocks:
@@ -65,24 +73,34 @@ def decode(data: bytes | bytearray | memoryview) -> Update:
             mask = Tree(size.layout, _read_bits(raw, at, size.layout.size))
             at += padded(bitmap_bytes)
             _check_mask(part, mask)
-        values = whole = None
-        if not size.is_mask:
-            values = _read_floats(raw, at, size.num_values)
+        values = whole = levels = None
+        if has_levels(size):
+            scale_bytes, count_bytes = scales_size(size)
+            scales = _read_floats(raw, at, len(size.layout.slots))
+            at += padded(scale_bytes)
+            counts = _read_block(raw, at, count_bytes).view("<i8").tolist()
+            at += padded(count_bytes)
+            levels = Levels(size.bits, scales, tuple(counts))
+            values = _read_levels(raw, at, size.num_values, size.bits)
+            _check_levels(size, levels, mask, values)
+        elif not size.is_mask:
+            values = _read_floats(raw, at, size.num_values, size.bits)
         elif size.support is Support.DENSE:
             # Left as bits: whoever receives a mask usually keeps it.
             whole = Tree(size.layout, Rest.of_bits(_read_packed(raw, at, size.num_values), (size.num_values,)))
         else:
             values = _read_bits(raw, at, size.num_values)
         at += padded(value_bytes)
-        parts[size.name] = Part(size.layout, values, size.support, mask, part.digest, part.seed, whole)
+        parts[size.name] = Part(size.layout, values, size.support, mask, part.digest, part.seed, whole, levels)
     return Update(head.sender, head.round, head.weight, parts)
 
 
 def _part_head(part: Part, values: Tensor, size: PartSize) -> PartHead:
-    if values.dim() != 1 or values.dtype not in (torch.float32, torch.bool):
+    kinds = (torch.float32, torch.bool, torch.float16) if part.levels is None else (torch.uint8,)
+    if values.dim() != 1 or values.dtype not in kinds:
         raise SparsonaError(
             f"part {short(size.name)} holds {values.dtype} values of shape {tuple(values.shape)}",
-            expected="float32 or bool in one dimension",
+            expected="float32 or bool in one dimension (or what a transform makes of float32)",
             mend="send one client's flat buffer, as float32 or as a bool mask",
         )
     mask = part.mask
@@ -131,11 +149,38 @@ def _read_block(raw: np.ndarray, start: int, num_bytes: int) -> np.ndarray:
     return raw[start:end]
 
 
-def _read_floats(raw: np.ndarray, start: int, count: int) -> Tensor:
+def _read_floats(raw: np.ndarray, start: int, count: int, bits: int = 32) -> Tensor:
     # Into memory that torch aligned: where a buffer starts may decide how a product is summed, to the last bit.
-    values = torch.empty(count)
-    values.numpy()[:] = _read_block(raw, start, 4 * count).view("<f4")
+    values = torch.empty(count, dtype=torch.float32 if bits == 32 else torch.float16)
+    values.numpy()[:] = _read_block(raw, start, bits // 8 * count).view(f"<f{bits // 8}")
     return values
+
+
+def _pack_levels(values: Tensor, bits: int) -> Tensor:
+    """Levels as so many bits each, the lowest first, without gaps."""
+    each = np.unpackbits(values.detach().cpu().numpy()[:, None], axis=1, count=bits, bitorder="little")
+    return torch.from_numpy(np.packbits(each, bitorder="little"))
+
+
+def _read_levels(raw: np.ndarray, start: int, count: int, bits: int) -> Tensor:
+    packed = _read_packed(raw, start, count * bits).numpy()
+    each = np.unpackbits(packed, count=count * bits, bitorder="little").reshape(count, bits)
+    return torch.from_numpy(np.packbits(each, axis=1, bitorder="little").reshape(count))
+
+
+def _check_levels(size: PartSize, levels: Levels, mask: Tree | None, values: Tensor) -> None:
+    name, counts, sizes = short(size.name), levels.counts, size.layout.sizes
+    if not len(levels.scales) == len(counts) == len(sizes):
+        raise malformed(
+            f"part {name} has {len(levels.scales)} scales and {len(counts)} counts", f"{len(sizes)} of both"
+        )
+    if mask is not None:
+        sizes = ones_of(mask)
+    fits = all(0 <= number <= most for number, most in zip(counts, sizes, strict=True))
+    if not fits or sum(counts) != size.num_values:
+        raise malformed(f"part {name} has {size.num_values} levels, of which its tensors have {counts}", f"{sizes}")
+    if size.num_values and (highest := int(values.max())) > 2 * levels.top:
+        raise malformed(f"part {name} has a level of {highest}", f"at most {2 * levels.top} with {levels.bits} bits")
 
 
 def _read_bits(raw: np.ndarray, start: int, count: int) -> Tensor:

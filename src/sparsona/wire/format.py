@@ -20,7 +20,7 @@ from sparsona.core.layout import Layout, Slot
 from sparsona.core.update import SERVER, PartSize, Support
 
 if TYPE_CHECKING:
-    from sparsona.core.update import Update
+    from sparsona.core.update import Part, Update
 
 MAGIC = b"SPNA"
 VERSION = 1
@@ -28,6 +28,7 @@ DIGEST_BYTES = 8
 SEED_BYTES = 16
 # Blocks start at multiples of four, so that a reader may look at floats where they lie.
 ALIGN = 4
+MAX_LEVEL_BITS = 8
 
 # Names and shapes become Python objects some fifty times their size, and each part takes its time; an update has a few.
 MAX_HEAD_BYTES = 2**20
@@ -50,10 +51,23 @@ _SENDER = "mend the sender, or leave its messages out: parts are made with `dens
 
 
 class Dtype(enum.IntEnum):
-    """How values are written: four bytes each, or one bit each."""
+    """How values are written: as floats of four or two bytes, one bit each, or as levels of two to eight bits."""
 
     FLOAT32 = 0
     BOOL = 1
+    FLOAT16 = 2
+    LEVELS2 = 18
+    LEVELS3 = 19
+    LEVELS4 = 20
+    LEVELS5 = 21
+    LEVELS6 = 22
+    LEVELS7 = 23
+    LEVELS8 = 24
+
+
+# A mask has a bit for each value; the other numbers are those of PartSize.bits.
+_DTYPES = {32: Dtype.FLOAT32, 16: Dtype.FLOAT16} | {bits: Dtype(16 + bits) for bits in range(2, 9)}
+_BITS = {dtype: bits for bits, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -81,10 +95,24 @@ def padded(num_bytes: int) -> int:
 
 
 def payload_size(part: PartSize) -> tuple[int, int]:
-    """Bytes of a part's bitmap and of its values, each before padding."""
+    """Bytes of a part's bitmap and of its values, each before padding. The scales of levels come on top of that."""
     bitmap = -(-part.layout.size // 8) if part.support is Support.BITS else 0
-    values = -(-part.num_values // 8) if part.is_mask else 4 * part.num_values
-    return bitmap, values
+    return bitmap, -(-part.num_values * _value_bits(part) // 8)
+
+
+def scales_size(part: PartSize) -> tuple[int, int]:
+    """Bytes of the scales that levels are read by, and of the number of values that each scale is for."""
+    num_scales = len(part.layout.slots) if has_levels(part) else 0
+    return 4 * num_scales, 8 * num_scales
+
+
+def has_levels(part: PartSize) -> bool:
+    """Whether values travel as levels with a scale for each tensor."""
+    return not part.is_mask and part.bits <= MAX_LEVEL_BITS
+
+
+def _value_bits(part: PartSize) -> int:
+    return 1 if part.is_mask else part.bits
 
 
 def message_size(parts: tuple[PartSize, ...]) -> int:
@@ -94,16 +122,23 @@ def message_size(parts: tuple[PartSize, ...]) -> int:
 
 
 def paper_size(parts: tuple[PartSize, ...]) -> int:
-    """Bytes as the papers count them: four for each float value; masks, seeds and heads are free."""
-    return sum(4 * part.num_values for part in parts if not part.is_mask)
+    """Bytes as the papers count them: four for each float value, or what a transform makes of them; masks, seeds,
+    scales and heads are free."""
+    return sum(-(-part.num_values * part.bits // 8) for part in parts if not part.is_mask)
 
 
 def sizes_of(update: Update) -> tuple[PartSize, ...]:
     """What `message_size` and `paper_size` need to know of an update."""
     return tuple(
-        PartSize(name, part.layout, part.num_values, part.support, not part.dtype.is_floating_point)
+        PartSize(name, part.layout, part.num_values, part.support, part.is_mask, _bits_of(part), part.is_change)
         for name, part in update.parts.items()
     )
+
+
+def _bits_of(part: Part) -> int:
+    if part.levels is not None:
+        return part.levels.bits
+    return 8 * part.dtype.itemsize if part.dtype.is_floating_point else 32
 
 
 def write_head(head: Head) -> bytes:
@@ -113,7 +148,7 @@ def write_head(head: Head) -> bytes:
     out = [HEAD.pack(MAGIC, VERSION, 0, len(head.parts), head.sender, head.round, head.weight)]
     for part in head.parts:
         size, name = part.size, _utf8(part.size.name)
-        dtype = Dtype.BOOL if size.is_mask else Dtype.FLOAT32
+        dtype = Dtype.BOOL if size.is_mask else _DTYPES[size.bits]
         digest_bytes, seed_bytes = _proof_size(size.support)
         if len(part.digest) != digest_bytes or len(part.seed) != seed_bytes:
             raise SparsonaError(
@@ -173,13 +208,14 @@ def read_head(message: memoryview) -> tuple[Head, int]:
 
 def _read_part(reader: _Reader) -> PartHead:
     name_bytes, dtype, how, num_tensors, num_values = reader.unpack(PART)
-    is_mask, support = _member(Dtype, dtype) is Dtype.BOOL, _member(Support, how)
+    kind, support = _member(Dtype, dtype), _member(Support, how)
     name = reader.text(name_bytes)
     digest_bytes, seed_bytes = _proof_size(support)
     digest, seed = reader.take(digest_bytes), reader.take(seed_bytes)
     # Each tensor takes bytes, so an absurd count ends at the end of the message.
     layout = Layout(tuple(_read_slot(reader) for _ in range(num_tensors)))
-    return PartHead(PartSize(name, layout, num_values, support, is_mask), digest, seed)
+    size = PartSize(name, layout, num_values, support, kind is Dtype.BOOL, _BITS.get(kind, 32))
+    return PartHead(size, digest, seed)
 
 
 def _member(kind: type[E], number: int) -> E:
@@ -233,7 +269,7 @@ def _head_size(parts: Sequence[PartSize]) -> int:
 
 
 def _message_size(parts: Sequence[PartSize]) -> int:
-    payloads = sum(padded(size) for part in parts for size in payload_size(part))
+    payloads = sum(padded(size) for part in parts for size in (*payload_size(part), *scales_size(part)))
     return padded(_head_size(parts)) + payloads + CHECKSUM.size
 
 
@@ -259,6 +295,8 @@ def _check_parts(parts: Sequence[PartSize]) -> None:
     _check_names([part.name for part in parts], "parts")
     for part in parts:
         _check_names(part.layout.names, f"tensors in part {short(part.name)}")
+        if part.bits not in _DTYPES:
+            raise malformed(f"part {short(part.name)} with {part.bits} bits a value", "32, 16, or 2 to 8")
         # A dimension of zero must not hide absurd ones beside it: strides are products of the others.
         entries = 0
         for slot in part.layout.slots:

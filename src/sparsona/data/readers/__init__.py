@@ -1,1 +1,1 @@
-"""Data sets in the formats people have them in. Nothing here needs torch."""
+"""Readers of data sets, by file format. None needs torch."""

@@ -126,7 +126,7 @@ def _read_sheets(request: Request, folder: Path) -> Pool:
             tiles = sheet.reshape(-1, 32, COLUMNS, 32, 3).transpose(0, 2, 4, 1, 3).reshape(-1, *SHAPE)[: len(x) - done]
             x[done : done + len(tiles)] = tiles
             done += len(tiles)
-            request.tell(done, len(x))
+            request.report(done, len(x))
         if done != len(x):
             raise damaged(folder, f"sheets of {done:,} pictures", f"{len(x):,}, as shape.npy says")
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from sparsona.core.errors import SparsonaError
+from sparsona.data.cache import cache_folder, cannot_write, work_aside
 from sparsona.data.pool import Array
-from sparsona.data.readers.files import cache_folder, cannot_keep, work_aside
 
 VERSION = 1  # of the readers: raise it when they decode the same files differently
 SIZES = "sizes.json"  # of the files beside it, which is how a damaged folder is known
@@ -73,7 +73,7 @@ def _decode(name: str, folder: Path, decode: Decode) -> None:
                 arrays[path] = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
                 _reserve(path)
             except OSError as error:
-                raise cannot_keep(folder.parent, error) from error
+                raise cannot_write(folder.parent, error) from error
             return arrays[path]
 
         decode(new)
@@ -85,7 +85,7 @@ def _decode(name: str, folder: Path, decode: Decode) -> None:
             os.replace(kept, folder)
         except OSError as error:
             if not folder.is_dir():  # otherwise another process was quicker, with the same result
-                raise cannot_keep(folder.parent, error) from error
+                raise cannot_write(folder.parent, error) from error
 
 
 def _reserve(path: Path) -> None:

@@ -98,7 +98,7 @@ def _read_parts(parts: list[Path]) -> tuple[Array, Array, int]:
 
 
 def _read_writers(request: Request, y: Array, num_train: int) -> Array | None:
-    """Who wrote each digit, numbered from 0; nobody wrote both for training and for testing."""
+    """Who wrote each digit, numbered from 0; no writer is in both parts."""
     paths = find(request.places, "qmnist-train-labels-idx2-int", "qmnist-test-labels-idx2-int")
     if paths is None:
         return None

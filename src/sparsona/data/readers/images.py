@@ -1,47 +1,25 @@
-"""Images as bytes, and how a model sees them: mean and spread of each set, crops, flips."""
+"""Images as bytes, and the view that a model has of them: normalisation, crops, flips."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from sparsona.core.errors import SparsonaError
-from sparsona.data import SOURCES
+from sparsona.data.card import Normalisation, SourceCard
+from sparsona.data.catalog import get
 from sparsona.data.pool import Array, Pool, View
 from sparsona.data.readers.files import Request, damaged
 
 PAD = 4
 
 
-@dataclass(frozen=True)
-class Look:
-    """Mean and spread of a set's training pixels, from 0 to 1, and whether it is augmented unless told otherwise."""
-
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-    augments: bool = False
-
-
-LOOKS = {
-    "cifar10": Look((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), augments=True),
-    "cifar100": Look((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762), augments=True),
-    "tiny-imagenet": Look((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821), augments=True),
-    "gldv2": Look((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), augments=True),  # ImageNet's: weights come from there
-    "mnist": Look((0.1307,), (0.3081,)),
-    "fashion-mnist": Look((0.2860,), (0.3530,)),
-    "emnist-letters": Look((0.1722,), (0.3309,)),
-    "emnist-byclass": Look((0.1736,), (0.3317,)),
-    "femnist": Look((0.9637,), (0.1592,)),  # black on white
-}
-
-
 def image_pool(
     request: Request, path: Path, x: Array, y: Array, num_train: int | None, owners: Array | None = None
 ) -> Pool:
-    """A named set's images, checked against its card; `path` is the file to blame."""
-    card = SOURCES[request.name]
+    """A named set's images, checked against the catalog; `path` is the file that errors name."""
+    card = get(request.name)
     shape = (card.input_shape[0], request.resize, request.resize) if request.resize else card.input_shape
     if x.shape[1:] != shape:
         raise damaged(path, f"its images have the shape {x.shape[1:]}", f"{shape}: channels, height, width")
@@ -49,22 +27,24 @@ def image_pool(
         raise damaged(path, f"{len(x)} images and {len(y)} labels", "as many labels as images, and at least one")
     if y.min() < 0 or y.max() >= card.num_classes:
         raise damaged(path, f"its labels go from {y.min()} to {y.max()}", f"0 to {card.num_classes - 1}")
-    view = make_view(request, x.shape[1:], LOOKS[request.name])
+    view = make_view(request, x.shape[1:], card)
     return Pool(request.name, x, y.astype(np.int64), card.num_classes, num_train, owners, view)
 
 
-def make_view(request: Request, shape: tuple[int, ...], look: Look) -> View:
+def make_view(request: Request, shape: tuple[int, ...], card: SourceCard | None = None) -> View:
     """Padding by 4 and flips where the set is augmented; with `crop`, random squares of that side instead of padding.
 
-    Without augmentation there is nothing random, so that a crop makes no sense.
+    A crop without augmentation is refused: a crop is random in training. Without a card, as for the user's own images,
+    there is no normalisation, and augmentation only on request.
     """
-    augments = look.augments if request.augment is None else request.augment
+    normalisation = (card.normalisation if card else None) or Normalisation()
+    augments = bool(card and card.augments) if request.augment is None else request.augment
     crop = request.crop
     if crop is not None and request.augment is False:
         raise SparsonaError(
             f"crop {crop} without augmentation",
             expected="augmentation with a crop, which is random in training",
-            mend="leave out one of them; `resize` changes the size without chance",
+            mend="leave out one of them; `resize` changes the size without randomness",
         )
     if crop is not None and crop > min(shape[1:]):
         raise SparsonaError(
@@ -72,7 +52,7 @@ def make_view(request: Request, shape: tuple[int, ...], look: Look) -> View:
             expected=f"at most {min(shape[1:])}",
             mend="resize them",
         )
-    return View(look.mean, look.std, PAD if augments and crop is None else 0, crop, flip=augments)
+    return View(normalisation.mean, normalisation.std, PAD if augments and crop is None else 0, crop, flip=augments)
 
 
 def channels_first(x: Array) -> Array:

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,18 +24,16 @@ User = tuple[str, list[Any], list[Any]]
 
 def read_femnist(request: Request) -> Pool | None:
     """FEMNIST as LEAF writes it: black (0.0) on white (1.0), 62 classes. Writers are owners."""
-    found = _find(request)
-    if found is None:
+    if (files := _find(request)) is None:
         return None
-    root, train, test = found
 
     def decode(new: Callable[..., Array]) -> None:
-        sizes, numbers = _survey(train, test, request)
+        sizes, numbers = _survey(files, request)
         x, y = new("x", np.uint8, (sum(sizes), 1, SIDE, SIDE)), new("y", np.int64, (sum(sizes),))
         owners = new("owners", np.int64, (sum(sizes),))
         new("num_train", np.int64, (1,))[:] = sizes[0]
         start = 0
-        for path, (user, inputs, labels) in _each_user(train + test, request):
+        for path, (user, inputs, labels) in _each_user(files.both, request):
             stop = start + len(labels)
             try:
                 images = np.array(inputs).reshape(len(labels), 1, SIDE, SIDE)
@@ -53,27 +51,25 @@ def read_femnist(request: Request) -> Pool | None:
             owners[start:stop] = numbers[user]
             start = stop
 
-    arrays = decode_once(request.name, {}, root, train + test, decode)
+    arrays = decode_once(request.name, {}, files.root, files.both, decode)
     return image_pool(
-        request, root, arrays["x"], arrays["y"], int(arrays["num_train"][0]), np.asarray(arrays["owners"])
+        request, files.root, arrays["x"], arrays["y"], int(arrays["num_train"][0]), np.asarray(arrays["owners"])
     )
 
 
 def read_shakespeare(request: Request) -> Pool | None:
-    """Shakespeare as LEAF writes it: 80 characters, and the one that follows, asked for at the last position alone.
+    """Shakespeare as LEAF writes it: 80 characters, and the one that follows, predicted at the last position alone.
 
     With `sequence_length`, the last so many of the characters. The vocabulary is that of the training examples.
     """
-    found = _find(request)
-    if found is None:
+    if (files := _find(request)) is None:
         return None
-    root, train, test = found
 
     def decode(new: Callable[..., Array]) -> None:
-        sizes, numbers = _survey(train, test, request)
+        sizes, numbers = _survey(files, request)
         counts: Counter[str] = Counter()
         width = 0
-        for path, (user, inputs, targets) in _each_user(train, request):
+        for path, (user, inputs, targets) in _each_user(files.train, request):
             _check_texts(path, user, inputs, targets, width := width or len(inputs[0]))
             counts.update("".join(inputs) + "".join(targets))
         length = request.sequence_length or width
@@ -88,7 +84,7 @@ def read_shakespeare(request: Request) -> Pool | None:
         new("counts", np.int64, (2,))[:] = sizes[0], len(vocabulary) + NUM_SPECIAL
         y[:] = PAD
         start = 0
-        for path, (user, inputs, targets) in _each_user(train + test, request):
+        for path, (user, inputs, targets) in _each_user(files.both, request):
             _check_texts(path, user, inputs, targets, width)
             stop = start + len(inputs)
             x[start:stop] = table[_code_points(inputs)].reshape(-1, width)[:, -length:]
@@ -97,32 +93,42 @@ def read_shakespeare(request: Request) -> Pool | None:
             start = stop
 
     options = {"sequence_length": request.sequence_length}
-    arrays = decode_once(request.name, options, root, train + test, decode)
+    arrays = decode_once(request.name, options, files.root, files.both, decode)
     num_train, num_classes = map(int, arrays["counts"])
     owners, length = np.asarray(arrays["owners"]), arrays["x"].shape[1]
     # LEAF's windows slide by one character: two have none in common only if they are further apart than they are long.
     return Pool(request.name, arrays["x"], arrays["y"], num_classes, num_train, owners, overlap=length)
 
 
-def _find(request: Request) -> tuple[Path, list[Path], list[Path]] | None:
+class _Files(NamedTuple):
+    root: Path
+    train: list[Path]
+    test: list[Path]
+
+    @property
+    def both(self) -> list[Path]:
+        return self.train + self.test
+
+
+def _find(request: Request) -> _Files | None:
     """LEAF's `train` and `test`, in the place itself or in `data` as LEAF has it."""
     for place in request.places:
         for root in (place, place / "data"):
             train, test = (sorted((root / part).glob("*.json")) for part in ("train", "test"))
             if train and test:
-                return root, train, test
+                return _Files(root, train, test)
     return None
 
 
-def _survey(train: list[Path], test: list[Path], request: Request) -> tuple[list[int], dict[str, int]]:
+def _survey(files: _Files, request: Request) -> tuple[list[int], dict[str, int]]:
     """How many examples both parts have, and a number for each user."""
     sizes, users = [0, 0], set()
-    for index, paths in enumerate((train, test)):
+    for index, paths in enumerate((files.train, files.test)):
         for _, (user, inputs, _) in _each_user(paths, request):
             sizes[index] += len(inputs)
             users.add(user)
     if not all(sizes):
-        raise damaged((train if not sizes[0] else test)[0], "there are no examples")
+        raise damaged((files.train if not sizes[0] else files.test)[0], "there are no examples")
     return sizes, {user: number for number, user in enumerate(sorted(users))}
 
 
@@ -143,7 +149,7 @@ def _each_user(paths: list[Path], request: Request) -> Iterator[tuple[Path, User
         except (ValueError, TypeError, RecursionError) as error:
             raise damaged(path, error, expected) from error
         yield from ((path, user) for user in users if user[1])
-        request.tell(number + 1, len(paths))
+        request.report(number + 1, len(paths))
 
 
 def _check_texts(path: Path, user: str, inputs: list[Any], targets: list[Any], width: int) -> None:

@@ -1,4 +1,4 @@
-"""Arrays that somebody saved with numpy: one's own, or a published set in that form."""
+"""Arrays saved with numpy: the user's own, or a published set in that form."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from sparsona.core.errors import SparsonaError
+from sparsona.data.partition.by_owner import number_owners
 from sparsona.data.pool import Array, Pool, View
-from sparsona.data.readers.files import Request, damaged
-from sparsona.data.readers.images import Look, channels_first, image_pool, make_view
+from sparsona.data.readers.files import Request, damaged, find
+from sparsona.data.readers.images import channels_first, image_pool, make_view
 
 MAX_TOKENS = 10_000_000  # each has a vector in the model
 NOT_SAVED = (ValueError, OSError, EOFError, AttributeError, TypeError, MemoryError, zipfile.BadZipFile, zlib.error)
@@ -27,14 +28,16 @@ def read_npy(path: Path) -> Array:
         raise damaged(path, error, "an array saved with numpy.save") from error
 
 
-def read_arrays(request: Request, path: Path) -> Pool:
-    """One's own examples: images as bytes with channels first or last, tokens, or any numbers.
+def read_arrays(request: Request) -> Pool:
+    """The user's own examples: images as bytes with channels first or last, tokens, or any numbers.
 
-    Whole numbers (N, length) whose labels are as many are tokens; all that is neither becomes float32 as it is. They
-    are checked as `federate` checks what comes from Python.
+    Whole numbers (N, length) whose labels have the same shape are tokens; anything else becomes float32 unchanged. They
+    are checked as `federate` checks arrays from Python.
     """
-    from sparsona.data import arrays as checked  # which needs torch
+    from sparsona.data import validate  # needs torch
 
+    path = request.path
+    assert path is not None
     x, y, num_train, owners = _read(path)
     where = f"'{path}': "
     if not x.size:
@@ -43,11 +46,11 @@ def read_arrays(request: Request, path: Path) -> Pool:
     if has_tokens and (highest := max(int(x.max()), int(y.max()))) >= MAX_TOKENS:
         raise SparsonaError(f"{where}a token {highest}", expected=f"token numbers below {MAX_TOKENS:,}")
     is_image = x.dtype == np.uint8 and x.ndim in (3, 4) and not has_tokens
-    inputs = checked.inputs(channels_first(x) if is_image else x, where, as_bytes=is_image, as_tokens=has_tokens)
-    labels = checked.targets(y, where, as_tokens=has_tokens)
-    num_classes = checked.count_outputs(labels, None, inputs)
+    inputs = validate.check_inputs(channels_first(x) if is_image else x, where, as_bytes=is_image, as_tokens=has_tokens)
+    labels = validate.check_targets(y, where, as_tokens=has_tokens)
+    num_classes = validate.count_outputs(labels, None, inputs)
     if is_image:
-        view = make_view(request, tuple(inputs.shape[1:]), Look())
+        view = make_view(request, tuple(inputs.shape[1:]))
     else:
         view = View()
         _refuse_views(request, path)
@@ -57,8 +60,12 @@ def read_arrays(request: Request, path: Path) -> Pool:
     return Pool(path.stem, inputs.numpy(), y, num_classes, num_train, owners, view)
 
 
-def read_named(request: Request, path: Path) -> Pool:
-    """A named set of images that somebody saved in this form."""
+def read_published(request: Request) -> Pool | None:
+    """A published set of images that was saved as NAME.npz; it has the published size."""
+    paths = None if request.resize else find(request.places, f"{request.name}.npz")
+    if paths is None:
+        return None
+    path = paths[0]
     x, y, num_train, owners = _read(path)
     if x.dtype != np.uint8 or y.ndim != 1 or y.dtype.kind not in "iu":
         raise damaged(
@@ -98,9 +105,7 @@ def _read(path: Path) -> tuple[Array, Array, int | None, Array | None]:
         owners = np.concatenate([array.reshape(-1) for array in each])
         if shapes != [(len(arrays[f"x{part}"]),) for part in parts] or owners.dtype.kind not in "iuUS":
             raise damaged(path, f"owners is {owners.dtype} of shape {shapes}", "a number or name per example")
-        names, numbers = np.unique(owners, return_inverse=True)
-        num_unknown = int((names < 0).sum()) if owners.dtype.kind == "i" else 0
-        owners = np.maximum(numbers - num_unknown, -1).astype(np.int64)
+        owners = number_owners(owners)
     return x, y, len(arrays["x_train"]) if len(parts) == 2 else None, owners
 
 

@@ -1,4 +1,4 @@
-"""Picture files: one's own class folders, and Tiny-ImageNet. Needs Pillow, the extra `images`."""
+"""Picture files: the user's class folders, and Tiny-ImageNet. Needs Pillow, the extra `images`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.data.pool import Array, Pool
 from sparsona.data.readers.decoded import decode_once
 from sparsona.data.readers.files import Request, damaged, require
-from sparsona.data.readers.images import Look, image_pool, make_view
+from sparsona.data.readers.images import image_pool, make_view
 
 ENDINGS = frozenset([".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"])
 Labelled = list[tuple[Path, str]]
@@ -45,13 +45,15 @@ def decode_pictures(
             if picture.shape != shape:
                 raise _wrong_size(path, picture.shape[2], picture.shape[1], f"{shape[2]} x {shape[1]}")
             x[index] = picture
-            request.tell(index + 1, len(paths))
+            request.report(index + 1, len(paths))
 
     return decode_once(request.name, {"shape": shape, "side": side}, root, paths, decode)["x"]
 
 
-def read_folder(request: Request, folder: Path) -> Pool:
+def read_folder(request: Request) -> Pool:
     """Class folders of pictures; or the same below `train` and `test`, which is then the published split."""
+    folder = request.path
+    assert folder is not None
     if not folder.is_dir():
         raise SparsonaError(
             f"'{folder}' is not a folder",
@@ -71,7 +73,7 @@ def read_folder(request: Request, folder: Path) -> Pool:
     shape = _common_shape(paths, request.resize)
     x = decode_pictures(request, folder, paths, shape, request.resize)
     y = np.array([classes.index(label) for _, label in train + test], dtype=np.int64)
-    view = make_view(request, shape, Look())
+    view = make_view(request, shape)
     return Pool(folder.resolve().name, x, y, len(classes), len(train) if is_split else None, None, view)
 
 

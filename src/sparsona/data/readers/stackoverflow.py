@@ -16,7 +16,7 @@ from sparsona.data.readers.decoded import decode_once
 from sparsona.data.readers.files import Request, damaged, find, require
 from sparsona.data.readers.text import SEQUENCE_LENGTH, VOCABULARY_SIZE, encode, make_vocabulary
 
-TELL_EVERY = 10_000  # sentences, while nobody knows how many there are
+REPORT_EVERY = 10_000  # sentences, while their number is unknown
 Sentences = Iterator[tuple[str, list[str]]]  # a user, and a sentence in words
 
 
@@ -43,8 +43,8 @@ def read_stackoverflow(request: Request) -> Pool | None:
             for user, words in sentences():
                 users.setdefault(user, len(users))
                 sizes[part] += 1
-                if sum(sizes) % TELL_EVERY == 0:
-                    request.tell(sum(sizes), 0)
+                if sum(sizes) % REPORT_EVERY == 0:
+                    request.report(sum(sizes), 0)
                 if part == 0:
                     counts.update(words)
         if not all(sizes):
@@ -59,7 +59,7 @@ def read_stackoverflow(request: Request) -> Pool | None:
             tokens += [PAD] * (length + 1 - len(tokens))
             x[row], y[row], owners[row] = tokens[:-1], tokens[1:], users[user]
             if row % every == 0 or row + 1 == total:
-                request.tell(row + 1, total)
+                request.report(row + 1, total)
 
     options = {"sequence_length": length, "vocabulary_size": size}
     arrays = decode_once(request.name, options, paths[0].parent, paths, decode)

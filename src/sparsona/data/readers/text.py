@@ -41,7 +41,7 @@ def read_shakespeare(request: Request) -> Pool | None:
 
     A turn is BEGIN, its characters (or words, in lower case), END. It is cut into sequences of `sequence_length`
     targets, which do not reach into the next turn. A speaker's turns are in the order of the plays. Names of speakers
-    are not part of the text, and those who never say anything are nobody.
+    are not part of the text, and those without text are not counted.
     """
     paths = find(request.places, "input.txt")
     if paths is None:
@@ -77,5 +77,5 @@ def _read_turns(path: Path) -> list[tuple[str, str]]:
         raise damaged(path, f"a turn begins with '{bad[:40]}'", "turns that begin with a line NAME: of their own")
     spoken = [(head[:-1], text) for head, text in turns if text.strip()]
     if not spoken:
-        raise damaged(path, "nobody speaks in it", "turns that begin with a line NAME: of their own")
+        raise damaged(path, "it has no turn with text", "turns that begin with a line NAME: of their own")
     return spoken

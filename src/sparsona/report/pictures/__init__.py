@@ -32,6 +32,9 @@ def save_picture(found: ClientEffects | Partition | Similarity, path: str | os.P
         The path.
 
     Example:
-        >>> save_picture(run.clients(), "clients.svg")  # doctest: +SKIP
+        >>> import sparsona as sp
+        >>> run = sp.train("fedspa", clients=4, rounds=1, points=["global"])
+        >>> save_picture(run.clients(), "clients.svg").name
+        'clients.svg'
     """
     return draw(found).save(path)

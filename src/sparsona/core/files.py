@@ -1,0 +1,35 @@
+"""Files that are complete or absent. Free of torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def replace_file(path: Path, *, is_durable: bool = False) -> Iterator[BinaryIO]:
+    """Write a file under a temporary name beside `path`, then rename it to `path`.
+
+    A reader, or a process that has the old file mapped, sees the old content or the new one, never a part. After an
+    error nothing has changed. With `is_durable` that also holds if power fails, at the price of waiting for the disk.
+    """
+    draft = path.with_name(f".{path.name}.part")
+    try:
+        with draft.open("wb") as file:
+            yield file
+            if is_durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(draft, path)
+        if is_durable:
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

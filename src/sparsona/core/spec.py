@@ -1,0 +1,159 @@
+"""The one parser of `name:value,key=value`: how methods, models, partitions, tests, graphs, schedules, transforms and
+data sets are written. Free of torch."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparsona.core.errors import SparsonaError
+
+_COMMA = re.compile(r",(?![^\[]*\])")  # not inside [...]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A text of the form `name`, `name:value:value`, `name:value,value` or `name:key=value,key=value`.
+
+    `argument` is everything after the first colon as it was written (a path may hold any sign); None: no colon.
+    `args` are the values before the first key, `options` the values by key, as text.
+    """
+
+    kind: str  # what it names, for messages
+    text: str
+    name: str
+    argument: str | None = None
+    args: tuple[str, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def wrong(self, expected: str, example: str) -> SparsonaError:
+        """The error that this text is not what was expected."""
+        return SparsonaError(f"{self.kind} '{shorten(self.text)}'", expected=expected, mend=f"for example {example}")
+
+
+def parse(kind: str, text: str) -> Spec:
+    """Read a spec, whatever its name.
+
+    A comma begins a new option where a key and an equals sign follow, and belongs to the value otherwise. Keys may be
+    written with hyphens.
+
+    Args:
+        kind: what is named, for messages: "graph".
+        text: what a person wrote.
+
+    Returns:
+        The parts of the text.
+
+    Example:
+        >>> parse("method", "fedalt:personal=norm,output,epochs=2").options
+        {'personal': 'norm,output', 'epochs': '2'}
+        >>> parse("graph", "random:10:bounded").args
+        ('10', 'bounded')
+    """
+    name, colon, argument = (part.strip() for part in text.strip().partition(":"))
+    args: list[str] = []
+    options: dict[str, str] = {}
+    last = None
+    for piece in _COMMA.split(argument) if argument else []:
+        key, equals, value = piece.partition("=")
+        if equals:
+            last = key.strip().replace("-", "_")
+            if not last:
+                raise _no_option(piece)
+            options[last] = value.strip()
+        elif last is not None:
+            options[last] += f",{piece}"
+        else:
+            args += [part.strip() for part in piece.split(":")]
+    return Spec(kind, text, name, argument if colon else None, tuple(args), options)
+
+
+def read(kind: str, text: str, forms: Iterable[str]) -> Spec:
+    """Read a spec whose name must be one of those in `forms`.
+
+    Args:
+        kind: what is named, for messages.
+        text: what a person wrote.
+        forms: how each is written, such as "random:N".
+
+    Returns:
+        The parts of the text; how many values there must be is for the caller to say.
+
+    Example:
+        >>> read("graph", "ring", ("ring", "random:N")).name
+        'ring'
+    """
+    found = parse(kind, text)
+    written: dict[str, str] = {}
+    forms = sorted(forms)
+    for form in forms:
+        written.setdefault(form.partition(":")[0], form)
+    if found.name in written:
+        return found
+    near = difflib.get_close_matches(found.name, written, n=1, cutoff=0.5)
+    raise SparsonaError(
+        f"unknown {kind} '{shorten(found.text)}'",
+        expected="one of " + ", ".join(forms),
+        mend=f"did you mean '{written[near[0]]}'?" if near else "",
+    )
+
+
+def named_options(spec: Spec) -> dict[str, Any]:
+    """The options of a spec that has nothing else, as values: numbers, truth values, lists or text."""
+    if spec.args:
+        raise _no_option(spec.args[0])
+    return {key: parse_value(value) for key, value in spec.options.items()}
+
+
+def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
+    """Values from key=value texts, one option each."""
+    found = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise _no_option(pair)
+        found[key.strip().replace("-", "_")] = parse_value(value.strip())
+    return found
+
+
+def parse_value(text: str) -> Any:
+    """The value in `key=value` as TOML would read it; anything else is a string, `none` is None."""
+    if text.lower() == "none":
+        return None
+    if text in ("true", "false") or text[:1] in "[0123456789+-.'\"":
+        try:
+            return tomllib.loads(f"v = {text if text[:1] != '.' else '0' + text}")["v"]
+        except tomllib.TOMLDecodeError:
+            try:
+                return float(text)
+            except ValueError:
+                return text
+    return text
+
+
+def as_count(text: str) -> int | None:
+    """The whole number from 1 to nine digits that a text is; None: it is none."""
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) and int(text) > 0 else None
+
+
+def as_number(text: str) -> float | None:
+    """The finite number that a text is; None: it is none."""
+    try:
+        number = float(text) if text.isascii() and "_" not in text else math.nan
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def shorten(text: str) -> str:
+    """A text as it fits into a message."""
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _no_option(piece: str) -> SparsonaError:
+    return SparsonaError(f"'{piece}' is not an option", expected="key=value", mend="for example density=0.5")

@@ -1,0 +1,271 @@
+"""What may stand between `finish` and the wire, and between the wire and `add`, whatever the method is.
+
+Transforms make a chain: a sender goes through it in order, a receiver backwards. `with_transforms` makes a method of a
+method and a chain, so that whoever runs methods (an executor, a process on another machine, a cost report) runs these.
+Free of torch, as costs are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, Protocol
+
+from sparsona.core.errors import SparsonaError
+from sparsona.core.layout import Layout
+from sparsona.core.method import Method, PeerHalf, Server, ServerHalf, State, Sum, Work
+from sparsona.core.round import Client, Probe, Round
+from sparsona.core.seeds import Seeds
+from sparsona.core.tree import Tree
+from sparsona.core.update import Cost, Inbox, PartSize, Update
+
+Way = Literal["up", "down", "both"]
+Memory = Mapping[str, Tree]  # by the part of a message that it is about
+
+
+class Transform(Protocol):
+    """A frozen value that changes messages.
+
+    `send` is handed float32 values, as the method or the transform before it gave them; it returns the message to send
+    and what to keep until the client's next turn. `receive` gives float32 values back. Flags of masks pass untouched.
+    `size` is what `send` makes of a part, and `keeps` says whether it keeps a number for each of its entries (zero
+    before the first turn); both are known before training. Draws are named: `round.seeds`, never a global generator.
+    """
+
+    @property
+    def name(self) -> str:
+        """The row in the table of transforms."""
+        ...
+
+    @property
+    def way(self) -> Way:
+        """Whose messages it changes: the clients' (up), the server's (down), or both. Peers' messages are up."""
+        ...
+
+    @property
+    def for_changes(self) -> bool:
+        """Whether it makes sense only for a change of a model, not for a model."""
+        ...
+
+    def describe(self) -> str:
+        """A few words for the protocol of a run."""
+        ...
+
+    def send(self, update: Update, memory: Memory, round_: Round) -> tuple[Update, Memory]: ...
+
+    def receive(self, update: Update) -> Update: ...
+
+    def size(self, part: PartSize) -> PartSize: ...
+
+    def keeps(self, part: PartSize) -> bool: ...
+
+
+Chain = Sequence[Transform]
+
+
+@dataclass(frozen=True)
+class TransformedState:
+    """What a client keeps of its method, and of each transform. As a method's State it is provisional: it stays as it
+    was if the message is lost, and stateless clients forget it."""
+
+    state: State
+    memory: tuple[Memory, ...]
+
+    @property
+    def buffers(self) -> Tree:
+        found: Tree = self.state.buffers
+        return found
+
+
+def send(chain: Chain, update: Update, memory: tuple[Memory, ...], round_: Round) -> tuple[Update, tuple[Memory, ...]]:
+    """What is sent in place of `update`, and what each transform keeps."""
+    kept = []
+    for transform, before in zip(chain, memory, strict=True):
+        for name, part in update.parts.items():
+            _check_change(transform, name, part.is_change or part.is_mask)
+        update, after = transform.send(update, before, round_)
+        if after.keys() != before.keys():
+            raise SparsonaError(
+                f"the transform '{transform.name}' keeps something of the parts {sorted(after)}",
+                expected=f"{sorted(before)}, which the method's `cost` says that it sends",
+            )
+        kept.append(after)
+    return update, tuple(kept)
+
+
+def receive(chain: Chain, update: Update) -> Update:
+    """What a method reads of what was sent: float32 values and flags."""
+    for transform in reversed(chain):
+        update = transform.receive(update)
+    return update
+
+
+def init_memory(chain: Chain, parts: Sequence[PartSize]) -> tuple[Memory, ...]:
+    """What the transforms keep before a client's first turn."""
+    import torch
+
+    return tuple(
+        {part.name: Tree(part.layout, torch.zeros(part.layout.size)) for part in kept} for kept in _kept(chain, parts)
+    )
+
+
+def _kept(chain: Chain, parts: Sequence[PartSize]) -> Iterator[list[PartSize]]:
+    """For each transform, the parts of which it keeps something."""
+    for transform, before in zip(chain, _stages(chain, parts), strict=False):
+        yield [part for part in before if not part.is_mask and transform.keeps(part)]
+
+
+def sizes(chain: Chain, parts: Sequence[PartSize]) -> tuple[PartSize, ...]:
+    """What a message will hold once it went through the chain. Refuses a model where only a change makes sense."""
+    return tuple(list(_stages(chain, parts))[-1])
+
+
+def _stages(chain: Chain, parts: Sequence[PartSize]) -> Iterator[Sequence[PartSize]]:
+    """The sizes before each transform, and after the last."""
+    yield parts
+    for transform in chain:
+        for part in parts:
+            _check_change(transform, part.name, part.is_change or part.is_mask)
+        parts = [part if part.is_mask else transform.size(part) for part in parts]
+        yield parts
+
+
+def plain(update: Update) -> Update:
+    """An update whose parts hold float32 values or flags, whatever form they travelled in."""
+    parts = {name: part.plain() for name, part in update.parts.items()}
+    return update if all(parts[name] is part for name, part in update.parts.items()) else replace(update, parts=parts)
+
+
+def with_transforms(method: Method, chain: Chain) -> Method:
+    """The same method, whose messages go through a chain of transforms.
+
+    Args:
+        method: any method.
+        chain: the transforms, in the order in which a sender applies them.
+
+    Returns:
+        A method whose messages, `cost` and State take account of the chain.
+    """
+    if not chain:
+        return method
+    up, down = upward(chain), downward(chain)
+
+    if method.peer is not None and len(up) < len(chain):
+        raise SparsonaError(
+            f"a transform of a server's messages for {method.name}, which has no server",
+            expected="transforms of clients' messages",
+            mend="leave way=down out",
+        )
+
+    def opened(inbox: Inbox) -> Inbox:
+        return (receive(down if method.peer is None else up, update) for update in inbox)
+
+    def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> TransformedState:
+        state = method.init_client(params, buffers, client, seeds)
+        # What a message holds does not depend on when it is sent.
+        sent = method.cost(params.layout, client, Round(0, 1, 1.0, 1, seeds)).up
+        return TransformedState(state, init_memory(up, sent or ()))
+
+    def receive_work(state: TransformedState, inbox: Inbox, probe: Probe, round_: Round) -> Work:
+        return method.receive(state.state, opened(inbox), probe, round_)
+
+    def finish(
+        state: TransformedState, work: Work, inbox: Inbox, probe: Probe, round_: Round
+    ) -> tuple[TransformedState, Update | None]:
+        after, update = method.finish(state.state, work, opened(inbox), probe, round_)
+        memory = state.memory
+        if update is not None:
+            update, memory = send(up, update, memory, round_)
+        return TransformedState(after, memory), update
+
+    def cost(layout: Layout, client: Client, round_: Round) -> Cost:
+        return transformed_cost(method.cost(layout, client, round_), chain)
+
+    trait = method.trait
+    return replace(
+        method,
+        init_client=init_client,
+        receive=receive_work,
+        finish=finish,
+        cost=cost,
+        server=None if method.server is None else _server_half(method.server, up, down),
+        peer=None if method.peer is None else _peer_half(method.peer, up),
+        trait=None if trait is None else lambda state: trait(state.state),
+    )
+
+
+def with_chain(make: Callable[[Any], Method], chain: Chain) -> Callable[[Any], Method]:
+    """A factory of methods whose messages go through a chain; it can be sent to another process if `make` can."""
+    return partial(_make, make, chain) if chain else make
+
+
+def _make(make: Callable[[Any], Method], chain: Chain, task: Any) -> Method:
+    return with_transforms(make(task), chain)
+
+
+def _server_half(half: ServerHalf, up: Chain, down: Chain) -> ServerHalf:
+    def add(server: Server, total: Sum, update: Update) -> Sum:
+        return half.add(server, total, receive(up, update))
+
+    def reply(server: Server, client: Client, round_: Round) -> Update:
+        # Nothing on the way down keeps anything: a server would have to, for each of its clients.
+        return send(down, half.reply(server, client, round_), ({},) * len(down), round_)[0]
+
+    return replace(half, add=add, reply=reply)
+
+
+def _peer_half(half: PeerHalf, up: Chain) -> PeerHalf:
+    wants, consensus = half.wants, half.consensus
+
+    def common_model(inbox: Inbox, round_: Round) -> Tree:
+        assert consensus is not None
+        return consensus((receive(up, update) for update in inbox), round_)
+
+    return replace(
+        half,
+        wants=None if wants is None else lambda state, round_: wants(state.state, round_),
+        consensus=None if consensus is None else common_model,
+    )
+
+
+def transformed_cost(cost: Cost, chain: Chain) -> Cost:
+    """What a turn costs with transforms: other messages, and what they keep on the client."""
+    up = upward(chain)
+    kept = [
+        PartSize(f"{part.name} ({transform.name})", part.layout, part.layout.size)
+        for transform, parts in zip(up, _kept(up, cost.up or ()), strict=True)
+        for part in parts
+    ]
+    return replace(
+        cost,
+        down=None if cost.down is None else sizes(downward(chain), cost.down),
+        up=None if cost.up is None else sizes(up, cost.up),
+        kept=(*cost.kept, *kept),
+    )
+
+
+def describe(chain: Chain, among_peers: bool = False) -> str:
+    """A sentence for the protocol of a run."""
+    ways = {"clients send": upward(chain), "the server sends": () if among_peers else downward(chain)}
+    said = [f"what {who}: {', then '.join(one.describe() for one in found)}" for who, found in ways.items() if found]
+    return f"Messages are transformed; {'; '.join(said)}."
+
+
+def upward(chain: Chain) -> Chain:
+    """The transforms of clients' messages."""
+    return tuple(transform for transform in chain if transform.way != "down")
+
+
+def downward(chain: Chain) -> Chain:
+    """The transforms of the server's messages."""
+    return tuple(transform for transform in chain if transform.way != "up")
+
+
+def _check_change(transform: Transform, part: str, is_change: bool) -> None:
+    if transform.for_changes and not is_change:
+        raise SparsonaError(
+            f"the transform '{transform.name}' for part '{part}', which is a model",
+            expected="a method that sends changes, such as fedspa or pfedgate",
+            mend="use 'half' or 'quantize', which are for models, too",
+        )

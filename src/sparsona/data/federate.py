@@ -1,0 +1,208 @@
+"""A data set becomes a federation: shared out among clients, and each client's examples split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparsona.core.errors import SparsonaError
+from sparsona.core.seeds import Seeds
+from sparsona.data import validate
+from sparsona.data.client_index import ClientIndex
+from sparsona.data.federation import Federation
+from sparsona.data.holdout import TESTS, Holdout, Published, Rows, choose_holdout
+from sparsona.data.partition import parse
+from sparsona.data.partition import partition as partition_labels
+from sparsona.data.partition.by_owner import count_by_owner, find_by_owner, keep_eligible, number_owners
+from sparsona.data.pool import Array, Pool, View
+from sparsona.data.split_plan import SplitPlan
+
+MIN_SIZE = 10  # of clients that a partition makes up; owners may have as few examples as can be split
+
+
+def federate(
+    x: Any,
+    y: Any,
+    *,
+    clients: int | None,
+    partition: str = SplitPlan.partition,
+    seed: int = SplitPlan.seed,
+    num_classes: int | None = None,
+    name: str = "arrays",
+    num_train: int | None = None,
+    owners: Any = None,
+    view: View | None = None,
+    tokens: bool = False,
+    **options: Any,
+) -> Federation:
+    """Share a data set out among clients and split each client's examples into training, validation and test examples.
+
+    Args:
+        x: One row per example, a numpy array or torch tensor. Rows keep their shape. Whole numbers become float32 as
+            they are: scaling them (say, by 255) is the caller's job, unless there is a `view`. Float32 inputs are
+            shared with the caller, who must not change them afterwards.
+        y: One class per example, whole numbers from 0. Numbers with a fraction, (N,) or (N, outputs), are targets of a
+            regression: the loss is the squared error.
+        clients: The number of clients; None: one for every owner (`partition="natural"`) or as many as the file has.
+        partition: How the examples are shared out, one of the forms that `sparsona data` lists.
+        seed: Decides all that is random.
+        num_classes: The number of classes; None: as many as there are labels.
+        name: What the data set is called in results.
+        num_train: The first so many rows are a published training set and the others a published test set.
+        owners: Whose each row is, whole numbers from 0; below 0: unknown.
+        view: How stored images of bytes become a model's inputs.
+        tokens: Rows of `x` are token numbers, and `y` may have the same shape: the next token at each position. Then 0
+            is padding, which is neither trained nor scored, and 1, 2 and 3 are begin, end and unknown words, which are
+            not scored. The vocabulary begins at 4, and `num_classes` is its end.
+        **options: The other options of `SplitPlan`: `test`, `validation_rate`, `min_size` and so on.
+
+    Returns:
+        The federation, to be handed to `sparsona.train`.
+
+    Raises:
+        SparsonaError: If the arrays, the partition or the split are not possible.
+
+    Example:
+        >>> import numpy as np
+        >>> import sparsona as sp
+        >>> x, y = np.random.default_rng(0).random((200, 4), dtype=np.float32), np.arange(200) % 4
+        >>> federation = sp.federate(x, y, clients=5, partition="iid", seed=0)
+        >>> federation.num_clients, federation.sizes()[0].tolist()
+        (5, [26, 4, 10])
+    """
+    x = validate.check_inputs(x, as_bytes=view is not None, as_tokens=tokens)
+    y = validate.check_targets(y, as_tokens=tokens)
+    validate.check_lengths(x, y)
+    if not len(x):
+        raise SparsonaError("no examples", expected="at least one row in x and y")
+    num_classes = validate.count_outputs(y, num_classes, x)
+    if num_train is not None and not 0 < num_train < len(x):
+        raise SparsonaError(
+            f"num_train is {num_train} of {len(x)} examples", expected="some examples to train on and some to test on"
+        )
+    if owners is not None:
+        owners = validate.check_labels(owners, "owners: ").numpy()
+        if len(owners) != len(x):
+            raise SparsonaError(f"{len(owners)} owners for {len(x)} examples", expected="one owner per example")
+        owners = number_owners(owners)
+    pool = Pool(name, x.numpy(), y.numpy(), num_classes, num_train, owners, view or View())
+    return share_out(pool, SplitPlan(clients=clients, partition=partition, seed=seed, **options))
+
+
+def share_out(pool: Pool, plan: SplitPlan) -> Federation:
+    """Share a pool out among clients.
+
+    A client's parts have the same share of each class as nearly as counts permit. Each client has at least one training
+    and one test example, and one for validation if it has three or more and `validation_rate` is not 0. Where examples
+    overlap, a client's parts are blocks in order, without the examples between them that overlap with both.
+    """
+    partition, _ = parse(plan.partition)
+    holdout = choose_holdout(plan, partition, pool)
+    if not 0 < plan.data_rate <= 1:
+        raise SparsonaError(
+            f"data_rate is {plan.data_rate}", expected="more than 0 and at most 1", mend="1 uses everything"
+        )
+    if plan.max_examples is not None and plan.max_examples < holdout.min_size:
+        raise SparsonaError(
+            f"max_examples is {plan.max_examples}",
+            expected=f"{holdout.min_size} or more: something to train on"
+            + " and to test on" * (not holdout.is_published),
+        )
+    seeds = Seeds(plan.seed if plan.partition_seed is None else plan.partition_seed)
+    end = holdout.num_shared(pool)
+    owners: list[int] = []
+    left_out: dict[str, int] = {}
+    if partition.name == "natural" and pool.owners is not None:
+        eligible, left_out = _find_eligible(pool, plan, holdout, seeds)
+        # By one example of each: which owners are drawn depends on how many there are, not on what they have.
+        drawn = partition_labels(plan.partition, eligible, plan.clients, seeds.shared("partition"), 0, owners=eligible)
+        owners = [int(eligible[one[0]]) for one in drawn]
+        dealt = find_by_owner(pool.owners[:end], owners)
+    else:
+        rows = _draw(np.arange(end), plan.data_rate, seeds)
+        labels = pool.y[:end] if len(rows) == end else pool.y[rows]
+        min_size = MIN_SIZE if plan.min_size is None else plan.min_size
+        parts = partition_labels(plan.partition, labels, plan.clients, seeds.shared("partition"), min_size)
+        dealt = [rows[mine] for mine in parts]
+    dealt = [_limit(mine, plan.max_examples, seeds.of(client)) for client, mine in enumerate(dealt)]
+    draw = TESTS[holdout.name].draw
+    tests = None if draw is None else draw(Published(pool, end, dealt, owners, holdout.per_client, seeds))
+    splits = []
+    for client, mine in enumerate(dealt):
+        rng = np.random.Generator(np.random.PCG64(seeds.of(client).own("split")))
+        split = holdout.split(client, mine, None if tests is None else tests[client], pool.y, rng)
+        num_train, num_test = len(split[0]) + len(split[1]), len(split[2])
+        if num_train < plan.min_train or num_test < plan.min_test:
+            raise SparsonaError(
+                f"client {client} has {num_train} training and {num_test} test examples",
+                expected=f"at least {plan.min_train} and {plan.min_test} (min_train, min_test)",
+                mend="ask for fewer clients; partition natural leaves such clients out",
+            )
+        splits.append(split)
+    x, y, splits = _compact(pool, splits)
+    tensors = [torch.from_numpy(np.require(array, requirements=["W"])) for array in (x, y)]
+    return Federation(
+        tensors[0],
+        tensors[1],
+        ClientIndex.of(splits),
+        pool.num_classes,
+        pool.name,
+        pool.view,
+        holdout.tested_on,
+        left_out,
+    )
+
+
+def _find_eligible(pool: Pool, plan: SplitPlan, holdout: Holdout, seeds: Seeds) -> tuple[Array, dict[str, int]]:
+    """The owners with enough examples to be clients, and how many others there are, by what they lack."""
+    assert pool.owners is not None
+    end = holdout.num_shared(pool)
+    num_owners = int(pool.owners.max()) + 1
+    counts = count_by_owner(pool.owners[:end], num_owners)
+    owners = _draw(np.flatnonzero(counts), plan.data_rate, seeds)
+    num_dealt = counts[owners]
+    num_kept = num_dealt if plan.max_examples is None else np.minimum(num_dealt, plan.max_examples)
+    if holdout.is_published:
+        num_train, num_test = num_kept, count_by_owner(pool.owners[end:], num_owners)[owners]
+    else:
+        num_test = np.array([holdout.sizes(count)[0] for count in num_kept.tolist()], dtype=np.int64)
+        num_train = num_kept - num_test - holdout.overlap
+    min_size = max(plan.min_size or 0, holdout.min_size)
+    too_few = f"fewer than {min_size} examples, too few to be split"
+    if min_size > holdout.min_size:
+        too_few = f"fewer than {min_size} examples (min_size)"
+    has = {too_few: num_dealt >= min_size, "no published test examples": num_test > 0}
+    if pool.y.ndim == 2:
+        where = slice(end, None) if holdout.is_published else slice(end)
+        num_scored = count_by_owner(pool.owners[where], num_owners, pool.y[where])[owners]
+        has["no test sequence with a token that is scored"] = num_scored > 0
+        num_test = num_test if holdout.is_published else np.minimum(num_test, num_scored)
+    has[f"fewer than {plan.min_train} to train on (min_train)"] = num_train >= plan.min_train
+    has[f"fewer than {plan.min_test} to test on (min_test)"] = num_test >= plan.min_test
+    return keep_eligible(owners, has, plan.clients)
+
+
+def _draw(what: Array, rate: float, seeds: Seeds) -> Array:
+    """A share of rows or owners, rounded down; the millionth is for 0.29 * 100, which is less than 29."""
+    if rate == 1 or not len(what):
+        return what
+    rng = np.random.Generator(np.random.PCG64(seeds.shared("subset")))
+    return np.sort(rng.choice(what, max(1, int(len(what) * rate + 1e-6)), replace=False))
+
+
+def _limit(mine: Array, max_examples: int | None, seeds: Seeds) -> Array:
+    if max_examples is None or len(mine) <= max_examples:
+        return mine
+    rng = np.random.Generator(np.random.PCG64(seeds.own("limit")))
+    return np.sort(rng.choice(mine, max_examples, replace=False))
+
+
+def _compact(pool: Pool, splits: list[Rows]) -> tuple[Array, Array, list[Rows]]:
+    """Only the rows that clients use, if these are less than half: less is stored, hashed and handed to workers."""
+    used = np.unique(np.concatenate([part for split in splits for part in split]))
+    if 2 * len(used) >= len(pool.y):
+        return pool.x, pool.y, splits
+    moved = [(np.searchsorted(used, a), np.searchsorted(used, b), np.searchsorted(used, c)) for a, b, c in splits]
+    return pool.x[used], pool.y[used], moved

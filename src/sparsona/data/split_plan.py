@@ -1,0 +1,39 @@
+"""The options that say how a data set is shared out among clients and split. Free of torch and numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitPlan:
+    """How a pool of examples becomes a federation. The defaults of these options are declared here and nowhere else.
+
+    Args:
+        clients: The number of clients; None: one for every owner (partition "natural") or as many as the file has.
+        partition: One of the forms that `sparsona data` lists.
+        seed: Decides all that is random.
+        partition_seed: If given, used in place of `seed`: runs with different seeds then share partition and splits.
+        test: How a client's test examples are chosen, one of the forms that `sparsona data` lists.
+        validation_rate: Share of a client's examples held for validation.
+        test_rate: Share of a client's examples held for testing, where they are split off its own.
+        data_rate: Share of the examples (of the owners, for "natural") that is used, rounded down.
+        min_size: The fewest examples a client is dealt; None: 10, or for "natural" as many as can be split.
+        min_train: The fewest examples for training and validation. Owners with fewer are left out (partition
+            "natural"); for other partitions a client with fewer is an error.
+        min_test: The fewest test examples, likewise.
+        max_examples: A client keeps at most so many of the examples that it is dealt.
+    """
+
+    clients: int | None = None
+    partition: str = "dirichlet:0.3"
+    seed: int = 0
+    partition_seed: int | None = None
+    test: str = "auto"
+    validation_rate: float = 0.1
+    test_rate: float = 0.25
+    data_rate: float = 1.0
+    min_size: int | None = None
+    min_train: int = 0
+    min_test: int = 0
+    max_examples: int | None = None

@@ -1,0 +1,114 @@
+"""Facts of a run: what was found out about its data, model and method when it was made (about.json).
+
+Options are what somebody asked for and stand in config.json; facts are what came of them. Free of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from sparsona.core.errors import SparsonaError
+
+FORMAT = 2  # of a run folder that this version writes, and goes on with
+READABLE = (1, 2)  # of those that it reads: format 1 lacks nothing that a report needs
+
+
+@dataclass(frozen=True)
+class WarmStartFacts:
+    """Where the weights come from that a run began with.
+
+    `weights` and `federation` are digests; of the `of` parameters, `taken` come from that run; `same_data`: it was
+    trained on the same clients.
+    """
+
+    run: str
+    method: str
+    rounds: int
+    weights: str
+    federation: str
+    taken: int = 0
+    of: int = 0
+    same_data: bool = True
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RunFacts:
+    """What is known about a run besides its options. Digests tell whether data or a model are the same again.
+
+    `point` is the headline's evaluation point. `alone`: clients send nothing to anybody; `peers`: they send to each
+    other. `partial_global`: the server's model is nobody's whole one. `graph` and `latency` are digests of files, if
+    there are any. `tested_on` says how test data was chosen, `left_out` how many people lack what. `sizes` has a row of
+    training, validation and test examples for each client; `label_counts` counts its training labels, and is None where
+    labels are tokens or numbers.
+    """
+
+    method: str
+    title: str
+    point: str
+    federation: str
+    layout: str
+    start: str
+    num_parameters: int
+    sizes: np.ndarray
+    label_counts: np.ndarray | None
+    alone: bool
+    has_batch_statistics: bool
+    ignores_capacity: bool
+    tested_on: str
+    left_out: Mapping[str, int]
+    augments: bool
+    peers: bool = False
+    partial_global: bool = False
+    graph: str | None = None
+    latency: str | None = None
+    transductive: bool = False
+    novel: tuple[int, ...] = ()
+    is_regression: bool = False
+    warm_start: WarmStartFacts | None = None
+    format: int = field(default=FORMAT)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, the format first."""
+        plain = {one.name: getattr(self, one.name) for one in fields(self)}
+        plain["sizes"] = self.sizes.tolist()
+        plain["label_counts"] = None if self.label_counts is None else self.label_counts.tolist()
+        plain["left_out"], plain["novel"] = dict(self.left_out), list(self.novel)
+        plain["warm_start"] = None if self.warm_start is None else asdict(self.warm_start)
+        return {"format": plain.pop("format"), **plain}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], where: str) -> RunFacts:
+        """The facts that `as_json` wrote, in this version or in one that `READABLE` names; `where` is for errors."""
+        if values.get("format") not in READABLE:
+            raise SparsonaError(
+                f"'{where}' was written in format {values.get('format')}",
+                expected=f"format {FORMAT}",
+                mend="use the version of sparsona named in its environment.json",
+            )
+        missing = [one.name for one in fields(cls) if one.default is MISSING and one.name not in values]
+        known = {one.name: values[one.name] for one in fields(cls) if one.name in values}
+        try:
+            if missing:
+                raise ValueError(f"it lacks {', '.join(missing)}")
+            known["sizes"] = _frozen(known["sizes"])
+            known["label_counts"] = None if known["label_counts"] is None else _frozen(known["label_counts"])
+            known["novel"] = tuple(known.get("novel", ()))
+            if known.get("warm_start") is not None:
+                known["warm_start"] = WarmStartFacts(**known["warm_start"])
+            return cls(**known)
+        except (TypeError, ValueError) as error:
+            raise SparsonaError(
+                f"'{where}' is damaged: its facts cannot be read ({error})",
+                expected="about.json as sparsona wrote it",
+                mend="restore it from a copy, or start the run again in another folder",
+            ) from None
+
+
+def _frozen(values: Any) -> np.ndarray:
+    found = np.array(values, dtype=np.int64)
+    found.flags.writeable = False
+    return found

@@ -1,0 +1,359 @@
+"""What a run is asked to do: the table of its options, each declared once. Free of torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
+
+from sparsona.core import points as eval_points
+from sparsona.core import spec
+from sparsona.core.errors import SparsonaError
+from sparsona.core.lr_schedule import SCHEDULES, lr_schedule
+from sparsona.data.split_plan import SplitPlan
+from sparsona.engine.executors import EXECUTORS
+from sparsona.engine.graphs import GRAPHS, USUAL_DEGREE
+from sparsona.runs.declaration import Option, as_int, as_tuple, option, options_of
+from sparsona.runs.stopping import Stopping
+from sparsona.transforms import TRANSFORMS, read_transforms, split_transforms
+
+NUM_CLIENTS = 20  # where neither a person nor the partition says how many
+KNOW_THEIR_CLIENTS = ("natural", "file")  # partitions
+
+_SPLIT = SplitPlan()
+_data = partial(option, group="data", condition=True)
+_reading = partial(option, group="reading", condition=True)
+_sharing = partial(option, group="sharing", condition=True)
+_plan = partial(option, group="plan")
+_evaluation = partial(option, group="evaluation")
+_place = partial(option, group="place")
+_SAY_INPUT, _SAY_SAMPLES = "say --input and --classes instead", "say --samples instead"
+
+
+def _any_of(forms: Iterable[str]) -> str:
+    return " | ".join(forms)
+
+
+def known_points(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Evaluation points that may be asked for."""
+    for name in names:
+        try:
+            eval_points.check_option(name)
+        except SparsonaError as error:
+            raise ValueError(f"{error.expected}; {error.mend}" if error.mend else error.expected) from None
+    return names
+
+
+def known_transforms(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Transforms that there are, with options that they have."""
+    try:
+        read_transforms(texts)
+    except SparsonaError as error:
+        raise ValueError("; ".join(filter(None, (error.what, error.expected, error.mend)))) from None
+    return texts
+
+
+class RunConfig(Stopping):
+    """Everything that decides a run's result, and where it runs. Options of the method itself are in `options`."""
+
+    method: str = Field(description="a row of `sparsona methods`")
+    options: dict[str, Any] = Field(default_factory=dict, description="options of the method")
+
+    data: str = _data("digits", "data set, a row of `sparsona data`", flag=True, cost=True, paths=("arrays", "folder"))
+    data_dir: str | None = _data(
+        None, "folder where the data's files are looked for first", none="the cache alone", flag=True, paths=("",)
+    )
+    augment: bool | None = _reading(None, "crop and mirror training images", none="as usual for the data")
+    resize: int | None = _reading(
+        None, "side of the square that pictures are made when read (folder, gldv2)", cost=_SAY_INPUT, ge=1
+    )
+    crop: int | None = _reading(None, "pixels of the square cut from each image (folder, gldv2)", cost=_SAY_INPUT, ge=1)
+    sequence_length: int | None = _reading(None, "tokens in one example of text", none="20", cost=_SAY_INPUT, ge=2)
+    vocabulary_size: int | None = _reading(None, "most frequent words kept", none="10,000", cost=_SAY_INPUT, ge=1)
+
+    clients: int | None = _sharing(
+        None,
+        "number of clients",
+        none=f"{NUM_CLIENTS}, or all that the partition knows ({', '.join(KNOW_THEIR_CLIENTS)})",
+        flag=True,
+        cost=True,
+        ge=1,
+    )
+    partition: str = _sharing(
+        _SPLIT.partition,
+        "how the data is shared out among the clients, a row of `sparsona data`; text is by speaker",
+        flag=True,
+        paths=("file",),
+    )
+    partition_seed: int | None = _sharing(
+        None, "fixes the partition and the splits whatever the seed", none="the seed", flag=True, ge=0
+    )
+    test: str = _sharing(_SPLIT.test, "what is tested on, a choice that `sparsona data` lists", flag=True)
+    data_rate: float = _sharing(
+        _SPLIT.data_rate, "share of the examples (partition natural: of people) used", cost=_SAY_SAMPLES, gt=0, le=1
+    )
+    validation_rate: float = _sharing(
+        _SPLIT.validation_rate, "share of a client's data held for decisions", cost=_SAY_SAMPLES, ge=0, lt=1
+    )
+    test_rate: float = _sharing(
+        _SPLIT.test_rate, "share of a client's data held for the final word", cost=_SAY_SAMPLES, gt=0, lt=1
+    )
+    min_size: int | None = _sharing(
+        None, "fewest examples a client may be dealt", none="10, or what can be split (natural)", ge=2
+    )
+    min_train: int = _sharing(
+        _SPLIT.min_train, "fewest examples to train and decide on; people with less are left out", ge=0
+    )
+    min_test: int = _sharing(_SPLIT.min_test, "fewest test examples; people with less are left out", ge=0)
+    max_examples: int | None = _sharing(
+        None, "most examples a client keeps of what it is dealt", none="all", cost=_SAY_SAMPLES, ge=2
+    )
+
+    model: str | None = _plan(
+        None,
+        "network, a row of `sparsona models`",
+        none="the data set's default",
+        flag=True,
+        condition=True,
+        cost=True,
+    )
+    preset: str | None = _plan(
+        None,
+        "the method's options as published: paper (its text) or authors (their code)",
+        none="as `sparsona methods` lists them",
+        flag=True,
+        cost=True,
+    )
+    rounds: int = _plan(30, "number of rounds", flag=True, condition=True, cost=True, ge=1)
+    per_round: int | None = _plan(
+        None,
+        "clients sampled per round",
+        none="half of them, all peers",
+        flag=True,
+        condition=True,
+        cost=True,
+        ge=1,
+    )
+    graph: str | None = _plan(
+        None,
+        f"who hears from whom, among peers: {_any_of(GRAPHS)}",
+        none=f"random:{USUAL_DEGREE}, or fewer",
+        flag=True,
+        cost=True,
+        paths=("file",),
+    )
+    transform: Annotated[tuple[str, ...], BeforeValidator(split_transforms), AfterValidator(known_transforms)] = _plan(
+        (),
+        f"what messages go through, in order: {_any_of(card.example for card in TRANSFORMS.values())}",
+        flag="--transform NAME ...",
+        cost=True,
+    )
+    batch_size: int = _plan(16, "examples in a training batch", flag=True, cost=True, ge=1)
+    lr_decay: float = _plan(0.998, "factor on the learning rate after each round", flag=True, gt=0, le=1)
+    lr_schedule: str = _plan(
+        "decay",
+        f"how the learning rate changes, see docs/experiments.md: {_any_of(row.form for row in SCHEDULES.values())}",
+        flag=True,
+    )
+    warm_start: str | None = _plan(
+        None,
+        "a finished run whose global model is everybody's start",
+        none="weights drawn from the seed",
+        flag="--warm-start RUN",
+    )
+    seed: int = _plan(
+        0, "varies everything: partition, weights, sampling, batches, masks", flag=True, condition=True, ge=0
+    )
+    tune_epochs: int = _plan(0, "epochs of final tuning for every client; 0: none", cost=True, ge=0)
+    tune_lr_scale: float = _plan(
+        1.0, "learning rate of tuning, as a share of the first round's", gt=0, allow_inf_nan=False
+    )
+    guard: bool = _plan(
+        False, "each client keeps its own or the shared model, whichever its validation data favours", flag=True
+    )
+    drop_rate: float = _plan(
+        0.0,
+        "probability that an update is lost on its way; that a peer is out of reach",
+        condition=True,
+        cost="leave it out: every message is charged as if it arrived",
+        ge=0,
+        lt=1,
+    )
+    everyone_trains: bool = _plan(
+        False,
+        "all train each round, only the sampled are aggregated",
+        condition=True,
+        cost="say how many train with --per-round",
+    )
+    stateless: bool = _plan(
+        False,
+        "clients forget everything between rounds",
+        condition=True,
+        cost="leave it out: clients are charged as if they remembered",
+    )
+    novel: Annotated[float, AfterValidator(as_int), PlainSerializer(as_int, return_type=int | float)] = _plan(
+        0,
+        "clients held out of training and met at the end; below 1: a share",
+        condition=True,
+        cost="say how many take part with --clients",
+        ge=0,
+        allow_inf_nan=False,
+    )
+    novel_epochs: int | None = _plan(
+        None,
+        "epochs of tuning for the novel clients alone",
+        none="tune_epochs, as for everybody",
+        cost="leave it out: novel clients are not charged",
+        ge=0,
+    )
+    capacities: Annotated[tuple[float, ...], BeforeValidator(as_tuple)] = _plan(
+        (1.0,), "density each client can hold, repeated over clients", condition=True, cost=True
+    )
+
+    eval_every: int = _evaluation(
+        1, "rounds between evaluations (the last ten are always evaluated)", circumstance=True, ge=1
+    )
+    eval_clients: int | None = _evaluation(
+        None, "clients tested after rounds and final tuning, drawn once", none="all", condition=True, ge=1
+    )
+    points: Annotated[tuple[str, ...], BeforeValidator(as_tuple), AfterValidator(known_points)] = _evaluation(
+        (),
+        "which models to evaluate besides the headline's: "
+        f"{', '.join(eval_points.OPTIONS)}; each also on other data, such as received/validation",
+        circumstance=True,
+    )
+    record_traits: bool = _evaluation(
+        False,
+        "at evaluations, write down how far apart clients' masks or gates are, if they have any",
+        circumstance=True,
+    )
+    train_accuracy: bool = _evaluation(False, "evaluate the last models on clients' training data, too")
+
+    device: Literal["auto", "cpu", "cuda"] = _place("auto", "where models are trained; auto: a GPU if any", flag=True)
+    precision: Literal["fp32", "tf32", "bf16"] = _place(
+        "fp32", "of convolutions and products on a GPU; weights stay in fp32", flag=True, condition=True
+    )
+    executor: str = _place("auto", f"how clients are run: {_any_of(EXECUTORS)}", flag=True, circumstance=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _usual_clients(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("clients") is not None:
+            return values
+        name = spec.parse("partition", str(values.get("partition"))).name
+        return values if name in KNOW_THEIR_CLIENTS else {**values, "clients": NUM_CLIENTS}
+
+    @property
+    def sampled(self) -> int:
+        """Clients per round, the default worked out; `clients` must be known."""
+        assert self.clients is not None
+        return self.per_round or max(1, (self.clients - self.num_novel) // 2)
+
+    @property
+    def num_novel(self) -> int:
+        """Novel clients, a share worked out; `clients` must be known."""
+        if 0 < self.novel < 1:
+            assert self.clients is not None
+            return max(1, round(self.novel * self.clients))
+        return int(self.novel)
+
+    @property
+    def headline(self) -> str:
+        """The evaluation point whose accuracy is the result."""
+        return eval_points.headline(self.tune_epochs)
+
+    @property
+    def all_points(self) -> tuple[str, ...]:
+        """Every point to evaluate; `received` always, since learning curves need it."""
+        always = (eval_points.RECEIVED, eval_points.TUNED)
+        return (eval_points.RECEIVED, *(point for point in dict.fromkeys(self.points) if point not in always))
+
+    def conflicts(self) -> list[SparsonaError]:
+        """What single fields cannot see."""
+        found = []
+        try:
+            lr_schedule(self.lr_schedule)
+        except SparsonaError as error:
+            found.append(error)
+        # None: only the data will tell.
+        taking_part = None if self.clients is None else self.clients - self.num_novel
+        if taking_part is None:
+            pass
+        elif taking_part < 1:
+            found.append(
+                SparsonaError(
+                    f"{self.num_novel} novel clients of {self.clients}",
+                    expected="at least one client that takes part",
+                    mend="lower novel or raise --clients",
+                )
+            )
+        elif self.sampled > taking_part:
+            found.append(
+                SparsonaError(
+                    f"cannot sample {self.sampled} clients per round: only {taking_part} take part",
+                    expected=f"per_round from 1 to {taking_part}",
+                    mend="lower --per-round or raise --clients",
+                )
+            )
+        if taking_part is not None and 1 <= taking_part < (self.eval_clients or 0):
+            found.append(
+                SparsonaError(
+                    f"cannot test {self.eval_clients} clients: only {taking_part} take part",
+                    expected=f"eval_clients from 1 to {taking_part}",
+                    mend="lower eval_clients, or leave it out: all are tested then",
+                )
+            )
+        if self.novel > 1 and self.novel != int(self.novel):
+            found.append(
+                SparsonaError(
+                    f"{self.novel} novel clients",
+                    expected="a whole number, or a share below 1",
+                    mend="for example --set novel=4, or novel=0.2",
+                )
+            )
+        if self.novel_epochs and not self.novel:
+            found.append(
+                SparsonaError(
+                    "novel_epochs without novel clients",
+                    expected="novel clients to tune",
+                    mend="--set novel=0.2 holds a fifth of the clients out",
+                )
+            )
+        if eval_points.select(self.points, "end") and not self.tune_epochs:
+            found.append(
+                SparsonaError(
+                    f"point '{eval_points.TUNED}' without tuning",
+                    expected="tune_epochs of 1 or more",
+                    mend="--set tune_epochs=5, or use fedavg-ft",
+                )
+            )
+        if not self.capacities or not all(0 < capacity <= 1 for capacity in self.capacities):
+            found.append(
+                SparsonaError(
+                    f"capacities {list(self.capacities)}",
+                    expected="one or more densities above 0 and at most 1",
+                    mend="for example --set 'capacities=[0.2, 1.0]'",
+                )
+            )
+        return found
+
+
+OPTIONS: dict[str, Option] = {name: found for name, found in options_of(RunConfig).items() if found.group}
+CONDITIONS = frozenset(name for name, found in OPTIONS.items() if found.condition)
+CIRCUMSTANCES = frozenset(name for name, found in OPTIONS.items() if found.circumstance)
+
+
+def in_groups(*groups: str) -> tuple[str, ...]:
+    """The names of the options of these groups."""
+    return tuple(name for name, found in OPTIONS.items() if found.group in groups)
+
+
+OF_DATA = in_groups("data", "reading", "sharing")  # what a federation made in Python has been through already
+
+
+def dump(config: RunConfig) -> str:
+    """The config as JSON, to be stored with the run."""
+    return json.dumps(config.model_dump(mode="json"), indent=2) + "\n"

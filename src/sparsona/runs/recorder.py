@@ -1,0 +1,56 @@
+"""The observer that keeps a run's records. What they are, and the SQL, is in records.py."""
+
+from __future__ import annotations
+
+from sparsona.runs.observers import EvaluationResult, RoundResult
+from sparsona.runs.records import EvaluationRow, Records, RoundRow, TurnRow, pack_confusion
+
+SUMS = ("bytes_up", "bytes_down", "paper_up", "paper_down", "train_flops", "search_flops")
+
+
+class Recorder:
+    """Writes rounds, turns and evaluations. Each record is one transaction, or part of the one that is open."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def on_round(self, result: RoundResult) -> None:
+        row = RoundRow(
+            round=result.index,
+            lr_scale=result.lr_scale,
+            num_trained=result.total("trained"),
+            num_aggregated=result.total("aggregated"),
+            num_dropped=result.total("dropped"),
+            loss=result.loss,
+            seconds=result.seconds,
+            **{name: result.total(name) for name in SUMS},
+        )
+        with self._records.writing():
+            self._records.add([row])
+            self._records.add(
+                TurnRow(
+                    round=result.index,
+                    client=turn.client,
+                    loss=turn.loss,
+                    examples=turn.examples,
+                    steps=turn.steps,
+                    aggregated=turn.aggregated,
+                    dropped=turn.dropped,
+                    **{name: getattr(turn, name) for name in SUMS},
+                )
+                for turn in result.turns
+            )
+
+    def on_evaluation(self, result: EvaluationResult) -> None:
+        self._records.add(
+            EvaluationRow(
+                completed=result.completed,
+                client=one.client,
+                point=one.point,
+                correct=one.correct,
+                count=one.count,
+                loss=one.loss,
+                confusion=pack_confusion(one.confusion),
+            )
+            for one in result.clients
+        )

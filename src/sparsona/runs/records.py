@@ -1,0 +1,414 @@
+"""RUN/records.sqlite: rounds, turns, evaluations and traits as typed rows. All of the SQL is here.
+
+The holder of a folder's lock writes; anybody may read at any time, and leaves no trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from sparsona.core.errors import SparsonaError
+
+NAME = "records.sqlite"
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS rounds (
+  round INTEGER PRIMARY KEY, lr_scale REAL, num_trained INTEGER, num_aggregated INTEGER, num_dropped INTEGER,
+  loss REAL, bytes_up INTEGER, bytes_down INTEGER, paper_up INTEGER, paper_down INTEGER,
+  train_flops INTEGER, search_flops INTEGER, seconds REAL
+);
+CREATE TABLE IF NOT EXISTS turns (
+  round INTEGER, client INTEGER, loss REAL, examples INTEGER, steps INTEGER, aggregated INTEGER, dropped INTEGER,
+  bytes_up INTEGER, bytes_down INTEGER, paper_up INTEGER, paper_down INTEGER,
+  train_flops INTEGER, search_flops INTEGER, PRIMARY KEY (round, client)
+);
+CREATE TABLE IF NOT EXISTS evaluations (
+  completed INTEGER, client INTEGER, point TEXT, correct INTEGER, count INTEGER, loss REAL, confusion BLOB,
+  PRIMARY KEY (completed, client, point)
+);
+CREATE TABLE IF NOT EXISTS traits (
+  completed INTEGER PRIMARY KEY, kind TEXT, apart REAL, moved REAL, clients BLOB, pairs BLOB
+);
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRow:
+    """A round: sums over its turns. Final tuning is one row more, after the last round."""
+
+    round: int
+    lr_scale: float
+    num_trained: int
+    num_aggregated: int
+    num_dropped: int
+    loss: float | None
+    bytes_up: int
+    bytes_down: int
+    paper_up: int
+    paper_down: int
+    train_flops: int
+    search_flops: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRow:
+    """What one client did in one round."""
+
+    round: int
+    client: int
+    loss: float
+    examples: int
+    steps: int
+    aggregated: bool
+    dropped: bool
+    bytes_up: int
+    bytes_down: int
+    paper_up: int
+    paper_down: int
+    train_flops: int
+    search_flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRow:
+    """One client's result at one point after `completed` rounds; `correct` is None in a regression.
+
+    `confusion` is packed (`pack_confusion`), and is left out, as None, where rows are read for their figures.
+    """
+
+    completed: int
+    client: int
+    point: str
+    correct: int | None
+    count: int
+    loss: float
+    confusion: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TraitsRow:
+    """How far apart clients' traits were: `apart` between two, `moved` of each from its start, both in the mean.
+
+    `clients` and `pairs` are packed (`pack_numbers`): who was compared, and the distance of every two.
+    """
+
+    completed: int
+    kind: str
+    apart: float | None
+    moved: float
+    clients: bytes
+    pairs: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over all rounds; None where there is none."""
+
+    bytes_up: int | None
+    bytes_down: int | None
+    paper_up: int | None
+    paper_down: int | None
+    train_flops: int | None
+    search_flops: int | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLoad:
+    """Bytes through the busiest node in all rounds, and the most that went into and out of one in one round."""
+
+    total: int
+    most_in: int
+    most_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """A mean over clients after `completed` rounds."""
+
+    completed: int
+    mean: float
+
+
+_TABLES = {RoundRow: "rounds", TurnRow: "turns", EvaluationRow: "evaluations", TraitsRow: "traits"}
+_FIGURES = "completed, client, point, correct, count, loss"  # of an evaluation, without its matrix
+_Kind = TypeVar("_Kind")
+
+
+class Records:
+    """The records of one run folder.
+
+    A connection is opened for a query and closed after it. `reading` keeps one open for many; `open_for_writing` until
+    `close`, and then queries use it, too.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+
+    @property
+    def exist(self) -> bool:
+        """Whether anything was ever written."""
+        return self.path.exists()
+
+    # Writing: only for the holder of the folder's lock.
+
+    @property
+    def writer(self) -> sqlite3.Connection:
+        """The connection that writes, opened when it is first used."""
+        if self._writer is None:
+            with explain_record_errors(self.path):
+                db = sqlite3.connect(self.path, isolation_level=None)
+                try:
+                    db.execute("PRAGMA journal_mode = WAL")
+                    db.execute("PRAGMA synchronous = NORMAL")
+                    db.executescript(SCHEMA)
+                except BaseException:
+                    db.close()
+                    raise
+                self._writer = db
+        return self._writer
+
+    def close(self) -> None:
+        """Close the connection that writes."""
+        if self._writer is not None:
+            # Without a journal beside it the file can be copied alone, and read from where nothing can be written.
+            with contextlib.suppress(sqlite3.Error):
+                self._writer.execute("PRAGMA journal_mode = DELETE")
+            self._writer.close()
+            self._writer = None
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """One transaction: all rows or none. Inside another it is part of that one."""
+        db = self.writer
+        if db.in_transaction:
+            yield
+            return
+        with explain_record_errors(self.path):
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                db.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    db.execute("ROLLBACK")
+                raise
+
+    def add(self, rows: Iterable[RoundRow | TurnRow | EvaluationRow | TraitsRow]) -> None:
+        """Write rows of one kind; a row with the same key is replaced."""
+        found = list(rows)
+        if not found:
+            return
+        kind = type(found[0])
+        names = [one.name for one in fields(kind)]
+        query = f"INSERT OR REPLACE INTO {_TABLES[kind]} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+        with self.writing():
+            self.writer.executemany(query, map(attrgetter(*names), found))
+
+    def flush(self) -> None:
+        """Bring the rows to the disk itself, before a manifest says that they are there."""
+        with explain_record_errors(self.path):
+            self.writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+    def rewind(self, completed: int, points: Sequence[str]) -> None:
+        """Drop what the checkpoint does not know of: it will be made again, the same. Of the round that was reached,
+        the evaluations at `points` stay; none are evaluated there without an interruption where `points` is empty."""
+        db = self.writer
+        with self.writing():
+            db.execute("DELETE FROM rounds WHERE round >= ?", (completed,))
+            db.execute("DELETE FROM turns WHERE round >= ?", (completed,))
+            db.execute("DELETE FROM evaluations WHERE completed > ?", (completed,))
+            db.execute("DELETE FROM traits WHERE completed > ?", (completed if points else completed - 1,))
+            marks = ", ".join("?" * len(points))
+            db.execute(f"DELETE FROM evaluations WHERE completed = ? AND point NOT IN ({marks})", (completed, *points))
+
+    def check(self, completed: int) -> None:
+        """Refuse records that lack rounds the checkpoint has: what is summed over them would be too little."""
+        db = self.writer
+        with explain_record_errors(self.path):
+            (state,) = db.execute("PRAGMA quick_check(1)").fetchone()
+            (found,) = db.execute("SELECT COUNT(*) FROM rounds WHERE round < ?", (completed,)).fetchone()
+        if state != "ok" or found != completed:
+            what = (
+                f"has {found} of the {completed} rounds its checkpoint has" if state == "ok" else f"is damaged: {state}"
+            )
+            raise SparsonaError(
+                f"'{self.path}' {what}",
+                expected="the file as sparsona wrote it",
+                mend="restore it from a copy, or start the run again in another folder",
+            )
+
+    # Reading: for anybody, at any time.
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """One connection for all queries inside. It is closed afterwards: an open one would keep the journal there."""
+        if self._writer is not None or self._reader is not None or not self.exist:
+            yield
+            return
+        with explain_record_errors(self.path):
+            self._reader = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)
+        try:
+            yield
+        finally:
+            self._reader.close()
+            self._reader = None
+
+    def _rows(self, kind: Callable[..., _Kind], query: str, values: Sequence[Any] = ()) -> list[_Kind]:
+        """Rows by the names of their columns; none if the run has not begun."""
+        with self.reading(), explain_record_errors(self.path):
+            db = self._writer or self._reader
+            if db is None:
+                return []
+            try:
+                found = db.execute(query, values)
+            except sqlite3.OperationalError as error:
+                if str(error).startswith("no such table"):  # killed while the file was made
+                    return []
+                raise
+            names = [column[0] for column in found.description]
+            return [kind(**dict(zip(names, row, strict=True))) for row in found.fetchall()]
+
+    def _value(self, query: str, values: Sequence[Any] = ()) -> Any:
+        """The value called `value` of the first row; None if there is none."""
+        found: list[dict[str, Any]] = self._rows(dict, query, values)
+        return found[0]["value"] if found else None
+
+    def rounds(self) -> list[RoundRow]:
+        """Every round, in order."""
+        return self._rows(RoundRow, "SELECT * FROM rounds ORDER BY round")
+
+    def turns(self, round_: int | None = None) -> list[TurnRow]:
+        """The turns of one round, or all of them, in the order of rounds and clients."""
+        which = "" if round_ is None else "WHERE round = ?"
+        values = () if round_ is None else (round_,)
+        return self._rows(TurnRow, f"SELECT * FROM turns {which} ORDER BY round, client", values)
+
+    def evaluations(self, completed: int | None = None, point: str | None = None) -> list[EvaluationRow]:
+        """Evaluations after so many rounds, at this point, or all; in the order of rounds, clients and points."""
+        asked = {"completed": completed, "point": point}
+        given = {name: value for name, value in asked.items() if value is not None}
+        which = f"WHERE {' AND '.join(f'{name} = ?' for name in given)}" if given else ""
+        query = f"SELECT {_FIGURES} FROM evaluations {which} ORDER BY completed, client, point"
+        return self._rows(EvaluationRow, query, tuple(given.values()))
+
+    def confusions(self, completed: int, point: str) -> dict[int, np.ndarray]:
+        """Each client's matrix of true and predicted classes, where one was kept."""
+        query = "SELECT * FROM evaluations WHERE completed = ? AND point = ? AND confusion IS NOT NULL ORDER BY client"
+        rows = self._rows(EvaluationRow, query, (completed, point))
+        return {row.client: unpack_confusion(row.confusion) for row in rows if row.confusion is not None}
+
+    def has_evaluations(self) -> bool:
+        """Whether any round was evaluated yet."""
+        return self.last_evaluated() is not None
+
+    def last_evaluated(self, point: str | None = None) -> int | None:
+        """The number of rounds after which somebody was last evaluated, at this point or at any."""
+        which, values = ("", ()) if point is None else ("WHERE point = ?", (point,))
+        return self._value(f"SELECT MAX(completed) AS value FROM evaluations {which}", values)
+
+    def points(self) -> list[str]:
+        """Every point at which somebody was evaluated."""
+        found: list[dict[str, Any]] = self._rows(dict, "SELECT DISTINCT point FROM evaluations ORDER BY point")
+        return [row["point"] for row in found]
+
+    def accuracy_curve(self, point: str) -> list[CurvePoint]:
+        """Mean accuracy over clients against completed rounds."""
+        return self._curve("CAST(correct AS REAL) / count", point)
+
+    def loss_curve(self, point: str) -> list[CurvePoint]:
+        """Mean loss over clients against completed rounds."""
+        return self._curve("loss", point)
+
+    def _curve(self, figure: str, point: str) -> list[CurvePoint]:
+        query = f"SELECT completed, AVG({figure}) AS mean FROM evaluations WHERE point = ? "
+        return self._rows(CurvePoint, query + "GROUP BY completed ORDER BY completed", (point,))
+
+    def totals(self) -> Totals:
+        """Sums over all rounds."""
+        names = [one.name for one in fields(Totals)]
+        query = f"SELECT {', '.join(f'SUM({name}) AS {name}' for name in names)} FROM rounds"
+        found = self._rows(Totals, query)
+        return found[0] if found else Totals(**dict.fromkeys(names))
+
+    def server_load(self) -> NodeLoad:
+        """The load of a server, through which everything passes."""
+        query = "SELECT SUM(bytes_up + bytes_down) AS total, MAX(bytes_up) AS most_in, MAX(bytes_down) AS most_out "
+        return self._rows(NodeLoad, query + "FROM rounds")[0]
+
+    def peer_load(self) -> NodeLoad:
+        """The load of the busiest peer."""
+        by_client = "SELECT SUM(bytes_up + bytes_down) AS through FROM turns GROUP BY client"
+        query = f"SELECT (SELECT MAX(through) FROM ({by_client})) AS total, "
+        query += "MAX(bytes_down) AS most_in, MAX(bytes_up) AS most_out FROM turns"
+        return self._rows(NodeLoad, query)[0]
+
+    def mean_upload(self) -> float | None:
+        """The mean upload of the turns in which one was sent, as the papers count; None: in none."""
+        return self._value("SELECT AVG(paper_up) AS value FROM turns WHERE paper_up > 0")
+
+    def trained_clients(self) -> set[int]:
+        """Clients that made a step in any turn."""
+        return self._clients("steps")
+
+    def kept_clients(self) -> set[int]:
+        """Clients whose work was not lost in every turn."""
+        return self._clients("NOT dropped")
+
+    def _clients(self, condition: str) -> set[int]:
+        found: list[dict[str, Any]] = self._rows(dict, f"SELECT DISTINCT client FROM turns WHERE {condition}")
+        return {row["client"] for row in found}
+
+    def traits(self) -> list[TraitsRow]:
+        """What was recorded of clients' traits, in order."""
+        return self._rows(TraitsRow, "SELECT * FROM traits ORDER BY completed")
+
+
+@contextlib.contextmanager
+def explain_record_errors(path: Path) -> Iterator[None]:
+    """Turn SQLite's refusals into messages a person can act on."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        text = str(error)
+        full = "full" in text or "disk I/O" in text
+        raise SparsonaError(
+            f"the records in '{path}' could not be {'written: the disk is full' if full else 'used'} ({text})",
+            expected="free space" if full else "the file as sparsona wrote it",
+            mend="free some space, then `sparsona resume` this run: what was written before is intact"
+            if full
+            else "restore the file from a copy, or start the run again in another folder",
+        ) from error
+
+
+def pack_confusion(confusion: Any) -> bytes | None:
+    """A small integer matrix as bytes."""
+    return None if confusion is None else zlib.compress(np.asarray(confusion, dtype="<i4").tobytes(), 1)
+
+
+def unpack_confusion(blob: bytes) -> np.ndarray:
+    """The inverse of pack_confusion."""
+    flat = np.frombuffer(zlib.decompress(blob), dtype="<i4")
+    side = int(len(flat) ** 0.5)
+    return flat.reshape(side, side)
+
+
+def pack_numbers(values: Any, kind: str) -> bytes:
+    """Numbers of a numpy type such as '<f8' as bytes."""
+    return zlib.compress(np.asarray(values, dtype=kind).tobytes(), 1)
+
+
+def unpack_numbers(blob: bytes, kind: str) -> np.ndarray:
+    """The inverse of pack_numbers."""
+    return np.frombuffer(zlib.decompress(blob), dtype=kind)

@@ -1,0 +1,113 @@
+"""What a person asks for: options from a method's text, a file, a preset and keywords, sorted by whose they are.
+
+Free of torch.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import BaseModel
+
+from sparsona.core import spec
+from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.runs.declaration import options_of, with_absolute_paths
+from sparsona.runs.options import OPTIONS
+
+
+class Row(Protocol):
+    """What is read of a row of `sparsona methods`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def options(self) -> Mapping[str, Any]: ...
+    @property
+    def engine(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Options of a run and of its method, still to be validated, and what is wrong with their names."""
+
+    run: dict[str, Any]
+    method: dict[str, Any]
+    errors: list[SparsonaError]
+
+
+def choose(
+    row: Row, kind: type[BaseModel], published: Mapping[str, Any], given: Mapping[str, Any], others: Iterable[str] = ()
+) -> Chosen:
+    """Sort flat options into those of the run and those of the method; the more special wins.
+
+    Args:
+        row: the method's row, whose options come first.
+        kind: the class of the method's options.
+        published: what a preset sets; a person's schedule stands in place of the published one.
+        given: what a person gave, in whatever way.
+        others: further names that are known, to be suggested for a misspelt one.
+
+    Returns:
+        The options with their paths made absolute, and the errors.
+    """
+    published = dict(published)
+    if given.get("lr_schedule", "decay") != "decay":
+        published.pop("lr_decay", None)
+    elif "lr_decay" in given:
+        published.pop("lr_schedule", None)
+    own = options_of(kind)
+    of_run: dict[str, Any] = {}
+    of_method: dict[str, Any] = {}
+    errors = []
+    for key, value in {**published, **given}.items():
+        name = key.replace("-", "_")
+        if name in OPTIONS:
+            of_run[name] = value
+        elif name in own:
+            of_method[name] = value
+        else:
+            error = unknown_name(f"option of {row.name}", name, {*OPTIONS, *own, *others})
+            listed = f"what `sparsona methods {row.name}` lists"
+            errors.append(SparsonaError(error.what, expected=listed, mend=error.mend))
+    if (schedule := of_run.get("lr_schedule", "decay")) != "decay":
+        if "lr_decay" in of_run:
+            errors.append(
+                SparsonaError(
+                    f"lr_decay together with the schedule '{schedule}'",
+                    expected="one of them: lr_decay belongs to the schedule 'decay'",
+                    mend="leave --lr-decay out, or say --lr-schedule decay",
+                )
+            )
+        of_run["lr_decay"] = 1.0  # so is it recorded: nothing decays
+    of_run, of_method = with_absolute_paths(OPTIONS, of_run), with_absolute_paths(own, of_method)
+    return Chosen({**row.engine, **of_run}, {**row.options, **of_method}, errors)
+
+
+def parse_method(text: str) -> tuple[str, dict[str, Any]]:
+    """'fedspa:density=0.2,search=rsm' is a row and options for it alone."""
+    found = spec.parse("method", text)
+    return found.name, spec.named_options(found)
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Options from a file: top-level keys, and optionally a table [options] for the method's own."""
+    try:
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SparsonaError(
+            f"there is no config file '{path}'", expected="a TOML file", mend="check the path given to --config"
+        ) from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SparsonaError(
+            f"config file '{path}' cannot be read: {error}",
+            expected="a TOML file: lines like rounds = 50",
+            mend="correct it at the place named",
+        ) from None
+    options = values.pop("options", {})
+    if not isinstance(options, dict):
+        raise SparsonaError(f"'options' in '{path}' is not a table", expected="[options] and key = value lines")
+    return {key.replace("-", "_"): value for key, value in {**values, **options}.items()}

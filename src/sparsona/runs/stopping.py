@@ -1,0 +1,49 @@
+"""When a run stops before its last round, at a point from which it can be resumed. Free of torch.
+
+A criterion is an option of `Stopping` and what is measured against it in `MEASURES`. A resumed run counts anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict
+
+from sparsona.runs.declaration import option
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a run has used since it was started or resumed."""
+
+    seconds: float
+    bytes: int  # as encoded, both ways
+
+
+class Stopping(BaseModel):
+    """Limits of a run; the first that is reached stops it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_seconds: float | None = option(
+        None, "stop after the round in which this time is reached", group="stop", none="never", condition=True, gt=0
+    )
+    max_bytes: int | None = option(
+        None, "stop after the round in which so many bytes are sent", group="stop", none="never", condition=True, gt=0
+    )
+
+
+MEASURES: dict[str, Callable[[Spent], float]] = {
+    "max_seconds": lambda spent: spent.seconds,
+    "max_bytes": lambda spent: spent.bytes,
+}
+
+
+def reached(limits: Stopping, spent: Spent) -> str | None:
+    """The option whose limit is reached; None: go on."""
+    for name, measure in MEASURES.items():
+        limit = getattr(limits, name)
+        if limit is not None and measure(spent) >= limit:
+            return name
+    return None

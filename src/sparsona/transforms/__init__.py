@@ -1,0 +1,91 @@
+"""What stands between a method and the wire, by name. Free of torch: costs and lists need none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from importlib import import_module
+from typing import Any, get_args, get_type_hints
+
+from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.transform import Transform
+
+
+@dataclass(frozen=True)
+class TransformCard:
+    """One row: a name, its class in the module of that name, how it is written, and what it does."""
+
+    name: str
+    kind: str
+    example: str
+    summary: str
+
+
+TRANSFORMS = {
+    card.name: card
+    for card in (
+        TransformCard("half", "Half", "half", "half precision: two bytes a value"),
+        TransformCard("quantize", "Quantize", "quantize:4", "stochastic quantisation to 2 to 8 bits a value"),
+        TransformCard("topk", "TopK", "topk:0.1", "the largest share of a change, with error feedback"),
+        TransformCard("clip", "Clip", "clip:1.0", "changes no longer than a norm"),
+        TransformCard("noise", "Noise", "noise:0.01", "Gaussian noise on changes"),
+    )
+}
+
+
+def read_transforms(texts: Iterable[str]) -> tuple[Transform, ...]:
+    """The chain that these texts name, in their order.
+
+    Args:
+        texts: Rows of the table, each with its options after a colon: `half`, `quantize:4`, `quantize:bits=4,way=both`.
+
+    Returns:
+        The transforms. A sender goes through them in order, a receiver backwards.
+
+    Example:
+        >>> read_transforms(["clip:1.0", "quantize:4"])
+        (Clip(norm=1.0), Quantize(bits=4, way='up'))
+    """
+    return tuple(_read(text) for text in texts)
+
+
+def split_transforms(value: Any) -> Any:
+    """Several transforms written as one text are joined by a plus: `clip:1.0+quantize:4`."""
+    if isinstance(value, str):
+        # Not the plus of an exponent: clip:1e+2.
+        return tuple(part.strip() for part in re.split(r"\+(?=\s*[A-Za-z])", value) if part.strip())
+    return value
+
+
+def _read(text: str) -> Transform:
+    name, _, rest = text.strip().partition(":")
+    if name not in TRANSFORMS:
+        raise unknown_name("transform", name, TRANSFORMS)
+    card = TRANSFORMS[name]
+    module = import_module(f"sparsona.transforms.{name}")
+    kind = getattr(module, card.kind)
+    known = [field.name for field in fields(kind)]
+    given: dict[str, Any] = {}
+    for place, pair in enumerate(rest.split(",") if rest else []):
+        key, equals, value = (piece.strip() for piece in pair.partition("="))
+        if not equals and place == 0:
+            key, value = known[0], key  # the first option needs no name
+        if key not in known:
+            raise unknown_name(f"option of the transform '{name}'", key, known)
+        given[key] = _value(kind, key, value, card)
+    found: Transform = kind(**given)
+    return found
+
+
+def _value(kind: type, key: str, text: str, card: TransformCard) -> Any:
+    wanted = get_type_hints(kind)[key]
+    try:
+        if choices := get_args(wanted):
+            if text not in choices:
+                raise ValueError(text)
+            return text
+        return wanted(text)
+    except ValueError:
+        expected = f"one of {', '.join(get_args(wanted))}" if get_args(wanted) else f"a value like {card.example}"
+        raise SparsonaError(f"'{text}' for '{key}' of the transform '{card.name}'", expected=expected) from None

@@ -1,0 +1,152 @@
+"""One's own arrays from a file, and views that do not fit them."""
+
+import zipfile
+
+import numpy as np
+import pytest
+from sample_pixels import random_bytes
+
+from sparsona.core.errors import SparsonaError
+from sparsona.data.pool import Pool, View
+from sparsona.data.read import read
+
+
+def test_arrays(tmp_path):
+    path = tmp_path / "mine.npz"
+    x, y = random_bytes(6, 5, 4), np.array([0, 1, 2, 0, 1, 2])
+    np.savez(path, x=x, y=y, owners=np.array(["b", "a", "b", "c", "a", "c"]))
+    pool = read(f"arrays:{path}")
+    assert np.array_equal(pool.x, x[:, None])
+    assert (pool.name, pool.num_classes, pool.num_train) == ("mine", 3, None)
+    assert pool.owners.tolist() == [1, 0, 1, 2, 0, 2]
+    assert read(f"arrays:{path}", augment=True).view == View(pad=4, flip=True)
+    np.savez(
+        path,
+        x_train=x[:4] / 2,
+        y_train=y[:4],
+        x_test=x[4:] / 2,
+        y_test=y[4:],
+        owners_train=[7, -1, 7, 9],
+        owners_test=[9, 7],
+    )
+    pool = read(f"arrays:{path}")
+    assert pool.x.dtype == np.float32
+    assert (pool.x.shape, pool.num_train, pool.owners.tolist()) == ((6, 5, 4), 4, [0, -1, 0, 1, 1, 0])
+    with pytest.raises(SparsonaError, match="cannot be cropped or augmented"):
+        read(f"arrays:{path}", augment=True)
+
+
+SPLIT = {"x_train": [[4], [5]], "y_train": [0, 1], "x_test": [[4], [5]], "y_test": [0, 1]}
+
+
+def test_arrays_of_tokens(tmp_path):
+    path = tmp_path / "text.npz"
+    np.savez(path, x=np.arange(6).reshape(2, 3), y=np.arange(1, 7).reshape(2, 3))
+    pool = read(f"arrays:{path}")
+    assert pool.has_tokens
+    assert (pool.y.dtype, pool.num_classes) == (np.int32, 7)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"x": [1]}, "lacks 'y'"),
+        ({"x_train": [1], "y_train": [0]}, "lacks 'x_test'"),
+        ({"x": [[1], [2]], "y": [0]}, "x has shape"),
+        ({"x": [], "y": []}, "as many labels"),
+        ({"x": [[1.0]], "y": [0.0]}, "whole numbers"),
+        ({"x": [[1.0]], "y": [-1]}, "whole numbers"),
+        ({"x": [["a"]], "y": [0]}, "x is"),
+        ({"x": [[1.0]], "y": [0], "owners": [[1]]}, "owners"),
+        ({"x": [[1.0]], "y": [0], "owners": 1}, "owners"),
+        ({"x": [[1.0]], "y": [0], "owners": [1, 2]}, "owners"),
+        ({**SPLIT, "owners_train": [1]}, "owners"),
+        ({**SPLIT, "owners_train": [1, 2, 3], "owners_test": [1]}, "owners"),
+        ({"x": [[1.0]], "y": [0], "owners": [1.5]}, "owners"),
+        ({**SPLIT, "y_test": [[4], [5]]}, "y_test has rows of shape"),
+        ({**SPLIT, "x_test": [[4, 5], [6, 7]]}, "x_test has rows of shape"),
+        ({"x": np.array([{}], dtype=object), "y": [0]}, "cannot be read"),
+        ({"x": [[1.0], [np.nan]], "y": [0, 1]}, "NaN or infinity in 1 of 2 examples"),
+        ({"x": [[1.0], [1e300]], "y": [0, 1]}, "NaN or infinity"),
+        ({"x": [[1.0], [2.0]], "y": [0, 10**12]}, "never occur"),
+        ({"x": [[1.0], [2.0]], "y": np.array([0, 2**63 + 5], dtype=np.uint64)}, "outside the range"),
+        ({"x": [[-3, 5], [6, 7]], "y": [[4, 5], [6, 7]]}, "whole numbers from 0"),
+        ({"x": [[4, 5], [6, 7]], "y": [[4, -5], [6, 7]]}, "tokens from -5"),
+        ({"x": np.array([[4, 2**63 + 1]], dtype=np.uint64), "y": [[4, 5]]}, "a token 9223372036854775809"),
+        ({"x": [[4, 2**31 + 5]], "y": [[4, 5]]}, "a token 2147483653"),
+        ({"x": [[0, 1], [2, 3]], "y": [[1, 2], [3, 0]]}, "nothing could be scored"),
+        ({"x": np.zeros((5, 0)), "y": np.zeros(5, int)}, r"x has shape \(5, 0\)"),
+        ({"x": np.zeros((5, 3, 0, 4), np.uint8), "y": np.zeros(5, int)}, "x has shape"),
+    ],
+)
+def test_arrays_that_will_not_do(tmp_path, arrays, said):
+    np.savez(tmp_path / "bad.npz", **arrays)
+    with pytest.raises(SparsonaError, match=said):
+        read(f"arrays:{tmp_path / 'bad.npz'}")
+
+
+def test_arrays_absent_or_no_npz(tmp_path):
+    with pytest.raises(SparsonaError, match="does not exist"):
+        read(f"arrays:{tmp_path / 'absent.npz'}")
+    (tmp_path / "bad.npz").write_bytes(b"PK\x03\x04 cut short")
+    with pytest.raises(SparsonaError, match="cannot be read"):
+        read(f"arrays:{tmp_path / 'bad.npz'}")
+    with (tmp_path / "bad.npz").open("wb") as file:
+        np.save(file, np.arange(3))  # one array, whatever it is called
+    with pytest.raises(SparsonaError, match="cannot be read"):
+        read(f"arrays:{tmp_path / 'bad.npz'}")
+    with zipfile.ZipFile(tmp_path / "bad.npz", "w") as archive:
+        archive.writestr("x.npy", b"garbage")
+        archive.writestr("y.npy", b"garbage")
+    with pytest.raises(SparsonaError, match="'x' is not an array"):
+        read(f"arrays:{tmp_path / 'bad.npz'}")
+
+
+@pytest.mark.parametrize("name", ["x.npy", "y.npy"])
+def test_arrays_that_promise_more_than_fits_into_memory(tmp_path, name):
+    head = "{'descr': '<i8', 'fortran_order': False, 'shape': (1000000000000000,), }".ljust(117) + "\n"
+    np.savez(tmp_path / "bad.npz", **{key: np.arange(4) for key in ("x", "y") if f"{key}.npy" != name})
+    with zipfile.ZipFile(tmp_path / "bad.npz", "a") as archive:
+        archive.writestr(name, b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode() + b"1234")
+    with pytest.raises(SparsonaError, match="cannot be read"):
+        read(f"arrays:{tmp_path / 'bad.npz'}")
+
+
+def test_arrays_whose_compressed_content_is_damaged(tmp_path):
+    path = tmp_path / "bad.npz"
+    np.savez_compressed(path, x=random_bytes(100, 5), y=np.arange(100))
+    content = bytearray(path.read_bytes())
+    content[60:200] = bytes(140)
+    path.write_bytes(content)
+    with pytest.raises(SparsonaError, match="cannot be read"):
+        read(f"arrays:{path}")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mean": (0.5,), "std": ()}, "std"),
+        ({"mean": (0.5,), "std": (0.0,)}, "more than 0"),
+        ({"mean": (float("nan"),), "std": (1.0,)}, "finite"),
+        ({"pad": -1}, "pad -1"),
+        ({"crop": 0}, "crop 0"),
+    ],
+)
+def test_views_that_cannot_be(options, said):
+    with pytest.raises(SparsonaError, match=said):
+        View(**options)
+
+
+@pytest.mark.parametrize(
+    ("view", "shape"),
+    [
+        (View(crop=9), (3, 8, 12)),
+        (View((0.5,), (1.0,)), (3, 8, 8)),
+        (View((0.5, 0.5), (1.0, 1.0)), (3, 8, 8)),
+        (View(pad=4), (5,)),
+        (View(flip=True), (8, 8)),
+    ],
+)
+def test_views_that_do_not_fit_the_examples(view, shape):
+    with pytest.raises(SparsonaError, match="of examples of shape"):
+        Pool("mine", np.zeros((2, *shape), np.uint8), np.arange(2), 2, view=view)

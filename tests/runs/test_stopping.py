@@ -1,0 +1,39 @@
+"""When a run stops early: each limit by itself, the first that is reached, and that a resumed run goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+import sparsona as sp
+from sparsona.runs.stopping import MEASURES, Spent, Stopping, reached
+
+
+def test_every_limit_is_measured():
+    assert set(MEASURES) == set(Stopping.model_fields)
+
+
+@pytest.mark.parametrize(
+    ("limits", "name"),
+    [
+        ({}, None),
+        ({"max_seconds": 2.5}, None),
+        ({"max_seconds": 2}, "max_seconds"),
+        ({"max_bytes": 101}, None),
+        ({"max_bytes": 100}, "max_bytes"),
+        ({"max_seconds": 3, "max_bytes": 99}, "max_bytes"),
+    ],
+)
+def test_limits(limits, name):
+    assert reached(Stopping(**limits), Spent(seconds=2.0, bytes=100)) == name
+
+
+def test_a_run_stops_when_so_many_bytes_are_sent_and_goes_on_when_resumed(say, tmp_path):
+    whole = sp.train("fedavg", out=tmp_path / "whole", clients=4, rounds=4, epochs=1, executor="serial", device="cpu")
+    a_round = whole.summary["bytes"]["total"] // 4
+    args = ("--clients", 4, "--rounds", 4, "--epochs", 1, "--executor", "serial", "--device", "cpu", "--out", "run")
+    said = say("run", "fedavg", *args, "--set", f"max_bytes={a_round + 1}", "--json")
+    assert said.code == 0
+    assert "stopped by max_bytes after round 2 of 4; resume goes on" in said.err
+    said = say("resume", "run", "--json")
+    assert "stopped by max_bytes after round 4 of 4" not in said.err
+    assert sp.load(tmp_path / "run").summary["accuracy"] == whole.summary["accuracy"]

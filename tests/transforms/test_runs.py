@@ -1,0 +1,191 @@
+"""Runs whose messages are transformed: every method, every executor, bytes, and going on after an interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from processes import EAGER, small, start, traces
+
+import sparsona as sp
+from sparsona import methods, prepare
+from sparsona.core.errors import SparsonaError
+from sparsona.core.tree import leaves
+from sparsona.costs import cost
+from sparsona.engine.rounds import simulate
+from sparsona.engine.serial import Serial
+from sparsona.wire.format import message_size, paper_size
+
+TINY = {"clients": 4, "rounds": 2, "epochs": 1, "batch_size": 16, "executor": "serial"}
+CHANGES = ["topk:0.2", "clip:0.5+noise:0.001", "clip:0.5+topk:0.2+quantize:4"]
+
+
+def setting_of(method: str, transform: str, **more):
+    return prepare.make_setting(prepare.make_config(method, {**TINY, "transform": transform, **more}))
+
+
+def check_ledger(setting) -> None:
+    """Two rounds whose bytes are those that `cost` knew before."""
+    engine = simulate(setting, Serial(setting))
+    population = engine.start()
+    for index in range(2):
+        population, record = engine.play(population, index)
+        for turn in record.turns:
+            known = setting.method.cost(setting.task.layout, setting.clients[turn.client], setting.plan.round_at(index))
+            up, down = known.up or (), known.down or ()
+            traffic = turn.traffic
+            if setting.method.peer is not None:
+                assert traffic.up % message_size(up) == traffic.down % message_size(up) == 0
+                assert traffic.up // message_size(up) == traffic.paper_up // paper_size(up)
+                continue
+            assert traffic.down == (message_size(down) if down else 0)
+            assert traffic.paper_down == paper_size(down)
+            most = message_size(up) if up else 0
+            assert (traffic.up == most) if known.exact else (0 < traffic.up <= most)
+        if setting.method.peer is not None and index:
+            assert any(turn.traffic.up for turn in record.turns)
+
+
+@pytest.mark.parametrize("transform", ["half", "quantize:bits=5,way=both"])
+@pytest.mark.parametrize("name", sorted(methods.METHODS))
+def test_every_method_sends_what_cost_says(name: str, transform: str) -> None:
+    if methods.card(name).peers:
+        transform = transform.replace(",way=both", "")
+    check_ledger(setting_of(name, transform))
+
+
+@pytest.mark.parametrize("transform", CHANGES)
+@pytest.mark.parametrize("name", ["fedspa", "fedspa-rsm", "pfedgate"])
+def test_changes_are_clipped_and_thinned_at_the_cost_foretold(name: str, transform: str) -> None:
+    check_ledger(setting_of(name, transform))
+
+
+def test_messages_that_are_not_encoded_count_as_many_bytes_and_mean_the_same(tmp_path) -> None:
+    """`stacked` passes updates on as they are: same bytes, and results within its rounding."""
+    for method, transform in (("fedspa", "topk:0.2+half"), ("dispfl", "quantize:8")):
+        found = [
+            sp.train(method, **{**TINY, "executor": executor}, transform=transform, out=tmp_path / executor / method)
+            for executor in ("serial", "stacked")
+        ]
+        assert found[0].summary["bytes"] == found[1].summary["bytes"]
+        one, other = (run.summary["accuracy"]["mean"] for run in found)
+        assert one == pytest.approx(other, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("method", "transform"), [("fedspa", "topk:0.2+quantize:4"), ("fedavg", "quantize:bits=8,way=both")]
+)
+def test_workers_give_the_bits_of_serial(method: str, transform: str, tmp_path) -> None:
+    one, other = (
+        traces(sp.train(method, **{**TINY, "executor": name}, transform=transform, out=tmp_path / name).path)
+        for name in ("serial", "workers")
+    )
+    assert one == other
+
+
+def test_killed_and_resumed_with_what_was_held_back(forks, tmp_path) -> None:
+    """What top-k kept is in the checkpoint: killed after a round, the run goes on to the same bits."""
+    kill = EAGER + (
+        "import os, signal\n"
+        "seen = session.Checkpoints.save\n"
+        "def save(self, progress, *rest):\n"
+        "    seen(self, progress, *rest)\n"
+        "    if progress.completed == 3:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "session.Checkpoints.save = save\n"
+    )
+    options = small(tmp_path, rounds=6, transform="topk:0.1")
+    whole = start(forks, tmp_path, "run", "fedspa", *options, "--out", "whole", "--json").wait()
+    assert whole[0] == 0, whole[2]
+    assert start(forks, tmp_path, "run", "fedspa", *options, "--out", "run", "--json", setup=kill).wait()[0] == -9
+    again = start(forks, tmp_path, "resume", "run", "--json").wait()
+    assert again[0] == 0, again[2]
+    assert traces(tmp_path / "run") == traces(tmp_path / "whole")
+
+
+def test_what_is_held_back_is_forgotten_with_a_lost_update_and_by_stateless_clients() -> None:
+    setting = setting_of("fedspa", "topk:0.1", drop_rate=0.6, rounds=6)
+    engine = simulate(setting, Serial(setting))
+    population = engine.start()
+    dropped = 0
+    for index in range(6):
+        before = dict(population.states)
+        population, record = engine.play(population, index)
+        for turn in record.turns:
+            if turn.dropped:
+                dropped += 1
+                assert population.states.get(turn.client) is before.get(turn.client)
+            else:
+                held = dict(leaves(population.states[turn.client]))["memory[0][update]"]
+                assert int(held.count_nonzero()) > 0
+    assert dropped
+    setting = setting_of("fedspa", "topk:0.1", stateless=True)
+    engine = simulate(setting, Serial(setting))
+    assert engine.play(engine.start(), 0)[0].states == {}
+
+
+def test_half_changes_little_and_is_not_nothing() -> None:
+    def model(transform: str) -> torch.Tensor:
+        setting = setting_of("fedavg", transform)
+        engine = simulate(setting, Serial(setting))
+        population, _ = engine.play(engine.start(), 0)
+        return population.server.params.flat
+
+    plain, half = model(""), model("half")
+    assert not torch.equal(plain, half)
+    assert float((plain - half).abs().max()) < 2e-3
+
+
+def test_the_protocol_and_the_config_say_it(tmp_path) -> None:
+    run = sp.train("fedspa", **TINY, transform=["clip:0.5", "half"], out=tmp_path / "a")
+    assert (
+        "Messages are transformed; what clients send: changes clipped to norm 0.5, then half precision; "
+        "what the server sends: half precision." in run.protocol
+    )
+    assert json.loads((run.path / "config.json").read_text())["transform"] == ["clip:0.5", "half"]
+    assert "transformed" not in sp.train("local", **TINY, transform="half", out=tmp_path / "b").protocol
+
+
+class TestRefused:
+    def test_a_model_where_only_a_change_makes_sense_before_a_folder_is_made(self, say) -> None:
+        said = say("run", "fedavg", "--transform", "topk:0.1", "--out", "run")
+        said.refused("the transform 'topk' for part 'model', which is a model", "half")
+        assert not os.path.exists("run")
+
+    def test_an_unknown_name(self, say) -> None:
+        say("run", "fedavg", "--transform", "haf").refused("unknown transform 'haf'", "did you mean 'half'?")
+
+    def test_a_server_where_there_is_none(self) -> None:
+        with pytest.raises(SparsonaError, match="dispfl, which has no server"):
+            setting_of("dispfl", "half:down")
+
+
+def test_a_comparison_may_give_it_to_one_method(tmp_path) -> None:
+    found = sp.compare(["fedavg", "fedavg:transform=half"], **TINY, out=tmp_path / "both")
+    plain, half = (run.summary["bytes"]["up"] for run in found.runs)
+    assert half < 0.51 * plain
+
+
+def test_cost_of_the_command_line_is_that_of_a_run(tmp_path) -> None:
+    """Without torch, and to the byte."""
+    run = sp.train("fedspa", **TINY, transform=["topk:0.2", "quantize:4"], out=tmp_path / "run")
+    options = ["--data", "digits", "--rounds", "2", "--clients", "4", "--per-round", "2"]
+    code = (
+        "import sys; from sparsona.cli import main\n"
+        f"sys.argv = ['sparsona', 'cost', 'fedspa', *{options}, '--transform', 'topk:0.2', '--transform', "
+        "'quantize:4', '--json']\n"
+        "try:\n    main()\nfinally:\n    assert 'torch' not in sys.modules\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    turns = 2 * 2
+    found = cost("fedspa", data="digits", rounds=2, clients=4, per_round=2, transform=["topk:0.2", "quantize:4"])
+    assert found.encoded.up * turns == run.summary["bytes"]["up"]
+    assert found.encoded.down * turns == run.summary["bytes"]["down"]
+    assert found.to_json() == json.loads(told)
+    # What top-k holds back is as large as a dense model.
+    plain = cost("fedspa", data="digits", rounds=2, clients=4, per_round=2)
+    assert found.memory.kept - plain.memory.kept == 4 * found.num_parameters
