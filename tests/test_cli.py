@@ -326,23 +326,23 @@ def test_importing_the_package_imports_no_torch():
     subprocess.run([sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], check=True)
 
 
-def test_devices_and_similarity(say, tmp_path):
+def test_clients_and_similarity(say, tmp_path):
     """The papers' analyses of a run: tables, text pictures, JSON, pictures in files; and what cannot be compared."""
     options = ["--rounds", "2", "--clients", "5", "--set", "epochs=1", "--json"]
     assert say("run", "fedspa", *options, "--set", 'points=["global"]', "--out", "spa").code == 0
     assert say("run", "fedavg", *options, "--out", "avg").code == 0
     assert say("run", "fedavg", *options, "--seed", "1", "--out", "other").code == 0
-    told = say("devices", "spa", "--out", "devices.svg").out
+    told = say("clients", "spa", "--out", "clients.svg").out
     assert "FedSpa (DST): received over global" in told
-    assert "points gained against training examples" in told
-    assert (tmp_path / "devices.svg").read_text().startswith("<svg")
-    assert "over FedAvg (received)" in say("devices", "spa", "--against", "avg").out
-    found = json.loads(say("devices", "spa", "--against", "global", "--json").out)
-    assert found["changes"][0]["devices"] == 5
-    say("devices", "spa", "--against", "other").refused("hold different data")
-    say("devices", "spa", "--against", "nothing").refused("there is no run 'nothing'")
-    say("devices", "avg").refused("no accuracies of a shared model")
-    say("devices", "spa", "--out", "a.pdf").refused(".svg or .png")
+    assert "percentage points gained against training examples" in told
+    assert (tmp_path / "clients.svg").read_text().startswith("<svg")
+    assert "over FedAvg (received)" in say("clients", "spa", "--against", "avg").out
+    found = json.loads(say("clients", "spa", "--against", "global", "--json").out)
+    assert found["changes"][0]["num_clients"] == 5
+    say("clients", "spa", "--against", "other").refused("hold different data")
+    say("clients", "spa", "--against", "nothing").refused("there is no run 'nothing'")
+    say("clients", "avg").refused("no accuracies of a shared model")
+    say("clients", "spa", "--out", "a.pdf").refused(".svg or .png")
     told = say("similarity", "spa", "--out", "masks.svg").out
     assert "Correlation of distance with label similarity: Pearson" in told
     assert "distance of masks" in told

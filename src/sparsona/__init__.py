@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sparsona.data.pool import View
     from sparsona.methods import METHODS
     from sparsona.models import MODELS
+    from sparsona.report.pictures import save_picture
 
 _WHERE = {
     "Comparison": "api",
@@ -43,6 +44,7 @@ _WHERE = {
     "MODELS": "models",
     "SOURCES": "data",
     "SparsonaError": "core.errors",
+    "save_picture": "report.pictures",
 }
 
 __all__ = [
@@ -59,6 +61,7 @@ __all__ = [
     "federate",
     "load",
     "resume",
+    "save_picture",
     "train",
 ]
 

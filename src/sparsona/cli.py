@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsona.cli_analysis import devices, similarity
+from sparsona.cli_analysis import clients, similarity
 from sparsona.cli_cost import cost
 from sparsona.cli_data import data
 from sparsona.cli_latency import latency
@@ -150,7 +150,7 @@ def resume(path: str, as_json: bool, logs: tuple[str, ...], profile: bool) -> No
 def report(paths: tuple[str, ...], out: Path | None) -> None:
     """Write one self-contained HTML page about RUN... (folders, names in ./runs, or comparisons)."""
     from sparsona import api
-    from sparsona.analysis.report import write_report
+    from sparsona.report.page import write_report
 
     folders = [find(path) for path in paths]
     views = [view for folder in folders for view in api.views_in(folder)]
@@ -260,7 +260,7 @@ def models(name: str | None, classes: int | None, shape: str | None, as_json: bo
 cli.add_command(data)
 cli.add_command(cost)
 cli.add_command(latency)
-cli.add_command(devices)
+cli.add_command(clients)
 cli.add_command(similarity)
 
 
@@ -301,12 +301,20 @@ def show_run(result: Any, as_json: bool) -> None:
 
 def show_comparison(result: Any, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({"runs": [run.summary for run in result.runs], "differences": result.differences()}))
+        click.echo(
+            json.dumps(
+                {
+                    "runs": [run.summary for run in result.runs],
+                    "table": result.figures(),
+                    "differences": result.differences(),
+                }
+            )
+        )
         return
     print_results(result.table())
     if differences := result.differences():
         first = result.table()[0]["method"]
-        click.echo(f"\nDifference to {first}, in points of mean accuracy, paired by seed (95% interval):")
+        click.echo(f"\nDifference to {first}, in percentage points of mean accuracy, paired by seed (95% interval):")
         print_table(differences)
     views = result.views()
     first = [view for view in views if view.seed == views[0].seed]

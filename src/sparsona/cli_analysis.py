@@ -1,4 +1,4 @@
-"""`sparsona devices` and `sparsona similarity`: the papers' own analyses of a run."""
+"""`sparsona clients` and `sparsona similarity`: the papers' own analyses of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from sparsona.cli_data import check_picture
-from sparsona.terminal import print_devices, print_similarity
+from sparsona.terminal import print_clients, print_similarity
 
 OUT = click.option("--out", type=click.Path(path_type=Path), help="Picture to write as well: .svg or .png.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
@@ -20,28 +20,28 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print everything as
 @click.option("--against", metavar="RUN|POINT", help="Another run on the same clients, or a point of RUN.  [global]")
 @OUT
 @JSON
-def devices(path: str, against: str | None, out: Path | None, as_json: bool) -> None:
-    """Show what RUN's personal models do to each device: how many are hurt, and whether they have little data.
+def clients(path: str, against: str | None, out: Path | None, as_json: bool) -> None:
+    """Show what RUN's personal models do to each client: how many are hurt, and whether they have little data.
 
     Compared is the accuracy of each client's own model with that of another: of a second run, or of a shared model
-    that RUN looked at (points, such as global or start). Where RUN has novel clients, the second run may have them
+    that RUN evaluated (points, such as global or start). Where RUN has novel clients, the second run may have them
     take part.
 
     \b
       sparsona run fedspa --set 'points=["global"]' --out runs/spa
-      sparsona devices spa
-      sparsona devices spa --against runs/fedavg --out devices.svg
+      sparsona clients spa
+      sparsona clients spa --against runs/fedavg --out clients.svg
     """
     if out is not None:
         check_picture(out)
-    from sparsona.analysis.devices import device_changes
+    from sparsona.analysis.clients import client_effects
     from sparsona.analysis.summary import points
     from sparsona.runs.folder import RunFolder
     from sparsona.runs.listing import find_run
 
     run = RunFolder.open(find_run(path))
     other = against if against is None or against in points(run) else RunFolder.open(find_run(against))
-    _show(device_changes(run, other), print_devices, out, as_json)
+    _show(client_effects(run, other), print_clients, out, as_json)
 
 
 @click.command()
@@ -52,7 +52,8 @@ def similarity(path: str, out: Path | None, as_json: bool) -> None:
     """Show how far apart RUN's clients are in their masks or gates, beside how alike their labels are.
 
     Masks are compared position by position and drawn as two heatmaps; gates are clustered by Ward's method and drawn as
-    a tree over the clients' classes. To see it round by round in the report, run with --set record_traits=true.
+    a tree over the clients' classes (in the terminal: heatmaps, too). The picture needs the extra `report`. To see
+    distances round by round in the report, run with --set record_traits=true.
 
     \b
       sparsona run fedspa --partition groups:4:0.3 --set record_traits=true --out runs/spa
@@ -72,4 +73,6 @@ def _show(found: Any, show: Any, out: Path | None, as_json: bool) -> None:
     else:
         show(found)
     if out is not None:
-        click.echo(f"picture: {found.save(out)}", err=as_json)
+        from sparsona.report.pictures import save_picture
+
+        click.echo(f"picture: {save_picture(found, out)}", err=as_json)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sparsona.analysis.format import human_bytes
 from sparsona.cli_options import check_words, flag, gather, method_flags, with_table
 from sparsona.terminal import print_table
 
@@ -157,8 +158,5 @@ def _flops(report: CostReport, name: str, turn: Number, tuning: Number) -> dict[
 
 
 def _bytes(value: Number) -> str:
-    """Decimal units, one digit more than elsewhere: as many as the papers print."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if value >= size:
-            return f"{value / size:.4g} {unit}"
-    return f"{value:.4g} B"
+    """One digit more than elsewhere: as many as the papers print."""
+    return human_bytes(value, digits=4)

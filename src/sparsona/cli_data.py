@@ -65,7 +65,7 @@ def get(name: str, folder: Path | None) -> None:
 
 def check_picture(path: Path) -> None:
     """Raise an error for a picture that could not be written, before any work."""
-    from sparsona.analysis.drawing import check_ending
+    from sparsona.report.pictures.figure import check_ending
 
     check_ending(path)
     if not path.absolute().parent.is_dir():
@@ -90,7 +90,7 @@ def show(name: str, config: Path | None, pairs: tuple[str, ...], out: Path | Non
     if out is not None:
         check_picture(out)
     from sparsona import prepare
-    from sparsona.analysis.picture import Partition, save_picture
+    from sparsona.analysis.partition import Partition
     from sparsona.data.client_index import PARTS
     from sparsona.data.partition.by_owner import describe_left_out
     from sparsona.runs.options import OF_DATA
@@ -123,4 +123,6 @@ def show(name: str, config: Path | None, pairs: tuple[str, ...], out: Path | Non
     if federation.left_out:
         click.echo(describe_left_out(federation.left_out, "owners left out: "), err=as_json)
     if out is not None:
+        from sparsona.report.pictures import save_picture
+
         click.echo(f"picture: {save_picture(picture, out)}", err=as_json)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsona.analysis import summary as summaries
 from sparsona.analysis.outcomes import keeps_the_shared_model
+from sparsona.analysis.view import RunView, read_view
 from sparsona.core.errors import SparsonaError
 from sparsona.core.points import RECEIVED
 from sparsona.engine.context import Setting
@@ -22,9 +23,8 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from sparsona.analysis.devices import Devices
+    from sparsona.analysis.clients import ClientEffects
     from sparsona.analysis.similarity import Similarity
-    from sparsona.analysis.view import RunView
 
 
 class Run:
@@ -117,19 +117,33 @@ class Run:
             raise SparsonaError(f"'{self.path}' has no checkpoint yet", mend="resume the run first")
         return progress
 
-    def devices(self, against: Run | str | None = None) -> Devices:
-        """What this run's models do to each device, over those of another run or of another point of this one.
+    def clients(self, against: Run | str | None = None) -> ClientEffects:
+        """What this run's models do to each client, over those of another run or of another point of this one.
 
-        Without `against`: over the shared model that the run looked at, such as points=["global"].
+        Args:
+            against: a run on the same clients, or the name of a point of this run. None: the shared model that the
+                run evaluated, such as points=["global"].
+
+        Returns:
+            For each kind of data, every client's accuracy before and after; `rows()` is a table of them, and
+            `sparsona.save_picture` draws it.
+
+        Example:
+            >>> import sparsona as sp
+            >>> run = sp.train("fedspa", clients=4, rounds=1, points=["global"])
+            >>> [change.name for change in run.clients().changes]
+            ['test']
         """
-        from sparsona.analysis.devices import device_changes
+        from sparsona.analysis.clients import client_effects
 
-        return device_changes(self._folder, against._folder if isinstance(against, Run) else against)
+        return client_effects(self._folder, against._folder if isinstance(against, Run) else against)
 
     def similarity(self) -> Similarity:
         """How far apart the clients' masks or gates are, as they stand, beside how alike their labels are.
 
-        Of more than 64 clients, 64 that are drawn by the run's seed.
+        Returns:
+            Distances and label similarities of all clients or, of more than 64, of 64 that are drawn by the run's
+            seed; `sparsona.save_picture` draws it.
         """
         from sparsona.analysis.similarity import similarity_of
 
@@ -149,14 +163,14 @@ class Run:
 
     def report(self, path: str | Path) -> Path:
         """Write a self-contained HTML page."""
-        from sparsona.analysis.report import write_report
+        from sparsona.report.page import write_report
 
         return write_report([self.view], path)
 
     @cached_property
     def view(self) -> RunView:
         """What a report draws."""
-        return summaries.view(self._folder)
+        return read_view(self._folder)
 
 
 class Comparison:
@@ -167,11 +181,11 @@ class Comparison:
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write one self-contained HTML page about all of them."""
-        from sparsona.analysis.report import write_report
+        from sparsona.report.page import write_report
 
         return write_report(self.views(), path or self.path / "report.html")
 
-    def views(self) -> list[Any]:
+    def views(self) -> list[RunView]:
         return [run.view for run in self.runs]
 
     def table(self) -> list[dict[str, str]]:
@@ -180,6 +194,12 @@ class Comparison:
 
         return rows(self.views())
 
+    def figures(self) -> list[dict[str, Any]]:
+        """The same as numbers: mean and spread of every column, unrounded."""
+        from sparsona.analysis.table import figures
+
+        return figures(self.views())
+
     def differences(self) -> list[dict[str, str]]:
         """Differences to the first method, paired by seed, with an interval."""
         from sparsona.analysis.table import differences
@@ -187,13 +207,13 @@ class Comparison:
         return differences(self.views())
 
 
-def views_in(path: str | Path) -> list[Any]:
+def views_in(path: str | Path) -> list[RunView]:
     """What a report needs of the run in this folder, or of every run of a comparison that has results."""
     path = Path(path)
     if not (path / "comparison.json").exists():
-        return [summaries.view(RunFolder.open(path))]
+        return [read_view(RunFolder.open(path))]
     begun = [RunFolder.open(folder) for folder, _ in planned_runs(path) if (folder / "config.json").exists()]
-    found = [summaries.view(folder) for folder in begun if summaries.has_results(folder)]
+    found = [read_view(folder) for folder in begun if summaries.has_results(folder)]
     if not found:
         raise SparsonaError(
             f"no run of the comparison '{path}' has results yet",

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sparsona.analysis.columns import COLUMNS
+from sparsona.analysis.format import cut, human_bytes
 from sparsona.core.errors import SparsonaError
 
 if TYPE_CHECKING:
@@ -29,9 +31,9 @@ def print_results(rows: list[dict[str, Any]]) -> None:
     """The columns that answer first; the others only where there is room for them (the report has them all)."""
     columns = list(rows[0])
     if sys.stdout.isatty():
-        first = ["method", "accuracy", "bottom decile", "bytes up", "train FLOPs", "seconds", "bytes down"]
+        first = ["method", *(column.title for column in COLUMNS if column.is_first)]
         room, kept = shutil.get_terminal_size().columns, set()
-        for column in [*first, *(column for column in columns if column not in first)]:
+        for column in sorted(columns, key=lambda column: column not in first):
             room -= 3 + max(len(column), *(len(str(row[column])) for row in rows))
             if room >= 0:
                 kept.add(column)
@@ -80,11 +82,11 @@ def print_profile(profile: dict[str, Any]) -> None:
         click.echo(f"\nIn {count} worker process{'es' * (count > 1)}, which lived {workers['seconds']:.1f} s together")
         _print_phases(workers["phases"], " in one process")
     memory = part["memory"]
-    peaks = [f"{_size(memory['process'])} in this process"]
+    peaks = [f"{human_bytes(memory['process'])} in this process"]
     if memory["workers"]:
-        peaks.append(f"up to {_size(max(memory['workers']))} in a worker")
+        peaks.append(f"up to {human_bytes(max(memory['workers']))} in a worker")
     if memory["gpu"] is not None:
-        peaks.append(f"{_size(memory['gpu'])} on the GPU")
+        peaks.append(f"{human_bytes(memory['gpu'])} on the GPU")
     print_text(f"most memory: {', '.join(peaks)}")
     print_text("finish: what the method does after training, such as mask search; other: what no phase covers\n")
 
@@ -111,48 +113,46 @@ def _print_phases(phases: list[dict[str, Any]], where: str = "") -> None:
             print_text(f"{phase['phase']}: {phase['steps']:,} client-steps, {speed}")
 
 
-def _size(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
-
-
 def print_partition(partition: Any) -> None:
-    """A `picture.Partition` as wide as the terminal; into a pipe without colours, 80 characters wide."""
-    from sparsona.analysis.textpicture import partition_lines
+    """A `Partition` as wide as the terminal; into a pipe without colours, 80 characters wide."""
+    from sparsona.report.pictures.text import partition_lines
 
-    _print_lines(lambda width, coloured, ascii_only: partition_lines(partition, width, coloured, ascii_only))
+    _print_lines(partition_lines, partition)
 
 
-def print_devices(devices: Any) -> None:
-    """A `devices.Devices`: its table, and how the change goes with the number of examples."""
-    from sparsona.analysis.textplots import devices_lines
+def print_clients(effects: Any) -> None:
+    """A `ClientEffects`: its table, and the change against the number of training examples."""
+    from sparsona.report.pictures.text import clients_lines
 
-    click.echo(devices.title)
-    print_table(devices.rows())
-    click.echo("points of accuracy; with samples: rank correlation with the number of training examples")
-    for sentence in devices.sentences():
+    click.echo(effects.title)
+    print_table(effects.rows())
+    click.echo("percentage points of accuracy; with samples: rank correlation with the number of training examples")
+    for sentence in effects.sentences():
         print_text(sentence)
-    _print_lines(lambda width, _, ascii_only: devices_lines(devices, width, ascii_only))
+    _print_lines(clients_lines, effects)
 
 
 def print_similarity(similarity: Any) -> None:
-    """A `similarity.Similarity`: its table, and its heatmaps or its tree."""
-    from sparsona.analysis.textplots import similarity_lines
+    """A `Similarity`: its table and its heatmaps."""
+    from sparsona.report.pictures.text import similarity_lines
 
     click.echo(similarity.title)
     print_table(similarity.rows())
     for sentence in similarity.sentences():
         print_text(sentence)
     click.echo()
-    _print_lines(lambda width, coloured, ascii_only: similarity_lines(similarity, width, coloured, ascii_only))
+    _print_lines(similarity_lines, similarity)
 
 
-def _print_lines(lines: Callable[[int, bool, bool], list[Any]]) -> None:
-    """What `lines(width, coloured, ascii_only)` makes for this terminal."""
+def _print_lines(draw: Callable[[Any, Any], list[Any]], found: Any) -> None:
+    """What `draw` makes of something for this terminal."""
     from rich.console import Console
 
+    from sparsona.report.pictures.text import Terminal
+
     console = Console(highlight=False)
-    coloured = console.color_system in ("256", "truecolor") and not console.no_color  # 16 are too few for a scale
-    for line in lines(console.width, coloured, console.options.ascii_only):
+    has_colours = console.color_system in ("256", "truecolor") and not console.no_color  # 16 are too few for a scale
+    for line in draw(found, Terminal(console.width, has_colours, console.options.ascii_only)):
         console.print(line, no_wrap=True, overflow="ellipsis", crop=True)
 
 
@@ -195,8 +195,7 @@ class Bar:
         accuracy = task.fields["accuracy"] if accuracy is None else accuracy
         # The other columns, with the least of a bar, take 38 characters and their texts; they are not to be cut.
         room = self._progress.console.width - 38 - len(self._name) - len(accuracy) - 2 * len(str(task.total))
-        doing = doing if len(doing) <= room else doing[: max(0, room - 1)] + "…"
-        self._progress.update(task.id, completed=completed, accuracy=accuracy, doing=doing)
+        self._progress.update(task.id, completed=completed, accuracy=accuracy, doing=cut(doing, max(room, 1)))
 
 
 @contextmanager

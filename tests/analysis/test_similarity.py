@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from sparsona.analysis.clustering import leaf_order, members, ward
-from sparsona.analysis.drawing import LEVELS, Grid, Line, Words, to_svg
-from sparsona.analysis.similarity import Similarity
-from sparsona.analysis.similarity_picture import draw_similarity
-from sparsona.analysis.textplots import similarity_lines
+from sparsona.analysis.similarity import Similarity, leaf_order
 from sparsona.core.errors import SparsonaError
+from sparsona.report.pictures import draw
+from sparsona.report.pictures.text import Terminal, similarity_lines
 
 
 def by_definition(points: np.ndarray) -> list[tuple[frozenset[int], float]]:
@@ -37,29 +37,29 @@ def distances_of(points: np.ndarray) -> np.ndarray:
     return np.linalg.norm(points[:, None] - points[None], axis=2)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_ward_is_what_its_definition_says(seed):
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", ["mask", "vector"])
+def test_the_tree_is_what_wards_definition_says(kind, seed):
+    """Of masks too: aligned Hamming distances are squares of the Euclidean ones between the masks' points."""
     points = np.random.default_rng(seed).normal(size=(11, 3))
-    merges = ward(distances_of(points))
-    clusters = members(merges)
+    distances = distances_of(points) ** (2 if kind == "mask" else 1)
+    tree = Similarity("t", kind, tuple(range(11)), distances).tree
+    clusters = [frozenset([k]) for k in range(11)]
     for row, (who, height) in enumerate(by_definition(points)):
-        assert frozenset(clusters[11 + row]) == who
-        assert merges[row, 2] == pytest.approx(height)
-        assert merges[row, 3] == len(who)
-    assert sorted(leaf_order(merges)) == list(range(11))
-    assert np.all(np.diff(merges[:, 2]) >= 0)
+        clusters.append(clusters[int(tree[row, 0])] | clusters[int(tree[row, 1])])
+        assert clusters[-1] == who
+        assert tree[row, 2] == pytest.approx(height)
+    assert sorted(leaf_order(tree)) == list(range(11))
 
 
-def test_ward_by_hand():
-    # 0 and 1 on a line, and 5: the first two merge at 1; then sqrt(2 * 2 * 1 / 3) * 4.5 = 5.196...
-    merges = ward(distances_of(np.array([[0.0], [5.0], [1.0]])))
-    assert merges[0].tolist() == [0, 2, 1, 2]
-    assert merges[1, :2].tolist() == [1, 3]
-    assert merges[1, 2] == pytest.approx(4.5 * np.sqrt(4 / 3))
-    assert leaf_order(merges) == [1, 0, 2]
-    assert ward(np.zeros((1, 1))).shape == (0, 4)
-    with pytest.raises(SparsonaError, match="symmetric"):
-        ward(np.array([[0.0, 1], [2, 0]]))
+def test_without_scipy_there_is_a_table_and_the_extra_is_named(monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "scipy"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    found = make()
+    assert len(found.rows()) == 3
+    with pytest.raises(SparsonaError, match=re.escape("pip install 'sparsona[report]'")):
+        similarity_lines(found, Terminal(80))
 
 
 def make(kind: str = "mask", n: int = 12, classes: int = 8, seed: int = 0) -> Similarity:
@@ -89,8 +89,8 @@ def test_without_classes_there_is_nothing_to_correlate():
     found = Similarity("t", "mask", (0, 1, 2), distances_of(np.arange(3.0)[:, None]))
     assert found.correlations == (None, None)
     assert len(found.rows()) == 1
-    assert len([shape for shape in draw_similarity(found).shapes if isinstance(shape, Grid)]) == 1
-    assert similarity_lines(found, 80, coloured=False)
+    assert len([axes for axes in draw(found).figure.axes if axes.images]) == 1
+    assert similarity_lines(found, Terminal(80, False))
     with pytest.raises(SparsonaError, match="1 client"):
         Similarity("t", "mask", (0,), np.zeros((1, 1)))
 
@@ -104,50 +104,49 @@ def test_groups_stand_together():
 
 def test_two_heatmaps_in_which_strong_is_alike():
     found = make()
-    labels, masks = (shape for shape in draw_similarity(found).shapes if isinstance(shape, Grid))
-    assert labels.levels.shape == masks.levels.shape == (12, 12)
-    assert not labels.levels.diagonal().any()
+    picture = draw(found)
+    images = [axes.images[0] for axes in picture.figure.axes if axes.images]
     place = {client: k for k, client in enumerate(found.clients[p] for p in found.order)}
     same, other = (place[100], place[103]), (place[100], place[101])
-    for grid in (labels, masks):
-        assert grid.levels[same] > grid.levels[other] > 0
-        assert grid.levels.max() == LEVELS
-    svg = to_svg(draw_similarity(found), "x")
+    assert len(images) == 2
+    for image in images:
+        likeness = image.norm(image.get_array())
+        assert likeness[same] > likeness[other] >= 0
+        assert likeness.mask.diagonal().all()
+    svg = picture.svg()
     assert "client 100: masks nearest to its: " in svg
-    assert len(svg) < 30_000
+    assert len(svg) < 60_000
 
 
 def test_a_tree_over_its_leaves_classes():
     found = make("vector", n=6)
-    shapes = draw_similarity(found).shapes
-    lines = [shape for shape in shapes if isinstance(shape, Line)]
-    assert len(lines) == 5
-    tops = sorted(min(y for _, y in line.points) for line in lines)
-    heights = sorted(found.tree[:, 2], reverse=True)
-    assert (tops[1] - tops[0]) / (tops[-1] - tops[0]) == pytest.approx(
-        (heights[0] - heights[1]) / (heights[0] - heights[-1])
-    )
-    (strip,) = (shape for shape in shapes if isinstance(shape, Grid))
+    picture = draw(found)
+    tree, strip, _ = picture.figure.axes
+    heights = sorted(max(line.get_ydata()) for line in tree.lines)
+    assert heights == pytest.approx(sorted(found.tree[:, 2]))
     order = leaf_order(found.tree)
-    assert strip.levels.argmax(axis=0).tolist() == [place % 3 for place in order]
-    named = [shape.text for shape in shapes if isinstance(shape, Words) and shape.paint == "ink"]
-    assert [str(found.clients[place]) for place in order] == [name for name in named if name in map(str, found.clients)]
+    assert strip.images[0].get_array().argmax(axis=0).tolist() == [place % 3 for place in order]
+    assert [label.get_text() for label in tree.get_xticklabels()] == [str(found.clients[place]) for place in order]
+    groups = [sorted(100 + k for k in range(6) if k % 3 == g) for g in range(3)]
+    svg = picture.svg()
+    assert all(re.search(f"clients ({a}, {b}|{b}, {a})\n", svg) for a, b in groups)
+    whole = re.search(r"clients ((?:\d+, ){5}\d+)\n", svg)
+    assert whole is not None
+    assert sorted(map(int, whole[1].split(", "))) == list(found.clients)
 
 
-def test_text_pictures_fit():
-    for kind in ("mask", "vector"):
-        for n, width in ((12, 80), (64, 80), (64, 60)):
-            for coloured in (True, False):
-                lines = similarity_lines(make(kind, n), width, coloured)
-                assert max(len(line.plain.rstrip()) for line in lines) <= width, (kind, n, width)
+@pytest.mark.parametrize("kind", ["mask", "vector"])
+def test_text_pictures_fit(kind):
+    for n, width in ((12, 80), (64, 80), (64, 60)):
+        for coloured in (True, False):
+            lines = similarity_lines(make(kind, n), Terminal(width, coloured))
+            assert max(len(line.plain.rstrip()) for line in lines) <= width, (kind, n, width)
 
 
-def test_the_text_tree_joins_like_clients():
+def test_text_pictures_shade_what_is_alike():
     points = np.array([[0.0], [10.0], [1.0], [11.0]])
-    found = Similarity("t", "vector", (0, 1, 2, 3), distances_of(points), np.eye(4, dtype=int))
-    _, *lines = (line.plain for line in similarity_lines(found, 60, coloured=False))
-    assert [line.split()[0] for line in lines] == ["0", "2", "1", "3"]
-    trees = [line.split(maxsplit=2)[2] for line in lines]
-    assert trees[0].index("┬") == trees[1].index("┘") < trees[0].index("┐")
-    ascii_lines = similarity_lines(found, 60, coloured=False, ascii_only=True)
-    assert "\n".join(line.plain for line in ascii_lines).isascii()
+    found = Similarity("t", "vector", (0, 1, 2, 3), distances_of(points))
+    heading, *lines = (line.plain for line in similarity_lines(found, Terminal(60, False)))
+    assert heading.split() == ["client", "distance", "of", "gates"]
+    assert [line.split()[0] for line in lines] in (["0", "2", "1", "3"], ["1", "3", "0", "2"])
+    assert lines[0][8:12] == "  @@"

@@ -7,18 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from sparsona.analysis.table import (
-    COLUMNS,
-    UNKNOWN,
-    class_rows,
-    differences,
-    human_bytes,
-    human_flops,
-    human_seconds,
-    rows,
-    table,
-)
-from sparsona.analysis.view import RunView, group_views, pairs
+from sparsona.analysis.columns import COLUMNS, columns_for
+from sparsona.analysis.format import UNKNOWN, cut, human_bytes, human_flops, human_seconds, plural
+from sparsona.analysis.groups import group_views, pairs
+from sparsona.analysis.table import class_rows, differences, figures, rows, table
+from sparsona.analysis.view import RunView
 
 
 @pytest.mark.parametrize(
@@ -68,7 +61,7 @@ def with_accuracy(view: RunView, **accuracy: float | None) -> RunView:
 def test_rows_have_a_text_for_every_column(make_comparison: Callable[..., list[RunView]]) -> None:
     found = rows(make_comparison(seeds=2))
     assert [row["method"] for row in found] == ["Local", "FedAvg", "FedAvg-FT", "FedSpa (DST)", "FedSpa (RSM)"]
-    always = [column.heading for column in COLUMNS if not column.is_optional]
+    always = [column.title for column in COLUMNS if column.shown == "always" and column.task != "numbers"]
     assert all(list(row) == ["method", *always] for row in found)
     assert found[2]["last 10"] == "–"  # tuned once, at the end
     assert found[3]["bytes up"] == "32.2 MB"
@@ -93,7 +86,7 @@ def test_the_best_is_marked_and_ties_share_it(make_view: Callable[..., RunView])
 
 
 def test_fewer_bytes_are_better(make_comparison: Callable[..., list[RunView]]) -> None:
-    up = [column.heading for column in COLUMNS].index("bytes up")
+    up = [column.title for column in columns_for(make_comparison(seeds=1))].index("bytes up")
     assert [row.cells[up].best for row in table(make_comparison(seeds=1)[1:])] == [False, False, True, True]
 
 
@@ -160,3 +153,24 @@ def test_classes_seen_and_unseen_by_hand(make_view: Callable[..., RunView]) -> N
     nobody = {"mean": None, "weighted": None, "clients": 0, "examples": 0}
     views[0].summary["classes"]["unseen"] = views[1].summary["classes"]["unseen"] = nobody
     assert class_rows(views) == []
+
+
+def test_a_column_is_read_by_text_and_by_json_alike(make_view: Callable[..., RunView]) -> None:
+    views = [with_accuracy(make_view(seed=seed), mean=mean) for seed, mean in ((1, 0.90), (2, 0.92))]
+    (found,) = figures(views)
+    assert found["accuracy_mean"] == pytest.approx({"mean": 0.91, "spread": 0.02 / 2**0.5})
+    assert (found["method"], found["seeds"]) == ("FedSpa (RSM)", 2)
+    shown = columns_for(views)
+    assert list(found)[3:] == [column.name for column in shown]
+    assert list(rows(views)[0])[1:] == [column.title for column in shown]
+    assert len({column.name for column in COLUMNS}) == len(COLUMNS)
+
+
+def test_counts_and_cuts() -> None:
+    assert [plural(n, noun) for n, noun in ((1, "client"), (2, "client"), (3, "class"))] == [
+        "1 client",
+        "2 clients",
+        "3 classes",
+    ]
+    assert [cut("abcdef", most) for most in (6, 5)] == ["abcdef", "abcd…"]
+    assert human_bytes(446_861_000, digits=4) == "446.9 MB"

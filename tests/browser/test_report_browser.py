@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import re
 import shutil
 import subprocess
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from fake_runs import make_comparison
 
-from sparsona.analysis.report import write_report
+from sparsona.report.page import write_report
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER = next((found for name in NAMES if (found := shutil.which(name))), None)
@@ -21,16 +20,6 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on the PATH"),
 ]
-
-
-def fake_runs() -> ModuleType:
-    path = Path(__file__).parents[1] / "analysis" / "conftest.py"
-    spec = importlib.util.spec_from_file_location("fake_runs", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def open_page(page: Path, profile: Path, *options: str) -> tuple[str, list[str]]:
@@ -64,13 +53,13 @@ def drawn(dom: str, chart: str) -> str:
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (500, "dark")])
 def test_every_chart_is_drawn_without_network(width: int, scheme: str, tmp_path: Path) -> None:
-    page = write_report(fake_runs().make_comparison(seeds=2), tmp_path / "page.html")
+    page = write_report(make_comparison(seeds=2), tmp_path / "page.html")
     options = [f"--window-size={width},1000"] + (["--force-dark-mode"] if scheme == "dark" else [])
     dom, console = open_page(page, tmp_path / "profile", *options)
     assert console == []
     for chart in ("curves", "clients", "differences", "confusion", "loss"):
         assert 'class="main-svg"' in drawn(dom, chart), chart
-    assert drawn(dom, "partition").count('<svg class="drawing"') == 2
+    assert drawn(dom, "partition").count('class="drawing"') == 2
     assert "main-svg" not in drawn(dom, "partition")
     assert drawn(dom, "curves").count('class="trace scatter') == 11  # five lines, five bands, one star
     assert drawn(dom, "clients").count('class="trace boxes"') == 5
@@ -81,7 +70,7 @@ def test_every_chart_is_drawn_without_network(width: int, scheme: str, tmp_path:
 
 
 def test_buttons_change_the_chart(tmp_path: Path) -> None:
-    page = write_report(fake_runs().make_comparison(seeds=2), tmp_path / "page.html")
+    page = write_report(make_comparison(seeds=2), tmp_path / "page.html")
     click = "<script>for (const b of document.querySelectorAll('.choices button:last-child')) b.click()</script></body>"
     text = page.read_text(encoding="utf-8")
     page.write_text(text.replace("</body>", click), encoding="utf-8")
@@ -104,7 +93,7 @@ def test_a_fault_would_be_seen(tmp_path: Path) -> None:
 
 def test_hostile_names_run_nothing(tmp_path: Path) -> None:
     evil = "</script><script>document.body.dataset.owned=1</script><img src=x onerror='document.body.dataset.owned=1'>"
-    views = [dataclasses.replace(view, title=evil + view.title) for view in fake_runs().make_comparison(seeds=1)]
+    views = [dataclasses.replace(view, title=evil + view.title) for view in make_comparison(seeds=1)]
     page = write_report(views, tmp_path / "page.html", title=evil)
     dom, console = open_page(page, tmp_path / "profile")
     assert console == []

@@ -78,7 +78,7 @@ def test_tuned_and_guarded_models_are_shown_as_errors(tmp_path, say):
     )
     assert said.code == 0, said
     assert "MSE" in said.out
-    refused = say("devices", "run")
+    refused = say("clients", "run")
     assert refused.code == 1
     assert "predicts numbers" in refused.err
     run = sp.load(tmp_path / "run")

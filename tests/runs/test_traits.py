@@ -9,7 +9,7 @@ from torch import nn
 
 import sparsona as sp
 from sparsona.analysis.similarity import recorded_distances, recorded_similarity
-from sparsona.analysis.summary import view
+from sparsona.analysis.view import read_view
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import Tree
 from sparsona.runs import traits
@@ -87,7 +87,7 @@ def test_a_record_changes_nothing_and_survives_a_stop(run, federation, tmp_path)
     plain = sp.train("fedspa", federation, net, out=tmp_path / "plain", **OPTIONS)
     assert plain.accuracies().tolist() == run.accuracies().tolist()
     assert rows(plain.path) == []
-    assert view(RunFolder.open(plain.path)).similarity is None
+    assert read_view(RunFolder.open(plain.path)).similarity is None
 
     class StopError(Exception):
         pass
@@ -123,9 +123,9 @@ def test_methods_without_traits_say_so(federation, tmp_path):
         forgets.similarity()
 
 
-def test_devices_of_two_runs(run, federation, tmp_path):
+def test_clients_of_two_runs(run, federation, tmp_path):
     fedavg = sp.train("fedavg", federation, net, out=tmp_path / "fedavg", **OPTIONS)
-    change = run.devices(fedavg).changes[0]
+    change = run.clients(fedavg).changes[0]
     assert change.after.tolist() == run.accuracies().tolist()
     assert change.before.tolist() == fedavg.accuracies().tolist()
     assert fedavg.summary["bytes"]["upload_share"] == 1

@@ -84,11 +84,11 @@ def guard(folder: RunFolder, completed: int) -> dict[str, Any]:
         "shared": shared,
         "error" if folder.facts.is_regression else "accuracy": {
             name: float(np.mean([found[client] for client in chose]))
-            for name, found in (("personal", own), ("shared", other), ("guarded", kept))
+            for name, found in ((PERSONAL, own), (SHARED, other), (GUARDED, kept))
         },
         "hurt": {
             name: sum(sign * found[client] < sign * other[client] for client in chose)
-            for name, found in (("personal", own), ("guarded", kept))
+            for name, found in ((PERSONAL, own), (GUARDED, kept))
         },
     }
 

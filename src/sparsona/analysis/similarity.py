@@ -5,15 +5,14 @@ DisPFL's figure 5 (masks as heatmaps) and pFedGate's figure 4 (gates as a tree).
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from sparsona.analysis.clustering import leaf_order, ward
+from sparsona.analysis.extra import import_extra
+from sparsona.analysis.format import UNKNOWN
 from sparsona.analysis.statistics import pearson, spearman
 from sparsona.core.errors import SparsonaError
 from sparsona.runs.folder import RunFolder
@@ -51,8 +50,11 @@ class Similarity:
 
     @cached_property
     def tree(self) -> np.ndarray:
-        """Ward's clustering of the traits. Masks differ in a square's length, so that its root is what is clustered."""
-        return ward(np.sqrt(self.distances) if self.kind == "mask" else self.distances)
+        """Ward's clustering of the traits, as scipy's linkage has it; needs the extra `report`.
+
+        Hamming distances are squares of Euclidean ones, so that of masks the root is clustered.
+        """
+        return _ward(np.sqrt(self.distances) if self.kind == "mask" else self.distances)
 
     @cached_property
     def order(self) -> list[int]:
@@ -60,7 +62,7 @@ class Similarity:
         if self.label_counts is None:
             return leaf_order(self.tree)
         shares = self.label_counts / np.maximum(self.label_counts.sum(axis=1, keepdims=True), 1)
-        return leaf_order(ward(np.linalg.norm(shares[:, None] - shares[None], axis=2)))
+        return leaf_order(_ward(np.linalg.norm(shares[:, None] - shares[None], axis=2)))
 
     @property
     def pairs(self) -> tuple[np.ndarray, np.ndarray | None]:
@@ -83,7 +85,7 @@ class Similarity:
         return [_row(name, distance[which]) for name, which in chosen.items()]
 
     def sentences(self) -> list[str]:
-        """What the table does not hold."""
+        """What the table does not show."""
         linear, ranked = self.correlations
         found = [f"Distance: {MEASURES[self.kind]}; {len(self.clients)} clients."]
         if linear is not None and ranked is not None:
@@ -106,12 +108,10 @@ class Similarity:
             "tree": self.tree.tolist(),
         }
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Two heatmaps (masks) or a tree over the clients' labels (gates), as a .svg or (with Pillow) a .png."""
-        from sparsona.analysis.drawing import save_drawing
-        from sparsona.analysis.similarity_picture import draw_similarity
 
-        return save_drawing(draw_similarity(self), " ".join([f"{self.title}.", *self.sentences()]), path)
+def leaf_order(tree: np.ndarray) -> list[int]:
+    """The points from left to right in a tree whose branches do not cross."""
+    return [int(place) for place in _hierarchy().leaves_list(tree)]
 
 
 def similarity_of(
@@ -125,7 +125,7 @@ def similarity_of(
 
 
 def recorded_similarity(run: RunFolder) -> Similarity | None:
-    """What a run with `record_traits` wrote down last; None where it did not, or had one client."""
+    """The last traits that a run with `record_traits` stored; None where it stored none, or had one client."""
     rows = run.records.traits()
     if not rows:
         return None
@@ -143,6 +143,15 @@ def recorded_distances(run: RunFolder) -> list[tuple[int, float, float]]:
     return [(row.completed, row.apart, row.moved) for row in run.records.traits() if row.apart is not None]
 
 
+def _hierarchy() -> Any:
+    return import_extra("scipy.cluster.hierarchy", "trees and ordered heatmaps of clients")
+
+
+def _ward(distances: np.ndarray) -> np.ndarray:
+    """Merges as rows (a, b, height, size); row i makes cluster n + i."""
+    return _hierarchy().ward(distances[np.triu_indices(len(distances), 1)])
+
+
 def _row(name: str, distance: np.ndarray) -> dict[str, str]:
-    figures = ("–",) * 3 if not len(distance) else (f"{f(distance):.4g}" for f in (np.mean, np.min, np.max))
+    figures = (UNKNOWN,) * 3 if not len(distance) else (f"{f(distance):.4g}" for f in (np.mean, np.min, np.max))
     return {"pairs": name, "number": f"{len(distance):,}", **dict(zip(("mean", "least", "most"), figures, strict=True))}

@@ -1,4 +1,4 @@
-"""What came of a run: the summary that is printed and stored, and the view that a report draws."""
+"""What came of a run: the summary that is printed and stored."""
 
 from __future__ import annotations
 
@@ -15,22 +15,9 @@ from sparsona.analysis.outcomes import (
     novel,
     pipeline,
 )
-from sparsona.analysis.similarity import recorded_distances, recorded_similarity
 from sparsona.analysis.statistics import accuracy_summary, mean_of_last
-from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError, unknown_name
-from sparsona.core.points import (
-    CONSENSUS,
-    GLOBAL,
-    GUARDED,
-    NOVEL,
-    NOVEL_TUNED,
-    RECEIVED,
-    START,
-    TRAINED,
-    TUNED,
-    on,
-)
+from sparsona.core.points import GUARDED, NOVEL, PERSONAL, POINTS, RECEIVED, TUNED, on
 from sparsona.core.points import point as point_of
 from sparsona.core.transform import describe
 from sparsona.runs.folder import RunFolder
@@ -42,6 +29,7 @@ TESTED_ON = {
     "and ",
     "natural": "published for it, and ",
 }
+# The headline's model in words: by how clients are connected for what they receive, by its name after tuning.
 WHICH = {
     RECEIVED: "the personal model each client would deploy: what the server holds for it after the round, "
     "with what the client keeps itself, before any more local training",
@@ -50,11 +38,6 @@ WHICH = {
     "before any more local training",
     "alone": "each client's own model, trained on its data alone",
 }
-# Means that a summary has besides its headline, where the run evaluated them.
-OTHER_POINTS = (
-    *(GLOBAL, CONSENSUS, TRAINED, NOVEL, NOVEL_TUNED, START),
-    *(on(name, "train") for name in (RECEIVED, TUNED, GLOBAL, CONSENSUS, START)),
-)
 
 
 def summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
@@ -103,10 +86,16 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
         summary["novel"] = novel(folder, completed, point)
     if folder.records.evaluations(completed, GUARDED):
         summary["guard"] = guard(folder, completed)
-    for other in OTHER_POINTS:
+    for other in _other_points():
         if (mean := mean_at(folder, completed, other)) is not None:
             summary.setdefault("other_points", {})[other] = mean
     return summary
+
+
+def _other_points() -> list[str]:
+    """Points beside the headline and what a guard decides by: models on test data first, then on training data."""
+    own = [name for name, found in POINTS.items() if not found.is_derived and name not in (RECEIVED, TUNED, PERSONAL)]
+    return [*own, *(on(name, "train") for name in (RECEIVED, TUNED, *own))]
 
 
 def _busiest(folder: RunFolder) -> dict[str, int]:
@@ -137,7 +126,9 @@ def headline(folder: RunFolder) -> tuple[str, int, np.ndarray, np.ndarray]:
         raise SparsonaError(
             f"'{folder.path}' has no results yet", expected="at least one evaluated round", mend="resume the run first"
         )
-    if not folder.records.evaluations(found, point):  # stopped before the final tuning
+    if not folder.records.evaluations(
+        found, point
+    ):  # stopped before the final tuning: what there is, named as what it is
         point = RECEIVED
     return at(folder, point)
 
@@ -240,45 +231,3 @@ def curve(folder: RunFolder, point: str) -> list[tuple[int, float]]:
 def summary_of(folder: RunFolder) -> dict[str, Any]:
     """The summary of a run that has none yet."""
     return summarize(folder, folder.records.totals().seconds or 0.0)
-
-
-def view(folder: RunFolder) -> RunView:
-    """Everything a report needs of a run."""
-    with folder.records.reading():
-        return _view(folder)
-
-
-def _view(folder: RunFolder) -> RunView:
-    from sparsona.analysis.devices import device_changes, has_changes  # which asks this module for the headline
-
-    facts, config, summary = folder.facts, folder.config, folder.summary or summary_of(folder)
-    point, completed, correct, count = headline(folder)
-    matrices = list(folder.records.confusions(completed, point).values())
-    rounds = folder.records.rounds()
-    sent = [row.bytes_down if facts.peers else row.bytes_up + row.bytes_down for row in rounds]
-    return RunView(
-        name=folder.path.name,
-        path=str(folder.path),
-        method=facts.method,
-        title=facts.title,
-        seed=config["seed"],
-        protocol=summary["protocol"],
-        point=point,
-        config=config,
-        environment=folder.environment,
-        summary=summary,
-        curves={name: curve(folder, name) for name in points(folder) if point_of(name).data == "test"},
-        # Final tuning is written down as one round more, and is none.
-        train_loss=[
-            (row.round + 1, row.loss) for row in rounds if row.loss is not None and row.round < config["rounds"]
-        ],
-        correct=correct,
-        count=count,
-        confusion=np.sum(matrices, axis=0) if matrices else None,
-        sizes=facts.sizes,
-        label_counts=facts.label_counts,
-        cumulative_bytes=[(row.round + 1, total) for row, total in zip(rounds, np.cumsum(sent).tolist(), strict=True)],
-        devices=device_changes(folder) if has_changes(folder) else None,
-        similarity=recorded_similarity(folder),
-        distances=recorded_distances(folder),
-    )

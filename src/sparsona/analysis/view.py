@@ -1,19 +1,18 @@
-"""What a report needs to know of a run, and which runs are seeds of the same experiment."""
+"""What a table or a report needs to know of a run, read from its folder."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from sparsona.runs.options import CIRCUMSTANCES
-
-if TYPE_CHECKING:
-    from sparsona.analysis.devices import Devices
-    from sparsona.analysis.similarity import Similarity
+from sparsona.analysis.clients import ClientEffects, client_effects, has_effects
+from sparsona.analysis.similarity import Similarity, recorded_distances, recorded_similarity
+from sparsona.analysis.summary import curve, headline, points, summary_of
+from sparsona.core.points import point as evaluation_point
+from sparsona.runs.folder import RunFolder
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +23,7 @@ class RunView:
     headline point; `confusion` is summed over clients, rows are the true classes; `label_counts` counts the training
     data by client (row i is client i of `count`) and class, and is None where labels are tokens; `cumulative_bytes` is
     (completed rounds, bytes sent so far in both directions); `sizes` has each client's number of training, validation
-    and test examples. `devices`, `similarity` and `distances` are there where the run looked at them; the last is
+    and test examples. `effects`, `similarity` and `distances` are there where the run recorded them; the last is
     (completed rounds, mean distance between clients' traits, mean distance of each to its own start).
     """
 
@@ -46,94 +45,46 @@ class RunView:
     label_counts: np.ndarray | None
     sizes: np.ndarray
     cumulative_bytes: list[tuple[int, int]]
-    devices: Devices | None = None
+    effects: ClientEffects | None = None
     similarity: Similarity | None = None
     distances: Sequence[tuple[int, float, float]] = ()
 
 
-@dataclass(frozen=True, eq=False)
-class Group:
-    """The runs of one method under one set of settings: they differ in their seed only."""
-
-    label: str
-    views: tuple[RunView, ...]
-
-    def values(self, section: str, key: str) -> list[float]:
-        """A summary entry of every run that has it, in the order of the runs."""
-        found = [view.summary.get(section, {}).get(key) for view in self.views]
-        return [float(value) for value in found if value is not None]
+def read_view(folder: RunFolder) -> RunView:
+    """Everything a table or a report needs of a run."""
+    with folder.records.reading():
+        return _read_view(folder)
 
 
-def group_views(views: Sequence[RunView]) -> list[Group]:
-    """Runs with the same title and settings are one group, in order of first appearance.
-
-    Runs of one title whose settings differ (a sweep over density, say) are kept apart and named by the difference,
-    because a mean over them would be taken for a mean over seeds. The same seed twice is kept apart too, by run name.
-    """
-    members: dict[tuple[str, str, int], list[RunView]] = {}
-    for view in views:
-        settings = json.dumps(_settings(view), sort_keys=True)
-        copy = 0
-        while any(other.seed == view.seed for other in members.get((view.title, settings, copy), [])):
-            copy += 1
-        members.setdefault((view.title, settings, copy), []).append(view)
-    groups = list(members.values())
-    labels = [_label(group, groups) for group in groups]
-    if len(set(labels)) < len(labels):  # runs of one name from different folders
-        labels = [f"{label}, {group[0].path}" for label, group in zip(labels, groups, strict=True)]
-    return [
-        Group(label, tuple(sorted(group, key=lambda view: view.seed)))
-        for label, group in zip(labels, groups, strict=True)
-    ]
-
-
-def same_clients(a: RunView, b: RunView) -> bool:
-    """Whether client i of one run is client i of the other: same training labels, same numbers of examples."""
-    both = ((a.sizes, b.sizes), (a.count, b.count), (a.label_counts, b.label_counts))
-    return all(x is y if x is None or y is None else np.array_equal(x, y) for x, y in both)
-
-
-def pairs(reference: Group, other: Group) -> list[tuple[RunView, RunView]]:
-    """Runs of two groups with the same seed and the same clients, so that they differ in the method alone."""
-    by_seed = {view.seed: view for view in reference.views}
-    matched = [(by_seed[view.seed], view) for view in other.views if view.seed in by_seed]
-    return [(a, b) for a, b in matched if same_clients(a, b)]
-
-
-def flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, str]:
-    """Nested settings as dotted names with printable values."""
-    flat: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
-    return flat
-
-
-def shared_and_differing(tables: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:
-    """Entries that are equal in all tables, and the names of those that are not (or are missing from some)."""
-    names = list(dict.fromkeys(name for table in tables for name in table))
-    shared = {name: tables[0][name] for name in names if len({table.get(name) for table in tables}) == 1}
-    return shared, [name for name in names if name not in shared]
-
-
-def _settings(view: RunView) -> dict[str, str]:
-    def matters(name: str) -> bool:
-        last = name.rpartition(".")[2]
-        return last not in CIRCUMSTANCES and not last.endswith("seed")
-
-    return {name: value for name, value in flatten(view.config).items() if matters(name)}
-
-
-def _label(group: list[RunView], groups: Iterable[list[RunView]]) -> str:
-    title = group[0].title
-    namesakes = [other for other in groups if other[0].title == title]
-    if len(namesakes) == 1:
-        return title
-    own = _settings(group[0])
-    _, differing = shared_and_differing([_settings(other[0]) for other in namesakes])
-    alike = [other for other in namesakes if _settings(other[0]) == own]
-    if len(alike) > 1 or not 0 < len(differing) <= 3:
-        return f"{title}, {group[0].name}"
-    return ", ".join([title, *(f"{name.rpartition('.')[2]}={own.get(name, 'unset')}" for name in differing)])
+def _read_view(folder: RunFolder) -> RunView:
+    facts, config, summary = folder.facts, folder.config, folder.summary or summary_of(folder)
+    point, completed, correct, count = headline(folder)
+    matrices = list(folder.records.confusions(completed, point).values())
+    rounds = folder.records.rounds()
+    sent = [row.bytes_down if facts.peers else row.bytes_up + row.bytes_down for row in rounds]
+    return RunView(
+        name=folder.path.name,
+        path=str(folder.path),
+        method=facts.method,
+        title=facts.title,
+        seed=config["seed"],
+        protocol=summary["protocol"],
+        point=point,
+        config=config,
+        environment=folder.environment,
+        summary=summary,
+        curves={name: curve(folder, name) for name in points(folder) if evaluation_point(name).data == "test"},
+        # Final tuning is written down as one round more, and is none.
+        train_loss=[
+            (row.round + 1, row.loss) for row in rounds if row.loss is not None and row.round < config["rounds"]
+        ],
+        correct=correct,
+        count=count,
+        confusion=np.sum(matrices, axis=0) if matrices else None,
+        sizes=facts.sizes,
+        label_counts=facts.label_counts,
+        cumulative_bytes=[(row.round + 1, total) for row, total in zip(rounds, np.cumsum(sent).tolist(), strict=True)],
+        effects=client_effects(folder) if has_effects(folder) else None,
+        similarity=recorded_similarity(folder),
+        distances=recorded_distances(folder),
+    )

@@ -1,4 +1,4 @@
-"""Devices that personalization helps and hurts, counted by hand on records written by hand."""
+"""Clients that personalization helps and hurts, counted by hand on records written by hand."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made_facts import make_facts
+from matplotlib.colors import to_rgb
 
 import sparsona as sp
-from sparsona.analysis import summary
-from sparsona.analysis.axes import Axis, density
-from sparsona.analysis.devices import Change, Devices, Gap, device_changes, has_changes, signed
-from sparsona.analysis.devices_picture import draw_devices
-from sparsona.analysis.drawing import Dot, save_drawing, to_svg
+from sparsona.analysis.clients import Change, ClientEffects, Gap, client_effects, has_effects
+from sparsona.analysis.format import signed
 from sparsona.analysis.statistics import pearson, ranks, spearman
-from sparsona.analysis.textplots import devices_lines
+from sparsona.analysis.view import read_view
 from sparsona.core.errors import SparsonaError
+from sparsona.report.palette import BETTER, WORSE
+from sparsona.report.pictures import draw
+from sparsona.report.pictures.text import Terminal, clients_lines
 from sparsona.runs.folder import RunFolder
 from sparsona.runs.records import EvaluationRow
 
@@ -43,16 +44,16 @@ def make_run(path: Path, points: dict[str, list[int | None]], title: str = "FedS
     return RunFolder.open(path)
 
 
-def by_name(devices: Devices) -> dict[str, Change]:
-    return {change.name: change for change in devices.changes}
+def by_name(effects: ClientEffects) -> dict[str, Change]:
+    return {change.name: change for change in effects.changes}
 
 
 def test_hurt_and_helped_are_counted_by_hand(tmp_path):
     run = make_run(tmp_path / "run", {"received": [4, 1, 2, 4], "global": [2, 2, 2, 1]})
-    found = device_changes(run)
+    found = client_effects(run)
     (test,) = found.changes
     assert found.title == "FedSpa: received over global"
-    assert test.points.tolist() == [50, -25, 0, 75]
+    assert test.gains.tolist() == [50, -25, 0, 75]
     assert (test.num_hurt, test.num_helped) == (1, 2)
     row = test.row()
     assert row["hurt"] == "1 (25%)"
@@ -75,7 +76,7 @@ def test_training_data_and_a_guard_are_told_apart(tmp_path):
             "global/train": [3, 3, 3, 4],
         },
     )
-    found = by_name(device_changes(run))
+    found = by_name(client_effects(run))
     assert list(found) == ["test", "test, guarded", "train"]
     assert [change.num_hurt for change in found.values()] == [1, 0, 0]
     assert found["train"].num_helped == 3
@@ -83,45 +84,45 @@ def test_training_data_and_a_guard_are_told_apart(tmp_path):
 
 def test_without_a_global_model_tuning_is_compared_with_what_was_tuned(tmp_path):
     run = make_run(tmp_path / "run", {"tuned": [4, 1, 2, 4], "received": [3, 3, 3, 3], "start": [0, 0, 0, 0]})
-    assert device_changes(run).title == "FedSpa: tuned over start"
-    assert device_changes(run, "received").changes[0].num_hurt == 2
-    assert has_changes(run)
+    assert client_effects(run).title == "FedSpa: tuned over start"
+    assert client_effects(run, "received").changes[0].num_hurt == 2
+    assert has_effects(run)
     alone = make_run(tmp_path / "alone", {"received": [1, 1, 1, 1]})
-    assert not has_changes(alone)
+    assert not has_effects(alone)
     with pytest.raises(SparsonaError, match="no accuracies of a shared model"):
-        device_changes(alone)
+        client_effects(alone)
     with pytest.raises(SparsonaError, match="point 'global'"):
-        device_changes(run, "global")
+        client_effects(run, "global")
     for kind, mend in (("peers", 'points=["consensus"]'), ("alone", "--against RUN"), ("none", 'points=["global"]')):
         with pytest.raises(SparsonaError) as told:
-            device_changes(make_run(tmp_path / f"no {kind}", {"received": [1, 1, 1, 1]}, **{kind: True}))
+            client_effects(make_run(tmp_path / f"no {kind}", {"received": [1, 1, 1, 1]}, **{kind: True}))
         assert told.value.mend.rstrip("'").endswith(mend)
 
 
 def test_against_another_run_clients_are_matched(tmp_path):
     run = make_run(tmp_path / "run", {"received": [4, 1, 2, None]}, rounds=5)
     other = make_run(tmp_path / "other", {"received": [2, 2, None, 4]}, title="FedAvg")
-    found = device_changes(run, other)
+    found = client_effects(run, other)
     assert found.changes[0].clients.tolist() == [0, 1]
-    assert found.changes[0].points.tolist() == [50, -25]
+    assert found.changes[0].gains.tolist() == [50, -25]
     assert found.title == "FedSpa (received) over FedAvg (received)"
     assert found.notes == ("Not the same rounds: 5 and 2.",)
     elsewhere = make_run(tmp_path / "elsewhere", {"received": [1, 1, 1, 1]}, data="b")
     with pytest.raises(SparsonaError, match="hold different data"):
-        device_changes(run, elsewhere)
+        client_effects(run, elsewhere)
 
 
 def test_novel_clients_beside_themselves_had_they_taken_part(tmp_path):
     run = make_run(tmp_path / "run", {"received": [4, 4, 4, None], "novel": [None, None, None, 1]}, novel=1)
     full = make_run(tmp_path / "full", {"received": [3, 3, 3, 2]})
     alone = make_run(tmp_path / "one", {"received": [4, 4, 4, None], "novel": [None] * 3 + [1], "global": [1] * 4})
-    found = device_changes(run, full)
-    assert by_name(found)["novel"].points.tolist() == [-25]
+    found = client_effects(run, full)
+    assert by_name(found)["novel"].gains.tolist() == [-25]
     assert by_name(found)["test"].clients.tolist() == [0, 1, 2]
     assert found.gap == Gap(taking_part=1.0, novel=0.25, had_they=0.5)
-    assert "+75.00 points" in found.sentences()[0]
-    assert "+25.00 points" in found.sentences()[1]
-    assert device_changes(alone).gap == Gap(1.0, 0.25)
+    assert "+75.00 percentage points" in found.sentences()[0]
+    assert "+25.00 percentage points" in found.sentences()[1]
+    assert client_effects(alone).gap == Gap(1.0, 0.25)
 
 
 def test_correlations():
@@ -139,83 +140,59 @@ def test_signed_numbers():
     assert [signed(value) for value in (1.204, -0.3, 0.0, -0.001)] == ["+1.20", "−0.30", "0.00", "0.00"]
 
 
-@pytest.mark.parametrize(("low", "high"), [(-7.1, 25), (0, 0.3), (-1000, -3), (5, 5.0001)])
-def test_ticks_are_round_and_inside(low, high):
-    axis = Axis(low, high, 300, 0)
-    ticks = axis.ticks(7)
-    assert 1 < len(ticks) <= 8
-    assert all(low - 1e-9 <= tick <= high + 1e-9 for tick in ticks)
-    steps = np.diff(ticks)
-    assert np.allclose(steps, steps[0])
-    assert f"{steps[0]:.3e}"[:5] in ("1.000", "2.000", "5.000")
-    assert axis.at(low) == 300
-    assert axis.at(high) == 0
-
-
-def test_the_violin_is_a_density():
-    values = np.random.default_rng(0).normal(2, 3, 500)
-    at = np.linspace(-15, 20, 2000)
-    found = density(values, at)
-    assert found.sum() * (at[1] - at[0]) == pytest.approx(1, abs=1e-3)
-    assert abs(at[found.argmax()] - 2) < 1
-    assert not density(np.ones(5), at).any()
-
-
-def many(n: int, seed: int = 0) -> Devices:
+def many(n: int, seed: int = 0) -> ClientEffects:
     rng = np.random.default_rng(seed)
     samples = rng.integers(10, 400, n)
     before, after = rng.random(n), rng.random(n)
     changes = [Change(name, np.arange(n), before, after, samples) for name in ("test", "train")]
-    return Devices("a title", tuple(changes))
+    return ClientEffects("a title", tuple(changes))
 
 
-def test_the_picture_has_every_device_in_its_place(tmp_path):
-    devices = many(50)
-    dots = [shape for shape in draw_devices(devices).shapes if isinstance(shape, Dot) and shape.radius == 3.6]
-    assert len(dots) == 100
-    better = [dot for dot in dots if dot.paint == "helps"]
-    worse = [dot for dot in dots if dot.paint == "hurts"]
-    assert len(better) == 2 * devices.changes[0].num_helped
-    assert max(dot.y for dot in better) < min(dot.y for dot in worse)
-    order = np.argsort(devices.changes[0].samples, kind="stable")
-    assert np.all(np.diff([dots[k].x for k in order]) >= 0)
-    svg = to_svg(draw_devices(devices), "x")
-    assert svg.count("<circle") == 100 + 2 + 3  # the devices, two medians, the legend
+def test_the_picture_has_every_client_in_its_place(tmp_path):
+    effects = many(50)
+    picture = draw(effects)
+    _, *scatters = picture.figure.axes
+    for axes, change in zip(scatters, effects.changes, strict=True):
+        dots = next(found for found in axes.collections if len(found.get_offsets()) == 50)
+        assert np.allclose(dots.get_offsets(), np.stack([change.samples, change.gains], axis=1))
+        colours = [tuple(colour[:3]) for colour in dots.get_facecolors()]
+        assert colours.count(to_rgb(BETTER)) == change.num_helped
+        assert colours.count(to_rgb(WORSE)) == change.num_hurt
+    svg = picture.svg()
+    assert svg.count("client 7: ") == 2
     assert "nan" not in svg
-    assert save_drawing(draw_devices(devices), "x", tmp_path / "a.png").stat().st_size > 5000
+    assert picture.save(tmp_path / "a.png").stat().st_size > 5000
 
 
-def test_of_very_many_devices_some_are_drawn():
-    svg = to_svg(draw_devices(many(5000)), "x")
-    assert svg.count("<circle") == 2 * 1500 + 2 + 3
+def test_of_very_many_clients_some_are_drawn():
+    svg = draw(many(5000)).svg()
     assert "test, 1,500 drawn" in svg
-    assert "5000 devices" in svg
+    assert "5000 clients" in svg
+    assert "client 7: " not in svg
 
 
 @pytest.mark.parametrize("equal", [True, False])
-def test_one_device_or_equal_ones_can_be_drawn(equal):
+def test_one_client_or_equal_ones_can_be_drawn(equal):
     change = Change("test", np.arange(3), np.full(3, 0.5), np.full(3, 0.5 if equal else 0.75), np.full(3, 7))
-    for devices in (
-        Devices("t", (change,)),
-        Devices("t", (Change("test", *(np.array([value]) for value in (0, 0.5, 1, 9))),)),
+    for effects in (
+        ClientEffects("t", (change,)),
+        ClientEffects("t", (Change("test", *(np.array([value]) for value in (0, 0.5, 1, 9))),)),
     ):
-        svg = to_svg(draw_devices(devices), "x")
-        assert "nan" not in svg
-        assert svg.count(f">{devices.changes[0].samples[0]}</text>") == 1  # one size, one label
-        assert len(devices_lines(devices, 80)) > 10
+        assert "nan" not in draw(effects).svg()
+        assert len(clients_lines(effects, Terminal(80))) > 10
 
 
-def test_the_text_picture_counts_devices():
+def test_the_text_picture_counts_clients():
     change = Change("test", np.arange(4), np.zeros(4), np.array([0.5, 0.5, 0, 1]), np.array([10, 10, 40, 40]))
-    lines = [line.plain for line in devices_lines(Devices("t", (change,)), 60)]
+    lines = [line.plain for line in clients_lines(ClientEffects("t", (change,)), Terminal(60))]
     assert all(len(line) <= 80 for line in lines)
     drawn = "\n".join(lines[2:])
     assert len(re.findall("•", drawn)) == 2
     assert len(re.findall(r"│2", drawn)) == 1
-    ascii_lines = "\n".join(line.plain for line in devices_lines(Devices("t", (change,)), 60, ascii_only=True)[2:])
-    assert ascii_lines.isascii()
+    ascii_lines = clients_lines(ClientEffects("t", (change,)), Terminal(60, is_ascii=True))[2:]
+    assert "\n".join(line.plain for line in ascii_lines).isascii()
 
 
 def test_final_tuning_is_no_round_of_the_training_loss(tmp_path):
     run = sp.train("fedavg-ft", clients=4, rounds=2, epochs=1, executor="serial", device="cpu", out=tmp_path / "run")
-    assert [number for number, _ in summary.view(run._folder).train_loss] == [1, 2]
+    assert [number for number, _ in read_view(run._folder).train_loss] == [1, 2]

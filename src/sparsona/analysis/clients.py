@@ -1,34 +1,34 @@
-"""What personalization does to each device: accuracy of its personal model over that of a shared one.
+"""What personalization does to each client: accuracy of its personal model over that of a shared one.
 
-The analysis of FedSim and FedAlt's paper (section 4.2, appendix C.2): a mean can rise while some devices are hurt.
+The analysis of FedSim and FedAlt's paper (section 4.2, appendix C.2): a mean can rise while some clients are hurt.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sparsona.analysis.format import UNKNOWN, signed
 from sparsona.analysis.statistics import spearman
 from sparsona.analysis.summary import headline, points
 from sparsona.core.errors import SparsonaError
+from sparsona.core.points import CONSENSUS, GLOBAL, GUARDED, NOVEL, NOVEL_TUNED, RECEIVED, START, TUNED, on
+from sparsona.core.points import point as evaluation_point
 from sparsona.runs.folder import RunFolder
 
-GUARDED = "guarded"
-# Shared models that a run may have looked at besides the personal ones; compared with is the first that is found: what
-# personal models began from (a warm start), or else the model of all.
-SHARED = ("start", "global", "consensus")
+# Shared models that a run may have evaluated besides the personal ones. The first that is found is the one to compare
+# with: what personal models started from (a warm start), or else the model that all share.
+SHARED = (START, GLOBAL, CONSENSUS)
 QUANTILES = {"worst": 0, "10%": 10, "median": 50, "90%": 90, "best": 100}
 
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """The accuracies (0 to 1) of two models for each device, on the data that `name` says.
+    """The accuracies (0 to 1) of two models for each client, on the data that `name` says.
 
-    `samples` is each device's number of training examples.
+    `samples` is each client's number of training examples.
     """
 
     name: str
@@ -38,29 +38,29 @@ class Change:
     samples: np.ndarray
 
     @property
-    def points(self) -> np.ndarray:
-        """What each device gains, in points of accuracy."""
+    def gains(self) -> np.ndarray:
+        """What each client gains, in percentage points of accuracy."""
         return 100 * (self.after - self.before)
 
     @property
     def num_hurt(self) -> int:
-        return int((self.points < -1e-9).sum())
+        return int((self.gains < -1e-9).sum())
 
     @property
     def num_helped(self) -> int:
-        return int((self.points > 1e-9).sum())
+        return int((self.gains > 1e-9).sum())
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures of the table, unrounded, and the devices behind them."""
-        quantiles = np.percentile(self.points, list(QUANTILES.values())).tolist()
+        """The figures of the table, unrounded, and the clients behind them."""
+        quantiles = np.percentile(self.gains, list(QUANTILES.values())).tolist()
         return {
             "on": self.name,
-            "devices": len(self.clients),
+            "num_clients": len(self.clients),
             "hurt": self.num_hurt,
             "helped": self.num_helped,
-            "mean": float(self.points.mean()),
+            "mean": float(self.gains.mean()),
             **dict(zip(QUANTILES, quantiles, strict=True)),
-            "correlation": spearman(self.points, self.samples),
+            "correlation": spearman(self.gains, self.samples),
             "clients": self.clients.tolist(),
             "before": self.before.tolist(),
             "after": self.after.tolist(),
@@ -72,8 +72,8 @@ class Change:
         found = self.as_dict()
         figures = {name: signed(found[name]) for name in ("mean", *QUANTILES)}
         share = f"{self.num_hurt} ({100 * self.num_hurt / len(self.clients):.0f}%)"
-        correlation = "–" if found["correlation"] is None else signed(found["correlation"], 2)
-        counts = {"devices": str(len(self.clients)), "hurt": share, "helped": str(self.num_helped)}
+        correlation = UNKNOWN if found["correlation"] is None else signed(found["correlation"], 2)
+        counts = {"clients": str(len(self.clients)), "hurt": share, "helped": str(self.num_helped)}
         return {"on": self.name, **counts, **figures, "with samples": correlation}
 
 
@@ -89,17 +89,19 @@ class Gap:
     had_they: float | None = None
 
     def sentences(self) -> list[str]:
-        gap = f"Generalization gap: {signed(100 * (self.taking_part - self.novel))} points"
+        gap = f"Generalization gap: {signed(100 * (self.taking_part - self.novel))} percentage points"
         found = [f"{gap} ({self.taking_part:.2%} of those that took part, {self.novel:.2%} of the novel ones)."]
         if self.had_they is not None:
             lost = signed(100 * (self.had_they - self.novel))
-            found.append(f"Had the novel clients taken part: {self.had_they:.2%}, a difference of {lost} points.")
+            found.append(
+                f"Had the novel clients taken part: {self.had_they:.2%}, a difference of {lost} percentage points."
+            )
         return found
 
 
 @dataclass(frozen=True, eq=False)
-class Devices:
-    """What a model does to the devices over another: on test and training data, with a guard, to novel clients."""
+class ClientEffects:
+    """What one model does to the clients over another: on test and training data, with a guard, to novel clients."""
 
     title: str
     changes: tuple[Change, ...]
@@ -107,11 +109,11 @@ class Devices:
     notes: tuple[str, ...] = ()
 
     def rows(self) -> list[dict[str, str]]:
-        """A line per kind of data, ready to print; figures are points of accuracy."""
+        """A line per kind of data, ready to print; figures are percentage points of accuracy."""
         return [change.row() for change in self.changes]
 
     def sentences(self) -> list[str]:
-        """What the table does not hold."""
+        """What the table does not show."""
         return [*(self.gap.sentences() if self.gap else []), *self.notes]
 
     def as_dict(self) -> dict[str, Any]:
@@ -123,42 +125,41 @@ class Devices:
         changes = [change.as_dict() for change in self.changes]
         return {"title": self.title, "changes": changes, "novel": gap, "notes": list(self.notes)}
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """The violins and scatter plots as a .svg or (with Pillow) a .png."""
-        from sparsona.analysis.devices_picture import draw_devices
-        from sparsona.analysis.drawing import save_drawing
 
-        return save_drawing(draw_devices(self), self.title, path)
+def client_effects(run: RunFolder, against: RunFolder | str | None = None) -> ClientEffects:
+    """What the headline's model does to each client, over another run's or over another point of this run.
 
+    Args:
+        run: a run on classes.
+        against: a run on the same clients, or the name of a point of `run`. None: the shared model that the run
+            evaluated ("start", "global" or "consensus"), or what was there before tuning.
 
-def device_changes(run: RunFolder, against: RunFolder | str | None = None) -> Devices:
-    """What the headline's model does to each device, over another run's (same data) or over another point of this run.
-
-    Without `against`, over the shared model that the run looked at: 'start', 'global', or what was there before tuning.
+    Returns:
+        A change for each kind of data that both were evaluated on.
     """
     if run.facts.is_regression:
         raise SparsonaError(
-            f"'{run.path}' predicts numbers: its devices have errors and no accuracies",
+            f"'{run.path}' predicts numbers: its clients have errors and no accuracies",
             expected="a run on classes",
             mend="the summary's 'guard' and 'pipeline' have the errors",
         )
-    point = _personal_point(run)
+    point = headline(run)[0]
     if isinstance(against, RunFolder):
         return _over_run(run, point, against)
     shared = _shared_point(run, point, against)
     changes = _changes(run, point, run, shared)
-    return Devices(f"{run.facts.title}: {point} over {shared}", tuple(changes), _gap(run, point, None))
+    return ClientEffects(f"{run.facts.title}: {point} over {shared}", tuple(changes), _gap(run, point, None))
 
 
-def has_changes(run: RunFolder) -> bool:
-    """Whether a run looked at a personal and at a shared model, and has accuracies of them."""
+def has_effects(run: RunFolder) -> bool:
+    """Whether a run evaluated a personal and a shared model, and has accuracies of them."""
     if run.facts.is_regression:
         return False
-    point = _personal_point(run)
+    point = headline(run)[0]
     return any(shared in points(run) for shared in _candidates(run, point))
 
 
-def _over_run(run: RunFolder, point: str, other: RunFolder) -> Devices:
+def _over_run(run: RunFolder, point: str, other: RunFolder) -> ClientEffects:
     if run.facts.federation != other.facts.federation:
         raise SparsonaError(
             f"the clients of '{run.path}' and '{other.path}' hold different data",
@@ -184,14 +185,14 @@ def _over_run(run: RunFolder, point: str, other: RunFolder) -> Devices:
     if names[0] == names[1]:
         names = [f"{name}, {folder.path.name}" for name, folder in zip(names, (run, other), strict=True)]
     title = f"{names[0]} ({point}) over {names[1]} ({shared})"
-    return Devices(title, (*changes, *([novel] if novel else [])), gap, tuple(notes))
+    return ClientEffects(title, (*changes, *([novel] if novel else [])), gap, tuple(notes))
 
 
 def _changes(run: RunFolder, point: str, other: RunFolder, shared: str) -> list[Change]:
     wanted = [
         ("test", point, shared),
         ("test, guarded", GUARDED, shared),
-        ("train", f"{point}/train", f"{shared}/train"),
+        ("train", on(point, "train"), on(shared, "train")),
     ]
     found = (_change(name, run, after, other, before) for name, after, before in wanted)
     return [change for change in found if change is not None]
@@ -210,14 +211,14 @@ def _change(name: str, run: RunFolder, after: str, other: RunFolder, before: str
 
 def _novel_change(run: RunFolder, other: RunFolder, shared: str) -> Change | None:
     """Novel clients against the same clients in a run in which they took part."""
-    for point in ("novel_tuned", "novel"):
-        if (found := _change("novel", run, point, other, shared)) is not None:
+    for point in (NOVEL_TUNED, NOVEL):
+        if (found := _change(NOVEL, run, point, other, shared)) is not None:
             return found
     return None
 
 
 def _gap(run: RunFolder, point: str, novel: Change | None) -> Gap | None:
-    met = _accuracies(run, "novel_tuned") or _accuracies(run, "novel")
+    met = _accuracies(run, NOVEL_TUNED) or _accuracies(run, NOVEL)
     if not met:
         return None
     taking_part = list(_accuracies(run, point).values())
@@ -225,18 +226,10 @@ def _gap(run: RunFolder, point: str, novel: Change | None) -> Gap | None:
     return Gap(float(np.mean(taking_part)), float(np.mean(list(met.values()))), had_they)
 
 
-def _personal_point(run: RunFolder) -> str:
-    """The headline's point; where a guard chose between two models, what it chose from."""
-    point = headline(run)[0]
-    if point != GUARDED:
-        return point
-    return "tuned" if "tuned" in points(run) else "received"
-
-
 def _candidates(run: RunFolder, point: str) -> tuple[str, ...]:
     """Points to compare with, in this order; a global model of which nobody trained a part only if it is asked for."""
-    shared = tuple(name for name in SHARED if name != "global" or not run.facts.partial_global)
-    return (*shared, "received") if point == "tuned" else shared
+    shared = tuple(name for name in SHARED if name != GLOBAL or not run.facts.partial_global)
+    return (*shared, RECEIVED) if point == TUNED else shared
 
 
 def _where_to_find(run: RunFolder) -> str:
@@ -244,12 +237,12 @@ def _where_to_find(run: RunFolder) -> str:
     if run.facts.alone:
         return ""
     if run.facts.partial_global:
-        return ", or begin with one (--warm-start)"
-    return f", or run again with --set 'points=[\"{'consensus' if run.facts.peers else 'global'}\"]'"
+        return ", or start from one (--warm-start)"
+    return f", or run again with --set 'points=[\"{CONSENSUS if run.facts.peers else GLOBAL}\"]'"
 
 
 def _shared_point(run: RunFolder, point: str, wanted: str | None) -> str:
-    known = {name for name in points(run) if "/" not in name}  # those after a slash are on other data
+    known = {name for name in points(run) if evaluation_point(name).data == "test"}
     for shared in (wanted,) if wanted else _candidates(run, point):
         if shared in known and shared != point:
             return shared
@@ -262,13 +255,7 @@ def _shared_point(run: RunFolder, point: str, wanted: str | None) -> str:
 
 
 def _accuracies(run: RunFolder, point: str) -> dict[int, float]:
-    """Accuracy by client where this point was last looked at."""
+    """Accuracy by client where this point was last evaluated."""
     last = run.records.last_evaluated(point)
     rows = [] if last is None else run.records.evaluations(last, point)
     return {row.client: (row.correct or 0) / row.count for row in rows if row.count > 0}
-
-
-def signed(value: float, decimals: int = 2) -> str:
-    """A number with its sign, in type: +1.20, −0.30, 0.00."""
-    shown = f"{value:+.{decimals}f}".replace("-", "−")
-    return shown[1:] if not float(shown[1:]) else shown

@@ -9,15 +9,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsona.analysis import plots
-from sparsona.analysis.devices_picture import draw_devices
-from sparsona.analysis.drawing import XMLNS, Drawing, to_svg
-from sparsona.analysis.picture import PARTS, Partition, partition_svg
-from sparsona.analysis.similarity_picture import draw_similarity
-from sparsona.analysis.table import class_rows, differences, shown_columns, table
-from sparsona.analysis.view import Group, RunView, flatten, group_views, shared_and_differing
+from sparsona.analysis.clients import ClientEffects
+from sparsona.analysis.columns import columns_for
+from sparsona.analysis.extra import import_extra
+from sparsona.analysis.format import plural
+from sparsona.analysis.groups import Group, flatten, group_views, same_clients, shared_and_differing
+from sparsona.analysis.partition import PARTS, Partition
+from sparsona.analysis.similarity import Similarity
+from sparsona.analysis.table import class_rows, differences, table
+from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError
 from sparsona.core.files import replace_file
+from sparsona.core.points import POINTS
+from sparsona.report import plots
+from sparsona.report.pictures import draw
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -66,16 +71,8 @@ def write_report(views: Sequence[RunView], path: str | os.PathLike[str], title: 
 
 def render_report(views: Sequence[RunView], title: str | None = None) -> str:
     """The report's HTML."""
-    try:
-        import jinja2
-        import markupsafe
-    except ImportError as error:
-        raise plots.missing_extra("jinja2") from error
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise plots.missing_extra("plotly") from error
-
+    jinja2 = import_extra("jinja2", "reports")
+    plotly = import_extra("plotly.offline", "reports")
     groups = group_views(views)
     charts = _charts(views, groups)
     environment = jinja2.Environment(
@@ -86,7 +83,7 @@ def render_report(views: Sequence[RunView], title: str | None = None) -> str:
         title=title or _title(groups),
         facts=_facts(views, groups),
         protocols=_protocols(groups),
-        columns=shown_columns(views),
+        columns=columns_for(views),
         rows=table(views),
         many_seeds=any(len(group.views) > 1 for group in groups),
         reference=groups[0].label,
@@ -98,7 +95,7 @@ def render_report(views: Sequence[RunView], title: str | None = None) -> str:
             ("Configuration", *_settings(views, [flatten(view.config) for view in views])),
             ("Environment", *_settings(views, [flatten(view.environment) for view in views])),
         ],
-        plotly=markupsafe.Markup(_inline_script(get_plotlyjs())),
+        plotly=_inline_script(plotly.get_plotlyjs()),
     )
 
 
@@ -109,8 +106,9 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
     star = ""
     if starred:
         which = ", ".join(f"{group.label}: {group.views[0].point}" for group in starred)
-        star = f" Stars are headlines measured once, after the last round ({which}); their lines show the "
-        star += ", ".join(sorted({plots.drawn_point(group) for group in starred})) + " model."
+        drawn = sorted({plots.drawn_point(group) for group in starred})
+        star = f" Stars are headlines measured once, after the last round ({which}); their lines show "
+        star += ", ".join(f"{point} ({POINTS[point].text})" for point in drawn) + "."
     curves = {"by rounds": plots.learning_curves(views)}
     if any(sent for view in views for _, sent in view.cumulative_bytes):
         curves["by bytes sent"] = plots.learning_curves(views, against="bytes")
@@ -126,7 +124,8 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
         Chart(
             "differences",
             f"Who gains over {groups[0].label}",
-            "The difference for each client, in points of accuracy, sorted. A mean can rise while some clients lose.",
+            "The difference for each client, in percentage points of accuracy, sorted. A mean can rise while some "
+            "clients lose.",
             _present({group.label: plots.client_differences(views, i) for i, group in enumerate(groups) if i}),
         ),
         Chart(
@@ -143,19 +142,17 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
             _present({group.label: plots.confusion(views, i) for i, group in enumerate(groups)}),
         ),
         Chart(
-            "devices",
-            "Devices",
+            "effects",
+            "What personalization does",
             "What each client's own model does to its accuracy, over a model that clients share: in all (dot: median, "
             "bar: middle half) and against the client's number of training examples. Hover over a dot for its client.",
-            pictures=_pictures([(view, draw_devices(view.devices)) for view in views if view.devices], "devices"),
+            pictures=_pictures([(view, view.effects) for view in views if view.effects]),
         ),
         Chart(
             "similarity",
             "Similarity",
             "Clients' masks or gates beside their labels, after the last evaluation. Hover over a row for the nearest.",
-            pictures=_pictures(
-                [(view, draw_similarity(view.similarity)) for view in views if view.similarity], "similarity"
-            ),
+            pictures=_pictures([(view, view.similarity) for view in views if view.similarity]),
         ),
         Chart(
             "distances",
@@ -171,25 +168,24 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
 
 def _partitions(views: Sequence[RunView]) -> dict[str, str]:
     """The different partitions among the runs; one needs no name, several go by seed."""
-    different: dict[str, RunView] = {}
+    different: list[RunView] = []
     for view in views:
-        different.setdefault(partition_svg(_partition(view)).replace(XMLNS, "", 1), view)
-    names = [f"seed {view.seed}" for view in different.values()]
+        title = _partition(view).title
+        if not any(_partition(other).title == title and same_clients(view, other) for other in different):
+            different.append(view)
+    names = [f"seed {view.seed}" for view in different]
     if len(set(names)) < len(names):
-        names = [view.name for view in different.values()]
-    return dict(zip(names, different, strict=True))
+        names = [view.name for view in different]
+    return {name: draw(_partition(view)).inline() for name, view in zip(names, different, strict=True)}
 
 
-def _pictures(found: Sequence[tuple[RunView, Drawing]], what: str) -> dict[str, str]:
+def _pictures(found: Sequence[tuple[RunView, ClientEffects | Similarity]]) -> dict[str, str]:
     """Pictures of single runs, by names that tell the runs apart."""
     titles = [view.title for view, _ in found]
     names = [view.title if titles.count(view.title) == 1 else f"{view.title}, {view.name}" for view, _ in found]
     if len(set(names)) < len(names):  # runs of one name from different folders
         names = [f"{view.title}, {view.path}" for view, _ in found]
-    return {
-        name: to_svg(drawing, f"{what} of {name}").replace(XMLNS, "", 1)
-        for name, (_, drawing) in zip(names, found, strict=True)
-    }
+    return {name: draw(analysis).inline() for name, (_, analysis) in zip(names, found, strict=True)}
 
 
 def _partition(view: RunView) -> Partition:
@@ -218,16 +214,16 @@ def _title(groups: Sequence[Group]) -> str:
 def _facts(views: Sequence[RunView], groups: Sequence[Group]) -> list[str]:
     """The size of the experiment, for the line under the title."""
     return [
-        _plural([len(groups)], "method"),
-        _plural([len({view.seed for view in views})], "seed"),
-        _plural([len(view.count) for view in views], "client"),
-        _plural([int(view.summary["rounds"]) for view in views], "round"),
+        _range([len(groups)], "method"),
+        _range([len({view.seed for view in views})], "seed"),
+        _range([len(view.count) for view in views], "client"),
+        _range([int(view.summary["rounds"]) for view in views], "round"),
     ]
 
 
-def _plural(counts: Sequence[int], noun: str) -> str:
+def _range(counts: Sequence[int], noun: str) -> str:
     low, high = min(counts), max(counts)
-    return f"{low if low == high else f'{low}–{high}'} {noun}{'' if low == high == 1 else 's'}"
+    return plural(low, noun) if low == high else f"{low:,}–{plural(high, noun)}"
 
 
 def _protocols(groups: Sequence[Group]) -> list[tuple[str, str]]:

@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparsona.analysis import plots
-from sparsona.analysis.devices import Change, Devices
-from sparsona.analysis.report import render_report, write_report
+from sparsona.analysis.clients import Change, ClientEffects
 from sparsona.analysis.similarity import Similarity
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError
+from sparsona.report import plots
+from sparsona.report.page import render_report, write_report
 
 MakeView = Callable[..., RunView]
 MakeComparison = Callable[..., list[RunView]]
@@ -69,7 +69,7 @@ def test_many_methods_and_seeds(make_comparison: MakeComparison, tmp_path: Path)
     assert "5 methods" in page.text
     assert "3 seeds" in page.text
     assert page.text.count("The tuned model of every client") == 1
-    assert "Local, FedSpa (DST), FedSpa (RSM): The trained model" in page.text
+    assert "Local, FedAvg, FedSpa (DST), FedSpa (RSM): The received model" in page.text
     assert "Difference to Local" in page.text
     assert " to +" in page.text
     figures = figures_of(text)
@@ -147,7 +147,7 @@ def test_nothing_is_loaded_from_anywhere(make_comparison: MakeComparison) -> Non
     assert "http://" not in own
     assert "https://" not in own
     assert "@import" not in own
-    assert "url(" not in own
+    assert not re.search(r"url\((?!#)", own)
     assert "showSendToCloud: false" in own
 
 
@@ -201,6 +201,15 @@ def test_a_tuned_headline_is_a_star(make_view: MakeView) -> None:
     assert list(star.y) == pytest.approx([100 * view.summary["accuracy"]["mean"]])
 
 
+def test_every_point_that_was_evaluated_over_the_rounds_is_drawn(make_view: MakeView) -> None:
+    curves = {"received": [(1, 0.5), (2, 0.6)], "consensus": [(1, 0.4), (2, 0.3)], "start": [(2, 0.1)]}
+    line, consensus = plots.learning_curves([dataclasses.replace(make_view(), curves=curves)]).data
+    assert list(line.y) == pytest.approx([50, 60])
+    assert consensus.name == "FedSpa (RSM), consensus"
+    assert list(consensus.y) == pytest.approx([40, 30])
+    assert consensus.customdata[0] == "the mean of all peers' models, round 1"
+
+
 def test_client_dots_say_who_they_are(make_view: MakeView) -> None:
     view = make_view()
     (box,) = plots.client_accuracies([view]).data
@@ -243,7 +252,7 @@ def test_a_failed_write_leaves_the_old_report(make_view: MakeView, tmp_path: Pat
     assert (tmp_path / "file").read_text() == "kept"
 
 
-@pytest.mark.parametrize("package", ["plotly", "jinja2"])
+@pytest.mark.parametrize("package", ["plotly", "jinja2", "matplotlib"])
 def test_a_missing_package_names_the_extra(
     package: str, make_view: MakeView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,23 +266,23 @@ def test_a_missing_package_names_the_extra(
 
 def test_the_room_is_light() -> None:
     code = (
-        "import sys, sparsona.analysis.report, sparsona.analysis.table\n"
-        "print([m for m in ('torch', 'plotly', 'jinja2') if m in sys.modules])"
+        "import sys, sparsona.report.page, sparsona.analysis.table\n"
+        "print([m for m in ('torch', 'plotly', 'jinja2', 'matplotlib', 'scipy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_devices_and_similarity_have_sections(make_view: MakeView) -> None:
+def test_effects_and_similarity_have_sections(make_view: MakeView) -> None:
     plain = make_view("FedAvg")
     change = Change("test", np.arange(4), np.full(4, 0.5), np.array([0.25, 0.5, 0.75, 1]), np.arange(4))
-    evil = Devices("<script>x</script>", (change,))
+    evil = ClientEffects("<script>x</script>", (change,))
     masks = Similarity("masks of it", "mask", (0, 1, 2), np.ones((3, 3)) - np.eye(3), np.eye(3, dtype=int))
     distances = [(1, 0.1, 0.2), (2, 0.2, 0.3)]
     curves = {"received": [(1, 0.5), (2, 0.6)], "global": [(1, 0.4), (2, 0.3)]}
     rich = dataclasses.replace(
         make_view("FedSpa (RSM)"),
-        devices=evil,
+        effects=evil,
         similarity=masks,
         distances=distances,
         curves=curves,
@@ -281,13 +290,13 @@ def test_devices_and_similarity_have_sections(make_view: MakeView) -> None:
     )
     text = render_report([plain, rich])
     page = Page(text)
-    assert {"devices", "similarity", "distances"} <= {attributes.get("id") for _, attributes in page.tags}
+    assert {"effects", "similarity", "distances"} <= {attributes.get("id") for _, attributes in page.tags}
     assert "<script>x" not in text
     assert "masks of it" in page.text
     apart, moved = figures_of(text)["distances"][0]["data"]
     assert (apart["y"], moved["y"]) == ([0.1, 0.2], [0.2, 0.3])
-    (shared,) = [line for line in figures_of(text)["curves"][0]["data"] if "global model" in line.get("name", "")]
+    (shared,) = [line for line in figures_of(text)["curves"][0]["data"] if line.get("name", "").endswith(", global")]
     assert shared["y"] == [40, 30]
-    assert not {"devices", "similarity", "distances"} & {
+    assert not {"effects", "similarity", "distances"} & {
         attributes.get("id") for _, attributes in Page(render_report([plain])).tags
     }

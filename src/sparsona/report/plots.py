@@ -1,4 +1,4 @@
-"""Plotly figures of runs. Colours are Okabe and Ito's, and dashes tell lines apart where colours cannot.
+"""Plotly figures of runs.
 
 Backgrounds are transparent and text has no colour of its own, so that a page may put its light or dark under them.
 Names come from people: they are escaped, because plotly reads a subset of HTML in every text it draws.
@@ -9,22 +9,19 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from sparsona.analysis.table import human_bytes
-from sparsona.analysis.view import Group, RunView, group_views, pairs
-from sparsona.core.errors import SparsonaError
+from sparsona.analysis.extra import import_extra
+from sparsona.analysis.format import human_bytes
+from sparsona.analysis.groups import Group, group_views, pairs
+from sparsona.analysis.view import RunView
+from sparsona.core.points import POINTS
+from sparsona.report.palette import BETTER, COLOURS, DASHES, HEAT, WORSE
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
-
-# Okabe and Ito's palette without its yellow (invisible on white) and its black (invisible on dark), plus a grey.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
-DASHES = ("solid", "dash", "dashdot", "dot", "8px,3px")
-BETTER, WORSE = COLOURS[0], COLOURS[1]
-HEAT = [(0.0, "#f2f5f8"), (0.3, "#7fb4d6"), (1.0, "#005a8d")]
 
 
 def learning_curves(views: Sequence[RunView], against: Literal["rounds", "bytes"] = "rounds") -> Figure:
@@ -32,7 +29,8 @@ def learning_curves(views: Sequence[RunView], against: Literal["rounds", "bytes"
 
     One line per method, the mean over its seeds, in a band from the lowest to the highest seed. A method whose headline
     is measured once, after the last round (fine-tuning), is a line of the model before that and a star.
-    A method that sends nothing is a level dotted line against bytes.
+    A method that sends nothing is a level dotted line against bytes. Every other point that was evaluated over the
+    rounds (the global model, the peers' consensus) is a thin dotted line.
     """
     figure = _figure(height=400)
     groups = group_views(views)
@@ -53,8 +51,9 @@ def learning_curves(views: Sequence[RunView], against: Literal["rounds", "bytes"
         _add_line(figure, group, index, x, values, notes, level)
         if point != group.views[0].point:
             _add_headline(figure, group, index, against)
-        if point != "global":
-            _add_global(figure, group, index, against)
+        for other in group.views[0].curves:
+            if other not in (point, group.views[0].point):
+                _add_point(figure, group, index, other, against)
     figure.update_yaxes(title_text="accuracy, mean over clients", ticksuffix="%")
     if against == "bytes":
         figure.update_xaxes(
@@ -127,7 +126,7 @@ def client_differences(views: Sequence[RunView], method: int) -> Figure | None:
     figure.add_bar(
         y=gains,
         customdata=[note for _, note in bars],
-        hovertemplate="%{customdata}<br><b>%{y:+.1f} points</b><extra></extra>",
+        hovertemplate="%{customdata}<br><b>%{y:+.1f} percentage points</b><extra></extra>",
         marker={"color": [BETTER if gain > 0 else WORSE for gain in gains], "line": {"width": 0}},
     )
     better, worse = sum(gain > 1e-9 for gain in gains), sum(gain < -1e-9 for gain in gains)
@@ -137,7 +136,7 @@ def client_differences(views: Sequence[RunView], method: int) -> Figure | None:
     )
     what = "clients" if len(group.views) == 1 else "clients of all seeds"
     figure.update_xaxes(title_text=f"{what}, sorted", showticklabels=False, showgrid=False)
-    figure.update_yaxes(title_text=f"points over {html.escape(reference.label)}", zeroline=True)
+    figure.update_yaxes(title_text=f"percentage points over {html.escape(reference.label)}", zeroline=True)
     return figure
 
 
@@ -234,20 +233,20 @@ def _add_headline(figure: Figure, group: Group, index: int, against: str) -> Non
     )
 
 
-def _add_global(figure: Figure, group: Group, index: int, against: str) -> None:
-    """The model of all beside the personal ones, where it was looked at over the rounds (FedSpa, figure 8)."""
-    curves = [dict(view.curves.get("global", [])) for view in group.views]
+def _add_point(figure: Figure, group: Group, index: int, point: str, against: str) -> None:
+    """Another model beside the headline's, where it was evaluated over the rounds (FedSpa, figure 8)."""
+    curves = [dict(view.curves.get(point, [])) for view in group.views]
     rounds = _common_rounds(curves)
     if len(rounds) < 2:
         return
-    name = f"{html.escape(group.label)}, global model"
+    name = f"{html.escape(group.label)}, {point}"
     figure.add_scatter(
         x=_abscissa(group, rounds, against),
         y=[100 * float(np.mean([curve[r] for curve in curves])) for r in rounds],
         name=name,
         mode="lines",
         line={"color": _colour(index), "width": 1.5, "dash": "dot"},
-        customdata=[f"global, round {r}" for r in rounds],
+        customdata=[f"{POINTS[point].text}, round {r}" for r in rounds],
         hovertemplate=f"<b>{_literal(name)}</b>: %{{y:.4~g}}%<br>%{{customdata}}<extra></extra>",
     )
 
@@ -323,9 +322,10 @@ def _gap(n: int) -> int:
 
 
 def _figure(height: int, **layout: object) -> Figure:
-    figure = _graph_objects().Figure()
+    graph_objects = import_extra("plotly.graph_objects", "reports")
+    figure: Figure = graph_objects.Figure()
     figure.update_layout(
-        template=_graph_objects().layout.Template(),  # plotly's own would set colours for a white page
+        template=graph_objects.layout.Template(),  # plotly's own would set colours for a white page
         height=height,
         margin={"l": 64, "r": 12, "t": 36, "b": 40},
         paper_bgcolor="rgba(0,0,0,0)",
@@ -352,16 +352,3 @@ def _colour(index: int) -> str:
 def _faint(colour: str) -> str:
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.15)"
-
-
-def _graph_objects() -> Any:
-    try:
-        import plotly.graph_objects as graph_objects
-    except ImportError as error:
-        raise missing_extra("plotly") from error
-    return graph_objects
-
-
-def missing_extra(package: str) -> SparsonaError:
-    """The error for a report without its packages."""
-    return SparsonaError(f"{package} is not installed; reports need it", mend="pip install 'sparsona[report]'")

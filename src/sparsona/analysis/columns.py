@@ -1,0 +1,110 @@
+"""The columns of a results table. A column is one row here: the terminal, the report and JSON read this table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from sparsona.analysis.format import human_bytes, human_flops, human_seconds, percent
+
+if TYPE_CHECKING:
+    from sparsona.analysis.view import RunView
+
+
+@dataclass(frozen=True)
+class Column:
+    """One figure of a run.
+
+    Args:
+        name: the key in JSON.
+        title: the heading in the terminal and on the page.
+        meaning: what the figure is, for the page's legend.
+        value: reads it from a run; None where the run has none.
+        show: prints a mean of it, without the unit.
+        unit: printed after the figure and its spread.
+        better: which end is the good one.
+        has_spread: whether the spread over seeds is printed as well.
+        shown: always, or only where some run has the figure.
+        task: runs that predict classes, runs that predict numbers, or both.
+        is_first: kept where a terminal is too narrow for all columns.
+    """
+
+    name: str
+    title: str
+    meaning: str
+    value: Callable[[RunView], float | None]
+    show: Callable[[float], str]
+    unit: str = ""
+    better: Literal["high", "low"] = "low"
+    has_spread: bool = False
+    shown: Literal["always", "if known"] = "always"
+    task: Literal["classes", "numbers", "both"] = "both"
+    is_first: bool = False
+
+
+def columns_for(views: Sequence[RunView]) -> tuple[Column, ...]:
+    """The columns that a table of these runs has."""
+    unwanted = "classes" if all("error" in view.summary for view in views) else "numbers"
+    return tuple(
+        column
+        for column in COLUMNS
+        if column.task != unwanted
+        and (column.shown == "always" or any(column.value(view) is not None for view in views))
+    )
+
+
+def _entry(*path: str) -> Callable[[RunView], float | None]:
+    """An entry of the run's summary."""
+
+    def value(view: RunView) -> float | None:
+        found = view.summary
+        for key in path:
+            found = found.get(key, {})
+        return float(found) if isinstance(found, int | float) else None
+
+    return value
+
+
+def _accuracy(key: str, title: str, meaning: str, is_first: bool = False) -> Column:
+    value = _entry("accuracy", key)
+    return Column(f"accuracy_{key}", title, meaning, value, percent, "%", "high", True, "always", "classes", is_first)
+
+
+def _error(key: str, title: str, meaning: str) -> Column:
+    value = _entry("error", key)
+    return Column(f"error_{key}", title, meaning, value, "{:.4g}".format, has_spread=True, task="numbers")
+
+
+def _bytes(key: str, title: str, meaning: str, is_first: bool = False, if_known: bool = False) -> Column:
+    shown: Literal["always", "if known"] = "if known" if if_known else "always"
+    value = _entry("bytes", key)
+    return Column(f"bytes_{key}", title, meaning, value, human_bytes, shown=shown, is_first=is_first)
+
+
+COLUMNS = (
+    _accuracy("mean", "accuracy", "mean over clients at the headline point", is_first=True),
+    _accuracy("bottom_decile", "bottom decile", "the client a tenth from the bottom", is_first=True),
+    _accuracy("worst", "worst", "the worst client"),
+    _accuracy("last10", "last 10", "mean of the last ten rounds"),
+    _error("mse", "MSE", "mean squared error, over clients"),
+    _error("worst", "worst MSE", "the worst client"),
+    _error("last10", "last 10", "mean of the last ten rounds"),
+    _bytes("up", "bytes up", "clients to server, as encoded: headers, masks and checksums included", is_first=True),
+    _bytes("down", "bytes down", "server to clients, as encoded", is_first=True),
+    Column(
+        "upload_share",
+        "uploaded",
+        "share of the model's entries in a client's upload, mean over uploads (pFedGate's q)",
+        _entry("bytes", "upload_share"),
+        percent,
+        "%",
+        shown="if known",
+    ),
+    _bytes("busiest_round_in", "busiest in", "most bytes into one node (server or peer) in one round", if_known=True),
+    _bytes("busiest_round_out", "busiest out", "most bytes out of one node in one round", if_known=True),
+    _bytes("paper_total", "papers' count", "parameters × 4 in both directions, masks free"),
+    Column("train_flops", "train FLOPs", "local training", _entry("flops", "train"), human_flops, is_first=True),
+    Column("mask_flops", "mask FLOPs", "searching for masks", _entry("flops", "mask_search"), human_flops),
+    Column("seconds", "seconds", "wall time of the run", _entry("seconds"), human_seconds, is_first=True),
+)

@@ -1,0 +1,98 @@
+"""Which runs are seeds of the same experiment, and what sets the others apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sparsona.runs.options import CIRCUMSTANCES
+
+if TYPE_CHECKING:
+    from sparsona.analysis.view import RunView
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The runs of one method under one set of settings: they differ in their seed only."""
+
+    label: str
+    views: tuple[RunView, ...]
+
+
+def group_views(views: Sequence[RunView]) -> list[Group]:
+    """Runs with the same title and settings are one group, in order of first appearance.
+
+    Runs of one title whose settings differ (a sweep over density, say) are kept apart and named by the difference,
+    because a mean over them would be taken for a mean over seeds. The same seed twice is kept apart too, by run name.
+    """
+    members: dict[tuple[str, str, int], list[RunView]] = {}
+    for view in views:
+        settings = json.dumps(_settings(view), sort_keys=True)
+        copy = 0
+        while any(other.seed == view.seed for other in members.get((view.title, settings, copy), [])):
+            copy += 1
+        members.setdefault((view.title, settings, copy), []).append(view)
+    groups = list(members.values())
+    labels = [_label(group, groups) for group in groups]
+    if len(set(labels)) < len(labels):  # runs of one name from different folders
+        labels = [f"{label}, {group[0].path}" for label, group in zip(labels, groups, strict=True)]
+    return [
+        Group(label, tuple(sorted(group, key=lambda view: view.seed)))
+        for label, group in zip(labels, groups, strict=True)
+    ]
+
+
+def same_clients(a: RunView, b: RunView) -> bool:
+    """Whether client i of one run is client i of the other: same training labels, same numbers of examples."""
+    both = ((a.sizes, b.sizes), (a.count, b.count), (a.label_counts, b.label_counts))
+    return all(x is y if x is None or y is None else np.array_equal(x, y) for x, y in both)
+
+
+def pairs(reference: Group, other: Group) -> list[tuple[RunView, RunView]]:
+    """Runs of two groups with the same seed and the same clients, so that they differ in the method alone."""
+    by_seed = {view.seed: view for view in reference.views}
+    matched = [(by_seed[view.seed], view) for view in other.views if view.seed in by_seed]
+    return [(a, b) for a, b in matched if same_clients(a, b)]
+
+
+def flatten(values: Mapping[str, object], prefix: str = "") -> dict[str, str]:
+    """Nested settings as dotted names with printable values."""
+    flat: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return flat
+
+
+def shared_and_differing(tables: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:
+    """Entries that are equal in all tables, and the names of those that are not (or are missing from some)."""
+    names = list(dict.fromkeys(name for table in tables for name in table))
+    shared = {name: tables[0][name] for name in names if len({table.get(name) for table in tables}) == 1}
+    return shared, [name for name in names if name not in shared]
+
+
+def _settings(view: RunView) -> dict[str, str]:
+    def matters(name: str) -> bool:
+        last = name.rpartition(".")[2]
+        return last not in CIRCUMSTANCES and not last.endswith("seed")
+
+    return {name: value for name, value in flatten(view.config).items() if matters(name)}
+
+
+def _label(group: list[RunView], groups: Iterable[list[RunView]]) -> str:
+    title = group[0].title
+    namesakes = [other for other in groups if other[0].title == title]
+    if len(namesakes) == 1:
+        return title
+    own = _settings(group[0])
+    _, differing = shared_and_differing([_settings(other[0]) for other in namesakes])
+    alike = [other for other in namesakes if _settings(other[0]) == own]
+    if len(alike) > 1 or not 0 < len(differing) <= 3:
+        return f"{title}, {group[0].name}"
+    return ", ".join([title, *(f"{name.rpartition('.')[2]}={own.get(name, 'unset')}" for name in differing)])

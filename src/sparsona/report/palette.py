@@ -1,0 +1,19 @@
+"""Colours, by their purpose: for charts, pictures and the terminal, on light and on dark pages."""
+
+from __future__ import annotations
+
+# Okabe and Ito's palette without its yellow (invisible on white) and its black (invisible on dark), plus a grey.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
+DASHES = ("solid", "dash", "dashdot", "dot", "8px,3px")  # tell lines apart where colours cannot
+BETTER, WORSE, EQUAL = COLOURS[0], COLOURS[1], "#9aa5b0"
+HEAT = [(0.0, "#f2f5f8"), (0.3, "#7fb4d6"), (1.0, "#005a8d")]
+
+PAGE, INK, MUTED, RULE = "#ffffff", "#1c2430", "#5c6875", "#dde3e9"
+ON_HEAT = "#fffffe"  # on a strong cell: white on every page, and so not PAGE
+PARTS = {"train": COLOURS[0], "validation": COLOURS[4], "test": EQUAL}
+# What a dark page shows in their place; all other colours are seen on both.
+DARK = {PAGE: "#1a2129", INK: "#e6ebf0", MUTED: "#9aa7b4", RULE: "#2e3843", COLOURS[0]: "#3d9ed6"}
+
+# A scale for terminals, whose background is unknown: more is brighter, from a blue that is nearly black.
+TERMINAL_SCALE = ("#222b35", "#21435c", "#1f5a83", "#2679ac", "#5aa5d2", "#8fd0f7")
+TERMINAL_BAR = "#2b8cc4"  # seen on black and on white

@@ -1,0 +1,93 @@
+"""The picture of what personalization does to clients: violins of the change, and the change against samples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparsona.analysis.clients import Change, ClientEffects
+from sparsona.analysis.extra import import_extra
+from sparsona.analysis.format import UNKNOWN, signed
+from sparsona.report.palette import BETTER, EQUAL, INK, MUTED, PAGE, WORSE
+from sparsona.report.pictures.figure import Picture, new_picture, style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_HINTS, MOST_DOTS = 400, 1500
+
+
+def draw_clients(effects: ClientEffects) -> Picture:
+    """A violin per kind of data at the left (dot: median; bar: middle half), and a scatter plot of each beside it."""
+    count = len(effects.changes)
+    sentences = [*map(_sentence, effects.changes), *effects.sentences()]
+    with style():
+        picture = new_picture(effects.title, sentences, 3.9)
+        violins, *scatters = picture.figure.subplots(
+            1, 1 + count, sharey=True, width_ratios=[0.4 + 0.8 * count, *[6 / count] * count], squeeze=False
+        )[0]
+        for place, change in enumerate(effects.changes):
+            _violin(picture, violins, place, change)
+            _scatter(picture, scatters[place], change)
+        violins.set_xticks(range(count), [change.name for change in effects.changes])
+        violins.tick_params(axis="x", labelcolor=INK, length=0)
+        violins.set_xlim(-0.6, count - 0.4)
+        violins.set_ylabel("change of accuracy, percentage points")
+        violins.yaxis.set_major_formatter(lambda value, _: signed(value, 0 if float(value).is_integer() else 1))
+        for axes in (violins, *scatters):
+            axes.grid(axis="y")
+            axes.axhline(0, color=MUTED, linewidth=1)
+        handles = [
+            scatters[0].scatter([], [], color=colour, label=name, linewidth=0)
+            for name, colour in (("better", BETTER), ("hurt", WORSE), ("equal", EQUAL))
+        ]
+        (mean,) = scatters[0].plot([], [], "--", color=MUTED, linewidth=1, label="mean")
+        picture.figure.legend(handles=[*handles, mean], loc="outside lower right", ncols=4, columnspacing=1)
+    return picture
+
+
+def _sentence(change: Change) -> str:
+    found = change.row()
+    text = f"{change.name}: {found['clients']} clients, {found['hurt']} hurt, {found['helped']} better; "
+    text += f"mean {found['mean']}, from {found['worst']} to {found['best']} percentage points"
+    samples = found["with samples"]
+    return text + ("" if samples == UNKNOWN else f"; rank correlation with samples {samples}")
+
+
+def _violin(picture: Picture, axes: Axes, place: int, change: Change) -> None:
+    low, quarter, median, three, high = np.percentile(change.gains, [0, 25, 50, 75, 100]).tolist()
+    drawn: dict[str, Any] = axes.violinplot([change.gains], [place], widths=0.8, showextrema=False)
+    (body,) = drawn["bodies"]
+    body.set(facecolor=BETTER, alpha=0.3)
+    text = f"from {signed(low)} to {signed(high)} percentage points, middle half {signed(quarter)} to {signed(three)}"
+    picture.hint(body, f"{change.name}: {text}")
+    axes.vlines(place, low, high, color=MUTED, linewidth=1)
+    axes.vlines(place, quarter, three, color=BETTER, linewidth=6)
+    axes.plot(place, median, "o", color=PAGE, markersize=4, markeredgewidth=0, zorder=3)
+
+
+def _scatter(picture: Picture, axes: Axes, change: Change) -> None:
+    drawn = np.arange(len(change.clients))
+    if len(drawn) > MOST_DOTS:
+        drawn = np.linspace(0, len(drawn) - 1, MOST_DOTS).round().astype(int)
+    some = "" if len(drawn) == len(change.clients) else f", {len(drawn):,} drawn"
+    axes.set_title(f"{change.name}{some}", loc="left")
+    axes.axhline(float(change.gains.mean()), color=MUTED, linewidth=1, linestyle="--")
+    gains, samples = change.gains[drawn], change.samples[drawn]
+    colours = [BETTER if gain > 1e-9 else WORSE if gain < -1e-9 else EQUAL for gain in gains]
+    dots = axes.scatter(samples, gains, 26 if len(drawn) <= 200 else 10, colours, linewidth=0, alpha=0.7)
+    if len(drawn) <= MOST_HINTS:
+        picture.hint(dots, *(_about(change, place) for place in drawn))
+    ticker = import_extra("matplotlib.ticker", "pictures")
+    axes.xaxis.set_major_locator(ticker.MaxNLocator("auto", integer=True, min_n_ticks=1))
+    axes.set_xlabel("training examples of a client")
+
+
+def _about(change: Change, place: np.integer) -> str:
+    before, after = 100 * change.before[place], 100 * change.after[place]
+    gain = f"{signed(change.gains[place])} percentage points"
+    return (
+        f"client {change.clients[place]}: {before:.1f}% to {after:.1f}%, {gain}; "
+        f"{change.samples[place]:,} training examples"
+    )

@@ -1,0 +1,215 @@
+"""A picture: a matplotlib figure that becomes an SVG, light or dark as its reader's system is, or a PNG."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+from sparsona.analysis.extra import import_extra
+from sparsona.analysis.format import cut
+from sparsona.core.errors import SparsonaError
+from sparsona.report.palette import COLOURS, DARK, INK, MUTED, PAGE, RULE
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap
+    from matplotlib.figure import Figure
+
+WIDTH = 10.0  # inches: 960 pixels of a page
+SVG = "http://www.w3.org/2000/svg"
+STYLE = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["system-ui", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "DejaVu Sans"],
+    "font.size": 9,
+    "text.color": INK,
+    "axes.labelcolor": MUTED,
+    "axes.titlesize": 9,
+    "axes.edgecolor": RULE,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": RULE,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "legend.frameon": False,
+    "figure.facecolor": PAGE,
+    "axes.facecolor": "none",
+    "savefig.facecolor": PAGE,
+    "svg.fonttype": "none",  # text stays text, in the reader's font
+}
+
+
+@dataclass(eq=False)
+class Picture:
+    """A figure, what it shows in words, and what a reader's pointer finds in its parts."""
+
+    figure: Figure
+    label: str
+    hints: dict[str, list[str]] = field(default_factory=dict)
+
+    def hint(self, artist: Artist, *texts: str) -> None:
+        """Say something of an artist or, with several texts, of each of its parts."""
+        name = f"hint{len(self.hints)}"
+        artist.set_gid(name)
+        self.hints[name] = list(texts)
+
+    def hint_bands(self, axes: Axes, texts: Sequence[str], size: int = 1, are_columns: bool = False) -> None:
+        """Say something of each row (or column) of a plot whose first begins at -0.5."""
+        edges = [(place * size - 0.5, (place + 1) * size - 0.5) for place in range(len(texts))]
+        corners = [[(0.0, low), (1.0, low), (1.0, high), (0.0, high)] for low, high in edges]
+        if are_columns:
+            corners = [[(y, x) for x, y in found] for found in corners]
+        where = axes.get_xaxis_transform() if are_columns else axes.get_yaxis_transform()
+        collections = import_extra("matplotlib.collections", "pictures")
+        bands = collections.PolyCollection(corners, facecolor=(0, 0, 0, 0), linewidth=0, transform=where)
+        bands.set_in_layout(False)
+        axes.add_collection(bands, autolim=False)
+        self.hint(bands, *texts)
+
+    def svg(self) -> str:
+        """One element without scripts, fonts or links. Its styles hold for its own class, so a page can contain it."""
+        file = io.StringIO()
+        self._settle()
+        with style(_printable(f"{self.label}{self.hints}")):
+            self.figure.savefig(file, format="svg", metadata={"Date": None})
+        root = ElementTree.fromstring(file.getvalue())
+        root.remove(root.find(f"{{{SVG}}}metadata"))  # type: ignore[arg-type]
+        root.attrib |= {"class": "drawing", "role": "img", "aria-label": _printable(self.label)}
+        for place in list(root.iter()):
+            for element, text in zip(*self._hinted(place), strict=True):
+                title = ElementTree.Element(f"{{{SVG}}}title")
+                title.text = _printable(text)
+                element.insert(0, title)
+        ElementTree.SubElement(root, f"{{{SVG}}}style").text = _css()
+        ElementTree.register_namespace("", SVG)
+        ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
+        return ElementTree.tostring(root, encoding="unicode") + "\n"
+
+    def _settle(self) -> None:
+        """Lay the figure out once and round it: the solver's last digits differ from one time to the next."""
+        with style():
+            self.figure.draw_without_rendering()
+        self.figure.set_layout_engine("none")
+        for axes in self.figure.axes:
+            left, bottom, width, height = (round(value, 4) for value in axes.get_position(original=True).bounds)
+            axes.set_position((left, bottom, width, height))
+
+    def _hinted(self, place: ElementTree.Element) -> tuple[list[ElementTree.Element], list[str]]:
+        """The parts of a group that hints are of: markers (uses of one path) or paths of their own."""
+        texts = self.hints.get(place.attrib.get("id", ""), [])
+        if not texts:
+            return [], []
+        place.set("class", "hint")
+        drawn = list(place.iter(f"{{{SVG}}}use"))
+        drawn = drawn or [path for path in place.iter(f"{{{SVG}}}path") if "id" not in path.attrib]
+        return drawn if len(texts) > 1 else drawn[:1], texts
+
+    def inline(self) -> str:
+        """The SVG as a page contains it: namespaces are for files of their own."""
+        head, mark, rest = self.svg().partition(">")
+        return re.sub(r' xmlns(:\w+)?="[^"]*"', "", head) + mark + rest
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the picture to `path`, a .svg or a .png, and return it."""
+        path = Path(path)
+        ending = check_ending(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if ending == ".svg":
+                path.write_text(self.svg(), encoding="utf-8")
+            else:
+                self._settle()
+                with style():
+                    self.figure.savefig(path, format="png", dpi=192)
+        except OSError as error:
+            raise SparsonaError(
+                f"the picture could not be written to {path}: {error.strerror or error}",
+                expected="the path of a file in a folder that can be written",
+                mend="choose another path",
+            ) from error
+        return path
+
+
+def style(salt: str = "") -> AbstractContextManager[None]:
+    """The look of everything that is drawn inside; ids of the SVG follow from `salt`, not from the clock."""
+    found: AbstractContextManager[None] = import_extra("matplotlib", "pictures").rc_context(
+        {**STYLE, "svg.hashsalt": salt}
+    )
+    return found
+
+
+def new_picture(title: str, sentences: Sequence[str], height: float) -> Picture:
+    """A page of this height in inches under a title and some lines; drawing goes on inside `style()`."""
+    lines = [cut(" ".join(_printable(sentence).split()), 150) for sentence in sentences]
+    head = 0.55 + 0.2 * len(lines)
+    figure = import_extra("matplotlib.figure", "pictures").Figure(figsize=(WIDTH, height + head))
+    total = height + head
+    engine = import_extra("matplotlib.layout_engine", "pictures").ConstrainedLayoutEngine
+    figure.set_layout_engine(engine(rect=(0.01, 0.01, 0.98, height / total - 0.01), w_pad=0.05))
+    shown = cut(" ".join(_printable(title).split()), 90)
+    # `parse_math` off: a name may hold dollar signs.
+    figure.text(0.02, 1 - 0.36 / total, shown, size=13, weight="bold", parse_math=False)
+    for place, line in enumerate(lines):
+        figure.text(0.02, 1 - (0.58 + 0.2 * place) / total, line, size=9.5, parse_math=False)
+    return Picture(figure, f"{title}. {' '.join(sentences)}")
+
+
+def heat_map() -> Colormap:
+    """From nothing to the first colour by opacity alone, so that any page shines through what is little."""
+    colors = import_extra("matplotlib.colors", "pictures")
+    rgb = colors.to_rgb(COLOURS[0])
+    return colors.ListedColormap([(0, 0, 0, 0), *((*rgb, 0.1 + 0.9 * step / 63) for step in range(64))])
+
+
+def add_scale(picture: Picture, image: Any, axes: Axes, label: str, **options: Any) -> None:
+    """The colours of an image and the numbers they stand for, above it."""
+    bar = picture.figure.colorbar(image, ax=axes, location="top", aspect=40, fraction=0.04, pad=0.02, **options)
+    bar.set_label(label, color=INK)
+    bar.outline.set_visible(False)
+
+
+def mark_whole(axis: Any, count: int, names: Sequence[str] = (), most: int = 25) -> None:
+    """Label whole numbers from 0 to `count`, or places by their names: as many as there is room for."""
+    steps = (mantissa * 10**power for power in range(9) for mantissa in (1, 2, 5))
+    places = range(0, count, next(step for step in steps if count / step <= most))
+    axis.set_ticks(places, [names[place] for place in places] if names else [f"{place:,}" for place in places])
+
+
+def check_ending(path: Path) -> str:
+    """The ending of a picture's name, if it is one that can be written."""
+    ending = path.suffix.lower()
+    if ending not in (".svg", ".png"):
+        raise SparsonaError(
+            f"a picture cannot be written as '{path.name}'",
+            expected="a name that ends in .svg or .png",
+            mend=f"write {path.stem or 'picture'}.svg; a browser opens it and prints it as PDF",
+        )
+    return ending
+
+
+def _printable(text: str) -> str:
+    """What cannot be printed would make XML invalid."""
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+
+
+def _css() -> str:
+    dark = "".join(
+        f".drawing [style*='{kind}: {light}']{{{kind}:{dark}!important}}"
+        for light, dark in DARK.items()
+        for kind in ("fill", "stroke")
+    )
+    outline = f"stroke:{COLOURS[1]}!important;stroke-width:1!important"
+    hover = f".drawing .hint *{{pointer-events:all}}.drawing .hint path:hover{{{outline}}}"
+    return f"{hover}@media (prefers-color-scheme:dark){{.drawing{{background:{DARK[PAGE]}}}{dark}}}"
