@@ -72,7 +72,7 @@ def measure(shape, model: str, examples: int, batch: int, epochs: int, repeats: 
     mask = {name: value.float() for name, value in population.server.masks[0].items()}
     module = setting.task.module(reply.parts["model"].tree(population.server.masks[0]), setting.buffers)
     module = module.to(memory_format=torch.channels_last)
-    job = star._job("train", 0, population, round_, (), {})
+    job = star._job("train", 0, population.server, round_, (), {})
     bound = round_.on(setting.clients[0])
     times: dict[str, list[float]] = {"bare": [], "turn": [], "turn and wire": []}
     perform(setting, job)

@@ -150,7 +150,7 @@ def gather(config: Path | None, pairs: tuple[str, ...], flags: dict[str, Any]) -
     from sparsona.core.spec import parse_pairs
     from sparsona.runs.request import read_toml
 
-    given = {key: value for key, value in flags.items() if value is not None}
+    given = {key: value for key, value in flags.items() if value not in (None, ())}
     return {**(read_toml(config) if config else {}), **given, **parse_pairs(pairs)}
 
 

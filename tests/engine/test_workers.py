@@ -33,7 +33,7 @@ from sparsona.engine.workers import AHEAD, Workers
 
 pytestmark = pytest.mark.long
 
-SMALL = {"clients": 5, "per_round": 4, "rounds": 3, "epochs": 1, "batch_size": 16}
+SMALL = {"device": "cpu", "clients": 5, "per_round": 4, "rounds": 3, "epochs": 1, "batch_size": 16}
 
 
 def setting_of(method: str = "fedspa", model=None, **more):
@@ -210,7 +210,7 @@ def test_a_run_gives_back_the_number_of_threads_and_sums_with_one(tmp_path):
     seen = []
     torch.set_num_threads(2)
     try:
-        options = {"rounds": 1, "per_round": 2, "epochs": 1, "clients": 4, "executor": "serial"}
+        options = {"rounds": 1, "per_round": 2, "epochs": 1, "clients": 4, "executor": "serial", "device": "cpu"}
         sp.train(
             "fedavg", out=tmp_path / "run", observers=[lambda record: seen.append(torch.get_num_threads())], **options
         )

@@ -49,7 +49,7 @@ def deployed_module_predicts_the_same(case: Case) -> None:
     found = history.method.deploy(work)
     module = found if isinstance(found, nn.Module) else history.setting.task.module(*found)
     with torch.no_grad():
-        one, other = module(inputs), history.method.predict(work, inputs)
+        one, other = module.to(inputs.device)(inputs), history.method.predict(work, inputs)
     require(torch.allclose(one, other, 1.3e-6, 1e-5), "the deployed module predicts something else")
 
 
