@@ -121,9 +121,9 @@ def run_naive(work: Work, data: Data, rounds: int) -> Found:
 def run_sparsona(work: Work, data: Data, rounds: int) -> Found:
     """Rounds of Star with the executor that `auto` means here."""
     import sparsona as sp
-    from sparsona.engine.executors import choose, open_executor, rounding_as_asked
     from sparsona.engine.rounds import simulate
-    from sparsona.prepare import make_config, make_setting
+    from sparsona.executors import choose, open_executor, rounding_as_asked
+    from sparsona.experiment.build import make_config, make_setting
 
     federation = sp.Federation.from_clients(
         [(x, y, x[:1], y[:1]) for x, y in data], validation_rate=0.0, num_classes=CLASSES

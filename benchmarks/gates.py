@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sparsona.core.task import Task
+from sparsona.methods.pfedgate.blocks import Blocks, channels, filters, spread
+from sparsona.methods.pfedgate.compact import chain, compact
+from sparsona.methods.pfedgate.knapsack import greedy
 from sparsona.models import builder
-from sparsona.sparsity.blocks import Blocks, channels, filters, spread
-from sparsona.sparsity.compact import chain, compact
-from sparsona.sparsity.knapsack import greedy
 
 NETWORKS = {"pfedgate-cifar10": 10, "pfedgate-cifar100": 100}
 SHARES = (1.0, 0.5, 0.3)

@@ -20,13 +20,13 @@ from record import surroundings
 
 import sparsona as sp
 from sparsona.engine.context import Setting
-from sparsona.engine.executors import rounding_as_asked
-from sparsona.engine.graphed import Graphed
 from sparsona.engine.jobs import Executor
 from sparsona.engine.rounds import simulate
-from sparsona.engine.serial import Serial
-from sparsona.engine.stacked import Stacked
-from sparsona.prepare import make_config, make_setting
+from sparsona.executors import rounding_as_asked
+from sparsona.executors.graphed import Graphed
+from sparsona.executors.serial import Serial
+from sparsona.executors.stacked import Stacked
+from sparsona.experiment.build import make_config, make_setting
 
 PER_CLIENT = 500
 

@@ -21,9 +21,9 @@ import sparsona as sp
 from sparsona.core.task import with_channels_last
 from sparsona.data.batches import shuffled
 from sparsona.engine.rounds import simulate
-from sparsona.engine.serial import Serial
 from sparsona.engine.turn import perform
-from sparsona.prepare import make_config, make_setting
+from sparsona.executors.serial import Serial
+from sparsona.experiment.build import make_config, make_setting
 from sparsona.wire.codec import decode, encode
 
 CASES = {

@@ -57,7 +57,7 @@ class Said:
 @pytest.fixture
 def say(capsys, monkeypatch, tmp_path) -> Callable[..., Said]:
     """`sparsona ARGS` in this process, in a folder of its own."""
-    from sparsona import cli
+    from sparsona.cli import app as cli
 
     monkeypatch.chdir(tmp_path)
 

@@ -137,7 +137,7 @@ def traces(run: Path) -> dict[str, Any]:
 
 def serve() -> None:
     # All that a command would import, so that its process starts at once.
-    for name in ("rich.progress", "rich.table", "safetensors.torch", "sparsona.api", "sparsona.cli"):
+    for name in ("rich.progress", "rich.table", "safetensors.torch", "sparsona.experiment.train", "sparsona.cli.app"):
         import_module(name)
     for name in ("fedavg", "fedspa"):
         import_module(f"sparsona.methods.{name}")
@@ -165,7 +165,7 @@ def run_command(request: dict[str, Any]) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.argv = ["sparsona", *request["start"]]
         exec(request["setup"], {})
-        from sparsona.cli import main
+        from sparsona.cli.app import main
 
         try:
             main()

@@ -69,7 +69,7 @@ def test_shell_commands_exist():
     assert {"run", "test"} <= targets
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
-    from sparsona.cli import cli
+    from sparsona.cli.app import cli
 
     everything = "\n".join(page.read_text() for page in PAGES)
     for line in re.findall(r"^(?:\.venv/bin/)?sparsona (.+)$", everything, re.MULTILINE):
@@ -162,7 +162,9 @@ def test_add_a_method_to_the_letter(tmp_path):
     passed = set(re.findall(r"test_battery\[fedprox-(\w+)\] PASSED", found))
     assert passed == set(PROPERTIES), found
     assert "test_without_a_pull_it_is_fedavg PASSED" in found
-    told = run([sys.executable, "-m", "sparsona.cli", "methods", "fedprox"], tmp_path, PYTHONPATH=str(tmp_path / "src"))
+    told = run(
+        [sys.executable, "-m", "sparsona", "methods", "fedprox"], tmp_path, PYTHONPATH=str(tmp_path / "src")
+    )
     assert "mu = 0.01" in told
 
 

@@ -18,24 +18,24 @@ from sparsona.core.version import VERSION
 __version__ = VERSION
 
 if TYPE_CHECKING:
-    from sparsona.api import Comparison, Run, compare, load, resume, train
     from sparsona.core.errors import SparsonaError
     from sparsona.costs import cost
     from sparsona.data import SOURCES
     from sparsona.data.federate import federate
     from sparsona.data.federation import Federation
     from sparsona.data.pool import View
+    from sparsona.experiment.train import Comparison, Run, compare, load, resume, train
     from sparsona.methods import METHODS
     from sparsona.models import MODELS
     from sparsona.report.pictures import save_picture
 
 _WHERE = {
-    "Comparison": "api",
-    "Run": "api",
-    "compare": "api",
-    "load": "api",
-    "resume": "api",
-    "train": "api",
+    "Comparison": "experiment.run",
+    "Run": "experiment.run",
+    "compare": "experiment.train",
+    "load": "experiment.train",
+    "resume": "experiment.train",
+    "train": "experiment.train",
     "cost": "costs",
     "Federation": "data.federation",
     "federate": "data.federate",

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
-from sparsona.core.lr_schedule import SCHEDULES, lr_schedule
 from sparsona.engine.graphs import read_graph
+from sparsona.learning.schedule import SCHEDULES, lr_schedule
 from sparsona.models import read_spec
 from sparsona.runs.request import parse_method
 

@@ -11,8 +11,8 @@ import torch
 from sparsona.core import tree
 from sparsona.core.errors import MaskMismatchError, SparsonaError, unknown_name
 from sparsona.core.layout import Layout, Slot
-from sparsona.core.resting import pack_bits, unpack_bits
 from sparsona.core.seeds import Seeds
+from sparsona.core.storage import pack_bits, unpack_bits
 from sparsona.core.tree import Tree, leaves, map_leaves
 from sparsona.core.update import Part, Support, dense, mask_digest, masked
 

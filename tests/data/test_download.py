@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from sparsona import cli
+from sparsona.cli import app as cli
 from sparsona.core.errors import SparsonaError
 from sparsona.data import catalog, download
 from sparsona.data.cache import MARK

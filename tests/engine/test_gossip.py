@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import sparsona as sp
-from sparsona import prepare
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Cost, Method, PeerHalf, Tree, dense, message
 from sparsona.core.task import Task
@@ -21,8 +20,9 @@ from sparsona.engine.gossip import consensus
 from sparsona.engine.graphs import Graph
 from sparsona.engine.plan import Plan, novel_clients, participation
 from sparsona.engine.rounds import check_plan, received_work, simulate
-from sparsona.engine.serial import Serial
-from sparsona.engine.stacked import Stacked
+from sparsona.executors.serial import Serial
+from sparsona.executors.stacked import Stacked
+from sparsona.experiment import build as prepare
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.wire.codec import encode
 

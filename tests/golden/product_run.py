@@ -8,11 +8,11 @@ layers: `mlp_by_hand` knows its gradients.
 import torch
 from torch import nn
 
-from sparsona import prepare
 from sparsona.data.batches import shuffled
 from sparsona.data.federation import Federation
 from sparsona.engine.plan import participation
-from sparsona.engine.serial import Serial
+from sparsona.executors.serial import Serial
+from sparsona.experiment import build as prepare
 from sparsona.wire.codec import decode
 
 CLASSES = 3

@@ -41,14 +41,14 @@ import pytest
 import torch
 from torch import nn
 
-from sparsona import prepare
 from sparsona.core.method import Support, dense, masked, message
 from sparsona.data.federation import Federation
 from sparsona.engine.gossip import consensus
 from sparsona.engine.graphs import Graph
 from sparsona.engine.population import Population
 from sparsona.engine.rounds import received_work, simulate
-from sparsona.engine.serial import Serial
+from sparsona.executors.serial import Serial
+from sparsona.experiment import build as prepare
 from sparsona.methods.dispfl import DisPFLState
 from sparsona.wire.codec import decode
 

@@ -15,10 +15,10 @@ from product_run import CLIENTS, LAYERS, Draws, Recorder, distance, exact, make_
 from test_fedspa_transcription import erk_counts, uniform_counts
 from torch.nn import functional as F
 
-from sparsona import prepare
 from sparsona.engine.graphs import read_graph, senders
 from sparsona.engine.plan import participation
 from sparsona.engine.rounds import received_work, simulate
+from sparsona.experiment import build as prepare
 from sparsona.sparsity.evolve import random_scores
 from sparsona.wire.codec import decode
 

@@ -12,9 +12,9 @@ import torch
 import transcription_fedalt as paper
 from product_run import LAYERS, Draws, Recorder, distance, exact, make_setting
 
-from sparsona import prepare
 from sparsona.engine.context import Setting
 from sparsona.engine.rounds import simulate
+from sparsona.experiment import build as prepare
 
 ROUNDS = 4
 RUN = {"rounds": ROUNDS, "per_round": 3, "epochs": 1, "batch_size": 8, "lr": 0.3, "seed": 3, "lr_schedule": "constant"}

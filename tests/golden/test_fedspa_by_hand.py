@@ -50,12 +50,12 @@ import pytest
 import torch
 from torch import nn
 
-from sparsona import prepare
 from sparsona.data.federation import Federation
 from sparsona.engine.plan import participation
 from sparsona.engine.population import Population
 from sparsona.engine.rounds import received_work, simulate
-from sparsona.engine.serial import Serial
+from sparsona.executors.serial import Serial
+from sparsona.experiment import build as prepare
 
 A, B, C = 0, 1, 2
 START = [1.0, 0.5, -2.0, -0.125, 0.75, 1.0]

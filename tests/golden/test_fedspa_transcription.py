@@ -25,13 +25,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sparsona import prepare
 from sparsona.data.batches import shuffled
 from sparsona.data.federate import federate
 from sparsona.data.read import read
 from sparsona.engine.plan import participation
 from sparsona.engine.rounds import received_work, simulate
-from sparsona.engine.serial import Serial
+from sparsona.executors.serial import Serial
+from sparsona.experiment import build as prepare
 from sparsona.wire.codec import decode
 
 # --------------------------------------------------------------------------- the paper, transcribed

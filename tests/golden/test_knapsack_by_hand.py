@@ -22,7 +22,7 @@ Best: {0,2} 18, {1,3} 17, {0,1} 16, {4} 7. So {0,2}.
 import pytest
 import torch
 
-from sparsona.sparsity.knapsack import exact, greedy
+from sparsona.methods.pfedgate.knapsack import exact, greedy
 
 SCORES = torch.tensor([6.0, 10.0, 12.0, 7.0, 7.0])
 COSTS = torch.tensor([1, 2, 3, 2, 4])

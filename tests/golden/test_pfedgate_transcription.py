@@ -14,8 +14,8 @@ import torch
 import transcription_pfedgate as paper
 from product_run import CLIENTS, LAYERS, LINEAR, Draws, Recorder, distance, exact, make_setting
 
-from sparsona import prepare
 from sparsona.engine.rounds import received_work, simulate
+from sparsona.experiment import build as prepare
 
 ROUNDS = 3
 RUN = {"rounds": ROUNDS, "per_round": 3, "epochs": 1, "batch_size": 8, "lr": 0.2, "gate_lr": 0.5, "seed": 5}

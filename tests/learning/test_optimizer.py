@@ -9,12 +9,13 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from sparsona import methods, prepare
+from sparsona import methods
 from sparsona.core.round import Client, Tick
 from sparsona.core.tree import Tree, leaves
 from sparsona.engine.rounds import simulate
-from sparsona.engine.serial import Serial
-from sparsona.engine.stacked import Stacked
+from sparsona.executors.serial import Serial
+from sparsona.executors.stacked import Stacked
+from sparsona.experiment import build as prepare
 from sparsona.learning.optimizer import OPTIMIZERS, OptimizerName, OptimizerOptions, clip_share, inside, make_optimizer
 from sparsona.runs.checkpoint import Checkpoints, Progress
 

@@ -38,7 +38,7 @@ def sparsona(*words: str, folder: Path) -> str:
     """The command in a process of its own, with the package on its path."""
     source = str(Path(sp.__file__).parents[1])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join((source, str(PACKAGE)))}
-    command = [sys.executable, "-m", "sparsona.cli", *words]
+    command = [sys.executable, "-m", "sparsona", *words]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
     )

@@ -9,7 +9,7 @@ import torch
 from lenet5 import OUTPUT, SIZE
 from torch import nn
 
-from sparsona import models, prepare
+from sparsona import models
 from sparsona.core.errors import SparsonaError
 from sparsona.core.outline import Roles
 from sparsona.core.round import Client, Round
@@ -18,13 +18,14 @@ from sparsona.core.task import Task
 from sparsona.core.tree import leaves
 from sparsona.data.batches import Examples, in_order
 from sparsona.engine.rounds import received_work, simulate
-from sparsona.engine.serial import Serial
-from sparsona.engine.stacked import Stacked
 from sparsona.engine.turn import Tally, run_phase
+from sparsona.executors.serial import Serial
+from sparsona.executors.stacked import Stacked
+from sparsona.experiment import build as prepare
 from sparsona.learning.means import WeightedSum
+from sparsona.learning.server_optimizer import ServerStep, server_step
 from sparsona.methods.fedalt import FedAltConfig, fedalt
 from sparsona.methods.fedavg import FedAvgPartConfig, fedavg
-from sparsona.methods.server_optimizer import ServerStep, server_step
 from sparsona.wire.format import message_size
 
 BATTERY = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from lenet5 import SIZE
 
-from sparsona import prepare
 from sparsona.core.method import dense, message
+from sparsona.experiment import build as prepare
 
 BATTERY = {
     "fedavg": {"accuracy": 0.35},

@@ -10,19 +10,20 @@ from lenet5 import SIZE
 from torch import nn
 
 import sparsona as sp
-from sparsona import methods, models, prepare
+from sparsona import methods, models
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Client
 from sparsona.engine.jobs import Job
 from sparsona.engine.plan import novel_clients
 from sparsona.engine.rounds import received_work, simulate
-from sparsona.engine.serial import Serial
-from sparsona.engine.stacked import Stacked
 from sparsona.engine.turn import begin, end, phases_of, train_alone
-from sparsona.methods.gated import cut, make_budget, select
-from sparsona.methods.gating import GatedModel
+from sparsona.executors.serial import Serial
+from sparsona.executors.stacked import Stacked
+from sparsona.experiment import build as prepare
 from sparsona.methods.pfedgate import PFedGateConfig
-from sparsona.sparsity.blocks import spread
+from sparsona.methods.pfedgate.blocks import spread
+from sparsona.methods.pfedgate.config import cut, make_budget, select
+from sparsona.methods.pfedgate.model import GatedModel
 
 BATTERY = {
     "pfedgate": {

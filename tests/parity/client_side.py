@@ -27,12 +27,12 @@ def main() -> None:
     os.dup2(2, 1)  # whatever is printed must not end up among the answers
     import torch
 
-    from sparsona import prepare
     from sparsona.core.errors import MaskMismatchError
     from sparsona.core.tree import leaves
     from sparsona.engine.clients import LocalClients
     from sparsona.engine.jobs import Outcome
-    from sparsona.engine.serial import Serial
+    from sparsona.executors.serial import Serial
+    from sparsona.experiment import build as prepare
 
     torch.set_num_threads(1)
     method, options = pickle.loads(read(inbox))

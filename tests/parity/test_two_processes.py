@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 from client_side import read, write
 
-from sparsona import methods, models, prepare
+from sparsona import methods, models
 from sparsona.core.task import Task
 from sparsona.core.tree import leaves
 from sparsona.engine.context import ServerContext
 from sparsona.engine.jobs import settle
 from sparsona.engine.plan import Plan
 from sparsona.engine.rounds import engine_for, simulate
-from sparsona.engine.serial import Serial
+from sparsona.executors.serial import Serial
+from sparsona.experiment import build as prepare
 
 pytestmark = pytest.mark.long
 

@@ -12,11 +12,11 @@ import pytest
 from rich.cells import cell_len
 
 from sparsona.analysis.partition import Partition, group_clients, merge_classes
+from sparsona.cli.terminal import print_partition
 from sparsona.core.errors import SparsonaError
 from sparsona.report.palette import DARK, INK, PAGE, TERMINAL_SCALE
 from sparsona.report.pictures import draw, save_picture
 from sparsona.report.pictures.text import SHADES, Terminal, partition_lines
-from sparsona.terminal import print_partition
 
 SHAPES = [(1, 1), (10, 10), (539, 10), (40, 2028), (7, 0)]
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from sparsona import prepare
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
 from sparsona.data.federation import Federation
 from sparsona.engine.population import Population
 from sparsona.engine.rounds import simulate
-from sparsona.engine.serial import Serial
+from sparsona.executors.serial import Serial
+from sparsona.experiment import build as prepare
 from sparsona.runs.checkpoint import Checkpoints, Progress
 
 CLIENTS = 6

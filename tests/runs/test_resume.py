@@ -170,7 +170,7 @@ def test_interrupted_in_the_last_tuning(forks, tmp_path, reference):
 def test_workers_interrupted_as_a_terminal_does_then_killed(forks, tmp_path, reference):
     """Ctrl-C goes to every process in the foreground; only the parent answers. The bits are those of serial."""
     run = tmp_path / "run"
-    setup = signal_at(5, call="killpg(0, signal.SIGINT)") + "from sparsona.cli import main; main()"
+    setup = signal_at(5, call="killpg(0, signal.SIGINT)") + "from sparsona.cli.app import main; main()"
     args = command(tmp_path, "fedspa", executor="workers")
     process = subprocess.run(
         [sys.executable, "-c", setup, *args], cwd=tmp_path, capture_output=True, text=True, start_new_session=True

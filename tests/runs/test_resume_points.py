@@ -9,8 +9,8 @@ from torch import nn
 
 import sparsona as sp
 from sparsona.core import points
+from sparsona.experiment.build import make_config, make_setting
 from sparsona.methods import METHODS
-from sparsona.prepare import make_config, make_setting
 
 OPTIONS = {"rounds": 3, "epochs": 1, "batch_size": 8, "novel": 1, "train_accuracy": True, "executor": "serial"}
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from sparsona import api
 from sparsona.core import points as eval_points
 from sparsona.core.errors import SparsonaError
-from sparsona.core.lr_schedule import SCHEDULES
-from sparsona.engine.executors import EXECUTORS
 from sparsona.engine.graphs import GRAPHS, Graph
 from sparsona.engine.plan import Plan
+from sparsona.executors import EXECUTORS
+from sparsona.experiment import train as api
+from sparsona.experiment.build import make_config, make_plan
+from sparsona.learning.schedule import SCHEDULES
 from sparsona.methods import METHODS, factory
 from sparsona.methods.fedspa import FedSpaConfig
-from sparsona.prepare import make_config, make_plan
 from sparsona.runs.declaration import GROUPS, options_of
 from sparsona.runs.options import CIRCUMSTANCES, CONDITIONS, OF_DATA, OPTIONS, RunConfig, dump
 from sparsona.runs.request import read_toml

@@ -12,12 +12,13 @@ import torch
 from processes import EAGER, small, start, traces
 
 import sparsona as sp
-from sparsona import methods, prepare
+from sparsona import methods
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
 from sparsona.costs import cost
 from sparsona.engine.rounds import simulate
-from sparsona.engine.serial import Serial
+from sparsona.executors.serial import Serial
+from sparsona.experiment import build as prepare
 from sparsona.wire.format import message_size, paper_size
 
 TINY = {"clients": 4, "rounds": 2, "epochs": 1, "batch_size": 16, "executor": "serial"}
@@ -175,7 +176,7 @@ def test_cost_of_the_command_line_is_that_of_a_run(tmp_path) -> None:
     run = sp.train("fedspa", **TINY, transform=["topk:0.2", "quantize:4"], out=tmp_path / "run")
     options = ["--data", "digits", "--rounds", "2", "--clients", "4", "--per-round", "2"]
     code = (
-        "import sys; from sparsona.cli import main\n"
+        "import sys; from sparsona.cli.app import main\n"
         f"sys.argv = ['sparsona', 'cost', 'fedspa', *{options}, '--transform', 'topk:0.2', '--transform', "
         "'quantize:4', '--json']\n"
         "try:\n    main()\nfinally:\n    assert 'torch' not in sys.modules\n"

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from sparsona.analysis.statistics import accuracy_summary
-from sparsona.core.guard import Seen, keeps_shared
 from sparsona.core.points import (
     CONSENSUS,
     GLOBAL,
@@ -23,6 +22,7 @@ from sparsona.core.points import (
     headline,
     on,
 )
+from sparsona.engine.guard import Seen, keeps_shared
 from sparsona.runs.folder import RunFolder
 from sparsona.runs.records import EvaluationRow
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparsona.core.layout import Layout, Slot
-from sparsona.core.resting import Rest, pack_bits
+from sparsona.core.storage import Rest, pack_bits
 
 if TYPE_CHECKING:
     import torch

@@ -16,9 +16,9 @@ from sparsona.core.method import Client, Method, State, Tree
 from sparsona.core.task import Task
 from sparsona.core.tree import awake, map_parts
 from sparsona.data.federation import Federation
-from sparsona.engine.clock import OFF, Clock
 from sparsona.engine.plan import Plan
-from sparsona.engine.shelf import Shelf
+from sparsona.engine.profiler import OFF, Clock
+from sparsona.engine.spill import Shelf
 
 T = TypeVar("T")
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.guard import Seen, keeps_shared
 from sparsona.core.method import Round, Work
 from sparsona.core.points import (
     GUARDED,
@@ -25,6 +24,7 @@ from sparsona.core.points import (
 from sparsona.engine.clients import Clients
 from sparsona.engine.context import ServerContext
 from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.guard import Seen, keeps_shared
 from sparsona.engine.jobs import Outcome, Tally
 from sparsona.engine.plan import Plan, novel_clients, tested_clients
 from sparsona.engine.population import Population, RoundRecord, Turn

@@ -8,8 +8,8 @@ from typing import Literal, Protocol
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Round, State, Tree, Update, Work
-from sparsona.engine.clock import OFF, Clock
 from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.profiler import OFF, Clock
 from sparsona.wire.codec import decode, encode
 
 # Encoded, or as it is where sender and receiver share a memory: then only its bytes are counted.

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from sparsona.core.lr_schedule import lr_schedule
 from sparsona.core.points import RECEIVED, select
 from sparsona.core.round import Client, Round
 from sparsona.core.seeds import Seeds, generator
 from sparsona.engine.graphs import Graph
+from sparsona.learning.schedule import lr_schedule
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Server, State, Update
-from sparsona.engine.clock import Clock
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.jobs import Message, Outcome, Tally, opened
+from sparsona.engine.profiler import Clock
 from sparsona.wire.format import message_size, sizes_of
 from sparsona.wire.ledger import Traffic
 

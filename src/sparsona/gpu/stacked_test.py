@@ -13,7 +13,7 @@ from sparsona.core.task import Task
 from sparsona.data.augment import as_inputs
 from sparsona.data.federation import Examples
 from sparsona.engine.evaluate import MAX_CONFUSION, Evaluation, check_tested, judge
-from sparsona.engine.stacking import over_clients
+from sparsona.gpu.stacking import over_clients
 
 BATCH = 8192  # examples of all clients in one pass
 

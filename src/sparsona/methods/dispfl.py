@@ -55,7 +55,7 @@ from sparsona.core.method import (
 from sparsona.learning.mask_options import MaskSearchOptions
 from sparsona.learning.means import count_mean
 from sparsona.learning.optimizer import Memory, inside, make_optimizer
-from sparsona.methods.training import Training, gradient_size, plain_weights, predictor, sgd_phase, turn_flops
+from sparsona.learning.phases import Training, gradient_size, plain_weights, predictor, sgd_phase, turn_flops
 from sparsona.sparsity.masks import random_mask
 from sparsona.sparsity.search import client_counts, initial_mask, next_mask, search_flops
 

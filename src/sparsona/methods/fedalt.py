@@ -45,9 +45,9 @@ from sparsona.core.method import (
 )
 from sparsona.learning.means import WeightedSum
 from sparsona.learning.optimizer import DECAY_TEXT, Decay, Memory, Moments, clip_share, make_optimizer
-from sparsona.methods.personal import PersonalPart, fused, split_model, whole
-from sparsona.methods.server_optimizer import begin_moments, server_step
-from sparsona.methods.training import turn_flops
+from sparsona.learning.partial import PersonalPart, fused, split_model, whole
+from sparsona.learning.phases import turn_flops
+from sparsona.learning.server_optimizer import begin_moments, server_step
 
 if TYPE_CHECKING:
     from torch import Tensor

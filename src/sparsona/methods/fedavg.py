@@ -31,9 +31,9 @@ from sparsona.core.method import (
 )
 from sparsona.learning.means import WeightedSum
 from sparsona.learning.optimizer import DECAY_TEXT, Decay, Memory, Moments, make_optimizer
-from sparsona.methods.personal import PartNames, part_phase
-from sparsona.methods.server_optimizer import ServerStep, begin_moments, server_step
-from sparsona.methods.training import Model, plain_weights, predictor, sgd_phase, turn_flops
+from sparsona.learning.partial import PartNames, part_phase
+from sparsona.learning.phases import Model, plain_weights, predictor, sgd_phase, turn_flops
+from sparsona.learning.server_optimizer import ServerStep, begin_moments, server_step
 
 if TYPE_CHECKING:
     from sparsona.core.task import Task

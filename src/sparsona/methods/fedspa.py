@@ -41,7 +41,7 @@ from sparsona.core.method import (
 from sparsona.learning.mask_options import MaskSearchOptions
 from sparsona.learning.means import WeightedSum
 from sparsona.learning.optimizer import Memory, inside, make_optimizer
-from sparsona.methods.training import Training, gradient_size, plain_weights, predictor, sgd_phase, turn_flops
+from sparsona.learning.phases import Training, gradient_size, plain_weights, predictor, sgd_phase, turn_flops
 from sparsona.sparsity.search import client_counts, initial_mask, next_mask, search_flops
 
 if TYPE_CHECKING:

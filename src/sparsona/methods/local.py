@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sparsona.core.method import Client, Cost, Inbox, Layout, Method, PartSize, Probe, Round, Seeds, Tree
 from sparsona.learning.optimizer import make_optimizer
-from sparsona.methods.training import Model, Training, plain_weights, predictor, sgd_phase, turn_flops
+from sparsona.learning.phases import Model, Training, plain_weights, predictor, sgd_phase, turn_flops
 
 if TYPE_CHECKING:
     from sparsona.core.task import Task

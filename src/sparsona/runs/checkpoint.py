@@ -21,14 +21,14 @@ from torch import Tensor
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Method
-from sparsona.core.resting import pack_bits, unpack_bits
+from sparsona.core.storage import pack_bits, unpack_bits
 from sparsona.core.tree import Tree, map_parts, parts
 from sparsona.core.update import Part, Support, Update
 from sparsona.engine.context import Setting
 from sparsona.engine.jobs import Message
 from sparsona.engine.population import Population
 from sparsona.engine.rounds import received_work
-from sparsona.engine.shelf import Shelf
+from sparsona.engine.spill import Shelf
 from sparsona.engine.star import memories
 from sparsona.runs.folder import explain_disk_errors, read_json, write_atomically
 from sparsona.wire.codec import encode

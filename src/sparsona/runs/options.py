@@ -12,10 +12,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, mo
 from sparsona.core import points as eval_points
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
-from sparsona.core.lr_schedule import SCHEDULES, lr_schedule
 from sparsona.data.split_plan import SplitPlan
-from sparsona.engine.executors import EXECUTORS
 from sparsona.engine.graphs import GRAPHS, USUAL_DEGREE
+from sparsona.executors import EXECUTORS
+from sparsona.learning.schedule import SCHEDULES, lr_schedule
 from sparsona.runs.declaration import Option, as_int, as_tuple, option, options_of
 from sparsona.runs.stopping import Stopping
 from sparsona.transforms import TRANSFORMS, read_transforms, split_transforms

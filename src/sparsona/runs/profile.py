@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsona.core.errors import SparsonaError
-from sparsona.engine.clock import Clock
+from sparsona.engine.profiler import Clock
 from sparsona.runs.folder import read_json, write_atomically
 
 NAME, FORMAT = "profile.json", 1

@@ -15,14 +15,14 @@ from itertools import count
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.points import RECEIVED
-from sparsona.engine.clock import OTHER, START, Clock
 from sparsona.engine.context import Setting
 from sparsona.engine.evaluate import Evaluation
-from sparsona.engine.executors import open_executor, rounding_as_asked
 from sparsona.engine.jobs import Executor, Job, Outcome
 from sparsona.engine.plan import tested_clients
 from sparsona.engine.population import Population, RoundRecord
+from sparsona.engine.profiler import OTHER, START, Clock
 from sparsona.engine.rounds import check_plan, simulate
+from sparsona.executors import open_executor, rounding_as_asked
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.runs.folder import MANIFEST, RunFolder
 from sparsona.runs.observers import (

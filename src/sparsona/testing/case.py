@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from sparsona import methods, prepare
+from sparsona import methods
 from sparsona.core.method import Client, Cost, Method, Phase, Round, Tick, Update, Work
 from sparsona.core.tree import leaves
 from sparsona.data.batches import in_order
@@ -19,8 +19,9 @@ from sparsona.engine.context import Setting
 from sparsona.engine.jobs import Tally
 from sparsona.engine.population import Population, RoundRecord
 from sparsona.engine.rounds import check_plan, received_work, simulate
-from sparsona.engine.serial import Serial
 from sparsona.engine.turn import ClientProbe, take_step
+from sparsona.executors.serial import Serial
+from sparsona.experiment import build as prepare
 from sparsona.methods import MethodCard
 from sparsona.wire.codec import encode
 

@@ -12,7 +12,7 @@ import torch
 
 from sparsona.core.tree import leaves, map_leaves
 from sparsona.engine.rounds import simulate
-from sparsona.engine.stacked import Stacked
+from sparsona.executors.stacked import Stacked
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.testing.case import (
     Case,

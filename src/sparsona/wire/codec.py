@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.resting import Rest, pack_bits, unpack_bits
+from sparsona.core.storage import Rest, pack_bits, unpack_bits
 from sparsona.core.tree import Tree
 from sparsona.core.tree import counts as ones_of
 from sparsona.core.update import Levels, Part, PartSize, Support, Update, mask_digest

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pydantic import Field
 
 from sparsona.core.method import Method, PartSize, Tree
+from sparsona.learning.phases import Model
 from sparsona.methods.fedavg import FedAvgConfig, fedavg
-from sparsona.methods.training import Model
 
 
 class FedProxConfig(FedAvgConfig):

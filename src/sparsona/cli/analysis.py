@@ -1,0 +1,78 @@
+"""`sparsona clients` and `sparsona similarity`: the papers' own analyses of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sparsona.cli.data import check_picture
+from sparsona.cli.terminal import print_clients, print_similarity
+
+OUT = click.option("--out", type=click.Path(path_type=Path), help="Picture to write as well: .svg or .png.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+
+
+@click.command()
+@click.argument("path", metavar="RUN")
+@click.option("--against", metavar="RUN|POINT", help="Another run on the same clients, or a point of RUN.  [global]")
+@OUT
+@JSON
+def clients(path: str, against: str | None, out: Path | None, as_json: bool) -> None:
+    """Show what RUN's personal models do to each client: how many are hurt, and whether they have little data.
+
+    Compared is the accuracy of each client's own model with that of another: of a second run, or of a shared model
+    that RUN evaluated (points, such as global or start). Where RUN has novel clients, the second run may have them
+    take part.
+
+    \b
+      sparsona run fedspa --set 'points=["global"]' --out runs/spa
+      sparsona clients spa
+      sparsona clients spa --against runs/fedavg --out clients.svg
+    """
+    if out is not None:
+        check_picture(out)
+    from sparsona.analysis.clients import client_effects
+    from sparsona.analysis.summary import points
+    from sparsona.runs.folder import RunFolder
+    from sparsona.runs.listing import find_run
+
+    run = RunFolder.open(find_run(path))
+    other = against if against is None or against in points(run) else RunFolder.open(find_run(against))
+    _show(client_effects(run, other), print_clients, out, as_json)
+
+
+@click.command()
+@click.argument("path", metavar="RUN")
+@OUT
+@JSON
+def similarity(path: str, out: Path | None, as_json: bool) -> None:
+    """Show how far apart RUN's clients are in their masks or gates, beside how alike their labels are.
+
+    Masks are compared position by position and drawn as two heatmaps; gates are clustered by Ward's method and drawn as
+    a tree over the clients' classes (in the terminal: heatmaps, too). The picture needs the extra `report`. To see
+    distances round by round in the report, run with --set record_traits=true.
+
+    \b
+      sparsona run fedspa --partition groups:4:0.3 --set record_traits=true --out runs/spa
+      sparsona similarity spa --out masks.svg
+    """
+    if out is not None:
+        check_picture(out)
+    from sparsona.experiment import train as api
+    from sparsona.runs.listing import find_run
+
+    _show(api.load(find_run(path)).similarity(), print_similarity, out, as_json)
+
+
+def _show(found: Any, show: Any, out: Path | None, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(found.as_dict()))
+    else:
+        show(found)
+    if out is not None:
+        from sparsona.report.pictures import save_picture
+
+        click.echo(f"picture: {save_picture(found, out)}", err=as_json)

@@ -1,0 +1,372 @@
+"""The command line. Nothing heavy is imported before it is needed: `--help` and the lists answer at once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparsona.cli.analysis import clients, similarity
+from sparsona.cli.cost import cost
+from sparsona.cli.data import data
+from sparsona.cli.latency import latency
+from sparsona.cli.options import JSON, LOG, OUT, PROFILE, check_names, check_words, gather, run_flags, with_table
+from sparsona.cli.terminal import print_profile, print_results, print_table, print_text, progress_bar, show_rows
+from sparsona.core.errors import SparsonaError
+from sparsona.core.version import VERSION
+
+if TYPE_CHECKING:
+    from sparsona.runs.declaration import Option
+
+DEFAULT_COMPARISON = ("local", "fedavg", "fedavg-ft", "fedspa", "fedspa-rsm")
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start with `sparsona compare`: five methods on handwritten digits, in 90 seconds. Then `sparsona methods`.",
+)
+@click.version_option(VERSION)
+@click.option("--debug", is_flag=True, help="Show Python's traceback when something fails.")
+def cli(debug: bool) -> None:
+    """Sparse, personalized federated learning: many clients, a small model of its own for each."""
+
+
+@cli.command(cls=with_table(run_flags))
+@click.argument("method")
+@OUT
+@JSON
+@LOG
+@PROFILE
+def run(
+    method: str,
+    out: Path | None,
+    config: Path | None,
+    pairs: tuple[str, ...],
+    as_json: bool,
+    logs: tuple[str, ...],
+    profile: bool,
+    **flags: Any,
+) -> None:
+    """Train METHOD and show how well it serves every client.
+
+    METHOD is a row of `sparsona methods`, with options of its own after a colon if you like:
+
+    \b
+      sparsona run fedspa
+      sparsona run fedspa --density 0.2 --rounds 100 --seed 1
+      sparsona run fedspa:search=rsm --partition shards:2
+      sparsona run fedavg --set tune_epochs=5 --set drop_rate=0.1
+    """
+    options = gather(config, pairs, flags)
+    check_names([method], options)
+    from sparsona.engine.profiler import START, Clock
+
+    clock = Clock(is_on=profile)
+    with clock.measure(f"{START}import"):
+        from sparsona.experiment import train as api
+
+    check_words(api.train, options)
+    with progress_bar(method) as bar:
+        result = api.train(method, out=out, observers=[bar, *logs], profile=clock, **options)
+    show_run(result, as_json)
+
+
+@cli.command(cls=with_table(run_flags))
+@click.argument("methods", nargs=-1)
+@click.option("--seeds", type=int, default=1, show_default=True, help="Number of seeds, counted from --seed.")
+@OUT
+@JSON
+@LOG
+def compare(
+    methods: tuple[str, ...],
+    seeds: int,
+    out: Path | None,
+    config: Path | None,
+    pairs: tuple[str, ...],
+    as_json: bool,
+    logs: tuple[str, ...],
+    **flags: Any,
+) -> None:
+    """Train several METHODS under equal conditions: one table, one report.
+
+    All see the same partition, split, initial weights and sampled clients (of peers all, unless --per-round is given).
+    Without METHODS: Local, FedAvg, FedAvg-FT and both kinds of FedSpa.
+
+    \b
+      sparsona compare
+      sparsona compare local fedavg fedspa --seeds 3 --partition iid
+      sparsona compare fedspa fedspa:density=0.2 fedspa:density=0.8
+    """
+    options = gather(config, pairs, flags)
+    check_names(methods, options)
+    from sparsona.experiment import train as api
+
+    check_words(api.compare, options)
+    with progress_bar(has_seeds=seeds > 1) as bar:
+        result = api.compare(methods or DEFAULT_COMPARISON, seeds=seeds, out=out, observers=[bar, *logs], **options)
+    show_comparison(result, as_json)
+
+
+@cli.command()
+@click.argument("path", metavar="RUN")
+@click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout.")
+@LOG
+@PROFILE
+def resume(path: str, as_json: bool, logs: tuple[str, ...], profile: bool) -> None:
+    """Go on with RUN (a folder, or its name in ./runs) where it was stopped. A comparison works too.
+
+    The result is the same, bit for bit, as if it had never been stopped. A profiled run goes on being profiled.
+    """
+    folder = find(path)
+    is_comparison = (folder / "comparison.json").exists()
+    if profile and is_comparison:
+        raise SparsonaError("--profile for a comparison", expected="one run", mend="resume its runs one by one")
+    from sparsona.engine.profiler import START, Clock
+    from sparsona.runs.profile import is_profiled
+
+    clock = Clock(is_on=profile or is_profiled(folder))
+    with clock.measure(f"{START}import"):
+        from sparsona.experiment import train as api
+
+    with progress_bar(has_seeds=is_comparison) as bar:
+        if is_comparison:
+            comparison = api.resume_comparison(folder, observers=[bar, *logs])
+        else:
+            result = api.resume(folder, observers=[bar, *logs], profile=clock)
+    if is_comparison:
+        show_comparison(comparison, as_json)
+    else:
+        show_run(result, as_json)
+
+
+@cli.command()
+@click.argument("paths", nargs=-1, required=True, metavar="RUN...")
+@click.option("--out", type=click.Path(path_type=Path), help="The page to write.  [report.html in the first folder]")
+def report(paths: tuple[str, ...], out: Path | None) -> None:
+    """Write one self-contained HTML page about RUN... (folders, names in ./runs, or comparisons)."""
+    from sparsona.experiment import train as api
+    from sparsona.report.page import write_report
+
+    folders = [find(path) for path in paths]
+    views = [view for folder in folders for view in api.views_in(folder)]
+    click.echo(str(write_report(views, out or folders[0] / "report.html")))
+
+
+@cli.command()
+@click.option("--in", "where", type=click.Path(path_type=Path), default=Path("runs"), show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def runs(where: Path, as_json: bool) -> None:
+    """List the runs in ./runs: what they are and how far they got."""
+    from sparsona.runs.listing import list_runs
+
+    found = list_runs(where)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    elif not found:
+        click.echo(f"no runs in '{where}' yet: start with `sparsona compare`")
+    else:
+        columns = ["run", "method", "seed", "rounds", "accuracy", "state"]
+        print_table([{key: str(row[key]) for key in columns} for row in found])
+
+
+@cli.command()
+@click.argument("name", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def methods(name: str | None, as_json: bool) -> None:
+    """List the methods: paper, what a client keeps, what travels. With NAME, also every option it has."""
+    from sparsona.methods import COST_ONLY, card, factory, find, names
+
+    if name is not None:
+        from sparsona.runs.declaration import options_of
+
+    if name in COST_ONLY and find(name) is None:
+        from sparsona.costs import cost_options, row_of
+
+        rule, own = row_of(name)
+        click.echo(f"{rule.title}\n  paper: {rule.paper}\n  costs only: `sparsona cost {name}`; it cannot be run yet\n")
+        preset = {**rule.options, **rule.engine}
+        show_options(f"Options of {rule.title}", options_of(own), preset)
+        show_options("Options of every cost", cost_options(), preset)
+        return
+    if name is not None:
+        from sparsona.runs.options import OPTIONS
+
+        row = card(name)
+        click.echo(f"{row.title}\n  paper:   {row.paper}\n  kept:    {row.kept}\n  travels: {row.travels}\n")
+        preset = {**row.options, **row.engine}
+        show_options(f"Options of {row.title}", options_of(factory(row)[1]), preset)
+        show_options("Options of every run", OPTIONS, preset)
+        for chosen, values in row.presets.items():
+            told = ", ".join(f"{key}={'none' if value is None else value}" for key, value in values.items())
+            click.echo(f"--preset {chosen}: {told or 'as above'}")
+        if row.peers:
+            from sparsona.engine.graphs import GRAPHS
+
+            click.echo("\nGraphs of peers (--graph)")
+            print_table([{"graph": graph, "who hears whom": what} for graph, what in GRAPHS.items()])
+        return
+    rows = [
+        {"name": row.name, "method": row.title, "paper": row.paper, "kept": row.kept, "travels": row.travels}
+        for row in map(card, names())
+    ]
+    hint = "`sparsona methods NAME` lists a method's options; set them with --set KEY=VALUE."
+    also = f"`sparsona cost` also knows the costs of {', '.join(COST_ONLY)}, which cannot be run yet."
+    show_rows(rows, as_json, f"{hint}\n{also}")
+
+
+@cli.command()
+@click.argument("name", required=False)
+@click.option("--classes", type=int, help="Number of classes.  [what the papers gave it]")
+@click.option("--input", "shape", metavar="CxHxW", help="Shape of an example.  [likewise]")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def models(name: str | None, classes: int | None, shape: str | None, as_json: bool) -> None:
+    """List the networks. With NAME: its parameters by role, and every option it has.
+
+    \b
+      sparsona models
+      sparsona models resnet18 --classes 200 --input 3x64x64
+      sparsona models resnet18-emnist:adapters=true
+    """
+    from sparsona.models import MODELS, describe
+
+    if name is None:
+        if classes is not None or shape is not None:
+            raise SparsonaError("--classes or --input without a network", expected="the NAME of one", mend="see --help")
+        rows = [
+            {"name": m.name, "model": m.title, "what": m.summary, "for": m.input, "parameters": m.num_parameters}
+            for m in MODELS.values()
+        ]
+        show_rows(
+            rows, as_json, "`sparsona models NAME` says more. From Python, any torch.nn.Module will do: model=net."
+        )
+        return
+    found = describe(name, shape, classes)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    click.echo(f"{found['title']}: {found['what']}\n{found['parameters']:,} parameters for {found['for']}\n")
+    print_table([{"role": role, **part} for role, part in found["roles"].items()])
+    for key, option in found["options"].items():
+        click.echo(f"  {key} = {option['value']}\n      {option['what']}")
+    if found["options"]:
+        click.echo(f"\nSet options after the name: --model {name.partition(':')[0]}:{next(iter(found['options']))}=...")
+
+
+cli.add_command(data)
+cli.add_command(cost)
+cli.add_command(latency)
+cli.add_command(clients)
+cli.add_command(similarity)
+
+
+def show_options(title: str, options: Mapping[str, Option], preset: Mapping[str, Any]) -> None:
+    click.echo(f"{title}, set with --set KEY=VALUE:")
+    for key, one in options.items():
+        among = f" ({' | '.join(map(str, one.choices))})" if one.choices else ""
+        value = preset.get(key, one.default)
+        written = list(value) if isinstance(value, tuple) else "none" if value is None else value
+        click.echo(f"  {key} = {written}{among}\n      {one.text}{f'; none: {one.none}' if one.none else ''}")
+
+
+def find(text: str) -> Path:
+    """A run by its path, or by its name in ./runs."""
+    from sparsona.runs.listing import find_run
+
+    return find_run(text)
+
+
+def show_run(result: Any, as_json: bool) -> None:
+    if as_json:
+        click.echo(
+            json.dumps({**result.summary, "profile": result.profile()} if result.is_profiled else result.summary)
+        )
+        return
+    from sparsona.analysis.table import rows
+
+    print_results(rows([result.view]))
+    print_text(f"\nHow this was measured: {result.protocol}\n")
+    share = result.summary["bytes"].get("upload_share")  # None: nobody sends to a server
+    if share is not None and share < 1:
+        print_text(f"A client sent {share:.1%} of the model's entries in a turn.\n")
+    if result.is_profiled:
+        print_profile(result.profile())
+    click.echo(f"run:    {result.path}")
+    click.echo(f"report: {write_page(lambda: result.report(result.path / 'report.html'))}")
+
+
+def show_comparison(result: Any, as_json: bool) -> None:
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "runs": [run.summary for run in result.runs],
+                    "table": result.figures(),
+                    "differences": result.differences(),
+                }
+            )
+        )
+        return
+    print_results(result.table())
+    if differences := result.differences():
+        first = result.table()[0]["method"]
+        click.echo(f"\nDifference to {first}, in percentage points of mean accuracy, paired by seed (95% interval):")
+        print_table(differences)
+    views = result.views()
+    first = [view for view in views if view.seed == views[0].seed]
+    click.echo("\nHow this was measured" + (f" (sizes are those of seed {views[0].seed}):" if first != views else ":"))
+    titles: dict[str, list[str]] = {}
+    for view in first:
+        if view.title not in titles.setdefault(view.protocol, []):
+            titles[view.protocol].append(view.title)
+    for protocol, names in titles.items():
+        print_text(f"  {', '.join(names)}: {protocol}")
+    click.echo(f"\nruns:   {result.path}")
+    click.echo(f"report: {write_page(result.report)}")
+
+
+def write_page(write: Callable[[], Path]) -> str:
+    """The report's path, or why there is none: a missing extra must not spoil a finished run."""
+    try:
+        return str(write())
+    except SparsonaError as error:
+        return f"none ({error.what}; {error.mend})"
+
+
+def main() -> None:
+    """Run the command line; a person sees one message, not a traceback."""
+    debug = "--debug" in sys.argv[1:]
+    # A polite kill is treated as Ctrl-C: what was reached is saved.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        cli.main(args=[arg for arg in sys.argv[1:] if arg != "--debug"], prog_name="sparsona", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        if debug:
+            raise
+        click.echo("stopped", err=True)
+        sys.exit(130)
+    except SparsonaError as error:
+        if debug:
+            raise
+        click.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    except BrokenPipeError:
+        sys.exit(141)  # whoever read our output has gone
+    except Exception as error:
+        if debug:
+            raise
+        click.echo(
+            f"error: {type(error).__name__}: {error}\n  this is a bug: run again with --debug and report it", err=True
+        )
+        sys.exit(70)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,457 @@
+"""What an experiment costs, before it is run: bytes, FLOPs, memory. Free of torch.
+
+Every round is taken to cost what the first one does, and every client to have the same number of examples.
+docs/accounting.md says what is counted, and how the papers' printed figures come out of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from sparsona import data, methods, models
+from sparsona.core import spec
+from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.layout import Layout
+from sparsona.core.outline import Outline
+from sparsona.core.round import Client, Round
+from sparsona.core.seeds import Seeds
+from sparsona.core.transform import transformed_cost
+from sparsona.core.update import Cost, PartSize
+from sparsona.costs.report import CostReport, Flops, Memory, Number, Traffic
+from sparsona.costs.rules import COST_RULES, RuleCard
+from sparsona.data import catalog
+from sparsona.engine.graphs import Graph, Links, links, read_graph
+from sparsona.engine.graphs import check as check_graph
+from sparsona.runs.declaration import Option, as_tuple, option, options_of
+from sparsona.runs.options import OPTIONS, RunConfig
+from sparsona.runs.request import choose, parse_method
+from sparsona.runs.validation import check, merge_errors
+from sparsona.transforms import read_transforms
+from sparsona.wire.format import message_size, paper_size, payload_size
+
+SCREENING_BATCH = 128
+QUIRKS = {
+    "phantom-screening": (
+        f"a dense gradient batch of {SCREENING_BATCH} is charged wherever a client holds a mask: also for masks that "
+        "stay as drawn or regrow at random, and whatever the client's batch"
+    ),
+    "zero-biases": (
+        "the biases of norms, which start at zero, count half: the mean of the first round's messages down, "
+        "where they are zero, and up, where they are not"
+    ),
+    "emnist-400-rounds": "FedSpa's EMNIST figures rest on 400 rounds, its others on 1,000",
+}
+
+
+def _parsed_shape(value: Any) -> Any:
+    """'3x32x32', as it is written on a command line; one number is the length of a sequence."""
+    if not isinstance(value, str | int):
+        return value
+    parts = str(value).lower().split("x")
+    if not all(part.isdecimal() for part in parts):
+        raise PydanticCustomError("shape", "a shape like 3x32x32, or a length")
+    return tuple(int(part) for part in parts)
+
+
+_own = partial(option, cost=True)
+
+
+class CostOptions(BaseModel):
+    """What a cost asks for and a run does not: a run finds it out from its data."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    classes: int | None = _own(
+        None, "number of classes", group="data", none="the data's, or the model's usual ones", flag=True, ge=1
+    )
+    input_shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...] | None, BeforeValidator(_parsed_shape)] = _own(
+        None, "shape of an example", group="data", none="the data's, or the model's usual one", flag="--input CxHxW"
+    )
+    tokens: bool | None = _own(
+        None, "whether a module of your own takes tokens", group="data", none="as the data has it"
+    )
+    samples: int | None = _own(
+        None,
+        "training examples of a client",
+        group="sharing",
+        none="the published training examples by clients; without data 500",
+        flag=True,
+        ge=1,
+    )
+    counting: Literal["encoded", "paper"] = _own(
+        "encoded",
+        "bytes as encoded, or as the papers count: which of them the JSON leads with",
+        group="plan",
+        flag=True,
+    )
+    quirks: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = _own(
+        (), f"departures that printed figures rest on: {' | '.join(QUIRKS)}", group="plan", flag="--quirk NAME ..."
+    )
+
+
+# Where a cost is not that of the run with the same options: the defaults are those of the papers' tables, and there is
+# no data set unless one is named.
+PAPERS = {"rounds": 1000, "clients": 100, "per_round": 10, "batch_size": 128}
+
+
+def cost_options() -> dict[str, Option]:
+    """Every option of a cost besides the method's own: those of a run, with the papers' defaults, and its own."""
+    said: dict[str, dict[str, Any]] = {"data": {"default": None, "none": "none: the model says what it takes"}}
+    said["per_round"] = {"default": PAPERS["per_round"], "text": "clients sampled per round; all peers"}
+    of_run = {name: replace(one, default=PAPERS.get(name, one.default)) for name, one in OPTIONS.items()}
+    return {name: replace(one, **said.get(name, {})) for name, one in of_run.items()} | options_of(CostOptions)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is charged: the options of a run and of the cost itself, and the graph if clients send to each other."""
+
+    run: RunConfig
+    asked: CostOptions
+    graph: Graph | None
+    data: str | None  # None: nobody named any
+
+    @property
+    def rounds(self) -> int:
+        return 400 if "emnist-400-rounds" in self.asked.quirks else self.run.rounds
+
+    @property
+    def clients(self) -> int:
+        assert self.run.clients is not None  # PAPERS says how many if nobody does
+        return self.run.clients
+
+    @property
+    def sampled(self) -> int:
+        """Clients that train in a round."""
+        return self.run.sampled if self.graph is None else self.clients
+
+    @cached_property
+    def links(self) -> Links:
+        return Links(0) if self.graph is None else links(self.graph, self.clients)
+
+    @property
+    def neighbours(self) -> Number:
+        """Links of a peer, the mean over peers."""
+        if self.links.each is not None:
+            return self.links.each
+        return _divide(sum(map(len, self.links.received)), self.clients)
+
+    @property
+    def kinds(self) -> list[int]:
+        """Clients of each capacity, of which those past the number of clients have none."""
+        whole, rest = divmod(self.clients, len(self.run.capacities))
+        counts = [whole + (index < rest) for index in range(len(self.run.capacities))]
+        return [count for count in counts if count]
+
+
+def cost(method: str, *, model: Any = None, **options: Any) -> CostReport:
+    """What a method would cost, without training.
+
+    Args:
+        method: a row of `sparsona methods`, or one with a rule for its costs only; options of its own may follow its
+            name after a colon.
+        model: the name of a network, or an nn.Module (which needs `input_shape` and `classes`); left out, it is the
+            default of `data`.
+        options: those of a run (`rounds`, `graph`, `preset`, ...), whose defaults are those of the papers' tables; the
+            method's own (`epochs`, `density`, ...); and `CostOptions` (`samples`, `counting`, ...).
+
+    Returns:
+        Bytes, FLOPs and memory; `to_json` has every figure.
+
+    Example:
+        >>> cost("dispfl", model="lenet5", graph="ring").neighbours
+        2
+    """
+    name, own = parse_method(method)
+    row, kind = row_of(name)
+    given = {key.replace("-", "_"): value for key, value in {**options, **own}.items()}
+    asked_values = {key: given.pop(key) for key in CostOptions.model_fields if key in given}
+    errors = [
+        SparsonaError(f"'{key}' in a cost", expected="what a cost can count", mend=reason)
+        for key in given
+        if key in OPTIONS and isinstance(reason := OPTIONS[key].cost, str)
+    ]
+    published = methods.preset(row, str(given["preset"])) if given.get("preset") else {}
+    chosen = choose(row, kind, published, given, others=CostOptions.model_fields)
+    usual = {key: value for key, value in PAPERS.items() if key != "per_round" or not row.peers}
+    asked, of_cost = check(CostOptions, asked_values, "a cost")
+    run, of_run = check(RunConfig, {**usual, **chosen.run, "method": name}, "a cost")
+    config, of_method = check(kind, chosen.method, name)
+    if errors := [*chosen.errors, *errors, *of_cost, *of_run, *of_method]:
+        raise merge_errors(errors)
+    return _report(row, run, asked, config, model, frozenset(chosen.run))
+
+
+def options_for(method: str) -> set[str]:
+    """Names of the options that `cost` takes for this method."""
+    return {*cost_options(), *row_of(parse_method(method)[0])[1].model_fields}
+
+
+def row_of(name: str) -> tuple[methods.MethodCard | RuleCard, Any]:
+    """A row and the class of its options."""
+    if (row := methods.find(name)) is not None:
+        return row, methods.factory(row)[1]
+    if name in COST_RULES:
+        return COST_RULES[name], COST_RULES[name].config
+    error = unknown_name("method", name, [*methods.names(), *COST_RULES])
+    expected = f"one of {', '.join(methods.names())}; costs only: {', '.join(COST_RULES)}"
+    raise SparsonaError(error.what, expected=expected, mend=error.mend)
+
+
+def _experiment(run: RunConfig, asked: CostOptions, peers: bool, said: frozenset[str]) -> Experiment:
+    """The experiment, checked; `said` are the options that somebody gave."""
+    assert run.clients is not None
+    errors = [unknown_name("quirk", quirk, QUIRKS) for quirk in asked.quirks if quirk not in QUIRKS]
+    if peers and run.per_round not in (None, run.clients):
+        what, expected = f"per_round = {run.per_round} among peers", "all clients: each trains in every round"
+        errors.append(SparsonaError(what, expected=expected, mend="leave --per-round out, or set --clients"))
+    else:
+        errors += run.conflicts()
+    if run.graph is not None and not peers:
+        what, expected = "'graph' for a method with a server", "a method whose clients send to each other"
+        errors.append(SparsonaError(what, expected=expected, mend="leave --graph out"))
+    if "emnist-400-rounds" in asked.quirks and "rounds" in said and run.rounds != 400:
+        what, expected = f"--rounds {run.rounds} with the quirk of 400 rounds", "one of the two"
+        errors.append(SparsonaError(what, expected=expected, mend="leave --rounds out"))
+    if errors:
+        raise merge_errors(errors)
+    graph = None
+    if peers:
+        graph = read_graph(run.graph, run.clients)
+        check_graph(graph, range(run.clients))
+    return Experiment(run, asked, graph, run.data if "data" in said else None)
+
+
+def _report(
+    row: methods.MethodCard | RuleCard,
+    run: RunConfig,
+    asked: CostOptions,
+    config: Any,
+    model: Any,
+    said: frozenset[str],
+) -> CostReport:
+    source = _source(run.data if "data" in said else None)
+    samples, samples_from = _samples(source, run, asked)
+    label, outline = _outline(model if model is not None else run.model, source, asked)
+    price, peers = _price(row, outline, config)
+    all_ = _experiment(run, asked, peers, said)
+    layout = outline.layout
+    round_ = Round(0, all_.rounds, 1.0, run.batch_size, Seeds(0))
+    kinds = [
+        price(layout, Client(index, samples, capacity, num_clients=all_.clients), round_)
+        for index, capacity in enumerate(run.capacities[: all_.clients])
+    ]
+    kinds = [transformed_cost(cost, read_transforms(run.transform)) for cost in kinds]
+    infer = [layout.forward_flops() if cost.infer_flops is None else cost.infer_flops for cost in kinds]
+    flops = Flops(
+        _mean(_sum([cost.train_flops for cost in kinds], all_), all_),
+        _mean(_sum([_search_flops(cost, layout, asked.quirks) for cost in kinds], all_), all_),
+        run.tune_epochs * _sum([_tune_flops(*cost, samples) for cost in zip(kinds, infer, strict=True)], all_),
+    )
+    as_papers = partial(_paper_size, quirks=asked.quirks, uniform=getattr(config, "allocation", "erk") == "uniform")
+    return CostReport(
+        method=row.name,
+        title=row.title,
+        model=label,
+        num_parameters=layout.size,
+        input_shape=tuple(outline.input_shape),
+        classes=outline.num_classes,
+        costs_only=isinstance(row, RuleCard),
+        exact=all(cost.exact for cost in kinds) and not outline.uncounted,
+        notes=tuple(_notes(row, outline, kinds, run)),
+        peers=peers,
+        setting=all_,
+        options=config.model_dump(mode="json"),
+        samples=samples,
+        samples_from=samples_from,
+        flops=flops,
+        inference_flops=max(infer),
+        memory=max((_memory(cost, layout) for cost in kinds), key=lambda memory: max(vars(memory).values())),
+        encoded=_traffic(kinds, all_, message_size, one_direction=False),
+        paper=_traffic(kinds, all_, as_papers, one_direction=True),
+    )
+
+
+def _source(name: str | None) -> data.SourceCard | None:
+    if name is None:
+        return None
+    if spec.parse("data set", name).argument is not None:
+        raise SparsonaError(
+            f"costs of '{name}', which would have to be read",
+            expected="a row of `sparsona data`, or no data at all",
+            mend="say --input, --classes and --samples instead",
+        )
+    return catalog.get(name)
+
+
+def _samples(source: data.SourceCard | None, run: RunConfig, asked: CostOptions) -> tuple[int, str]:
+    """How many examples a client trains on, and where that number comes from if nobody said it."""
+    if source is None or asked.samples is not None:
+        return asked.samples or 500, ""
+    if source.is_natural:
+        raise SparsonaError(
+            f"no number of examples for a client of {source.name}",
+            expected="samples: its clients are people, and each has as many as it has",
+            mend="say how many to reckon with, for example --samples 200",
+        )
+    assert run.clients is not None
+    all_, what = (source.num_train, "published training") if source.num_train else (source.num_examples, "published")
+    of = f"{all_:,} {what} examples / {run.clients:,} clients, none held out for validation or testing"
+    return max(1, all_ // run.clients), of
+
+
+def _outline(model: Any, source: data.SourceCard | None, asked: CostOptions) -> tuple[str, Any]:
+    """The model's name and outline."""
+    usual: Any = source
+    if model is None or isinstance(model, str):
+        if model is None and source is None:
+            raise SparsonaError("no model", expected="--model or --data", mend="for example --model vgg11")
+        model = model or usual.default_model
+        usual = usual or models.read_spec(model)[0]
+    elif not callable(model):
+        expected = "the name of a network, a torch.nn.Module, or a function that builds one"
+        raise SparsonaError(f"a model of type {type(model).__name__}", expected=expected)
+    elif source is None and (asked.input_shape is None or asked.classes is None):
+        raise SparsonaError(
+            "a module without its input", expected="input_shape and classes", mend="for example input_shape=(3, 32, 32)"
+        )
+    shape, classes = asked.input_shape or usual.input_shape, asked.classes or usual.num_classes
+    if isinstance(model, str):
+        return model, models.outline(model, shape, classes)
+    from sparsona.core.task import Task  # only here: a person's own module needs torch
+
+    tokens = source is not None and source.has_tokens if asked.tokens is None else asked.tokens
+    return type(model).__name__, Task(model, shape, classes, tokens=tokens)
+
+
+def _notes(card: methods.MethodCard | RuleCard, outline: Outline, kinds: list[Cost], run: RunConfig) -> Iterator[str]:
+    """What is to be known of these figures and not of others."""
+    if isinstance(card, RuleCard) and card.note:
+        yield card.note
+    elif not all(cost.exact for cost in kinds):
+        yield "training decides what is used and sent: these are upper bounds"
+    if outline.uncounted:
+        yield f"FLOPs of layers that are neither linear nor convolutions are missing: {', '.join(outline.uncounted)}"
+    for cost, capacity in zip(kinds, run.capacities, strict=False):
+        held = [part.num_values for part in (*cost.kept, *(cost.down or ())) if not part.is_mask]
+        if max(held, default=0) > capacity * outline.layout.size:
+            yield "capacities are not kept: this method's models are larger than some clients can hold"
+            return
+
+
+def _price(
+    card: methods.MethodCard | RuleCard, outline: Outline, config: Any
+) -> tuple[Callable[[Layout, Client, Round], Cost], bool]:
+    """What says the cost of a turn, and whether clients send to each other."""
+    if isinstance(card, RuleCard):
+        rule = card.rule
+        return (lambda layout, client, round_: rule(layout, client, round_, config)), card.peers
+    method = methods.make(outline, row=card, config=config)
+    return method.cost, card.peers
+
+
+def _traffic(
+    kinds: list[Cost],
+    asked: Experiment,
+    size: Callable[[tuple[PartSize, ...]], int],
+    one_direction: bool,
+) -> Traffic:
+    sizes = [size(cost.up) if cost.up else 0 for cost in kinds]
+    sent = _sum(sizes, asked)
+    if asked.graph is not None:
+        return _traffic_of_peers(sizes, sent, asked, one_direction)
+    received = _sum([size(cost.down) if cost.down else 0 for cost in kinds], asked)
+    up, down, turns = _mean(sent, asked), _mean(received, asked), asked.sampled
+    return Traffic(
+        up,
+        down,
+        round_up=turns * up,
+        round_down=turns * down,
+        round=turns * (up + down),
+        tuning=received if asked.run.tune_epochs else 0,
+        busiest=turns * (max(up, down) if one_direction else up + down),
+        busiest_in=turns * up,
+        busiest_out=turns * down,
+    )
+
+
+def _traffic_of_peers(sizes: list[int], sent: int, asked: Experiment, one_direction: bool) -> Traffic:
+    """`sizes` are those of a message by capacity, `sent` their sum over all peers."""
+    each = asked.links.each
+    if each is not None:
+        once, most = each * sent, each * max(sizes)
+        # Who sends the largest message receives those of others: in a random graph and on a ring, on average.
+        others = _divide(each * (sent - max(sizes)), asked.clients - 1)
+    else:
+        of = [sizes[client % len(sizes)] for client in range(asked.clients)]
+        out = Counter(sender for received in asked.links.received for sender in received)
+        ways = [
+            (out[client] * of[client], sum(of[sender] for sender in received))
+            for client, received in enumerate(asked.links.received)
+        ]
+        once = sum(way[0] for way in ways)
+        most, others = max(ways, key=lambda way: way[0] if one_direction else sum(way))
+    mean = _mean(once, asked)
+    busiest = most if one_direction else most + others
+    return Traffic(mean, mean, once, once, once, 0, busiest, busiest_in=others, busiest_out=most)
+
+
+def _paper_size(parts: tuple[PartSize, ...], quirks: tuple[str, ...], uniform: bool) -> int:
+    size = paper_size(parts)
+    if "zero-biases" in quirks:
+        for part in parts:
+            # Only norms have biases that cost no FLOPs. ERK leaves them whole, a uniform mask takes its share of them.
+            zeros = sum(s.size for s in part.layout.slots if s.name.endswith("bias") and not s.flops_per_weight)
+            size -= 0 if part.is_mask else 2 * zeros * part.num_values // part.layout.size if uniform else 2 * zeros
+    return size
+
+
+def _search_flops(cost: Cost, layout: Layout, quirks: tuple[str, ...]) -> int:
+    if "phantom-screening" in quirks and any(part.is_mask for part in cost.kept):
+        return SCREENING_BATCH * 3 * layout.forward_flops()
+    return cost.search_flops
+
+
+def _tune_flops(cost: Cost, infer_flops: int, samples: int) -> int:
+    """Of one epoch; an example in training is three forward passes unless the method says otherwise."""
+    return samples * 3 * infer_flops if cost.tune_flops is None else cost.tune_flops
+
+
+def _memory(cost: Cost, layout: Layout) -> Memory:
+    gradient = PartSize("gradient", layout, layout.size)
+    work = (gradient,) if cost.at_work is None else cost.at_work
+    held = (*cost.kept, *(cost.down or ()), *(part for part in work if part.name != "gradient"))
+    searches = cost.search_flops and any(part.is_mask for part in cost.kept)
+    return Memory(
+        _bytes(cost.kept),
+        _bytes((*cost.kept, *(cost.down or cost.mixing))),
+        _bytes((*held, *(part for part in work if part.name == "gradient"))),
+        _bytes((*held, gradient)) if searches else 0,
+    )
+
+
+def _bytes(parts: Iterable[PartSize]) -> int:
+    """Four bytes a value, however few it travels as, and a bit an entry of a mask; which entries a sparse model has,
+    its mask says."""
+    return sum(payload_size(replace(part, bits=32))[1] for part in parts)
+
+
+def _sum(values: list[int], asked: Experiment) -> int:
+    """Over all clients, given the value of each capacity."""
+    return sum(value * count for value, count in zip(values, asked.kinds, strict=True))
+
+
+def _mean(total: int, asked: Experiment) -> Number:
+    return _divide(total, asked.clients)
+
+
+def _divide(total: int, number: int) -> Number:
+    """Whole where it can be: FLOPs of a run pass what a float holds exactly."""
+    return total // number if total % number == 0 else total / number

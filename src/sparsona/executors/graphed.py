@@ -1,0 +1,177 @@
+"""Large models on a GPU: a step is compiled and captured once, then replayed; several clients run side by side.
+
+Agrees with `serial` within rounding. While the steps of some clients are replayed in their lanes, others finish their
+turns and the next ones begin theirs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsona.core.method import Phase
+from sparsona.engine.context import Setting
+from sparsona.engine.evaluate import Evaluation, evaluate_own, needs_own_model, own_points
+from sparsona.engine.jobs import Job, Outcome, Tell
+from sparsona.engine.turn import OpenTurn, adapted_work, begin, end, phases_of, train_alone, training
+from sparsona.gpu.captured_task import CapturedTask
+from sparsona.gpu.captured_test import Examiner
+from sparsona.gpu.lanes import MOST_SHAPES, Lane, Programs, can_be_traced, has_room, must_be_alone, program_key
+from sparsona.gpu.stacking import kinds_of
+
+LANES = 4
+TESTED_TOGETHER = 64  # clients whose results are waited for at once
+
+
+@dataclass
+class _Underway:
+    """A client in the middle of its turn: its place among the lanes, and what it has yet to do."""
+
+    number: int
+    turn: OpenTurn
+    place: int
+    phases: deque[Phase] = field(default_factory=deque)
+    lane: Lane | None = None
+
+
+class Graphed:
+    """The executor for large models on a GPU."""
+
+    encodes = False
+
+    def __init__(self, setting: Setting, lanes: int = LANES, tell: Tell = lambda text: None) -> None:
+        laid_out = copy.copy(setting.task)
+        laid_out.channels_last = laid_out.takes_channels_last  # as convolutions on a GPU like it
+        task: Any = CapturedTask(laid_out, setting.largest_batch)
+        self._setting = replace(setting, task=task)
+        self._num_lanes = lanes
+        self._programs = Programs(tell)
+        # By phase and shapes, then by place: clients side by side have memory of their own.
+        self._lanes: dict[tuple[Hashable, Hashable], dict[int, Lane]] = {}
+        self._examiners: dict[Hashable, Examiner] = {}  # by the shapes of a Work
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
+        waiting = iter(jobs)
+        first = next(waiting, None)
+        if first is None:
+            return
+        everybody = chain((first,), waiting)
+        yield from self._evaluate(everybody) if first.do == "evaluate" else self._train(everybody)
+
+    def close(self) -> None:
+        if self._setting.device.type == "cuda":
+            torch.cuda.synchronize(self._setting.device)  # what is let go of must not be in use
+        self._lanes.clear()
+        self._programs = Programs()
+        self._examiners.clear()
+
+    def _train(self, jobs: Iterator[Job]) -> Iterator[Outcome]:
+        """Turns, handed out in the order of the jobs. Who has more phases than others is done after them."""
+        underway: deque[_Underway] = deque()
+        free = deque(range(self._num_lanes))
+        ready: dict[int, Outcome] = {}
+        taken = given = 0
+        try:
+            while True:
+                while free and (job := next(jobs, None)) is not None:
+                    turn = begin(self._setting, job)
+                    phases = deque(phases_of(self._setting, turn))
+                    underway.append(_Underway(taken, turn, free.popleft(), phases))
+                    taken += 1
+                    self._go_on(underway[-1])
+                if not underway:
+                    return
+                client = underway.popleft()
+                if client.lane is not None:
+                    client.lane.unload()
+                    client.lane = None
+                    self._go_on(client)
+                    if client.lane is not None:
+                        underway.append(client)
+                        continue
+                free.append(client.place)
+                ready[client.number] = self._finish(client.turn)
+                while given in ready:
+                    yield ready.pop(given)
+                    given += 1
+        finally:
+            if underway and self._setting.device.type == "cuda":  # given up in the middle
+                torch.cuda.synchronize(self._setting.device)
+
+    def _finish(self, turn: OpenTurn) -> Outcome:
+        tested = None
+        if own_points(turn.job):
+            (tested,) = self._results([self._test(turn)])
+        return end(self._setting, turn, tested)
+
+    def _go_on(self, client: _Underway) -> None:
+        """Start the client's next phase in its lane; what cannot be captured is done here and now."""
+        setting, turn = self._setting, client.turn
+        while client.phases:
+            phase = client.phases.popleft()
+            if must_be_alone(phase, setting):
+                train_alone(setting, turn, phase)
+                continue
+            if phase.enter is not None:
+                turn.work = phase.enter(turn.work, turn.probe, turn.round)
+            key = program_key(phase, kinds_of(turn.work))
+            if not has_room(self._lanes, key):
+                train_alone(setting, turn, replace(phase, enter=None))
+                continue
+            lanes = self._lanes.setdefault(key, {})
+            if client.place not in lanes:
+                lanes[client.place] = Lane(setting, phase, turn.work, self._programs, None)
+            lane = lanes[client.place]
+            with training(setting, [turn], phase):
+                lane.load(phase, [turn])
+                if setting.clock.is_on:  # what is measured is waited for: one client after another
+                    lane.unload()
+            if not setting.clock.is_on:
+                client.lane = lane
+                return
+
+    def _evaluate(self, jobs: Iterator[Job]) -> Iterator[Outcome]:
+        while group := list(islice(jobs, TESTED_TOGETHER)):
+            turns, tests = [], []
+            for job in group:
+                turn = begin(self._setting, job)
+                if own_points(job):
+                    tests.append(self._test(turn))
+                # A model is needed only while it is evaluated.
+                turns.append(turn if needs_own_model(job) else replace(turn, work=None))
+            found = {one.client: one for one in self._results(tests)}
+            for turn in turns:
+                yield end(self._setting, turn, found.get(turn.job.client))
+
+    def _test(self, turn: OpenTurn) -> tuple[int, Examiner, Tensor] | Evaluation:
+        """A client's model on its test data: sums that are not waited for yet, or the result."""
+        context, client = self._setting, turn.job.client
+        with context.clock.measure("evaluate"):
+            work = adapted_work(context, turn)
+            if not can_be_traced(context):
+                return evaluate_own(context, client, work)
+            kinds = kinds_of(work)
+            if kinds not in self._examiners:
+                if len(self._examiners) >= MOST_SHAPES:
+                    return evaluate_own(context, client, work)
+                self._examiners[kinds] = Examiner(context, work)
+            examiner = self._examiners[kinds]
+            return client, examiner, examiner.look(client, work)
+
+    def _results(self, tests: Sequence[tuple[int, Examiner, Tensor] | Evaluation]) -> list[Evaluation]:
+        """Results of tests, waited for together."""
+        found = [one for one in tests if isinstance(one, Evaluation)]
+        waiting: dict[Examiner, list[tuple[int, Tensor]]] = {}
+        for one in tests:
+            if not isinstance(one, Evaluation):
+                waiting.setdefault(one[1], []).append((one[0], one[2]))
+        for examiner, sums in waiting.items():
+            found += examiner.tell([client for client, _ in sums], [row for _, row in sums])
+        return found

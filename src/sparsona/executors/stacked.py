@@ -1,0 +1,159 @@
+"""Many clients at once: their models are stacked, and a step is one step of all. For small models on a GPU.
+
+Agrees with `serial` within rounding. A phase that must not be stacked (its examples see each other, its model draws
+noise, or it says that it is not traceable) is run for one client after another.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsona.core.method import Phase, Tree, Work
+from sparsona.core.task import Task
+from sparsona.data.augment import as_inputs
+from sparsona.engine.context import Setting
+from sparsona.engine.evaluate import Evaluation, evaluate_own, own_points
+from sparsona.engine.jobs import Job, Outcome, Tell
+from sparsona.engine.turn import OpenTurn, adapted_work, begin, end, phases_of, train_alone, training
+from sparsona.gpu.captured_task import CapturedTask
+from sparsona.gpu.lanes import Lane, Programs, can_be_traced, has_room, must_be_alone, program_key
+from sparsona.gpu.stacked_test import evaluate_stacked
+from sparsona.gpu.stacking import kinds_of, over_clients, stack
+
+MOST_AT_ONCE = 128
+FEWEST_AT_ONCE = 16  # of unequal clients: with fewer, a GPU has too little to do
+
+
+class Stacked:
+    """The executor for many small models."""
+
+    encodes = False
+
+    def __init__(self, setting: Setting, most_at_once: int = MOST_AT_ONCE, tell: Tell = lambda text: None) -> None:
+        task: Any = CapturedTask(_channels_first(setting.task), setting.largest_batch)
+        self._setting, self._most = replace(setting, task=task), most_at_once
+        self._programs = Programs(tell)
+        self._lanes: dict[tuple[Hashable, Hashable], Lane] = {}
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
+        waiting = iter(jobs)
+        while group := list(islice(waiting, self._most)):
+            turns = [begin(self._setting, job) for job in group]
+            for phase in dict.fromkeys(phase for turn in turns for phase in phases_of(self._setting, turn)):
+                self._train(phase, [turn for turn in turns if phase in phases_of(self._setting, turn)])
+            tested = [turn for turn in turns if own_points(turn.job)]
+            found = dict(zip(map(id, tested), self._test(tested), strict=True))
+            for turn in turns:
+                yield end(self._setting, turn, found.get(id(turn)))
+
+    def close(self) -> None:
+        self._lanes.clear()
+        self._programs = Programs()
+
+    def _test(self, turns: Sequence[OpenTurn]) -> list[Evaluation]:
+        """Models on their clients' test data; those of one shape together."""
+        context, found = self._setting, dict[int, Evaluation]()
+        with context.clock.measure("evaluate"):
+            works = [adapted_work(context, turn) for turn in turns]
+            for places in _by_kind(works).values():
+                some, clients = [works[place] for place in places], [turns[place].job.client for place in places]
+                if not can_be_traced(context):
+                    results = [evaluate_own(context, *one) for one in zip(clients, some, strict=True)]
+                else:
+                    tests = [context.federation.examples(client, "test") for client in clients]
+                    predict = vectorised(context.method.predict, some)
+                    results = evaluate_stacked(clients, predict, context.task, tests)
+                found |= dict(zip(places, results, strict=True))
+        return [found[place] for place in range(len(turns))]
+
+    def _train(self, phase: Phase, turns: Sequence[OpenTurn]) -> None:
+        context = self._setting
+        if must_be_alone(phase, context):
+            for turn in turns:
+                train_alone(context, turn, phase)
+            return
+        if phase.enter is not None:
+            for turn in turns:
+                turn.work = phase.enter(turn.work, turn.probe, turn.round)
+        for kinds, places in _by_kind([turn.work for turn in turns]).items():
+            self._train_alike(phase, kinds, [turns[place] for place in places])
+
+    def _train_alike(self, phase: Phase, kinds: Hashable, turns: list[OpenTurn]) -> None:
+        """Clients whose Works have the same shapes."""
+        context, key = self._setting, program_key(phase, kinds)
+        if not has_room(self._lanes, key):
+            for turn in turns:
+                train_alone(context, turn, replace(phase, enter=None))
+            return
+        if key not in self._lanes:
+            # As many places as are ever taken in training, so that one program serves every group.
+            everybody = len(context.clients) if context.plan.everyone_trains else context.plan.per_round
+            most = min(self._most, max(everybody, len(turns)))
+            self._lanes[key] = Lane(context, phase, turns[0].work, self._programs, places_for(context, most))
+        lane = self._lanes[key]
+        # Clients of about the same size together: a stack goes on as long as its largest.
+        turns.sort(key=lambda turn: -turn.train.num_examples)
+        for start in range(0, len(turns), lane.num_places):
+            some = turns[start : start + lane.num_places]
+            with training(context, some, phase):
+                lane.load(phase, some)
+                lane.unload()
+
+
+def _by_kind(works: Sequence[Work]) -> dict[Hashable, list[int]]:
+    """The places of Works that have the same shapes."""
+    found: dict[Hashable, list[int]] = {}
+    for place, work in enumerate(works):
+        found.setdefault(kinds_of(work), []).append(place)
+    return found
+
+
+def places_for(setting: Setting, most: int) -> int:
+    """How many clients to stack: as many as can be, unless clients of unequal sizes would wait for each other too long.
+
+    Halved as long as that saves a fifth of the steps, were all clients to train, and sixteen are left.
+    """
+    batches = sorted((-(-client.num_examples // setting.largest_batch) for client in setting.clients), reverse=True)
+
+    def steps(places: int) -> int:
+        return sum(places * longest for longest in batches[::places])
+
+    while most >= 2 * FEWEST_AT_ONCE and steps(most // 2) < 0.8 * steps(most):
+        most //= 2
+    return most
+
+
+def vectorised(predict: Callable[[Work, Tensor], Tensor], works: Sequence[Work]) -> Callable[[Tensor], Tensor]:
+    """`predict` for several clients: inputs [clients, N, ...] to outputs [clients, N, ...]."""
+    work = stack(works)
+    return lambda inputs: over_clients(predict, work, inputs)
+
+
+def why_not_stacked(setting: Setting) -> str:
+    """What torch says of running the model for two clients at once; nothing if it can. Tried: layers do not tell."""
+    data, task = setting.federation, _channels_first(setting.task)
+    image = as_inputs(data.x[:1], data.view)
+
+    def outputs(params: Tree) -> Tensor:
+        return task.forward(params, setting.buffers, image, False)[0]
+
+    try:
+        with torch.no_grad():
+            over_clients(outputs, stack([setting.params] * 2))
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
+def _channels_first(task: Task) -> Task:
+    """A stack of images has five dimensions, for which there is no channels last."""
+    task = copy.copy(task)
+    task.channels_last = False
+    return task

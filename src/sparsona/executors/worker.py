@@ -1,0 +1,118 @@
+"""A worker process: reads jobs from its standard input, writes outcomes to what was its standard output.
+
+Started as `python -m sparsona.executors.worker`, so the user's script is never imported again. It ignores Ctrl-C, which
+is the parent's to handle, and leaves when the pipe closes.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import signal
+import struct
+import sys
+import traceback
+from typing import Any, BinaryIO, cast
+
+from sparsona.engine.profiler import IDLE, OFF, START, Clock
+
+Readable = io.BufferedIOBase | io.RawIOBase
+FRAME = struct.Struct("<Q")
+
+
+def read_frame(stream: Readable, clock: Clock = OFF) -> Any:
+    """The next object, or EOFError when the other side is gone."""
+    with clock.measure(IDLE):
+        (size,) = FRAME.unpack(_read(stream, FRAME.size))
+    with clock.measure("pipe"):
+        # Only the parent that started this process can write to this pipe.
+        return pickle.loads(_read(stream, size))
+
+
+def _read(stream: Readable, size: int) -> bytearray:
+    """So many bytes: a pipe gives them in pieces."""
+    body, done = bytearray(size), 0
+    while done < size:
+        count = stream.readinto(memoryview(body)[done:])
+        if not count:
+            raise EOFError
+        done += count
+    return body
+
+
+def pack(value: Any, by_value: bool = False) -> bytes:
+    """Bytes of an object; `by_value`: with the classes that no other process can import, which takes longer."""
+    if by_value:
+        import cloudpickle
+
+        body: bytes = cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        return body
+    return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def write_frame(stream: BinaryIO, value: Any, by_value: bool = False) -> None:
+    write_body(stream, pack(value, by_value))
+
+
+def write_body(stream: BinaryIO, body: bytes) -> None:
+    stream.write(FRAME.pack(len(body)))
+    stream.write(body)
+    stream.flush()
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    inbox = cast(Readable, sys.stdin.buffer)
+    # Whatever a user's model prints must not end up among the outcomes.
+    outbox = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    try:
+        sys.path[:], is_profiled, by_value = read_frame(inbox)
+        # Before torch is imported, so that the parent can write to all workers while they start together.
+        _serve(read_frame(inbox), inbox, outbox, Clock(is_on=is_profiled), by_value)
+    except (EOFError, BrokenPipeError):
+        os._exit(0)  # the parent is gone: nothing is left to be flushed
+
+
+def _serve(request: tuple[str, Any], inbox: Readable, outbox: BinaryIO, clock: Clock, by_value: bool) -> None:
+    with clock.measure(f"{START}import"):
+        import torch
+
+        from sparsona.core.errors import MaskMismatchError, SparsonaError
+        from sparsona.data.federation import Federation
+        from sparsona.engine.context import Setting
+        from sparsona.engine.jobs import Outcome
+        from sparsona.engine.turn import perform
+
+    torch.set_num_threads(1)
+    setting: Setting | None = None
+    while True:
+        kind, value = request
+        answer: Any
+        try:
+            if kind == "open":
+                with clock.measure(f"{START}build"):
+                    task, make_method, folder, plan, capacities = pickle.loads(value)
+                    setting = Setting(task, make_method, Federation.open(folder), plan, capacities, clock=clock)
+                answer = None
+            elif kind == "report":
+                answer = None
+            else:
+                assert setting is not None
+                try:
+                    answer = perform(setting, value)
+                except MaskMismatchError:  # the parent sends the job again, masks and all
+                    answer = Outcome(value.client, lacks_mask=True)
+            report = clock.take() if clock.is_on else None
+            with clock.measure("pipe"):
+                write_frame(outbox, ("done", (answer, report)), by_value)
+        except SparsonaError as error:
+            write_frame(outbox, ("error", error))
+        except Exception:
+            write_frame(outbox, ("crash", traceback.format_exc()))
+        request = read_frame(inbox, clock)
+
+
+if __name__ == "__main__":
+    main()

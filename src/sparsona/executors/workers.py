@@ -1,0 +1,227 @@
+"""Several worker processes, one thread each. Same bits as `serial`, on all cores."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import selectors
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import cloudpickle
+
+from sparsona.core.errors import SparsonaError
+from sparsona.engine.context import Setting
+from sparsona.engine.jobs import Job, Outcome, Tell, settle
+from sparsona.engine.profiler import START, WAIT, Clock
+from sparsona.engine.tempdirs import claim, make_folder
+from sparsona.executors.worker import pack, read_frame, write_body, write_frame
+
+AHEAD = 4  # jobs for each worker that may be begun before the first of them is handed out
+TRIES = 3  # a job that kills its worker this often is given up
+PREFIX = "sparsona-data-"  # of folders that hold the data for workers
+
+
+def num_cores() -> int:
+    """Cores this process may use, which can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _is_importable(make_method: Any) -> bool:
+    """Whether another process can import a method's classes: not those of a script, a notebook or a function."""
+    try:
+        return b"__main__" not in pickle.dumps(make_method)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+
+
+class _Packed:
+    """A job, its place among the others, and the bytes of it that a worker reads."""
+
+    def __init__(self, number: int, job: Job, by_value: bool) -> None:
+        self.number, self.job = number, job
+        self.body = pack(("job", job.packed()), by_value)
+
+
+class _Worker:
+    """One process and its two pipes."""
+
+    def __init__(self, recipe: bytes, clock: Clock, by_value: bool) -> None:
+        self._clock, self._number = clock, clock.hire()
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        # Memory that a step frees is kept for the next: to get it anew, page by page, costs a tenth of a step.
+        memory = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**29)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "sparsona.executors.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**memory, **os.environ, **threads},
+            process_group=0,  # a terminal sends Ctrl-C to a whole group: it is ours to handle, not theirs
+        )
+        self.stdin = cast(BinaryIO, self.process.stdin)
+        # Not through a buffer: an answer that it had read along with the one before would never be waited for.
+        self.stdout: io.RawIOBase = cast(Any, self.process.stdout).raw
+        self.job: tuple[int, Job] | None = None
+        self.opening = True
+        write_frame(self.stdin, (sys.path, clock.is_on, by_value))
+        write_frame(self.stdin, ("open", recipe))
+
+    def send(self, packed: _Packed) -> None:
+        self.job = (packed.number, packed.job)
+        with self._clock.measure("pipe"):
+            write_body(self.stdin, packed.body)
+
+    def receive(self) -> Any:
+        with self._clock.measure("pipe"):
+            kind, value = read_frame(self.stdout)
+        if kind == "error":
+            raise value
+        if kind == "crash":
+            raise RuntimeError(f"a worker process failed:\n{value}")
+        answer, report = value
+        self._clock.hear(self._number, report)
+        return answer
+
+    def end(self) -> None:
+        if self._clock.is_on and self.job is None and not self.opening:
+            with contextlib.suppress(OSError, EOFError):
+                write_frame(self.stdin, ("report", None))  # what it measured since its last job: how long it waited
+                self.receive()
+        for pipe in (self.stdin, self.process.stdout):
+            with contextlib.suppress(OSError):
+                cast(BinaryIO, pipe).close()
+        self.process.terminate()
+        self.process.wait()
+        self._clock.dismiss(self._number)
+
+
+class Workers:
+    """The executor for a CPU with several cores."""
+
+    encodes = True
+
+    def __init__(self, setting: Setting, num_workers: int | None = None, tell: Tell = lambda text: None) -> None:
+        self._clock, self._tell = setting.clock, tell
+        num_workers = num_workers or num_cores()
+        tell(f"starting {num_workers} worker{'s' * (num_workers > 1)}")
+        self._workers: list[_Worker] = []
+        self._folder: Path | None = None
+        try:
+            self._folder = make_folder(PREFIX)
+            claim(self._folder)
+            setting.federation.save(self._folder)
+            self._recipe = cloudpickle.dumps(
+                (setting.task, setting.make_method, str(self._folder), setting.plan, setting.capacities)
+            )
+            self._by_value = not _is_importable(setting.make_method)
+            for _ in range(num_workers):
+                self._workers.append(_Worker(self._recipe, self._clock, self._by_value))
+        except OSError as error:
+            self.close()
+            raise SparsonaError(
+                f"worker processes could not be started: {error}",
+                expected=f"room for the data in '{tempfile.gettempdir()}', and processes to spare",
+                mend="free some space or set TMPDIR, or use --executor serial",
+            ) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
+        waiting = enumerate(jobs)
+        again: deque[tuple[int, Job]] = deque()  # jobs whose worker died
+        tries: dict[int, int] = {}
+        ready: dict[int, Outcome] = {}
+        next_number = taken = 0
+
+        def following() -> _Packed | None:
+            nonlocal taken
+            if again:
+                return _Packed(*again.popleft(), self._by_value)
+            # What is done waits for those before it: a slow one must not let the others pile up.
+            item = None if taken - next_number >= AHEAD * len(self._workers) else next(waiting, None)
+            if item is None:
+                return None
+            taken += 1
+            return _Packed(*item, self._by_value)
+
+        packed: _Packed | None = None
+        while True:
+            # Only idle workers are written to, so neither side can wait for the other to read.
+            for place, worker in enumerate(self._workers):
+                while worker.job is None and (packed := packed or following()) is not None:
+                    try:
+                        worker.send(packed)
+                        packed = None
+                    except (BrokenPipeError, OSError):
+                        worker = self._replace(place, tries)
+            # Workers do not wait for what is done with outcomes, nor for the next job to be made and packed.
+            while next_number in ready:
+                yield ready.pop(next_number)
+                next_number += 1
+            packed = packed or following()
+            if not any(worker.job for worker in self._workers):
+                if packed is None:
+                    return
+                continue
+            for place in self._readable():
+                worker = self._workers[place]
+                assert worker.job is not None or worker.opening
+                try:
+                    answer = worker.receive()
+                except EOFError:
+                    if worker.job is not None:
+                        again.append(worker.job)
+                    self._replace(place, tries)
+                    continue
+                if worker.opening:
+                    worker.opening = False
+                    if not any(other.opening for other in self._workers):
+                        self._tell("")
+                    continue
+                assert worker.job is not None
+                number, job = worker.job
+                worker.job = None
+                if (instead := settle(job, answer)) is not None:
+                    again.append((number, instead))
+                else:
+                    ready[number] = answer
+
+    def _readable(self) -> list[int]:
+        with selectors.DefaultSelector() as selector:
+            for place, worker in enumerate(self._workers):
+                if worker.job is not None or worker.opening:
+                    selector.register(worker.stdout, selectors.EVENT_READ, place)
+            starting = any(worker.opening for worker in self._workers)
+            with self._clock.measure(f"{START}workers" if starting else WAIT):
+                return [key.data for key, _ in selector.select()]
+
+    def _replace(self, place: int, tries: dict[int, int]) -> _Worker:
+        """A new process for one that died; its job, if any, is done again."""
+        dead = self._workers[place]
+        dead.end()
+        number, client = (dead.job[0], f"client {dead.job[1].client}'s turn") if dead.job else (-1, "starting up")
+        tries[number] = tries.get(number, 0) + 1
+        if tries[number] >= TRIES:
+            raise SparsonaError(
+                f"a worker process died {TRIES} times during {client} (exit code {dead.process.returncode})",
+                expected="workers that live; -9 usually means that memory ran out",
+                mend="use --executor serial, a smaller model or a smaller batch",
+            )
+        self._workers[place] = _Worker(self._recipe, self._clock, self._by_value)
+        return self._workers[place]
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.end()
+        self._workers.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Names and options become objects; train, compare, resume."""

@@ -1,0 +1,222 @@
+"""Names become objects: a checked config, the data it names shared out, and everything a run needs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel
+
+from sparsona import data, methods, models
+from sparsona.core import spec
+from sparsona.core.errors import SparsonaError
+from sparsona.core.losses import argmax_score, cross_entropy, no_score, squared_error, token_cross_entropy, token_score
+from sparsona.core.round import client_kinds
+from sparsona.core.task import Task
+from sparsona.core.transform import with_chain
+from sparsona.data.federate import share_out
+from sparsona.data.federation import Federation
+from sparsona.data.read import read
+from sparsona.data.split_plan import SplitPlan
+from sparsona.engine.context import Setting
+from sparsona.engine.graphs import read_graph
+from sparsona.engine.plan import Plan
+from sparsona.engine.profiler import OFF, START, Clock
+from sparsona.executors import choose_device
+from sparsona.methods import MethodCard
+from sparsona.runs.declaration import as_tuple
+from sparsona.runs.listing import find_run
+from sparsona.runs.options import OF_DATA, RunConfig, in_groups
+from sparsona.runs.request import choose, parse_method
+from sparsona.runs.validation import check, merge_errors, validated
+from sparsona.runs.warm_start import WarmStart, check_layout
+from sparsona.transforms import read_transforms
+
+GIVEN = "given"  # in a config: the data, partition or model came from Python and has no name
+
+
+def make_config(
+    method: str | MethodCard, options: Mapping[str, Any], federation: Federation | None = None, model: Any = None
+) -> RunConfig:
+    """The checked config of one run. `method` is a row, or its name with options after a colon if need be."""
+    return make_configs(method, options, federation, model)[0]
+
+
+def make_configs(
+    method: str | MethodCard, options: Mapping[str, Any], federation: Federation | None = None, model: Any = None
+) -> tuple[RunConfig, BaseModel]:
+    """The same, and the method's own options as they were validated: `make_setting` takes them as they are."""
+    name, own = parse_method(method) if isinstance(method, str) else (method.name, {})
+    row = methods.card(name) if isinstance(method, str) else method
+    _, kind = methods.factory(row)
+    given = {**options, **own}
+    published = methods.preset(row, str(given["preset"])) if given.get("preset") else {}
+    chosen = choose(row, kind, published, given)
+    values = chosen.run | {"method": name}
+    if values.get("warm_start") is not None:
+        source = values["warm_start"]
+        values["warm_start"] = str(find_run(getattr(source, "path", source)).absolute())
+    if federation is not None:
+        if not isinstance(federation, Federation):
+            raise SparsonaError(
+                f"a {type(federation).__name__} where a federation is expected",
+                expected="what sparsona.federate(x, y, clients=20) or Federation.from_clients([...]) returns",
+                mend="make one of your data first",
+            )
+        for key in OF_DATA:
+            if key in values:
+                raise SparsonaError(
+                    f"'{key}' together with a federation",
+                    expected="one of the two: the federation has its clients and splits already",
+                    mend=f"leave '{key}' out, or give it to sparsona.federate",
+                )
+        values |= {"data": GIVEN, "clients": federation.num_clients, "partition": GIVEN, "test": GIVEN}
+    source = str(values.get("data", "")).strip()
+    if "partition" not in values and source in data.SOURCES and data.SOURCES[source].is_natural:
+        values["partition"] = "natural"  # such data is nobody else's
+    if model is not None:
+        values["model"] = model if isinstance(model, str) else GIVEN
+    if row.headline is not None:
+        values["points"] = (*as_tuple(values.get("points", ())), row.headline)
+    of_method, errors = check(kind, chosen.method, name)
+    dumped = {} if of_method is None else of_method.model_dump(mode="json")
+    config, of_run = check(RunConfig, values | {"options": dumped}, "a run")
+    if errors := [*chosen.errors, *errors, *of_run] or config.conflicts():
+        raise merge_errors(errors)
+    return config, of_method
+
+
+def read_data(config: RunConfig, listen: Callable[[int, int], None] | None = None) -> Federation:
+    """The data set that a config names, shared out as it says; `listen(done, total)` hears of decoding it."""
+    options = {key: value for key in in_groups("reading") if (value := getattr(config, key)) is not None}
+    if config.data_dir and not Path(config.data_dir).expanduser().is_dir():
+        raise SparsonaError(
+            f"there is no folder '{config.data_dir}'",
+            expected="the folder of the data's files",
+            mend="check --data-dir",
+        )
+    pool = read(config.data, [Path(config.data_dir).expanduser()] if config.data_dir else [], listen=listen, **options)
+    sharing = {key: getattr(config, key) for key in in_groups("sharing")}
+    return share_out(pool, SplitPlan(seed=config.seed, **sharing))
+
+
+def make_setting(
+    config: RunConfig,
+    federation: Federation | None = None,
+    model: Any = None,
+    clock: Clock = OFF,
+    start: WarmStart | None = None,
+    method_config: BaseModel | None = None,
+    row: MethodCard | None = None,
+) -> Setting:
+    """Everything a run needs. Only now, if the data says how many clients there are, is that number known.
+
+    `method_config` are the method's options where they were validated already, by `make_configs`. `row` is that of a
+    method which was passed in Python, and has no name by which it would be found.
+    """
+    row = row or methods.card(config.method)
+    if federation is None:
+        with clock.measure(f"{START}read data"):
+            federation = read_data(config)
+        config = config.model_copy(update={"clients": federation.num_clients})
+        if found := config.conflicts():
+            raise merge_errors(found)
+    if model is None or isinstance(model, str):
+        source = spec.parse("data set", config.data).name
+        name = config.model or (data.SOURCES[source].default_model if source in data.SOURCES else None)
+        if name is None:
+            raise SparsonaError(
+                f"no model for {config.data}",
+                expected="a torch.nn.Module or a row of `sparsona models`",
+                mend="model=net in Python, --model NAME on the command line",
+            )
+        model = models.builder(name, federation.input_shape, federation.num_classes)
+    losses, score = cross_entropy, argmax_score
+    if federation.predicts_tokens:
+        losses, score = token_cross_entropy, token_score
+    if federation.is_regression:
+        losses, score = squared_error, no_score
+    shape, tokens = federation.input_shape, federation.has_tokens
+    task = Task(model, shape, federation.num_classes, losses=losses, score=score, tokens=tokens)
+    if start is not None:
+        check_layout(start.weights, task.layout, f"'{start.facts.run}'")
+        task.begin_with(start.weights)
+    device = choose_device(config.device, config.precision)
+    task.half = torch.bfloat16 if config.precision == "bf16" else None
+    if method_config is None:
+        method_config = validated(methods.factory(row)[1], config.options, config.method)
+    named = partial(methods.make, row=row, config=method_config)
+    make_method = with_chain(named, read_transforms(config.transform))
+    plan = make_plan(config, federation.num_clients, row.peers)
+    setting = Setting(task, make_method, federation, plan, config.capacities, device, config.precision, clock)
+    smallest = min(client.num_examples for client in setting.clients)
+    if task.mixes_examples and min(smallest, config.batch_size) < 2:
+        raise SparsonaError(
+            f"a BatchNorm model with batches of {config.batch_size} and a client of {smallest} training examples",
+            expected="two or more of both: one example has no statistics",
+            mend="raise --batch-size or --set min_size=..., or use GroupNorm",
+        )
+    return setting
+
+
+def make_plan(config: RunConfig, num_clients: int, peers: bool) -> Plan:
+    """The plan of a run: its options of the same names, and those that are worked out."""
+    worked_out: dict[str, Any] = {
+        "per_round": _sampled(config, peers),
+        "points": config.all_points,
+        "num_novel": config.num_novel,
+        "starts_warm": config.warm_start is not None,
+        "graph": None if config.graph is None else read_graph(config.graph, num_clients),
+    }
+    return Plan(
+        **{
+            field.name: worked_out[field.name] if field.name in worked_out else getattr(config, field.name)
+            for field in fields(Plan)
+        }
+    )
+
+
+def _sampled(config: RunConfig, peers: bool) -> int:
+    """Clients per round, the default worked out: half of them, or every peer."""
+    if config.per_round is None and peers:
+        assert config.clients is not None
+        return config.clients - config.num_novel
+    return config.sampled
+
+
+def start_digest(setting: Setting) -> str:
+    """Tells apart initial weights, which a module from Python brings along."""
+    state = hashlib.blake2b(digest_size=16)
+    for tree in (setting.params, setting.buffers):
+        state.update(tree.flat.cpu().numpy().tobytes())
+    return state.hexdigest()
+
+
+def graph_digest(setting: Setting) -> str | None:
+    """Tells apart graphs of one's own: a file may change between a run and its resumption."""
+    edges = () if setting.plan.graph is None else setting.plan.graph.heard
+    return hashlib.blake2b(repr(edges).encode(), digest_size=16).hexdigest() if edges else None
+
+
+def latency_digest(config: RunConfig) -> str | None:
+    """Tells apart files of latencies that a method's budget is counted by; None without one, or where it is gone."""
+    budget = spec.parse("budget", str(config.options.get("budget")))
+    if budget.name != "latency" or not budget.argument or not Path(budget.argument).is_file():
+        return None
+    return hashlib.blake2b(Path(budget.argument).read_bytes(), digest_size=16).hexdigest()
+
+
+def ignores_capacity(setting: Setting) -> bool:
+    """Whether any client is handed, or keeps, more than its device is said to hold."""
+    size, round_ = setting.task.layout.size, setting.plan.round_at(0)
+    for client, _ in client_kinds(setting.clients):
+        cost = setting.method.cost(setting.task.layout, client, round_)
+        held = [part.num_values for part in (*cost.kept, *(cost.down or ())) if not part.is_mask]
+        if max(held, default=0) > client.capacity * size:
+            return True
+    return False

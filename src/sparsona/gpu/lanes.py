@@ -1,0 +1,252 @@
+"""A lane: memory for one client, or for a stack of them, and a phase's step on it, compiled and captured.
+
+Clients are copied in, their steps are replayed with no Python in between, and they are copied out. Without a GPU the
+step is neither compiled nor captured, and all else is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsona.core.method import Phase, Tick, Work
+from sparsona.core.tree import leaves, map_leaves
+from sparsona.engine.context import Setting
+from sparsona.engine.jobs import Tell
+from sparsona.engine.profiler import START
+from sparsona.engine.turn import OpenTurn, are_finite, call, phase_flops, record_phase, take_step
+from sparsona.gpu.programs import Captured, Program, compile_program
+from sparsona.gpu.schedule import NUM_FIELDS, WEIGHT, gather, plan_rows
+from sparsona.gpu.stacked_conv import as_products
+from sparsona.gpu.stacking import Template, over_clients, where_kept
+
+ByKey = dict[Hashable, Program]
+# Shapes of Work that a phase has lanes for; clients of further shapes run alone. Networks of several widths are few,
+# while a Work with an entry for each example has as many shapes as there are clients.
+MOST_SHAPES = 8
+# Steps of one client that are worth a compiler's time, and what part of such a step each client of a stack takes.
+WORTH_COMPILING, STACKED_STEP = 50_000, 0.2
+
+
+def program_key(phase: Phase, kinds: Hashable) -> tuple[Hashable, Hashable]:
+    """What a step of the phase does, whatever it is called and however long it goes on, and the shapes it is for."""
+    what = (phase.loss, phase.update, phase.after_batch, phase.trains, phase.batches_per_step, phase.repeats)
+    return what, kinds
+
+
+def must_be_alone(phase: Phase, setting: Setting) -> bool:
+    """Whether a phase can be neither stacked nor captured, where batches are filled up and nothing new is drawn."""
+    task = setting.task
+    return phase.mixes_examples or not phase.traceable or task.draws_noise or task.moves_buffers
+
+
+def can_be_traced(setting: Setting) -> bool:
+    """Whether `predict` can be captured or run for several clients at once: it keeps the rules of the phases."""
+    return all(phase.traceable for phase in setting.method.phases) and not setting.method.transductive
+
+
+def has_room(lanes: Mapping[tuple[Hashable, Hashable], object], key: tuple[Hashable, Hashable]) -> bool:
+    """Whether a phase may have a lane of this shape besides those it has."""
+    return key in lanes or sum(what == key[0] for what, _ in lanes) < MOST_SHAPES
+
+
+@dataclass
+class Programs:
+    """What lanes of one executor share, by phase and shapes: compiled steps, and the tensors of a Work they change."""
+
+    tell: Tell = lambda text: None  # of compiling, which takes long
+    steps: ByKey = field(default_factory=dict)
+    ends: ByKey = field(default_factory=dict)
+    changed: dict[Hashable, set[int]] = field(default_factory=dict)
+
+
+class Lane:
+    """Runs one phase for one client at a time, or for `stacked` clients at once."""
+
+    def __init__(self, setting: Setting, phase: Phase, work: Work, programs: Programs, stacked: int | None) -> None:
+        self._setting, self._phase, self._programs = setting, phase, programs
+        self._stacked, self.num_places = stacked, stacked or 1
+        one = [tensor for _, tensor in leaves(work)]
+        self._leaves = [t.clone() if stacked is None else torch.stack([t] * stacked) for t in one]
+        self._template = Template(work)
+        self._key = program_key(phase, self._template.kinds)
+        self._over = call if stacked is None else over_clients
+        device, lead = setting.device, () if stacked is None else (stacked,)
+        self._size = setting.largest_batch
+        self._batch = torch.zeros(1, dtype=torch.int64, device=device)  # which row of the schedule is next
+        self._step = torch.zeros((), dtype=torch.int64, device=device)
+        self._lr_scale = torch.ones((), device=device)
+        self._loss_sum = torch.zeros(lead, dtype=torch.float64, device=device)
+        # A client's batches are as many as the largest client's, or fewer.
+        batches = phase.epochs * -(-max(client.num_examples for client in setting.clients) // self._size)
+        self._reserve(max(8, batches // phase.batches_per_step))  # a capture tries its first few
+        self._present: list[OpenTurn] = []
+
+    def _reserve(self, steps: int) -> None:
+        """Room for a schedule of so many steps; it is captured anew if there was too little."""
+        phase, device = self._phase, self._setting.device
+        lead = () if self._stacked is None else (self._stacked,)
+        shape = (steps, phase.batches_per_step, NUM_FIELDS, *lead, self._size)
+        # Where a copy to the device need not be waited for, what is copied must not move.
+        pinned = device.type == "cuda"
+        self._rows_here = torch.zeros(shape, dtype=torch.int64, pin_memory=pinned)
+        self._rows_here[:, :, WEIGHT] = 1  # a mean over nothing would not be a number, also where it is only tried
+        self._sizes_here = torch.zeros((steps, *lead), dtype=torch.int64, pin_memory=pinned)
+        self._rows, self._sizes = self._rows_here.to(device), self._sizes_here.to(device)
+        self._captured: Captured | None = None
+
+    def _batch_at(self, row: Tensor, x: Tensor, y: Tensor) -> Any:
+        noise = torch.zeros(row.shape[2:-1], dtype=torch.int64, device=row.device)
+        batches = tuple(gather(x, y, one, self._setting.federation.view, noise) for one in row)
+        return batches[0] if len(batches) == 1 else batches
+
+    def _take(self, *tensors: Tensor) -> list[Tensor]:
+        """A whole step as a function of tensors: gather, augment, loss, gradient, update."""
+        before, batch, size, tick = self._opened(tensors)
+        work, loss = take_step(self._phase, before, batch, tick, self._over)
+        loss = loss.double() * size
+        self._write(before, work, size)
+        return [loss if self._stacked is None else torch.where(size > 0, loss, 0.0)]
+
+    def _end_batch(self, *tensors: Tensor) -> list[Tensor]:
+        """What the method does after the steps on one batch."""
+        before, batch, size, tick = self._opened(tensors)
+        after = self._phase.after_batch
+        assert after is not None
+        with torch.no_grad():
+            work = self._over(lambda w, b: after(w, b, tick), before, batch)
+        self._write(before, work, size)
+        return []
+
+    def _opened(self, tensors: Sequence[Tensor]) -> tuple[Work, Any, Tensor, Tick]:
+        """What `_inputs` put together: the clients' Work, their batch, how many examples it has, and the time."""
+        own, (x, y, row, size, lr_scale, step) = tensors[: len(self._leaves)], tensors[len(self._leaves) :]
+        return self._template.filled(own), self._batch_at(row, x, y), size, Tick(lr_scale, step)
+
+    def _write(self, before: Work, work: Work, size: Tensor) -> None:
+        """What changed goes back to where it was, as part of the program: a copy afterwards would be one more pass."""
+        own = [tensor for _, tensor in leaves(before)]
+        if self._stacked is not None:
+            work = where_kept(size > 0, work, before)
+        memory = {tensor.untyped_storage()._cdata for tensor in own}
+        moves = [(place, new) for place, (_, new) in enumerate(leaves(work)) if new is not own[place]]
+        # What one tensor hands to another is put aside first: it is about to be written over.
+        moves = [(place, new.clone() if new.untyped_storage()._cdata in memory else new) for place, new in moves]
+        for place, new in moves:
+            own[place].copy_(new)
+            self._programs.changed.setdefault(self._key, set()).add(place)
+
+    def _inputs(self) -> list[Tensor]:
+        row, size = (values.index_select(0, self._batch)[0] for values in (self._rows, self._sizes))
+        data = self._setting.federation
+        return [*self._leaves, data.x, data.y, row, size, self._lr_scale, self._step]
+
+    def _program(self, kept: ByKey, function: Callable[..., list[Tensor]]) -> Program:
+        if self._key not in kept:
+            products = None if self._stacked is None else as_products(self._stacked)
+            kept[self._key] = compile_program(function, self._inputs(), products, compiles=self._is_worth_compiling)
+        return kept[self._key]
+
+    @property
+    def _is_worth_compiling(self) -> bool:
+        """Whether a run has so many steps that they make up for half a minute of a compiler's time. Asked of the plan:
+        a run that is resumed does as it did before."""
+        plan, clients = self._setting.plan, self._setting.clients
+        trained = len(clients) if plan.everyone_trains else plan.per_round
+        batches = sum(-(-client.num_examples // self._size) for client in clients) / len(clients)
+        steps = plan.rounds * trained * self._phase.epochs * batches
+        return steps * (1 if self._stacked is None else STACKED_STEP) >= WORTH_COMPILING
+
+    def _advance(self) -> None:
+        """All steps on one batch, on this lane's memory."""
+        for _ in range(self._phase.repeats):
+            (loss,) = self._program(self._programs.steps, self._take)(self._inputs())
+            self._loss_sum += loss
+            last_step = self._step.clone()
+            self._step += 1
+        if self._phase.after_batch is not None:
+            self._program(self._programs.ends, self._end_batch)([*self._inputs()[:-1], last_step])
+        self._batch += 1
+
+    def _capture(self) -> Captured:
+        if self._setting.device.type != "cuda":
+            return Captured(self._advance, self._setting.device)
+        with self._setting.clock.measure(f"{START}compile"):
+            if self._is_worth_compiling and self._key not in self._programs.steps:
+                self._programs.tell("compiling, kept for later runs")
+            self._program(self._programs.steps, self._take)
+            if self._phase.after_batch is not None:
+                self._program(self._programs.ends, self._end_batch)
+            self._batch.zero_()
+            captured = Captured(self._advance, self._setting.device)
+            self._programs.tell("")
+            return captured
+
+    def load(self, phase: Phase, turns: Sequence[OpenTurn]) -> None:
+        """Take clients in and start their steps; `unload` waits for them. `phase` may differ in how long it goes on."""
+        self._phase, setting = phase, self._setting
+        if self._captured is not None:
+            self._captured.end()  # of a round that was given up
+        rows, sizes = plan_rows(
+            phase,
+            [turn.train for turn in turns],
+            [setting.federation.train_on_host(turn.job.client) for turn in turns],
+            [turn.round for turn in turns],
+            self._size,
+            self.num_places,
+        )
+        if len(rows) > len(self._rows):
+            self._reserve(2 * len(rows))
+        if self._captured is None:
+            self._captured = self._capture()
+        steps = len(rows)
+        self._counted = sizes
+        self._rows_here[:steps] = rows if self._stacked is not None else rows.squeeze(3)
+        self._sizes_here[:steps] = sizes if self._stacked is not None else sizes.squeeze(1)
+        self._rows[:steps].copy_(self._rows_here[:steps], non_blocking=True)
+        self._sizes[:steps].copy_(self._sizes_here[:steps], non_blocking=True)
+        columns = zip(*([tensor for _, tensor in leaves(turn.work)] for turn in turns), strict=True)
+        for fixed, column in zip(self._leaves, columns, strict=True):
+            if self._stacked is None:
+                fixed.copy_(column[0])
+            else:
+                torch.stack(column, out=fixed[: len(turns)])
+        self._batch.zero_()
+        self._step.zero_()
+        self._loss_sum.zero_()
+        self._lr_scale.fill_(turns[0].round.lr_scale)
+        self._present = list(turns)
+        self._captured.begin()
+        for _ in range(steps):
+            self._captured.replay()
+
+    def unload(self) -> None:
+        """Hand the clients' models back to their turns, and count what was done."""
+        assert self._captured is not None
+        self._captured.end()
+        turns, phase = self._present, self._phase
+        # One wait for everything that is asked.
+        finite = are_finite(phase, self._template.filled(self._leaves), 0 if self._stacked is None else 1)
+        asked = torch.stack([self._loss_sum, *(flags.double() for flags in finite)])
+        loss_sums, *are_numbers = asked.reshape(len(asked), self.num_places).tolist()
+        # What no step changes is what the client came with, not this lane's copy of it.
+        after = {number: self._leaves[number].clone() for number in self._programs.changed.get(self._key, ())}
+        for place, turn in enumerate(turns):
+            counted = self._counted[:, place]
+            steps, examples = (phase.repeats * int(n) for n in ((counted > 0).sum(), counted.sum()))
+            flops = phase_flops(phase, turn.work, self._setting.task)
+            is_finite = all(flags[place] for flags in are_numbers)
+            record_phase(turn.tally, turn.round, examples, steps, flops, loss_sums[place], is_finite)
+            numbers = count()
+
+            def now(_path: str, came: Tensor, place: int = place, numbers: Iterator[int] = numbers) -> Tensor:
+                found = after.get(next(numbers), came)
+                return found if found is came or self._stacked is None else found[place]
+
+            turn.work = map_leaves(now, turn.work)
+        self._present = []

@@ -1,0 +1,106 @@
+"""Pure functions of tensors, traced once, compiled, and on a GPU captured, so that a call costs no Python.
+
+Tracing (make_fx) records what a function does to tensors, whatever Python it is made of: methods stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsona.core.kernels import have_triton
+
+Program = Callable[[Sequence[Tensor]], list[Tensor]]
+CACHE = "TORCHINDUCTOR_CACHE_DIR"  # where compiled programs are kept for the next run
+
+
+def compile_program(
+    function: Callable[..., list[Tensor]],
+    examples: Sequence[Tensor],
+    decompositions: Mapping[Any, Any] | None = None,
+    compiles: bool = True,
+) -> Program:
+    """`function` of these tensors (and of any others of the same shapes), traced and compiled; on a CPU as it is.
+
+    Without `compiles` it is only traced and its norms fused: for what is run too seldom to be worth a compiler's time.
+    """
+    if examples[0].device.type != "cuda":
+        return lambda tensors: function(*tensors)
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from sparsona.gpu.fused_norm import fuse_group_norms
+    from sparsona.gpu.pad_channels import pad_few_channels
+
+    traced = make_fx(function, decomposition_table=decompositions, tracing_mode="real")(*examples)
+    if not have_triton():  # nothing can be built: what was traced is captured as it is
+        return lambda tensors: list(traced(*tensors))
+    graph = pad_few_channels(fuse_group_norms(traced))
+    if not compiles:
+        return lambda tensors: list(graph(*tensors))
+    _keep_compiled_programs()
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import compile as compile_graph
+    from torch._inductor import config
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    # Compiled programs are found again by the next run only if shapes have an environment, though none is unknown here.
+    known = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
+    # Channels last: cuDNN would turn each convolution around.
+    with config.patch(force_layout_optimization=True), tracing(TracingContext(known)):
+        compiled: Any = compile_graph(graph, list(examples))
+    return lambda tensors: list(compiled(*tensors))
+
+
+def _keep_compiled_programs() -> None:
+    """For the next run, unless a person said where; torch's own place is one that a machine forgets."""
+    folder = Path("~/.cache/sparsona/compiled").expanduser()
+    with contextlib.suppress(OSError):  # no home to write to: torch has its own place
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault(CACHE, str(folder))
+
+
+class Captured:
+    """A function without arguments that works on fixed tensors, replayed as one CUDA graph.
+
+    The tensors it works on must stay alive as long as this does. Without a GPU it is simply called.
+    """
+
+    def __init__(self, function: Callable[[], None], device: torch.device) -> None:
+        self._function, self._graph = function, None
+        self.stream: Any = None
+        if device.type != "cuda":
+            return
+        self.stream = torch.cuda.Stream(device)
+        self.stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self.stream):
+            for _ in range(3):  # libraries choose their algorithms in the first calls
+                function()
+        torch.cuda.current_stream(device).wait_stream(self.stream)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, stream=self.stream):
+            function()
+
+    def replay(self) -> None:
+        """Once more, on this graph's own stream."""
+        if self._graph is None or self.stream is None:
+            self._function()
+            return
+        with torch.cuda.stream(self.stream):
+            self._graph.replay()
+
+    def begin(self) -> None:
+        """What was done so far on the caller's stream comes before what is replayed now."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+
+    def end(self) -> None:
+        """What was replayed comes before what the caller does next."""
+        if self.stream is not None:
+            torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)

@@ -1,0 +1,213 @@
+"""How a model is split in two: what all share, and what is a client's own. Also a second small model beside it.
+
+A part is named by its role (`input`, `output`, `norm`, `adapter`, `split`), by patterns of parameter names
+(`layer4.*`), or is `additive`: a model of the client's own, whose predictions are mixed with those of the shared one.
+With `!` before it, it is all of the model but that (`!output`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from sparsona.core import tree
+from sparsona.core.errors import SparsonaError
+from sparsona.core.layout import Layout, Slot
+from sparsona.core.method import Grads, PartSize, Phase, Work
+from sparsona.core.round import Tick
+from sparsona.core.seeds import generator
+from sparsona.core.tree import Tree
+from sparsona.learning.optimizer import FLAG, Positive, clip_share, make_optimizer
+from sparsona.learning.phases import Training, sgd_phase
+from sparsona.learning.server_optimizer import ServerStep
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sparsona.core.task import Task
+
+ROLES = ("input", "output", "norm", "adapter", "split")
+ADDITIVE = "additive"
+WITH_ADAPTERS = "--model resnet18:adapters=true (also digits-cnn, cnn28, pfedgate-cifar10), or transformer:adapters=16"
+WITH_SPLIT = "--model digits-cnn:split=true, or cnn28:split=true"
+
+
+def listed_parts(value: Any) -> Any:
+    """'input,norm' and ['input', 'norm'] are the same."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
+        return value
+    return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
+
+
+PartNames = Annotated[tuple[str, ...], BeforeValidator(listed_parts)]
+
+
+class PersonalPart(ServerStep):
+    """Options of a method that keeps a part of the model on the client."""
+
+    personal: PartNames = Field(
+        ("output",),
+        description="input, output, norm, adapter, split, additive, or patterns of names; !output: all but output",
+        json_schema_extra=FLAG,
+    )
+    personal_lr: Positive | None = Field(None, description="learning rate of the personal part; none: lr")
+    personal_epochs: int | None = Field(None, ge=1, description="passes that train the personal part; none: epochs")
+    max_personal_steps: int | None = Field(None, ge=1, description="most steps of the personal part in a round")
+    pull: float = Field(0.0, ge=0, allow_inf_nan=False, description="pull of the personal part to how it began")
+    additive_hidden: int = Field(0, ge=0, description="width of the additive model's hidden layer; 0: it is linear")
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The layouts of a model's two parts. The personal one is some of the model's tensors (`own`), and then those of
+    the additive model if there is one."""
+
+    whole: Layout
+    shared: Layout
+    own: Layout
+    additive: Layout
+
+    def join(self, shared: Tree, personal: Tree) -> Tree:
+        """The model's own parameters, from both parts."""
+        return tree.join(self.whole, shared, personal)
+
+    @cached_property
+    def personal(self) -> Layout:
+        return Layout(self.own.slots + self.additive.slots)
+
+    @cached_property
+    def all_slots(self) -> Layout:
+        """Both parts, one after the other."""
+        return Layout(self.shared.slots + self.personal.slots)
+
+    def begin(self, params: Tree, seed: int) -> Tree:
+        """The personal part of these parameters, with the additive model as it is drawn."""
+        return tree.join(self.personal, params, _first_additive(self.additive, seed, params))
+
+
+def split_model(task: Task, personal: tuple[str, ...], hidden: int) -> Parts:
+    """The parts of a task's model (or of its outline); what makes no sense is refused with a reason."""
+    if not personal:
+        raise SparsonaError(
+            "no part of the model is personal",
+            expected=f"one or more of {', '.join((*ROLES, ADDITIVE))}, or patterns of parameter names",
+            mend="for example --personal output; with nothing personal, this is fedavg",
+        )
+    names = {name for part in personal if part != ADDITIVE for name in _names(task, part)}
+    layout = task.layout
+    shared = layout.select(name for name in layout.names if name not in names)
+    if not shared.slots:
+        raise SparsonaError(
+            f"all of the model is personal ({', '.join(personal)}): nothing would travel",
+            expected="a part that the clients share",
+            mend="leave some of --personal out; with everything personal, this is local",
+        )
+    additive = _additive_layout(task, hidden) if ADDITIVE in personal else Layout(())
+    return Parts(layout, shared, layout.select(names), additive)
+
+
+def _names(task: Task, part: str) -> Iterable[str]:
+    """The parameters that one word speaks of."""
+    roles, layout = task.roles, task.layout
+    if part.startswith("!"):
+        others = set(_names(task, part[1:]))
+        return [name for name in layout.names if name not in others]
+    if part not in ROLES:
+        if found := [name for name in layout.names if fnmatchcase(name, part)]:
+            return found
+        raise SparsonaError(
+            f"no parameter is called '{part}'",
+            expected=f"one of {', '.join((*ROLES, ADDITIVE))}, or a pattern of {', '.join(layout.names)}",
+            mend="'*' stands for anything: 'layer4.*'",
+        )
+    found = list(getattr(roles, part))
+    if not found:
+        have = [role for role in ROLES if getattr(roles, role)]
+        known = {"adapter": WITH_ADAPTERS, "split": WITH_SPLIT}
+        raise SparsonaError(
+            f"this model has no {part} parameters",
+            expected=f"a model that has, or a part that this one has: {', '.join(have) or 'patterns of names'}",
+            mend=known.get(part, "for example --personal output"),
+        )
+    return [*found, *roles.norm] if part == "adapter" else found  # norms go with adapters, as in the paper
+
+
+def _additive_layout(task: Task, hidden: int) -> Layout:
+    """A linear model of the flattened input, or one with a hidden layer, and what mixes it with the shared model."""
+    if task.takes_tokens:
+        raise SparsonaError(
+            "an additive model of tokens",
+            expected="inputs that are numbers: a linear layer of word numbers means nothing",
+            mend="--personal adapter, or output",
+        )
+    inputs, slots = math.prod(task.input_shape), []
+    if hidden:
+        slots += [Slot("additive/hidden.weight", (hidden, inputs), 2), Slot("additive/hidden.bias", (hidden,), 1)]
+    outputs = task.num_classes
+    slots += [Slot("additive/weight", (outputs, hidden or inputs), 2), Slot("additive/bias", (outputs,), 1)]
+    return Layout(tuple(slots if adds(task) else [*slots, Slot("additive/theta", ())]))
+
+
+def adds(task: Task) -> bool:
+    """Whether two models' outputs are numbers that add up, and not chances that are mixed."""
+    return task.is_regression
+
+
+def _first_additive(layout: Layout, seed: int, like: Tree) -> Tree:
+    """A hidden layer as torch draws it, the rest zero: no opinion yet, and an even mixture."""
+    import torch
+
+    flat, random = torch.zeros(layout.size), generator(seed)
+    found = Tree(layout, flat)
+    for name in ("additive/hidden.weight", "additive/hidden.bias"):
+        if name in layout.place:
+            bound = found["additive/hidden.weight"].shape[1] ** -0.5
+            found[name].uniform_(-bound, bound, generator=random)
+    return Tree(layout, flat.to(like.device))
+
+
+def fused(task: Task, outputs: Tensor, personal: Tree, inputs: Tensor) -> Tensor:
+    """The shared model's outputs and those of the additive one: their sum, or the logarithm of
+    theta * softmax(shared) + (1 - theta) * softmax(personal), where theta is the sigmoid of what is learnt."""
+    x = inputs.flatten(1)
+    if "additive/hidden.weight" in personal.layout.place:
+        x = (x @ personal["additive/hidden.weight"].T + personal["additive/hidden.bias"]).relu()
+    own = x @ personal["additive/weight"].T + personal["additive/bias"]
+    if adds(task):
+        return outputs + own
+    theta = personal["additive/theta"]
+    zero = theta.new_zeros(())
+    log_theta, log_rest = -zero.logaddexp(-theta), -zero.logaddexp(theta)
+    return (outputs.log_softmax(-1) + log_theta).logaddexp(own.log_softmax(-1) + log_rest)
+
+
+def whole(name: str, layout: Layout) -> tuple[PartSize, ...]:
+    """The size of a part that covers all of a layout."""
+    return (PartSize(name, layout, layout.size),)
+
+
+def part_phase(task: Task, config: Training, personal: tuple[str, ...]) -> Phase:
+    """Train a part of `work.params` and leave the rest as it is."""
+    if ADDITIVE in personal:
+        raise SparsonaError(
+            "an additive model that is only tuned: nobody trains it in the rounds",
+            expected="parts of the model itself",
+            mend="use fedalt or fedsim",
+        )
+    parts, optimizer = split_model(task, personal, 0), make_optimizer(config)
+    own, rest = parts.own.names, parts.shared.names
+
+    def update(work: Work, grads: Grads, tick: Tick) -> Work:
+        share = clip_share(config.clip_norm, grads["params"].select(own))  # by what is trained
+        new, memory = optimizer.step(work.params, grads["params"], work.memory, tick, share=share)
+        params = parts.join(work.params.select(rest), new.select(own))  # elsewhere the step is not taken
+        return replace(work, params=params, memory=memory)
+
+    return replace(sgd_phase(task, config), name="personal", update=update)

@@ -1,0 +1,282 @@
+"""A model behind a gate: how pFedGate trains both, and what a client predicts with."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from sparsona.core.errors import SparsonaError
+from sparsona.core.layout import Layout, Slot
+from sparsona.core.method import Batch, Client, Cost, Grads, PartSize, Phase, Probe, Round, Support, Tick, Tree
+from sparsona.learning.optimizer import Memory, make_optimizer
+from sparsona.learning.phases import turn_flops
+from sparsona.methods.pfedgate.blocks import Blocks, spread
+from sparsona.methods.pfedgate.compact import chain, compact
+from sparsona.methods.pfedgate.config import Budget, PFedGateConfig, cut, free, most_flops, select
+from sparsona.methods.pfedgate.gate import Gate, weighted_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sparsona.core.task import Task
+
+
+@dataclass(frozen=True)
+class Traces:
+    """What a forward pass leaves behind: statistics of the model's and of the gate's norms, the blocks that the last
+    batch used and those that any batch used, and sums of scores and weights over the examples of all batches."""
+
+    model: Tree
+    gate: Tree
+    kept: Tensor
+    used: Tensor
+    scores: Tensor  # [2, blocks]: G and M
+    examples: Tensor
+
+
+@dataclass(frozen=True)
+class GatedWork:
+    """The model and the gate at hand. `budget` has one entry, whose name, s_min, says how the model is cut."""
+
+    params: Tree
+    gate: Tree
+    buffers: Traces
+    scores: Tensor  # of the last turn, [2, blocks]
+    memory: dict[str, Memory]  # of the optimizers of `params` and `gate`
+    budget: dict[str, Budget]
+    pooled: Tensor  # the mean input, if that is what the gate looks at
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A model cut into blocks, the form of a gate for them, and the layout of a bit for each."""
+
+    blocks: Blocks
+    form: Gate
+    bits: Layout
+
+
+class GatedModel:
+    """Pure functions of a GatedWork, for one task and one set of options."""
+
+    def __init__(self, task: Task, config: PFedGateConfig) -> None:
+        self.task, self.config = task, config
+        self.optimizers = {"params": make_optimizer(config), "gate": make_optimizer(config, config.gate_lr)}
+        self.cut = lru_cache(self._cut)
+        self._chain = lru_cache(lambda smallest: chain(task, self.cut(smallest).blocks))
+        if task.takes_tokens:
+            raise SparsonaError(
+                "pFedGate on text: its gate would see the tokens that are to be predicted",
+                expected="images or vectors of numbers",
+                mend="choose FedAvg, FedSpa or a partly personal model for text",
+            )
+        if task.mixes_examples and (config.gating == "sample" or config.deploy_gate == "sample"):
+            raise SparsonaError(
+                "BatchNorm in a model of which every example has its own",
+                expected="a model whose examples do not see each other (GroupNorm)",
+                mend="gating=batch with deploy_gate=stored, or another norm",
+            )
+
+    def _cut(self, smallest: float) -> Cut:
+        config, blocks = self.config, cut(self.task.layout, self.config, smallest)
+        switches = (config.paths, config.pre_norm, config.post_norm, config.sigmoid, config.gate_start)
+        form = Gate(self.task.input_shape, len(blocks), *switches)
+        return Cut(blocks, form, Layout((Slot("blocks", (len(blocks),)),)))
+
+    def of(self, work: GatedWork) -> tuple[Cut, Budget, float]:
+        ((smallest, budget),) = work.budget.items()
+        return self.cut(float(smallest)), budget, float(smallest)
+
+    def adapt(self, work: GatedWork, scores: Tensor, weights: Tensor) -> tuple[Tree, Tensor]:
+        """theta' = theta (x) M', and I*: M' = M I*, where the way back takes G for I* (appendix A)."""
+        gates, kept = self._gates(work, scores, weights)
+        return work.params.like(work.params.flat * spread(self.of(work)[0].blocks, gates)), kept
+
+    def _gates(self, work: GatedWork, scores: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        kept = select(self.of(work)[1], scores, self.config)
+        through = scores - scores.detach()  # zero, and yet it has a gradient
+        return weights * (kept * (1 + through) if self.config.straight_through == "kept" else kept + through), kept
+
+    def run(
+        self, work: GatedWork, scores: Tensor, weights: Tensor, inputs: Tensor, noise: Tensor | None = None
+    ) -> tuple[Tensor, Tree, Tensor]:
+        """One model for all inputs: outputs, the model's buffers afterwards, and I*. With noise, as in training."""
+        params: Mapping[str, Tensor]
+        if self.config.compute == "compact":
+            gates, kept = self._gates(work, scores, weights)
+            params = compact(self._chain(self.of(work)[2]), work.params, kept, gates)
+        else:
+            params, kept = self.adapt(work, scores, weights)
+        outputs, buffers = self.task.forward(params, work.buffers.model, inputs, noise is not None, noise)
+        return outputs, buffers, kept
+
+    def _floored(self, scores: Tensor, smallest: float) -> Tensor:
+        return scores.clamp(min=smallest) if self.config.floors_scores else scores
+
+    def answer(self, outputs: Tensor) -> Tensor:
+        return outputs.relu() if self.config.logits_relu else outputs
+
+    def each(
+        self, work: GatedWork, inputs: Tensor, scores: Tensor, weights: Tensor, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """A model for each example: outputs [N, ...], and what each keeps [N, blocks]."""
+        import torch
+
+        task = copy.copy(self.task)
+        task.channels_last = False  # a stack of models has no such memory format
+
+        def one(x: Tensor, g: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+            params, kept = self.adapt(work, g, m)
+            return task.forward(params, work.buffers.model, x[None], noise is not None, noise)[0][0], kept
+
+        by = torch.func.vmap(one, chunk_size=self.config.sample_chunk, randomness="different")
+        found: tuple[Tensor, Tensor] = by(inputs, scores, weights)
+        return found
+
+    def loss(self, work: GatedWork, batch: Batch) -> tuple[Tensor, Any]:
+        import torch
+
+        config, traces, (here, _, smallest) = self.config, work.buffers, self.of(work)
+        counts = batch.weight.new_ones(1) if config.gating == "client" else batch.weight
+        seen = (work.pooled[None],) if config.gating == "client" else (batch.inputs, counts)
+        scores, weights, statistics = here.form.scores(work.gate, traces.gate, *seen)  # Algorithm 1 line 5
+        means = torch.stack([self._floored(weighted_mean(scores, counts), smallest), weighted_mean(weights, counts)])
+        if config.gating == "sample":
+            outputs, kept = self.each(work, batch.inputs, self._floored(scores, smallest), weights, batch.noise)
+            kept, buffers = (kept * (batch.weight > 0).unsqueeze(1)).amax(0), traces.model
+        else:
+            outputs, buffers, kept = self.run(work, means[0], means[1], batch.inputs, batch.noise)  # line 6
+        examples = batch.weight.sum()
+        after = Traces(
+            buffers,
+            statistics,
+            kept,
+            traces.used,
+            traces.scores + examples * means.detach(),
+            traces.examples + examples,
+        )
+        return self.task.mean_loss(self.answer(outputs), batch), after
+
+    def update(self, work: GatedWork, grads: Grads, tick: Tick) -> GatedWork:
+        """Lines 7 and 8, for whichever of model and gate is trained."""
+        new: dict[str, Any] = {}
+        memory, used = dict(work.memory), None
+        if "params" in grads:
+            # Here and not in the loss: a pass that trains the gate alone moves no block, and has none to send.
+            work = replace(work, buffers=replace(work.buffers, used=work.buffers.used.maximum(work.buffers.kept)))
+            if self.config.steps == "used":
+                used = spread(self.of(work)[0].blocks, work.buffers.kept)
+        for name in grads:
+            where = used if name == "params" else None
+            step = self.optimizers[name].step
+            new[name], memory[name] = step(getattr(work, name), grads[name], memory[name], tick, where)
+        return replace(work, **new, memory=memory)
+
+    def pool(self, work: GatedWork, probe: Probe, round_: Round) -> GatedWork:
+        """The mean of all training inputs, for client-wise adaptation (section 7.4)."""
+        assert round_.client is not None
+        total = work.pooled.new_zeros(work.pooled.shape)
+        for batch in probe.train():
+            total = total + batch.inputs.sum(0)
+        return replace(work, pooled=total / round_.client.num_examples)
+
+    def phase(self, name: str, *trains: str) -> Phase:
+        """A phase that trains model, gate, or both at once."""
+        return Phase(
+            name=name,
+            trains=trains,
+            loss=self.loss,
+            update=self.update,
+            epochs=self.config.epochs,
+            enter=self.pool if self.config.gating == "client" else None,
+            mixes_examples=self.task.mixes_examples,
+            traceable=self.config.compute == "masked",
+            flops=self.example_flops,
+            step_flops=lambda work: self.step_flops(self.of(work)[0], trains),
+        )
+
+    def step_flops(self, here: Cut, trains: tuple[str, ...]) -> int:
+        """Of the optimizers, whatever the examples of a step."""
+        sizes = {"params": self.task.layout.size, "gate": here.form.layout.size}
+        return sum(self.optimizers[name].flops * sizes[name] for name in trains)
+
+    def example_flops(self, work: GatedWork) -> int:
+        """Of one example, at most."""
+        here, budget, _ = self.of(work)
+        return 3 * self.forward_flops(here, budget.left.tolist())
+
+    def forward_flops(self, here: Cut, left: list[float]) -> int:
+        """Of the gate, and of the model inside the budget, at most."""
+        return most_flops(here.blocks, self.config, left) + here.form.layout.forward_flops()
+
+    def current(self, work: GatedWork) -> Tensor:
+        """Scores and weights to deploy: means over this turn's training, or what the last turn left."""
+        import torch
+
+        traces = work.buffers
+        return torch.where(traces.examples > 0, traces.scores / traces.examples.clamp(min=1.0), work.scores)
+
+    def deploy(self, work: GatedWork) -> tuple[Tree, Tree]:
+        """The client's own model as plain weights."""
+        stored = self.current(work)
+        return self.adapt(work, stored[0], stored[1])[0], work.buffers.model
+
+    def predict(self, work: GatedWork, inputs: Tensor) -> Tensor:
+        if self.config.deploy_gate == "stored":
+            stored = self.current(work)
+            return self.answer(self.run(work, stored[0], stored[1], inputs)[0])
+        here, _, smallest = self.of(work)
+        scores, weights, _ = here.form.scores(work.gate, work.buffers.gate, inputs)
+        if self.config.deploy_gate == "sample":
+            return self.answer(self.each(work, inputs, self._floored(scores, smallest), weights, None)[0])
+        # By the test batch, whose mean is cut off and not each example.
+        return self.answer(self.run(work, self._floored(scores.mean(0), smallest), weights.mean(0), inputs)[0])
+
+    def cost(
+        self, client: Client, round_: Round, share: float, smallest: float, phases: tuple[Phase, ...], tune: Phase
+    ) -> Cost:
+        """A turn, at most: training decides which blocks are used, and so what is sent."""
+        config, layout, here = self.config, self.task.layout, self.cut(smallest)
+        whole, gate = _part("update", layout), _part("gate", here.form.layout)
+        bits = replace(_part("blocks", here.bits), is_mask=True)
+        kept = (gate, _part("statistics", here.form.buffer_layout), _vector("scores", 2 * here.bits.size))
+        memory = self.optimizers["params"].sizes("memory", layout)
+        memory += self.optimizers["gate"].sizes("the gate's memory", here.form.layout)
+        keeps = self.optimizers["params"].keeps
+        at_work = (
+            _vector("budget", 5 * here.bits.size),
+            _vector("mean input", math.prod(self.task.input_shape)),
+            replace(whole, name="gated"),
+            replace(gate, name="the gate's gradient"),
+            replace(whole, name="gradient"),
+        )
+        flops = self.forward_flops(here, list(free(here.blocks, config, share, smallest)))
+
+        def of(phases: tuple[Phase, ...]) -> int:
+            return sum(turn_flops((p,), client, round_, 3 * flops, self.step_flops(here, p.trains)) for p in phases)
+
+        looks = len(phases) * client.num_examples if config.gating == "client" else 0
+        change = replace(whole, is_change=True)
+        return Cost(
+            down=(replace(whole, name="model"),),
+            up=(replace(change, support=Support.KNOWN), bits) if config.aggregation == "uploaded" else (change,),
+            train_flops=of(phases),
+            search_flops=looks * layout.forward_flops(),
+            exact=False,
+            kept=(*kept, *memory) if keeps else kept,
+            infer_flops=flops - (here.form.layout.forward_flops() if config.deploy_gate == "stored" else 0),
+            at_work=at_work if keeps else (*memory, *at_work),
+            tune_flops=of((replace(tune, epochs=1),)),
+        )
+
+
+def _part(name: str, layout: Layout) -> PartSize:
+    return PartSize(name, layout, layout.size)
+
+
+def _vector(name: str, size: int) -> PartSize:
+    return _part(name, Layout((Slot(name, (size,)),)))

@@ -1,0 +1,134 @@
+"""The clock: time counts once, for the innermost block; what is not measured is told as such."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sparsona.engine import profiler as clocks
+from sparsona.engine.profiler import OFF, Clock, Report, Span
+from sparsona.engine.turn import Tally
+
+
+@pytest.fixture
+def hand(monkeypatch):
+    """Time that passes only when it is told to."""
+    now = SimpleNamespace(seconds=100.0)
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(perf_counter=lambda: now.seconds))
+
+    def passes(seconds: float) -> None:
+        now.seconds += seconds
+
+    return passes
+
+
+def table(rows) -> dict[str, tuple[float, int]]:
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
+    return {row["phase"]: (pytest.approx(row["seconds"]), row["calls"]) for row in rows}
+
+
+def test_a_block_counts_what_blocks_inside_it_do_not(hand):
+    clock = Clock()
+    hand(1)
+    for _ in range(2):
+        with clock.measure("aggregate"):
+            hand(2)
+            with clock.measure("decode"):
+                hand(3)
+                with clock.measure("aggregate"):  # the same name, deeper
+                    hand(0.5)
+            hand(4)
+    with contextlib.suppress(KeyError), clock.measure("reply"):  # a block that fails is counted, too
+        hand(5)
+        raise KeyError
+    found = clock.profile()
+    assert found["seconds"] == 25
+    assert table(found["phases"]) == {"reply": (5, 1), "decode": (6, 2), "aggregate": (13, 4), "other": (1, 0)}
+    assert [row["phase"] for row in found["phases"]] == ["reply", "decode", "aggregate", "other"]
+    assert found["phases"][2]["ms_per_call"] == pytest.approx(3250)
+    assert found["workers"] is None
+
+
+def test_what_is_measured_as_other_is_other(hand):
+    """An executor's own work, inside the server's, is nobody's; nor is it counted twice."""
+    clock = Clock()
+    with clock.measure("aggregate"):
+        hand(1)
+        with clock.measure("other"):
+            hand(2)
+            with clock.measure("train"):
+                hand(4)
+    hand(8)
+    assert table(clock.profile()["phases"]) == {"aggregate": (1, 1), "train": (4, 1), "other": (10, 0)}
+
+
+def test_training_counts_steps_by_the_tallies(hand):
+    clock, first, second = Clock(), Tally(examples=7, steps=1), Tally()
+    for phase in ("train", "personal"):
+        with clock.training(phase, [first, second]):
+            hand(2)
+            first.steps, first.examples = first.steps + 10, first.examples + 160
+            second.steps, second.examples = second.steps + 6, second.examples + 90
+    rows = {row["phase"]: row for row in clock.profile()["phases"]}
+    assert list(rows) == ["train", "train: personal", "other"]
+    for name in ("train", "train: personal"):
+        assert (rows[name]["calls"], rows[name]["steps"], rows[name]["examples"]) == (1, 16, 250)
+        assert rows[name]["ms_per_step"] == 125
+        assert rows[name]["examples_per_second"] == 125
+    assert "steps" not in rows["other"]
+
+
+def test_a_clock_that_is_off_is_one_block_that_does_nothing(hand):
+    assert OFF.measure("a") is OFF.measure("b") is OFF.training("train", [Tally()])
+    with OFF.measure("a"):
+        hand(3)
+    OFF.hear(OFF.hire(), Report({"train": Span(1.0, 1)}, 5))
+    assert [row["phase"] for row in OFF.profile()["phases"]] == ["other"]
+    assert OFF.profile()["workers"] is None
+
+
+def test_workers_are_told_against_the_time_they_lived(hand):
+    parent, worker = Clock(), Clock()
+    hand(10)
+    numbers = [parent.hire(), parent.hire()]
+    with worker.measure("train"):
+        hand(3)
+    parent.hear(numbers[0], worker.take())
+    with worker.measure("train"):
+        hand(1)
+    with worker.measure("idle"):
+        hand(2)
+    parent.hear(numbers[0], worker.take())
+    parent.dismiss(numbers[0])
+    assert parent.profile()["workers"]["seconds"] == 12  # 6 of the first, and of the second, which still lives
+    hand(4)
+    parent.hear(numbers[1], Report({"train": Span(2.0, 1, 8, 80), "idle": Span(7.0, 1)}, 123))
+    parent.dismiss(numbers[1])
+    hand(50)
+    found = parent.profile()
+    assert (found["workers"]["processes"], found["workers"]["seconds"]) == (2, 16)
+    assert table(found["workers"]["phases"]) == {"train": (6, 3), "idle": (9, 2), "other": (1, 0)}
+    assert found["memory"]["workers"][1] == 123
+    assert found["memory"]["process"] > 2**20
+    assert [row["phase"] for row in found["phases"]] == ["other"]  # none of it was this process's time
+
+
+def test_a_gpu_is_waited_for_where_blocks_begin_and_end(hand, monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 77)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: (waited.append(device), hand(2)))
+    clock, off, gpu = Clock(), Clock(is_on=False), torch.device("cuda")
+    for each in (clock, off):
+        each.attach(gpu)
+    with off.measure("train"):
+        assert not waited
+    with clock.measure("train"):
+        hand(1)
+        assert waited == [gpu]
+    assert len(waited) == 2
+    assert table(clock.profile()["phases"]) == {"train": (3, 1), "other": (4, 0)}
+    assert clock.profile()["memory"]["gpu"] == 77

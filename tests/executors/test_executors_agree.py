@@ -1,0 +1,206 @@
+"""What runs many clients at once does what `serial` does: the same messages, costs and masks, weights within rounding.
+
+On a CPU `graphed` and `stacked` neither compile nor capture; how they load, schedule and unload clients is the same.
+SPARSONA_TEST_DEVICE=cuda runs all of this on a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sparsona as sp
+from sparsona import methods
+from sparsona.core.errors import SparsonaError
+from sparsona.core.tree import leaves
+from sparsona.engine.rounds import simulate
+from sparsona.executors import choose, choose_device, open_executor, rounding_as_asked
+from sparsona.executors.graphed import Graphed
+from sparsona.executors.serial import Serial
+from sparsona.executors.stacked import Stacked
+from sparsona.experiment import build as prepare
+
+pytestmark = pytest.mark.long
+
+DEVICE = os.environ.get("SPARSONA_TEST_DEVICE", "cpu")
+COMMON = {"clients": 6, "per_round": 4, "rounds": 2, "epochs": 1, "batch_size": 8, "lr_decay": 0.5, "device": DEVICE}
+EXECUTORS = {"stacked": Stacked, "stacked by two": lambda s: Stacked(s, 2), "graphed": lambda s: Graphed(s, 3)}
+
+
+def smooth_net():
+    """Without kinks: where ReLU or a maximum of equal pixels falls either way, rounding becomes a difference."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.GroupNorm(2, 8),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128, 24),
+        nn.Tanh(),
+        nn.Linear(24, 10),
+    )
+
+
+def play(make, name, model=smooth_net, federation=None, **more):
+    """A method by its name, for two rounds."""
+    options = {**COMMON, "points": ["trained"], **more}
+    if federation is not None:
+        del options["clients"]
+    config = prepare.make_config(name, options, federation, model)
+    setting = prepare.make_setting(config, federation, model)
+    return played(make, setting)
+
+
+@lru_cache(maxsize=1)  # tests of one method come one after another, each with another executor
+def in_turn(name, more):
+    """The same by `serial`, which all are compared with."""
+    return play(Serial, name, **json.loads(more))
+
+
+def assert_agrees(executor, name, **more):
+    assert_agree(in_turn(name, json.dumps(more)), play(EXECUTORS[executor], name, **more))
+
+
+def played(make, setting):
+    """Everything that a run's rounds and its closing leave behind."""
+    star, rounds = simulate(setting, make(setting)), setting.plan.rounds
+    with rounding_as_asked(setting):
+        population, records = star.start(), []
+        for index in range(rounds):
+            population, record = star.play(population, index)
+            records.append(record)
+        records[-1].evaluations.extend(star.evaluate(population, rounds))
+        closing, tuned = star.finish(population)
+    return population, [*records, closing], tuned
+
+
+def assert_agree(one, other):
+    (population, records, tuned), (population2, records2, tuned2) = one, other
+    for value, value2 in (
+        (population.server, population2.server),
+        (population.states, population2.states),
+        (tuned, tuned2),
+    ):
+        pairs = list(zip(leaves(value), leaves(value2), strict=True))
+        for (path, tensor), (path2, tensor2) in pairs:
+            assert path == path2
+            if tensor.dtype is torch.bool:
+                assert torch.equal(tensor, tensor2), path
+            else:
+                torch.testing.assert_close(tensor, tensor2, rtol=0, atol=1e-5)
+    for record, record2 in zip(records, records2, strict=True):
+        for turn, turn2 in zip(record.turns, record2.turns, strict=True):
+            assert (turn.client, turn.traffic, turn.aggregated, turn.dropped) == (
+                turn2.client,
+                turn2.traffic,
+                turn2.aggregated,
+                turn2.dropped,
+            )
+            for count in ("examples", "steps", "train_flops", "search_flops"):
+                assert getattr(turn.tally, count) == getattr(turn2.tally, count), count
+            assert turn.tally.loss == pytest.approx(turn2.tally.loss, rel=1e-4)
+        for found, found2 in zip(record.evaluations, record2.evaluations, strict=True):
+            assert (found.client, found.point, found.count) == (found2.client, found2.point, found2.count)
+            assert abs(found.correct - found2.correct) <= 1  # a tie may fall either way
+            assert found.loss == pytest.approx(found2.loss, rel=1e-3)
+            assert int((found.confusion - found2.confusion).abs().sum()) <= 2
+
+
+@pytest.mark.parametrize("executor", sorted(EXECUTORS))
+@pytest.mark.parametrize("name", sorted(methods.METHODS))
+def test_every_method(name, executor):
+    assert_agrees(executor, name)
+
+
+@pytest.mark.parametrize("executor", sorted(EXECUTORS))
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"batch_size": 1000},  # larger than anybody's data
+        {"drop_rate": 0.4, "novel": 1, "tune_epochs": 1},
+        {"everyone_trains": True},  # masks must be sent again
+        {"stateless": True, "points": ["trained", "global"]},
+        {"capacities": [0.2, 0.5, 1.0], "partition": "dirichlet:0.5"},
+    ],
+    ids=lambda more: "-".join(more),
+)
+def test_whatever_the_engine_is_asked(executor, more):
+    assert_agrees(executor, "fedspa", **more)
+
+
+@pytest.mark.parametrize("executor", sorted(EXECUTORS))
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"per_round": None, "drop_rate": 0.3, "novel": 1, "tune_epochs": 1, "graph": "ring"},
+        {"points": ["trained", "consensus"], "divide_by": "used", "capacities": [0.2, 0.5, 1.0], "graph": "full"},
+    ],
+    ids=lambda more: "-".join(more),
+)
+def test_whatever_peers_are_asked(executor, more):
+    assert_agrees(executor, "dispfl", rounds=3, **more)
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(16), nn.Dropout(0.5)], ids=["BatchNorm", "dropout"])
+@pytest.mark.parametrize("executor", sorted(EXECUTORS))
+def test_what_must_not_be_stacked_is_not(executor, layer):
+    def model():
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), layer, nn.Tanh(), nn.Linear(16, 10))
+
+    assert_agree(play(Serial, "fedavg", model), play(EXECUTORS[executor], "fedavg", model))
+
+
+@pytest.mark.parametrize("executor", sorted(EXECUTORS))
+def test_images_are_cropped_and_mirrored_alike(executor):
+    rng, y = np.random.default_rng(0), np.arange(240) % 4
+    x = (rng.integers(60, size=(240, 3, 8, 8)) + 45 * y[:, None, None, None]).astype(np.uint8)
+    look = sp.View((0.5,) * 3, (0.25,) * 3, pad=2, flip=True)
+    federation = sp.federate(x, y, clients=5, partition="dirichlet:1", view=look)
+
+    def model():
+        return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(72, 4))
+
+    one, other = (play(make, "fedspa", model, federation) for make in (Serial, EXECUTORS[executor]))
+    assert_agree(one, other)
+
+
+@pytest.mark.parametrize("name", ["stacked", "graphed"])
+def test_they_can_tell_of_compiling(name):
+    def tell(text):
+        assert text == ""  # nothing is compiled here
+
+    setting = prepare.make_setting(prepare.make_config("fedavg", {"device": "cpu"}))
+    assert open_executor(name, setting, tell)._programs.tell is tell
+
+
+class _Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.last = nn.LSTM(8, 6, batch_first=True), nn.Linear(6, 10)
+
+    def forward(self, images):
+        return self.last(self.lstm(images.squeeze(1))[0][:, -1])
+
+
+def test_choices_that_cannot_be_are_refused():
+    setting = prepare.make_setting(prepare.make_config("fedavg", {"device": "cpu"}))
+    assert choose("auto", setting) in ("serial", "workers")
+    assert choose("stacked", setting) == "stacked"
+    with pytest.raises(SparsonaError, match="without a GPU"):
+        choose("graphed", setting)
+    with pytest.raises(SparsonaError, match="precision bf16 on a CPU"):
+        choose_device("cpu", "bf16")
+    recurrent = prepare.make_setting(
+        prepare.make_config("fedavg", {"device": "cpu"}, model=_Recurrent), model=_Recurrent
+    )
+    with pytest.raises(SparsonaError, match="several clients at once"):
+        choose("stacked", recurrent)
+    if not torch.cuda.is_available():
+        with pytest.raises(SparsonaError, match="no GPU"):
+            choose_device("cuda", "fp32")

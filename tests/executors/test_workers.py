@@ -1,0 +1,319 @@
+"""Worker processes: the same bits as serial, whatever happens to them."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import signal
+import socket
+import sqlite3
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import textwrap
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import sparsona as sp
+from sparsona.core.errors import SparsonaError
+from sparsona.core.tree import leaves
+from sparsona.engine.rounds import simulate
+from sparsona.executors.serial import Serial
+from sparsona.executors.worker import FRAME, pack
+from sparsona.executors.workers import AHEAD, Workers
+from sparsona.experiment import build as prepare
+
+pytestmark = pytest.mark.long
+
+SMALL = {"device": "cpu", "clients": 5, "per_round": 4, "rounds": 3, "epochs": 1, "batch_size": 16}
+
+
+def setting_of(method: str = "fedspa", model=None, **more):
+    return prepare.make_setting(prepare.make_config(method, {**SMALL, **more}, model=model), None, model)
+
+
+def played(setting, executor, rounds: int = 3) -> str:
+    star = simulate(setting, executor)
+    population = star.start()
+    for index in range(rounds):
+        population, _ = star.play(population, index)
+    evaluations = star.evaluate(population, rounds)
+    state = hashlib.sha256(repr([(e.client, e.correct, e.count, e.loss) for e in evaluations]).encode())
+    for path, tensor in sorted(leaves((population.server, population.states)), key=lambda item: item[0]):
+        state.update(path.encode() + tensor.numpy().tobytes())
+    return state.hexdigest()
+
+
+@pytest.fixture
+def workers():
+    made = []
+
+    def make(setting, count: int = 2) -> Workers:
+        made.append(Workers(setting, count))
+        return made[-1]
+
+    yield make
+    for executor in made:
+        executor.close()
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg-ft", "fedspa", "dispfl"])
+def test_same_bits_as_serial(method, workers):
+    setting = setting_of(method)
+    assert played(setting, workers(setting)) == played(setting, Serial(setting))
+
+
+class Printing(nn.Module):
+    """A user's model that prints, which must not end up among the outcomes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, inputs):
+        print("a line on stdout")
+        return self.layer(inputs.flatten(1))
+
+
+def test_a_model_that_prints(workers, capfd):
+    setting = setting_of("fedavg", model=Printing)
+    assert played(setting, workers(setting)) == played(setting, Serial(setting))
+    capfd.readouterr()
+
+
+def test_killed_workers_are_replaced_and_nothing_is_lost(workers):
+    setting = setting_of()
+    executor = workers(setting)
+    star = simulate(setting, executor)
+    population = star.start()
+    population, _ = star.play(population, 0)
+    for worker in executor._workers:
+        os.kill(worker.process.pid, signal.SIGKILL)
+    assert played(setting, executor) == played(setting, Serial(setting))
+
+
+def test_workers_killed_in_the_middle_of_a_pass(workers):
+    setting = setting_of()
+    executor = workers(setting)
+    jobs = list(_evaluation_jobs(setting))
+    outcomes = executor.run(iter(jobs))
+    found = [next(outcomes)]
+    for worker in executor._workers:  # at work or just done with it, as it happens
+        os.kill(worker.process.pid, signal.SIGKILL)
+    found += list(outcomes)
+    assert [outcome.client for outcome in found] == [job.client for job in jobs]
+
+
+def test_answers_that_arrive_together_are_both_seen(workers):
+    """The parent looks when the second is there, too: a buffer would swallow it, and the parent wait for ever."""
+    setting = setting_of()
+    executor = workers(setting, 1)
+    (worker,) = executor._workers
+    job = next(iter(_evaluation_jobs(setting)))
+    first, look = FRAME.size + len(pack(("done", None))), executor._readable
+
+    def late():
+        while worker.opening and _arrived(worker) <= first:
+            time.sleep(0.01)
+        return look()
+
+    executor._readable = late
+    assert [outcome.client for outcome in executor.run([job])] == [job.client]
+
+
+def _arrived(worker) -> int:
+    """Bytes in the pipe that nobody has read."""
+    return struct.unpack("i", fcntl.ioctl(worker.stdout, termios.FIONREAD, b"\0" * 4))[0]
+
+
+def test_data_that_a_killed_process_left_is_removed(workers, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    here = socket.gethostname()
+    notes = {
+        "dead": f"{here} {gone.pid}",
+        "alive": f"{here} {os.getpid()}",
+        "apart": f"elsewhere {gone.pid}",
+        "odd": "?",
+    }
+    for name, note in notes.items():
+        folder = tmp_path / f"sparsona-data-{name}"
+        folder.mkdir()
+        (folder / "x.npy").write_bytes(b"much")
+        (folder / "owner").write_text(note)
+    (tmp_path / "sparsona-data-new").mkdir()  # whose it is has not been said yet
+    others = tmp_path / "others-data"
+    others.mkdir()
+    (others / "owner").write_text(notes["dead"])
+    executor = workers(setting_of(), 1)
+    left = {path.name for path in tmp_path.iterdir()} - {executor._folder.name}
+    assert left == {*(f"sparsona-data-{name}" for name in ("alive", "apart", "odd", "new")), "others-data"}
+    assert (executor._folder / "owner").read_text() == f"{here} {os.getpid()}"
+    executor.close()
+    assert not executor._folder.exists()
+
+
+def _evaluation_jobs(setting):
+    star = simulate(setting, Serial(setting))
+    population, round_ = star.start(), setting.plan.round_at(0)
+    for client in [*range(5)] * 4:
+        yield star.evaluation_job(population.server, client, round_, ("received",))
+
+
+class Deadly(nn.Module):
+    """A model that kills a worker process when it trains there."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, inputs):
+        if self.training and os.getpid() != int(os.environ["SPARSONA_TEST_PARENT"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.layer(inputs.flatten(1))
+
+
+def test_a_job_that_always_kills_its_worker_is_given_up(workers, monkeypatch):
+    monkeypatch.setenv("SPARSONA_TEST_PARENT", str(os.getpid()))
+    setting = setting_of("fedavg", model=Deadly)
+    with pytest.raises(SparsonaError, match="died 3 times"):
+        played(setting, workers(setting, 1))
+
+
+def test_errors_in_a_worker_reach_the_person(workers):
+    setting = setting_of("fedavg", lr=1e30, clip_norm=None)
+    with pytest.raises(SparsonaError, match=r"diverged: client \d+'s .* in round 0"):
+        played(setting, workers(setting))
+
+
+def test_serial_gives_back_the_number_of_threads():
+    setting = setting_of()
+    torch.set_num_threads(2)
+    try:
+        played(setting, Serial(setting), 1)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_run_gives_back_the_number_of_threads_and_sums_with_one(tmp_path):
+    """Split among threads, sums have other last bits: a server that adds up must not depend on how many there are."""
+    seen = []
+    torch.set_num_threads(2)
+    try:
+        options = {"rounds": 1, "per_round": 2, "epochs": 1, "clients": 4, "executor": "serial", "device": "cpu"}
+        sp.train(
+            "fedavg", out=tmp_path / "run", observers=[lambda record: seen.append(torch.get_num_threads())], **options
+        )
+        assert seen[-2] == 1  # the last is the end, told after the run has given back what it took
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_outcomes_do_not_pile_up_behind_a_slow_client(workers):
+    """However many are sampled, only so many are begun before the first is handed out."""
+    x, y = torch.rand(1500, 4), torch.arange(1500) % 3
+    sizes = [1500, *[6] * 29]
+    federation = sp.Federation.from_clients([(x[:n], y[:n], x[:3], y[:3]) for n in sizes], validation_rate=0.0)
+    options = {"rounds": 1, "per_round": 30, "epochs": 1, "batch_size": 1, "device": "cpu"}
+    config = prepare.make_config("fedavg", options, federation, _Linear)
+    setting = prepare.make_setting(config, federation, _Linear)
+    executor, begun = workers(setting), []
+    star = simulate(setting, executor)
+    population = star.start()
+
+    def jobs():
+        for client in range(30):
+            begun.append(client)
+            yield star._job("train", client, population.server, setting.plan.round_at(0), (), {})
+
+    outcomes = executor.run(jobs())
+    assert next(outcomes).client == 0
+    assert len(begun) <= AHEAD * 2
+    assert [outcome.client for outcome in outcomes] == list(range(1, 30))
+
+
+class _Linear(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 3))
+
+
+def test_an_unguarded_script_and_ctrl_c(tmp_path):
+    """A script without `if __name__` trains its own class on workers; Ctrl-C ends it and every worker it started."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import sys, torch, sparsona as sp
+            print("started", flush=True)
+            class Net(torch.nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.layer = torch.nn.Linear(64, 10)
+                def forward(self, x):
+                    return self.layer(x.flatten(1))
+            sp.train("fedavg", model=Net, clients=5, rounds=int(sys.argv[1]), epochs=1, executor="workers",
+                     out=sys.argv[2])
+            print("finished", flush=True)
+            """
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, script, "2", tmp_path / "short"], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.split() == ["started", "finished"]  # once: no worker ran the script again
+
+    long = subprocess.Popen(
+        [sys.executable, script, "100000", tmp_path / "long"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    records = tmp_path / "long" / "records.sqlite"
+    deadline = time.monotonic() + 60
+    while not _rounds(records) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    workers = _children(long.pid)
+    assert workers
+    os.killpg(long.pid, signal.SIGINT)  # as a terminal does: to everybody
+    _, errors = long.communicate(timeout=60)
+    assert long.returncode != 0
+    assert b"KeyboardInterrupt" in errors
+    assert (tmp_path / "long" / "checkpoint" / "manifest.json").exists()
+    deadline = time.monotonic() + 10
+    while any(_alive(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(_alive(pid) for pid in workers)
+
+
+def _rounds(records: Path) -> int:
+    if not records.exists():
+        return 0
+    with closing(sqlite3.connect(f"file:{records}?mode=ro", uri=True)) as db:
+        try:
+            return db.execute("SELECT COUNT(*) FROM rounds").fetchone()[0]
+        except sqlite3.OperationalError:  # the table is not there yet
+            return 0
+
+
+def _children(pid: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [int(word) for word in found.stdout.split()]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

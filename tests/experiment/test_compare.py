@@ -1,0 +1,183 @@
+"""A comparison: what all methods have in common, what is told of their differences, and going on with it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import sqlite3
+
+import numpy as np
+import pytest
+from processes import EAGER, completed, small, start, traces
+
+from sparsona.core.errors import SparsonaError
+from sparsona.experiment import build as prepare
+from sparsona.experiment import train as api
+from sparsona.runs.options import RunConfig
+
+
+def federation_of(folder) -> str:
+    return json.loads((folder / "about.json").read_text())["federation"]
+
+
+METHOD_LIST = ["local", "fedavg-ft", "fedspa", "fedspa:density=0.2"]
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    """Four methods, two seeds, with an option that only some have."""
+    folder = tmp_path_factory.mktemp("comparison")
+    partition = small(folder)[1]
+    return api.compare(
+        METHOD_LIST,
+        seeds=2,
+        out=folder / "both",
+        partition=partition,
+        clients=5,
+        per_round=2,
+        epochs=1,
+        batch_size=10,
+        rounds=2,
+        executor="serial",
+        search="rsm",
+        tune_epochs=0,
+    )
+
+
+def test_all_methods_meet_the_same_conditions(comparison):
+    seen: dict[int, set] = {}
+    for run in comparison.runs:
+        with contextlib.closing(sqlite3.connect(run.path / "records.sqlite")) as db:
+            sampled = db.execute("SELECT round, client FROM turns WHERE round < 2 ORDER BY 1, 2").fetchall()
+        config = RunConfig(**run.config)
+        start_weights = prepare.make_setting(config, None, None).params.flat.numpy().tobytes()
+        seen.setdefault(config.seed, set()).add((federation_of(run.path), tuple(sampled), start_weights))
+    assert set(seen) == {0, 1}
+    assert all(len(conditions) == 1 for conditions in seen.values())
+    assert seen[0] != seen[1]
+
+
+def test_options_go_to_the_methods_that_have_them(comparison):
+    configs = {run.path.name: run.config for run in comparison.runs}
+    assert set(configs) == {
+        f"{name}-seed{seed}" for name in ("local", "fedavg-ft", "fedspa", "fedspa_density-0.2") for seed in (0, 1)
+    }
+    assert configs["fedspa-seed0"]["options"]["search"] == "rsm"
+    assert configs["fedspa-seed0"]["options"]["density"] == 0.5
+    assert configs["fedspa_density-0.2-seed1"]["options"]["density"] == 0.2
+    assert "search" not in configs["fedavg-ft-seed0"]["options"]
+    assert configs["fedavg-ft-seed0"]["tune_epochs"] == 0  # an option of all overrules the row's
+
+
+def test_differences_are_paired_by_seed(comparison):
+    mean = {run.path.name: run.summary["accuracy"]["mean"] for run in comparison.runs}
+    rows = comparison.differences()
+    assert rows[0]["method"] == "FedAvg-FT"
+    assert len(rows) == 3
+    for name, row in zip(("fedavg-ft", "fedspa", "fedspa_density-0.2"), rows, strict=True):
+        pairs = [100 * (mean[f"{name}-seed{seed}"] - mean[f"local-seed{seed}"]) for seed in (0, 1)]
+        assert float(row["difference"].replace("−", "-")) == pytest.approx(np.mean(pairs), abs=0.006)
+        assert row["seeds"] == "2"
+        low, high = (float(end.replace("−", "-")) for end in row["interval"].split(" to "))
+        half = 12.7062 * abs(pairs[0] - pairs[1]) / 2  # Student's t, one degree of freedom
+        assert (low, high) == pytest.approx((np.mean(pairs) - half, np.mean(pairs) + half), abs=0.02)
+
+
+def test_the_table_has_a_spread_over_seeds(comparison):
+    rows = comparison.table()
+    assert [row["method"] for row in rows][:2] == ["Local", "FedAvg-FT"]
+    assert all(" ± " in row["accuracy"] for row in rows)
+    assert rows[0]["bytes up"] == "0 B"
+
+
+def test_compare_prints_one_table_and_one_report(say, tmp_path):
+    said = say("compare", "fedavg", "fedspa", *small(tmp_path, out="both", rounds=1), "--seeds", 2)
+    assert said.code == 0
+    assert said.out.count("How this was measured (sizes are those of seed 0):") == 1
+    assert re.search(r"FedSpa \(DST\) +[+−0-9.]+ +[+−0-9.]+ to [+−0-9.]+ +2", said.out)
+    assert "runs:   both\n" in said.out
+    assert "report: both/report.html\n" in said.out
+    page = (tmp_path / "both" / "report.html").read_text()
+    assert "FedAvg" in page
+    assert "FedSpa" in page
+
+
+def test_compare_one_method_under_several_seeds(say, tmp_path):
+    """There is nothing to compare it with, and still a table."""
+    said = say("compare", "fedavg", *small(tmp_path, out="one", rounds=1), "--seeds", 2)
+    assert said.code == 0
+    assert " ± " in said.out
+
+
+def test_compare_as_json(say, tmp_path):
+    said = say("compare", "fedavg", "local", *small(tmp_path, out="both", rounds=1), "--json")
+    found = json.loads(said.out)
+    assert [run["method"] for run in found["runs"]] == ["fedavg", "local"]
+    assert found["differences"][0]["method"] == "Local"
+    assert found["differences"][0]["interval"] == "one seed: no interval"
+
+
+def test_the_default_comparison(say, monkeypatch):
+    asked = {}
+
+    def compare(names, **options):
+        asked.update(names=names, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "compare", compare)
+    assert say("compare", "--rounds", 2).code == 130
+    assert list(asked["names"]) == ["local", "fedavg", "fedavg-ft", "fedspa", "fedspa-rsm"]
+    assert asked["rounds"] == 2
+
+
+# Kills a comparison when the second run makes its first, and its second, checkpoint or file.
+KILL_IN_SECOND = """
+import os, signal, sys
+
+def hook(event, args):
+    if event == "os.rename" and "/fedspa-seed0/" in str(args[1]) and str(args[1]).endswith("{name}"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(hook)
+"""
+
+
+FOUR = [f"{method}-seed{seed}" for method in ("fedavg", "fedspa") for seed in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def never_killed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("never-killed")
+    words = small(folder, rounds=2)
+    options = {key[2:].replace("-", "_"): value for key, value in zip(words[::2], words[1::2], strict=True)}
+    found = api.compare(["fedavg", "fedspa"], seeds=2, out=folder / "both", **options)
+    return {run.path.name: traces(run.path) for run in found.runs}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["config.json", "checkpoint/manifest.json", "summary.json"])
+def test_a_killed_comparison_goes_on(forks, tmp_path, never_killed, name):
+    args = ["compare", "fedavg", "fedspa", *small(tmp_path, rounds=2), "--seeds", 2]
+    setup, both = EAGER + KILL_IN_SECOND.format(name=name), tmp_path / "both"
+    assert start(forks, tmp_path, *args, "--out", "both", setup=setup).wait()[0] == -signal.SIGKILL
+    assert completed(both / "fedavg-seed1") == 2
+    assert not (both / "fedspa-seed1").exists()
+    untouched = (both / "fedavg-seed0" / "checkpoint" / "manifest.json").read_bytes()
+    if name == "checkpoint/manifest.json":  # the second run has begun and has no results
+        code, out, err = start(forks, tmp_path, "report", "both").wait()  # what there is can be looked at
+        assert (code, out) == (0, "both/report.html\n"), err
+    code, out, err = start(forks, tmp_path, "resume", "both", "--json").wait()
+    assert code == 0, err
+    assert [run["run"] for run in json.loads(out)["runs"]] == [f"both/{run}" for run in FOUR]
+    assert (both / "fedavg-seed0" / "checkpoint" / "manifest.json").read_bytes() == untouched
+    assert {run: traces(both / run) for run in FOUR} == never_killed
+
+
+def test_a_preset_is_for_those_that_have_one(tmp_path):
+    options = {"clients": 4, "rounds": 1, "executor": "serial", "out": tmp_path / "both"}
+    both = api.compare(["fedavg", "dispfl"], preset="authors", **options)
+    assert [run.config["preset"] for run in both.runs] == [None, "authors"]
+    with pytest.raises(SparsonaError, match="local has no presets"):
+        api.compare(["local", "fedavg"], preset="authors", **options)
