@@ -97,7 +97,7 @@ def spread(blocks: Blocks, values: Tensor) -> Tensor:
         raise ValueError(f"{values.shape[-1]} values for {len(blocks)} blocks")
     counts, tensors = blocks._plan
     lead = values.shape[:-1]
-    segments = values.split(counts, dim=-1)
+    segments = values.split(counts, dim=-1)  # type: ignore[no-untyped-call]
     parts = []
     for repeats, pieces in tensors:
         row = [

@@ -114,7 +114,7 @@ def _left(tensor: Tensor, cut: Cut | None, flags: list[bool], dim: int = 0, widt
 
     if cut is None or all(flags[block] for block in cut.blocks):
         return tensor
-    parts = tensor.split([width * length for length in cut.lengths], dim=dim)
+    parts = tensor.split([width * length for length in cut.lengths], dim=dim)  # type: ignore[no-untyped-call]
     left = [part for block, part in zip(cut.blocks, parts, strict=True) if flags[block]]
     if not left:
         raise SparsonaError("every unit of a layer was dropped", expected="at least the blocks that are always kept")

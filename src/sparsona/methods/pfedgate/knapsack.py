@@ -30,7 +30,7 @@ def greedy(scores: Tensor, costs: Tensor, budget: Tensor, by: Literal["score", "
     """
     import torch
 
-    scores, costs = torch.broadcast_tensors(scores.detach(), costs)
+    scores, costs = torch.broadcast_tensors(scores.detach(), costs)  # type: ignore[no-untyped-call]
     rank = scores if by == "score" else torch.where(costs > 0, scores / costs, math.inf)
     order = rank.argsort(dim=-1, descending=True, stable=True)
     ordered = costs.gather(-1, order)
@@ -49,7 +49,7 @@ def exact(scores: Tensor, costs: Tensor, budget: Tensor, buckets: int = 1024) ->
     import torch
 
     dtype = scores.dtype
-    scores, costs = torch.broadcast_tensors(scores.detach().double(), costs)
+    scores, costs = torch.broadcast_tensors(scores.detach().double(), costs)  # type: ignore[no-untyped-call]
     budget = budget.expand(costs.shape[:-1])
     weights, top = _in_buckets(costs, budget, buckets)
     planned = _opaque(_planned)(scores, weights, top, torch.zeros(buckets + 2, device=scores.device))
