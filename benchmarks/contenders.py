@@ -122,32 +122,32 @@ def run_sparsona(work: Work, data: Data, rounds: int) -> Found:
     """Rounds of Star with the executor that `auto` means here."""
     import sparsona as sp
     from sparsona.engine.rounds import simulate
-    from sparsona.executors import choose, open_executor, rounding_as_asked
-    from sparsona.experiment.build import make_config, make_setting
+    from sparsona.executors import choose, numeric_mode, open_executor
+    from sparsona.experiment.build import make_config, make_context
 
     federation = sp.Federation.from_clients(
         [(x, y, x[:1], y[:1]) for x, y in data], validation_rate=0.0, num_classes=CLASSES
     )
     options = {"rounds": 1000, "per_round": CLIENTS, "epochs": 1, "batch_size": BATCH, "eval_every": 1000}
     options |= {"lr": LR, "weight_decay": DECAY, "clip_norm": CLIP, "lr_decay": 1.0, "device": "cpu"}
-    setting = make_setting(make_config("fedavg", options, federation, work.model), federation, work.model)
-    assert setting.task.layout.size == work.parameters
-    name = choose("auto", setting)
-    executor = open_executor(name, setting)
+    context = make_context(make_config("fedavg", options, federation, work.model), federation, work.model)
+    assert context.task.layout.size == work.parameters
+    name = choose("auto", context)
+    executor = open_executor(name, context)
     try:
-        star = simulate(setting, executor)
-        with rounding_as_asked(setting):
+        star = simulate(context, executor)
+        with numeric_mode(context):
             population, marks = star.start(), [time.perf_counter()]
             for index in range(rounds):
                 population, record = star.play(population, index)
                 marks.append(time.perf_counter())
     finally:
         executor.close()
-    params = setting.method.server.global_model(population.server)
+    params = context.method.server.global_model(population.server)
     steps, flops = (sum(getattr(turn.tally, count) for turn in record.turns) for count in ("steps", "train_flops"))
 
     def model(x: Tensor) -> Tensor:
-        return setting.task.forward(params, setting.buffers, x, train=False)[0]
+        return context.task.forward(params, context.buffers, x, train=False)[0]
 
     return Found(marks, steps, model, name, flops)
 

@@ -19,14 +19,14 @@ import torch
 from record import surroundings
 
 import sparsona as sp
-from sparsona.engine.context import Setting
+from sparsona.engine.context import ClientContext
 from sparsona.engine.jobs import Executor
 from sparsona.engine.rounds import simulate
-from sparsona.executors import rounding_as_asked
+from sparsona.executors import numeric_mode
 from sparsona.executors.graphed import Graphed
 from sparsona.executors.serial import Serial
 from sparsona.executors.stacked import Stacked
-from sparsona.experiment.build import make_config, make_setting
+from sparsona.experiment.build import make_config, make_context
 
 PER_CLIENT = 500
 
@@ -45,21 +45,21 @@ def measure(
     method: str,
     model: str,
     federation: sp.Federation,
-    open_executor: Callable[[Setting], Executor],
+    open_executor: Callable[[ClientContext], Executor],
     rounds: int,
     **more: Any,
 ) -> dict[str, float]:
     """Seconds of the first round, which compiles, of the best other, of testing everybody; ms a step, everything in."""
     config = make_config(method, {"rounds": 1000, "eval_every": 1000, **more}, federation, model)
-    setting = make_setting(config, federation, model)
-    with rounding_as_asked(setting):
-        star = simulate(setting, open_executor(setting))
+    context = make_context(config, federation, model)
+    with numeric_mode(context):
+        star = simulate(context, open_executor(context))
         population, seconds, steps = star.start(), [], 0
 
         def timed(function: Callable[..., Any], *args: Any) -> tuple[Any, float]:
             began = time.perf_counter()
             found = function(*args)
-            if setting.device.type == "cuda":
+            if context.device.type == "cuda":
                 torch.cuda.synchronize()
             return found, time.perf_counter() - began
 

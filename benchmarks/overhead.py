@@ -23,7 +23,7 @@ from sparsona.data.batches import shuffled
 from sparsona.engine.rounds import simulate
 from sparsona.engine.turn import perform
 from sparsona.executors.serial import Serial
-from sparsona.experiment.build import make_config, make_setting
+from sparsona.experiment.build import make_config, make_context
 from sparsona.wire.codec import decode, encode
 
 CASES = {
@@ -42,10 +42,10 @@ def federation_of(shape: tuple[int, ...], examples: int) -> sp.Federation:
     return sp.Federation.from_clients(clients, validation_rate=0.0, num_classes=10)
 
 
-def bare_loop(module: nn.Module, mask: dict[str, torch.Tensor], setting, round_, epochs: int) -> float:
+def bare_loop(module: nn.Module, mask: dict[str, torch.Tensor], context, round_, epochs: int) -> float:
     """Forward, backward, clip, decay, step, mask, all in place: nothing is counted, sent, checked or kept. Channels
     last, as the engine has them: what is measured is the engine, not the layout."""
-    examples = setting.federation.examples(0, "train")
+    examples = context.federation.examples(0, "train")
     params = list(module.named_parameters())
     began = time.thread_time()
     module.train()
@@ -64,23 +64,23 @@ def bare_loop(module: nn.Module, mask: dict[str, torch.Tensor], setting, round_,
 def measure(shape, model: str, examples: int, batch: int, epochs: int, repeats: int) -> dict[str, float]:
     federation = federation_of(shape, examples)
     options = {"rounds": 10, "per_round": 1, "epochs": epochs, "batch_size": batch, "search": "rsm"}
-    setting = make_setting(make_config("fedspa", options, federation, model), federation, model)
-    star = simulate(setting, Serial(setting))
+    context = make_context(make_config("fedspa", options, federation, model), federation, model)
+    star = simulate(context, Serial(context))
     population = star.start()
-    round_ = setting.plan.round_at(0)
-    reply = setting.method.server.reply(population.server, setting.clients[0], round_)
+    round_ = context.plan.round_at(0)
+    reply = context.method.server.reply(population.server, context.clients[0], round_)
     mask = {name: value.float() for name, value in population.server.masks[0].items()}
-    module = setting.task.module(reply.parts["model"].tree(population.server.masks[0]), setting.buffers)
+    module = context.task.module(reply.parts["model"].tree(population.server.masks[0]), context.buffers)
     module = module.to(memory_format=torch.channels_last)
     job = star._job("train", 0, population.server, round_, (), {})
-    bound = round_.on(setting.clients[0])
+    bound = round_.on(context.clients[0])
     times: dict[str, list[float]] = {"bare": [], "turn": [], "turn and wire": []}
-    perform(setting, job)
-    bare_loop(module, mask, setting, bound, 1)
+    perform(context, job)
+    bare_loop(module, mask, context, bound, 1)
     for _ in range(repeats):
-        times["bare"].append(bare_loop(module, mask, setting, bound, epochs))
+        times["bare"].append(bare_loop(module, mask, context, bound, epochs))
         began = time.thread_time()
-        outcome = perform(setting, job)
+        outcome = perform(context, job)
         turn = time.thread_time() - began
         began = time.thread_time()
         encode(reply)

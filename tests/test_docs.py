@@ -162,9 +162,7 @@ def test_add_a_method_to_the_letter(tmp_path):
     passed = set(re.findall(r"test_battery\[fedprox-(\w+)\] PASSED", found))
     assert passed == set(PROPERTIES), found
     assert "test_without_a_pull_it_is_fedavg PASSED" in found
-    told = run(
-        [sys.executable, "-m", "sparsona", "methods", "fedprox"], tmp_path, PYTHONPATH=str(tmp_path / "src")
-    )
+    told = run([sys.executable, "-m", "sparsona", "methods", "fedprox"], tmp_path, PYTHONPATH=str(tmp_path / "src"))
     assert "mu = 0.01" in told
 
 

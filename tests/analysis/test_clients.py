@@ -93,10 +93,10 @@ def test_without_a_global_model_tuning_is_compared_with_what_was_tuned(tmp_path)
         client_effects(alone)
     with pytest.raises(SparsonaError, match="point 'global'"):
         client_effects(run, "global")
-    for kind, mend in (("peers", 'points=["consensus"]'), ("alone", "--against RUN"), ("none", 'points=["global"]')):
+    for kind, hint in (("peers", 'points=["consensus"]'), ("alone", "--against RUN"), ("none", 'points=["global"]')):
         with pytest.raises(SparsonaError) as told:
             client_effects(make_run(tmp_path / f"no {kind}", {"received": [1, 1, 1, 1]}, **{kind: True}))
-        assert told.value.mend.rstrip("'").endswith(mend)
+        assert told.value.hint.rstrip("'").endswith(hint)
 
 
 def test_against_another_run_clients_are_matched(tmp_path):

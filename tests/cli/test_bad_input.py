@@ -1,4 +1,4 @@
-"""Bad input: one clear message (what, expected, how to mend), an exit code, no traceback, and nothing lost."""
+"""Bad input: one clear message (what, expected, a hint), an exit code, no traceback, and nothing lost."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_labels_that_are_not_0_to_c(labels, words):
     with pytest.raises(sp.SparsonaError, match=words) as caught:
         sp.federate(np.zeros((30, 4), dtype=np.float32), np.array(labels), clients=2, min_size=2)
     assert caught.value.expected
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -183,7 +183,7 @@ def test_nan_in_data(bad):
         sp.SparsonaError, match="NaN or infinity in 1 of 30 examples, the first is example 17"
     ) as caught:
         sp.federate(x, np.arange(30) % 3, clients=2, min_size=2)
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 def test_training_that_diverges(say, tmp_path):
@@ -220,7 +220,7 @@ def test_a_client_that_diverges_later_spoils_no_round_before(tmp_path, method):
     net = Squares
     with pytest.raises(sp.SparsonaError, match=r"client 2's .* in round [1-9]") as caught:
         sp.train(method, federation, net, out=path, **options)
-    assert caught.value.mend
+    assert caught.value.hint
     reached = completed(path)
     assert reached >= 1
     run = sp.load(path, federation, net)
@@ -255,7 +255,7 @@ def test_nan_in_an_update(tmp_path, method):
             method, federation, Spiteful, out=tmp_path, rounds=2, epochs=1, batch_size=64, seed=1, executor="serial"
         )
     assert "numbers" in caught.value.expected
-    assert "lower the learning rate" in caught.value.mend
+    assert "lower the learning rate" in caught.value.hint
 
 
 @pytest.fixture(scope="module")
@@ -335,7 +335,7 @@ def test_a_damaged_run(say, stopped, run, name, how):
     spoil(path, how)
     damaged = {file: file.read_bytes() for file in run.rglob("*") if file.is_file() and "records" not in file.name}
     said = say("resume", "run")
-    said.refused("'run" if name == "config.json" and how == "missing" else path.name, "to mend")
+    said.refused("'run" if name == "config.json" and how == "missing" else path.name, "hint:")
     assert {file: file.read_bytes() for file in damaged} == damaged
     assert say("runs", "--in", ".").code == 0
     if how == "truncated":

@@ -23,7 +23,7 @@ from sparsona.core.version import VERSION
 from sparsona.costs import cost_options
 from sparsona.data import SOURCES
 from sparsona.data.partition import PARTITIONS
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 from sparsona.experiment import train as api
 from sparsona.learning.phases import Training
 from sparsona.methods import METHODS, factory
@@ -146,7 +146,7 @@ def test_a_seed_varies_everything_unless_the_partition_is_fixed(say, tmp_path):
     assert found["0 fixed"]["tensors"] != found["1 fixed"]["tensors"]
     sampled = [[row[:2] for row in found[name]["rows"]["turns"]] for name in ("0 fixed", "1 fixed")]
     assert sampled[0] != sampled[1]
-    settings = [prepare.make_setting(prepare.make_config("fedavg", {"seed": seed}), None, None) for seed in (0, 1)]
+    settings = [build.make_context(build.make_config("fedavg", {"seed": seed}), None, None) for seed in (0, 1)]
     assert not torch.equal(settings[0].params.flat, settings[1].params.flat)
 
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 import sparsona as sp
 from sparsona.cli import app as cli
 from sparsona.core.errors import SparsonaError
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 
 
 def invoke(*words):
@@ -34,8 +34,8 @@ def test_a_partition_is_shown_drawn_and_told(tmp_path):
     assert sum(map(sum, (found["train"], found["validation"], found["test"]))) == 1797
     assert all(sum(count > 0 for count in row) == 2 for row in found["label_counts"])
     # What is shown is what a run would use.
-    config = prepare.make_config("local", {"clients": 6, "partition": "pathological:2", "seed": 4})
-    assert prepare.read_data(config).sizes()[:, 0].tolist() == found["train"]
+    config = build.make_config("local", {"clients": 6, "partition": "pathological:2", "seed": 4})
+    assert build.read_data(config).sizes()[:, 0].tolist() == found["train"]
 
 
 def test_options_that_say_nothing_about_data_are_refused():
@@ -67,7 +67,7 @@ def test_a_run_on_people(people, tmp_path):
     assert about["left_out"] == {"fewer than 17 to train on (min_train)": 2}
     assert "published for it" in run.protocol
     # Tested on what was published for that, and on nothing that was trained on.
-    federation = prepare.read_data(prepare.make_config("fedspa", options | {"min_train": 17}))
+    federation = build.read_data(build.make_config("fedspa", options | {"min_train": 17}))
     assert federation.digest() == about["federation"]
     assert federation.sizes()[:, 2].tolist() == [10, 12, 14, 16, 18]
     trained, tested = (
@@ -138,7 +138,7 @@ def test_windows_as_leaf_cuts_them_leak_nothing(tmp_path, monkeypatch):
         (tmp_path / "shakespeare" / part / "all.json").write_text(json.dumps(content))
     options = {"data": "shakespeare", "data_dir": str(tmp_path), "partition": "natural"}
     for more in ({}, {"test": "split"}, {"test": "split-train"}, {"sequence_length": 3}):
-        federation = prepare.read_data(prepare.make_config("local", options | more))
+        federation = build.read_data(build.make_config("local", options | more))
         assert federation.num_clients == (3 if "test" in more else 2)
         assert federation.left_out == ({} if "test" in more else {"no published test examples": 1})
         for client in range(federation.num_clients):
@@ -150,7 +150,7 @@ def test_windows_as_leaf_cuts_them_leak_nothing(tmp_path, monkeypatch):
             assert not seen[0] & seen[1]
             assert not seen[2] & (seen[0] | seen[1])
     with pytest.raises(SparsonaError, match="whose examples overlap"):
-        prepare.read_data(prepare.make_config("local", options | {"partition": "iid", "clients": 2}))
+        build.read_data(build.make_config("local", options | {"partition": "iid", "clients": 2}))
 
 
 def test_a_run_is_resumed_from_another_folder(people, tmp_path, monkeypatch):
@@ -192,6 +192,6 @@ def test_folders_and_names_are_checked_before_any_work(tmp_path, say):
 
 def test_text_is_by_speaker_unless_one_says_otherwise(plays):
     options = {"data": "shakespeare", "data_dir": str(plays)}
-    assert prepare.make_config("local", options).partition == "natural"
-    assert prepare.make_config("local", options | {"partition": "iid"}).clients == 20
-    assert prepare.make_config("local", {"data": "digits"}).partition == "dirichlet:0.3"
+    assert build.make_config("local", options).partition == "natural"
+    assert build.make_config("local", options | {"partition": "iid"}).clients == 20
+    assert build.make_config("local", {"data": "digits"}).partition == "dirichlet:0.3"

@@ -90,10 +90,10 @@ def test_a_misspelt_name_is_answered_with_the_form_it_is_written_in():
     with pytest.raises(SparsonaError) as caught:
         spec.read("graph", "rendom:3", ("ring", "random:N", "random:N:bounded"))
     assert str(caught.value).startswith("unknown graph 'rendom:3'\n  expected: one of random:N, random:N:bounded, ring")
-    assert caught.value.mend == "did you mean 'random:N'?"
+    assert caught.value.hint == "did you mean 'random:N'?"
     with pytest.raises(SparsonaError) as caught:
         spec.read("graph", "x" * 100, ("ring",))
-    assert caught.value.mend == ""
+    assert caught.value.hint == ""
     assert len(caught.value.what) < 100
 
 

@@ -169,7 +169,7 @@ def test_seeds_differ_by_purpose_client_and_round_and_nothing_else():
 def test_unknown_name_suggests_the_nearest():
     error = unknown_name("method", "fedspaa", ["fedspa", "fedavg"])
     assert "did you mean 'fedspa'?" in str(error)
-    assert pickle.loads(pickle.dumps(error)).mend == error.mend
+    assert pickle.loads(pickle.dumps(error)).hint == error.hint
 
 
 def test_counts_are_taken_once_and_passed_on(monkeypatch):

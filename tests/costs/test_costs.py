@@ -83,9 +83,7 @@ def test_it_foretells_a_run(method, options, tmp_path):
 
 
 def test_answers_without_torch():
-    code = (
-        "import sys; from sparsona.cli import main; sys.argv = sys.argv[1:]\nmain()\nprint('torch' in sys.modules)"
-    )
+    code = "import sys; from sparsona.cli import main; sys.argv = sys.argv[1:]\nmain()\nprint('torch' in sys.modules)"
     words = ["sparsona", "cost", "dispfl", "--data", "cifar100"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines()[-1] == "False"
@@ -481,7 +479,7 @@ def test_every_option_of_a_run_is_taken_or_refused_with_a_reason(name):
     if isinstance(OPTIONS[name].cost, str):
         with pytest.raises(SparsonaError, match=f"'{name}' in a cost") as caught:
             cost("dispfl", **values)
-        assert caught.value.mend == OPTIONS[name].cost
+        assert caught.value.hint == OPTIONS[name].cost
         return
     method = "fedspa" if name == "per_round" else "dispfl"
     plain, changed = (cost(method, **each).to_json() for each in ({"model": "lenet5", "samples": 9}, values))

@@ -279,10 +279,10 @@ def test_a_full_disk_is_told_at_once_as_what_it_is(tmp_path, server, mirrors, mo
 
     if when == "unpacking":
         monkeypatch.setattr(download.shutil, "copyfileobj", fill)
-    for folder, mend in ((tmp_path / "mine", "--to"), (tmp_path / "cache", "SPARSONA_DATA")):
+    for folder, hint in ((tmp_path / "mine", "--to"), (tmp_path / "cache", "SPARSONA_DATA")):
         monkeypatch.setenv("SPARSONA_DATA", str(tmp_path / "cache"))
         server.asked.clear()
-        with pytest.raises(SparsonaError, match=f"cannot be written(.|\n)*No space left(.|\n)*{mend}"):
+        with pytest.raises(SparsonaError, match=f"cannot be written(.|\n)*No space left(.|\n)*{hint}"):
             download.download("cifar10", folder, fill if when == "downloading" else None)
         assert server.asked == ["a"]
         assert only(folder) == []

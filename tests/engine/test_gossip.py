@@ -15,14 +15,14 @@ from sparsona.core.method import Cost, Method, PeerHalf, Tree, dense, message
 from sparsona.core.task import Task
 from sparsona.core.tree import leaves
 from sparsona.data.federation import Federation
-from sparsona.engine.context import Setting
+from sparsona.engine.context import ClientContext
 from sparsona.engine.gossip import consensus
 from sparsona.engine.graphs import Graph
 from sparsona.engine.plan import Plan, novel_clients, participation
 from sparsona.engine.rounds import check_plan, received_work, simulate
 from sparsona.executors.serial import Serial
 from sparsona.executors.stacked import Stacked
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.wire.codec import encode
 
@@ -66,7 +66,7 @@ def counting(task, wants=None):
     )
 
 
-def setting_of(num=3, make=counting, **plan):
+def context_of(num=3, make=counting, **plan):
     x, y = torch.ones(4, 2), torch.tensor([0, 1, 0, 1])
     federation = Federation.from_clients([(x, y, x, y)] * num)
     task = Task(lambda: nn.Linear(2, 2, bias=False), (2,), 2)
@@ -78,11 +78,11 @@ def setting_of(num=3, make=counting, **plan):
         "graph": ALL,
         **plan,
     }
-    return Setting(task, make, federation, Plan(**options))
+    return ClientContext(task, make, federation, Plan(**options))
 
 
-def play(setting, rounds, population=None, first=0):
-    gossip, records = simulate(setting, Serial(setting)), []
+def play(context, rounds, population=None, first=0):
+    gossip, records = simulate(context, Serial(context)), []
     population = population or gossip.start()
     for index in range(first, rounds):
         population, record = gossip.play(population, index)
@@ -105,21 +105,21 @@ def size_of(population):
 
 def test_three_peers_by_hand():
     """Round 0: nobody is heard. Round 1: (1 + 2 + 3) / 3 = 2, and 1, 2, 3 on top. Round 2: (3 + 4 + 5) / 3 = 4."""
-    setting = setting_of()
+    context = context_of()
     for rounds, expected in ((1, (1, 2, 3)), (2, (3, 4, 5)), (3, (5, 6, 7))):
-        gossip, population, records = play(setting, rounds)
+        gossip, population, records = play(context, rounds)
         assert tuple(numbers(population).values()) == expected
     size = size_of(population)
     assert traffic(records[0]) == {0: (0, 0), 1: (0, 0), 2: (0, 0)}
     assert traffic(records[1]) == traffic(records[2]) == dict.fromkeys(range(3), (2 * size, 2 * size))
     assert all(turn.traffic.paper_up == turn.traffic.paper_down == 2 * 4 * 4 for turn in records[2].turns)
     assert float(consensus(gossip.context, population, 1).flat[0]) == 6
-    assert float(received_work(setting, population, 1).params.flat[0]) == 6
+    assert float(received_work(context, population, 1).params.flat[0]) == 6
 
 
 def test_who_hears_whom_is_directed():
     """0 hears 2, 1 hears 0, 2 hears 1: (1 + 3) / 2 + 1, (2 + 1) / 2 + 2, (3 + 2) / 2 + 3."""
-    _, population, records = play(setting_of(graph=CHAIN), 2)
+    _, population, records = play(context_of(graph=CHAIN), 2)
     assert numbers(population) == {0: 3.0, 1: 3.5, 2: 5.5}
     assert set(traffic(records[1]).values()) == {(size_of(population),) * 2}
 
@@ -130,7 +130,7 @@ def test_a_method_may_say_whom_it_wants():
     def wants(state, round_):
         return (0,) if round_.client.index else (1, 0)
 
-    _, population, records = play(setting_of(make=lambda task: counting(task, wants)), 2)
+    _, population, records = play(context_of(make=lambda task: counting(task, wants)), 2)
     assert numbers(population) == {0: 2.5, 1: 3.5, 2: 5.0}
     size = size_of(population)
     assert traffic(records[1]) == {0: (2 * size, size), 1: (size, size), 2: (0, size)}
@@ -138,47 +138,47 @@ def test_a_method_may_say_whom_it_wants():
 
 def test_who_drops_out_is_not_reached_and_goes_on_alone():
     for seed in range(500):
-        setting = setting_of(drop_rate=0.4, seed=seed)
-        if [participation(setting.plan, setting.clients, t).dropped for t in range(3)] == [set(), {1}, set()]:
+        context = context_of(drop_rate=0.4, seed=seed)
+        if [participation(context.plan, context.clients, t).dropped for t in range(3)] == [set(), {1}, set()]:
             break
     else:
         pytest.fail("no seed drops 1 in the second round alone")
-    _, population, records = play(setting, 2)
+    _, population, records = play(context, 2)
     # (1 + 3) / 2 = 2 without the second peer, whose own 2 becomes 4.
     assert numbers(population) == {0: 3.0, 1: 4.0, 2: 5.0}
     size = size_of(population)
     assert traffic(records[1]) == {0: (size, size), 1: (0, 0), 2: (size, size)}
     assert [turn.dropped for turn in records[1].turns] == [False, True, False]
-    _, population, _ = play(setting, 3, population, 2)  # what it did meanwhile is heard now
+    _, population, _ = play(context, 3, population, 2)  # what it did meanwhile is heard now
     assert numbers(population) == {0: 5.0, 1: 6.0, 2: 7.0}
 
 
 def test_who_is_not_sampled_keeps_still_and_can_be_heard():
     for seed in range(500):
-        setting = setting_of(per_round=2, seed=seed)
-        who = [participation(setting.plan, setting.clients, t).trains for t in range(3)]
+        context = context_of(per_round=2, seed=seed)
+        who = [participation(context.plan, context.clients, t).trains for t in range(3)]
         if who == [(0, 1), (1, 2), (0, 2)]:
             break
     else:
         pytest.fail("no seed samples these")
-    _, population, records = play(setting, 2)
+    _, population, records = play(context, 2)
     # 2 has said nothing before its first turn; 0 keeps its 1 and is heard by both.
     assert numbers(population) == {0: 1.0, 1: (2 + 1) / 2 + 2, 2: (0 + 1 + 2) / 3 + 3}
     size = size_of(population)
     assert traffic(records[1]) == {0: (2 * size, 0), 1: (size, size), 2: (0, 2 * size)}
     assert {turn.client: turn.trained for turn in records[1].turns} == {0: False, 1: True, 2: True}
-    assert population.messages[0] == play(setting, 1)[1].messages[0]
-    _, population, _ = play(setting, 3, population, 2)
+    assert population.messages[0] == play(context, 1)[1].messages[0]
+    _, population, _ = play(context, 3, population, 2)
     assert numbers(population)[0] == pytest.approx((1 + 3.5 + 4) / 3 + 1)
 
 
 def test_novel_clients_join_at_the_end():
-    setting = setting_of(num=4, num_novel=1, rounds=2)
-    gossip, population, _ = play(setting, 2)
-    (novel,) = novel_clients(setting.plan, setting.clients)
+    context = context_of(num=4, num_novel=1, rounds=2)
+    gossip, population, _ = play(context, 2)
+    (novel,) = novel_clients(context.plan, context.clients)
     assert novel not in population.states
     rest = list(numbers(population).values())
-    assert float(received_work(setting, population, novel).params.flat[0]) == pytest.approx(sum(rest) / 4)
+    assert float(received_work(context, population, novel).params.flat[0]) == pytest.approx(sum(rest) / 4)
     record, _ = gossip.finish(population)
     assert {(e.client, e.point) for e in record.evaluations} == {(novel, "novel")}
 
@@ -192,8 +192,8 @@ def test_whoever_is_heard_by_a_tuned_novel_client_pays_for_it(tmp_path):
 
 
 def test_the_consensus_is_tested_on_everybody():
-    setting = setting_of(points=("received", "consensus"))
-    gossip, population, _ = play(setting, 2)
+    context = context_of(points=("received", "consensus"))
+    gossip, population, _ = play(context, 2)
     found = gossip.evaluate(population, 2)
     assert {(e.client, e.point) for e in found} == {(k, p) for k in range(3) for p in ("received", "consensus")}
 
@@ -209,9 +209,9 @@ def test_the_consensus_is_tested_on_everybody():
     ],
 )
 def test_what_peers_cannot_do(plan, told):
-    setting = setting_of(**plan)
+    context = context_of(**plan)
     with pytest.raises(SparsonaError) as caught:
-        check_plan(setting.server_side)
+        check_plan(context.server_side)
     assert told in str(caught.value)
 
 
@@ -233,7 +233,7 @@ def small_net():
 
 
 def dispfl(**more):
-    return prepare.make_setting(prepare.make_config("dispfl", {**DISPFL, **more}, None, small_net), None, small_net)
+    return build.make_context(build.make_config("dispfl", {**DISPFL, **more}, None, small_net), None, small_net)
 
 
 def bits(population):
@@ -245,10 +245,10 @@ def bits(population):
 @pytest.mark.parametrize("more", [{}, {"per_round": 3, "drop_rate": 0.3}], ids=["all", "some"])
 def test_a_resumed_run_equals_an_uninterrupted_one(make, more, tmp_path):
     def playing(population=None, first=0, last=4):
-        setting = dispfl(**more)
-        engine = simulate(setting, make(setting))
+        context = dispfl(**more)
+        engine = simulate(context, make(context))
         if population is None:
-            found = Checkpoints(tmp_path, setting.method).load(setting, engine.start())
+            found = Checkpoints(tmp_path, context.method).load(context, engine.start())
             population = found.population if found else engine.start()
         for index in range(first, last):
             population, _ = engine.play(population, index)
@@ -261,10 +261,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one(make, more, tmp_path):
 
 
 def test_a_message_that_the_state_holds_is_not_written_twice(tmp_path):
-    setting = dispfl()
-    engine = simulate(setting, Stacked(setting))
+    context = dispfl()
+    engine = simulate(context, Stacked(context))
     population, _ = engine.play(engine.start(), 0)
-    checkpoints = Checkpoints(tmp_path, setting.method)
+    checkpoints = Checkpoints(tmp_path, context.method)
     checkpoints.save(Progress(1, 1.0, population, {}), engine.start())
     folder = tmp_path / "checkpoint"
     names = {path.name: path.stat().st_size for path in folder.iterdir()}
@@ -272,13 +272,13 @@ def test_a_message_that_the_state_holds_is_not_written_twice(tmp_path):
     assert all(size < 1000 for name, size in names.items() if name.startswith("message-"))
     checkpoints.save(Progress(1, 2.0, population, {}), engine.start())
     assert {path.name for path in folder.iterdir()} == set(names)  # nothing is written anew
-    found = Checkpoints(tmp_path, setting.method).load(setting, engine.start()).population
+    found = Checkpoints(tmp_path, context.method).load(context, engine.start()).population
     assert bits(found) == bits(population)
     assert found.messages[0].parts["model"].whole is found.states[0].params
     # Where the state has moved on and the message has not, it is written whole.
-    moved = replace(population, states={**population.states, 0: setting.fresh_state(0)})
+    moved = replace(population, states={**population.states, 0: context.fresh_state(0)})
     checkpoints.save(Progress(2, 3.0, moved, {}), engine.start())
-    assert bits(Checkpoints(tmp_path, setting.method).load(setting, engine.start()).population) == bits(moved)
+    assert bits(Checkpoints(tmp_path, context.method).load(context, engine.start()).population) == bits(moved)
 
 
 def test_the_busiest_peer_is_bounded_where_it_is_asked_for(tmp_path):
@@ -298,9 +298,9 @@ def test_the_busiest_peer_is_bounded_where_it_is_asked_for(tmp_path):
 
 def rounds_message(run):
     """Any message of a run, as its checkpoint has it."""
-    setting = run._make_setting()
-    start = simulate(setting).start()
-    return Checkpoints(run.path, setting.method).load(setting, start).population.messages[0]
+    context = run._make_context()
+    start = simulate(context).start()
+    return Checkpoints(run.path, context.method).load(context, start).population.messages[0]
 
 
 def test_a_graph_file_that_changed_is_told(tmp_path):

@@ -133,7 +133,7 @@ def test_what_is_wrong_with_ones_own_graph(tmp_path, content, told):
     with pytest.raises(SparsonaError, match=told) as caught:
         check(read_graph(f"file:{path}", 3), range(3))
     assert caught.value.expected
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_json_that_is_no_graph(tmp_path, content):
 def test_names_that_are_none(text):
     with pytest.raises(SparsonaError) as caught:
         read_graph(text, 5)
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 def test_what_some_numbers_of_peers_cannot_have():

@@ -85,7 +85,7 @@ def test_a_clock_that_is_off_is_one_block_that_does_nothing(hand):
     assert OFF.measure("a") is OFF.measure("b") is OFF.training("train", [Tally()])
     with OFF.measure("a"):
         hand(3)
-    OFF.hear(OFF.hire(), Report({"train": Span(1.0, 1)}, 5))
+    OFF.record_worker(OFF.add_worker(), Report({"train": Span(1.0, 1)}, 5))
     assert [row["phase"] for row in OFF.profile()["phases"]] == ["other"]
     assert OFF.profile()["workers"] is None
 
@@ -93,20 +93,20 @@ def test_a_clock_that_is_off_is_one_block_that_does_nothing(hand):
 def test_workers_are_told_against_the_time_they_lived(hand):
     parent, worker = Clock(), Clock()
     hand(10)
-    numbers = [parent.hire(), parent.hire()]
+    numbers = [parent.add_worker(), parent.add_worker()]
     with worker.measure("train"):
         hand(3)
-    parent.hear(numbers[0], worker.take())
+    parent.record_worker(numbers[0], worker.take())
     with worker.measure("train"):
         hand(1)
     with worker.measure("idle"):
         hand(2)
-    parent.hear(numbers[0], worker.take())
-    parent.dismiss(numbers[0])
+    parent.record_worker(numbers[0], worker.take())
+    parent.end_worker(numbers[0])
     assert parent.profile()["workers"]["seconds"] == 12  # 6 of the first, and of the second, which still lives
     hand(4)
-    parent.hear(numbers[1], Report({"train": Span(2.0, 1, 8, 80), "idle": Span(7.0, 1)}, 123))
-    parent.dismiss(numbers[1])
+    parent.record_worker(numbers[1], Report({"train": Span(2.0, 1, 8, 80), "idle": Span(7.0, 1)}, 123))
+    parent.end_worker(numbers[1])
     hand(50)
     found = parent.profile()
     assert (found["workers"]["processes"], found["workers"]["seconds"]) == (2, 16)

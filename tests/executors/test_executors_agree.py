@@ -20,11 +20,11 @@ from sparsona import methods
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
 from sparsona.engine.rounds import simulate
-from sparsona.executors import choose, choose_device, open_executor, rounding_as_asked
+from sparsona.executors import choose, choose_device, numeric_mode, open_executor
 from sparsona.executors.graphed import Graphed
 from sparsona.executors.serial import Serial
 from sparsona.executors.stacked import Stacked
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 
 pytestmark = pytest.mark.long
 
@@ -52,9 +52,9 @@ def play(make, name, model=smooth_net, federation=None, **more):
     options = {**COMMON, "points": ["trained"], **more}
     if federation is not None:
         del options["clients"]
-    config = prepare.make_config(name, options, federation, model)
-    setting = prepare.make_setting(config, federation, model)
-    return played(make, setting)
+    config = build.make_config(name, options, federation, model)
+    context = build.make_context(config, federation, model)
+    return played(make, context)
 
 
 @lru_cache(maxsize=1)  # tests of one method come one after another, each with another executor
@@ -67,10 +67,10 @@ def assert_agrees(executor, name, **more):
     assert_agree(in_turn(name, json.dumps(more)), play(EXECUTORS[executor], name, **more))
 
 
-def played(make, setting):
+def played(make, context):
     """Everything that a run's rounds and its closing leave behind."""
-    star, rounds = simulate(setting, make(setting)), setting.plan.rounds
-    with rounding_as_asked(setting):
+    star, rounds = simulate(context, make(context)), context.plan.rounds
+    with numeric_mode(context):
         population, records = star.start(), []
         for index in range(rounds):
             population, record = star.play(population, index)
@@ -175,8 +175,8 @@ def test_they_can_tell_of_compiling(name):
     def tell(text):
         assert text == ""  # nothing is compiled here
 
-    setting = prepare.make_setting(prepare.make_config("fedavg", {"device": "cpu"}))
-    assert open_executor(name, setting, tell)._programs.tell is tell
+    context = build.make_context(build.make_config("fedavg", {"device": "cpu"}))
+    assert open_executor(name, context, tell)._programs.tell is tell
 
 
 class _Recurrent(nn.Module):
@@ -189,16 +189,14 @@ class _Recurrent(nn.Module):
 
 
 def test_choices_that_cannot_be_are_refused():
-    setting = prepare.make_setting(prepare.make_config("fedavg", {"device": "cpu"}))
-    assert choose("auto", setting) in ("serial", "workers")
-    assert choose("stacked", setting) == "stacked"
+    context = build.make_context(build.make_config("fedavg", {"device": "cpu"}))
+    assert choose("auto", context) in ("serial", "workers")
+    assert choose("stacked", context) == "stacked"
     with pytest.raises(SparsonaError, match="without a GPU"):
-        choose("graphed", setting)
+        choose("graphed", context)
     with pytest.raises(SparsonaError, match="precision bf16 on a CPU"):
         choose_device("cpu", "bf16")
-    recurrent = prepare.make_setting(
-        prepare.make_config("fedavg", {"device": "cpu"}, model=_Recurrent), model=_Recurrent
-    )
+    recurrent = build.make_context(build.make_config("fedavg", {"device": "cpu"}, model=_Recurrent), model=_Recurrent)
     with pytest.raises(SparsonaError, match="several clients at once"):
         choose("stacked", recurrent)
     if not torch.cuda.is_available():

@@ -13,11 +13,11 @@ from torch import nn
 import sparsona as sp
 from sparsona.core.method import Cost, Method, PartSize, ServerHalf, Tree, dense, message
 from sparsona.core.task import Task
-from sparsona.engine.context import Setting
+from sparsona.engine.context import ClientContext
 from sparsona.engine.plan import Plan
 from sparsona.executors.serial import Serial
 from sparsona.learning.means import WeightedSum
-from sparsona.learning.phases import Training, plain_weights, predictor, sgd_phase
+from sparsona.learning.phases import Training, plain_weights, predictor, training_phase
 
 CONFIG = Training(lr=0.1, epochs=2, weight_decay=0.0, clip_norm=None)
 
@@ -85,18 +85,18 @@ def heavy_ball(task):
         step = 0.1 * tick.lr_scale * grads["params"].flat - 0.9 * (work.params.flat - work.before.flat)
         return replace(work, params=work.params.like(work.params.flat - step), before=work.params)
 
-    return (replace(sgd_phase(task, CONFIG), update=update),)
+    return (replace(training_phase(task, CONFIG), update=update),)
 
 
 def several_steps_on_a_batch(task):
     def after(work, batch, tick):
         return replace(work, before=work.params, params=work.params.like(0.99 * work.params.flat))
 
-    return (replace(sgd_phase(task, CONFIG), repeats=2, after_batch=after, max_steps=3),)
+    return (replace(training_phase(task, CONFIG), repeats=2, after_batch=after, max_steps=3),)
 
 
 def two_batches_a_step(task):
-    plain = sgd_phase(task, CONFIG.model_copy(update={"epochs": 1}))
+    plain = training_phase(task, CONFIG.model_copy(update={"epochs": 1}))
 
     def loss(work, batches):
         (first, buffers), (second, _) = (plain.loss(work, batch) for batch in batches)
@@ -113,7 +113,7 @@ def a_number_is_trained(task):
     def update(work, grads, tick):
         return replace(work, factor=work.factor - 0.1 * grads["factor"])
 
-    return (replace(sgd_phase(task, CONFIG), loss=loss, update=update, trains=("factor",)), *heavy_ball(task))
+    return (replace(training_phase(task, CONFIG), loss=loss, update=update, trains=("factor",)), *heavy_ball(task))
 
 
 def an_entry_for_each_example(task):
@@ -123,11 +123,11 @@ def an_entry_for_each_example(task):
         weight = weight * work.own.index_select(0, batch.index)
         return (losses * weight).sum() / weight.sum(), buffers
 
-    return (replace(sgd_phase(task, CONFIG), loss=loss),)
+    return (replace(training_phase(task, CONFIG), loss=loss),)
 
 
 def phases_of_their_own(task):
-    plain = sgd_phase(task, CONFIG)
+    plain = training_phase(task, CONFIG)
     idle = replace(plain, name="idle", update=lambda work, grads, tick: work)
     half = replace(plain, name="half", when=lambda round_: round_.client.index % 2 == 0)
     entered = replace(
@@ -156,8 +156,8 @@ def play(make, phases, data, model):
         made = phases(task)
         return averaging(task, made, made[-1])
 
-    setting = Setting(task, make_method, data, plan, device=torch.device(DEVICE))
-    return played(make, setting)
+    context = ClientContext(task, make_method, data, plan, device=torch.device(DEVICE))
+    return played(make, context)
 
 
 def small_net():
@@ -190,5 +190,5 @@ def test_statistics_see_no_padding(executor):
         return nn.Sequential(nn.Unflatten(1, (2, 3)), norm, nn.Flatten(), nn.Linear(6, 3))
 
     data = federation((5, 9, 7))
-    plain = lambda task: (sgd_phase(task, CONFIG),)  # noqa: E731
+    plain = lambda task: (training_phase(task, CONFIG),)  # noqa: E731
     assert_agree(play(Serial, plain, data, model), play(EXECUTORS[executor], plain, data, model))

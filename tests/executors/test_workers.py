@@ -29,19 +29,19 @@ from sparsona.engine.rounds import simulate
 from sparsona.executors.serial import Serial
 from sparsona.executors.worker import FRAME, pack
 from sparsona.executors.workers import AHEAD, Workers
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 
 pytestmark = pytest.mark.long
 
 SMALL = {"device": "cpu", "clients": 5, "per_round": 4, "rounds": 3, "epochs": 1, "batch_size": 16}
 
 
-def setting_of(method: str = "fedspa", model=None, **more):
-    return prepare.make_setting(prepare.make_config(method, {**SMALL, **more}, model=model), None, model)
+def context_of(method: str = "fedspa", model=None, **more):
+    return build.make_context(build.make_config(method, {**SMALL, **more}, model=model), None, model)
 
 
-def played(setting, executor, rounds: int = 3) -> str:
-    star = simulate(setting, executor)
+def played(context, executor, rounds: int = 3) -> str:
+    star = simulate(context, executor)
     population = star.start()
     for index in range(rounds):
         population, _ = star.play(population, index)
@@ -56,8 +56,8 @@ def played(setting, executor, rounds: int = 3) -> str:
 def workers():
     made = []
 
-    def make(setting, count: int = 2) -> Workers:
-        made.append(Workers(setting, count))
+    def make(context, count: int = 2) -> Workers:
+        made.append(Workers(context, count))
         return made[-1]
 
     yield make
@@ -67,8 +67,8 @@ def workers():
 
 @pytest.mark.parametrize("method", ["local", "fedavg-ft", "fedspa", "dispfl"])
 def test_same_bits_as_serial(method, workers):
-    setting = setting_of(method)
-    assert played(setting, workers(setting)) == played(setting, Serial(setting))
+    context = context_of(method)
+    assert played(context, workers(context)) == played(context, Serial(context))
 
 
 class Printing(nn.Module):
@@ -84,26 +84,26 @@ class Printing(nn.Module):
 
 
 def test_a_model_that_prints(workers, capfd):
-    setting = setting_of("fedavg", model=Printing)
-    assert played(setting, workers(setting)) == played(setting, Serial(setting))
+    context = context_of("fedavg", model=Printing)
+    assert played(context, workers(context)) == played(context, Serial(context))
     capfd.readouterr()
 
 
 def test_killed_workers_are_replaced_and_nothing_is_lost(workers):
-    setting = setting_of()
-    executor = workers(setting)
-    star = simulate(setting, executor)
+    context = context_of()
+    executor = workers(context)
+    star = simulate(context, executor)
     population = star.start()
     population, _ = star.play(population, 0)
     for worker in executor._workers:
         os.kill(worker.process.pid, signal.SIGKILL)
-    assert played(setting, executor) == played(setting, Serial(setting))
+    assert played(context, executor) == played(context, Serial(context))
 
 
 def test_workers_killed_in_the_middle_of_a_pass(workers):
-    setting = setting_of()
-    executor = workers(setting)
-    jobs = list(_evaluation_jobs(setting))
+    context = context_of()
+    executor = workers(context)
+    jobs = list(_evaluation_jobs(context))
     outcomes = executor.run(iter(jobs))
     found = [next(outcomes)]
     for worker in executor._workers:  # at work or just done with it, as it happens
@@ -114,10 +114,10 @@ def test_workers_killed_in_the_middle_of_a_pass(workers):
 
 def test_answers_that_arrive_together_are_both_seen(workers):
     """The parent looks when the second is there, too: a buffer would swallow it, and the parent wait for ever."""
-    setting = setting_of()
-    executor = workers(setting, 1)
+    context = context_of()
+    executor = workers(context, 1)
     (worker,) = executor._workers
-    job = next(iter(_evaluation_jobs(setting)))
+    job = next(iter(_evaluation_jobs(context)))
     first, look = FRAME.size + len(pack(("done", None))), executor._readable
 
     def late():
@@ -154,7 +154,7 @@ def test_data_that_a_killed_process_left_is_removed(workers, tmp_path, monkeypat
     others = tmp_path / "others-data"
     others.mkdir()
     (others / "owner").write_text(notes["dead"])
-    executor = workers(setting_of(), 1)
+    executor = workers(context_of(), 1)
     left = {path.name for path in tmp_path.iterdir()} - {executor._folder.name}
     assert left == {*(f"sparsona-data-{name}" for name in ("alive", "apart", "odd", "new")), "others-data"}
     assert (executor._folder / "owner").read_text() == f"{here} {os.getpid()}"
@@ -162,9 +162,9 @@ def test_data_that_a_killed_process_left_is_removed(workers, tmp_path, monkeypat
     assert not executor._folder.exists()
 
 
-def _evaluation_jobs(setting):
-    star = simulate(setting, Serial(setting))
-    population, round_ = star.start(), setting.plan.round_at(0)
+def _evaluation_jobs(context):
+    star = simulate(context, Serial(context))
+    population, round_ = star.start(), context.plan.round_at(0)
     for client in [*range(5)] * 4:
         yield star.evaluation_job(population.server, client, round_, ("received",))
 
@@ -184,22 +184,22 @@ class Deadly(nn.Module):
 
 def test_a_job_that_always_kills_its_worker_is_given_up(workers, monkeypatch):
     monkeypatch.setenv("SPARSONA_TEST_PARENT", str(os.getpid()))
-    setting = setting_of("fedavg", model=Deadly)
+    context = context_of("fedavg", model=Deadly)
     with pytest.raises(SparsonaError, match="died 3 times"):
-        played(setting, workers(setting, 1))
+        played(context, workers(context, 1))
 
 
 def test_errors_in_a_worker_reach_the_person(workers):
-    setting = setting_of("fedavg", lr=1e30, clip_norm=None)
+    context = context_of("fedavg", lr=1e30, clip_norm=None)
     with pytest.raises(SparsonaError, match=r"diverged: client \d+'s .* in round 0"):
-        played(setting, workers(setting))
+        played(context, workers(context))
 
 
 def test_serial_gives_back_the_number_of_threads():
-    setting = setting_of()
+    context = context_of()
     torch.set_num_threads(2)
     try:
-        played(setting, Serial(setting), 1)
+        played(context, Serial(context), 1)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(1)
@@ -226,16 +226,16 @@ def test_outcomes_do_not_pile_up_behind_a_slow_client(workers):
     sizes = [1500, *[6] * 29]
     federation = sp.Federation.from_clients([(x[:n], y[:n], x[:3], y[:3]) for n in sizes], validation_rate=0.0)
     options = {"rounds": 1, "per_round": 30, "epochs": 1, "batch_size": 1, "device": "cpu"}
-    config = prepare.make_config("fedavg", options, federation, _Linear)
-    setting = prepare.make_setting(config, federation, _Linear)
-    executor, begun = workers(setting), []
-    star = simulate(setting, executor)
+    config = build.make_config("fedavg", options, federation, _Linear)
+    context = build.make_context(config, federation, _Linear)
+    executor, begun = workers(context), []
+    star = simulate(context, executor)
     population = star.start()
 
     def jobs():
         for client in range(30):
             begun.append(client)
-            yield star._job("train", client, population.server, setting.plan.round_at(0), (), {})
+            yield star._job("train", client, population.server, context.plan.round_at(0), (), {})
 
     outcomes = executor.run(jobs())
     assert next(outcomes).client == 0

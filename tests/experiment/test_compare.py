@@ -13,7 +13,7 @@ import pytest
 from processes import EAGER, completed, small, start, traces
 
 from sparsona.core.errors import SparsonaError
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 from sparsona.experiment import train as api
 from sparsona.runs.options import RunConfig
 
@@ -52,7 +52,7 @@ def test_all_methods_meet_the_same_conditions(comparison):
         with contextlib.closing(sqlite3.connect(run.path / "records.sqlite")) as db:
             sampled = db.execute("SELECT round, client FROM turns WHERE round < 2 ORDER BY 1, 2").fetchall()
         config = RunConfig(**run.config)
-        start_weights = prepare.make_setting(config, None, None).params.flat.numpy().tobytes()
+        start_weights = build.make_context(config, None, None).params.flat.numpy().tobytes()
         seen.setdefault(config.seed, set()).add((federation_of(run.path), tuple(sampled), start_weights))
     assert set(seen) == {0, 1}
     assert all(len(conditions) == 1 for conditions in seen.values())

@@ -12,7 +12,7 @@ from sparsona.data.batches import shuffled
 from sparsona.data.federation import Federation
 from sparsona.engine.plan import participation
 from sparsona.executors.serial import Serial
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 from sparsona.wire.codec import decode
 
 CLASSES = 3
@@ -51,16 +51,16 @@ def tiny_federation(seed=3):
     return Federation.from_clients(clients, num_classes=CLASSES)
 
 
-def make_setting(method, options, federation=None, model=network):
+def make_context(method, options, federation=None, model=network):
     federation = tiny_federation() if federation is None else federation
-    return prepare.make_setting(prepare.make_config(method, options, federation, model), federation, model)
+    return build.make_context(build.make_config(method, options, federation, model), federation, model)
 
 
 class Recorder(Serial):
     """The product's executor, which also keeps what clients upload."""
 
-    def __init__(self, setting):
-        super().__init__(setting)
+    def __init__(self, context):
+        super().__init__(context)
         self.uploads = {}
 
     def run(self, jobs):
@@ -73,11 +73,11 @@ class Recorder(Serial):
 class Draws:
     """Who is sampled, and the batches that clients meet."""
 
-    def __init__(self, setting, no_single=False):
-        self.setting, self.no_single = setting, no_single
+    def __init__(self, context, no_single=False):
+        self.context, self.no_single = context, no_single
 
     def sampled(self, t):
-        return participation(self.setting.plan, self.setting.clients, t).trains
+        return participation(self.context.plan, self.context.clients, t).trains
 
     def batches(self, t, k, phase, epochs):
         return [pair for epoch in range(epochs) for pair in self._pass(t, k, f"{phase}/{epoch}")]
@@ -86,9 +86,9 @@ class Draws:
         return self._pass(t, k, "probe/1")[0]
 
     def _pass(self, t, k, purpose):
-        plan = self.setting.plan
-        seed = plan.round_at(t).on(self.setting.clients[k]).seeds.own(purpose)
-        examples = self.setting.federation.examples(k, "train")
+        plan = self.context.plan
+        seed = plan.round_at(t).on(self.context.clients[k]).seeds.own(purpose)
+        examples = self.context.federation.examples(k, "train")
         found = shuffled(examples, plan.batch_size, seed, self.no_single)
         return [(batch.inputs.double(), batch.targets) for batch in found]
 

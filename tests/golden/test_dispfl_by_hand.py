@@ -48,7 +48,7 @@ from sparsona.engine.graphs import Graph
 from sparsona.engine.population import Population
 from sparsona.engine.rounds import received_work, simulate
 from sparsona.executors.serial import Serial
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 from sparsona.methods.dispfl import DisPFLState
 from sparsona.wire.codec import decode
 
@@ -59,8 +59,8 @@ NEXT = {A: {0, 2, 5}, B: {1, 4, 5}, C: {0, 3, 4}}
 EVERYBODY = ((B, C), (A, C), (A, B), (A, B, C))
 
 
-def flags(setting, places):
-    return setting.params.like(torch.tensor([place in places for place in range(6)]))
+def flags(context, places):
+    return context.params.like(torch.tensor([place in places for place in range(6)]))
 
 
 def population_of(divide_by, heard):
@@ -74,21 +74,21 @@ def population_of(divide_by, heard):
         model.weight.fill_(1.0)
     options = {"rounds": 3, "per_round": 4, "batch_size": 4, "epochs": 1, "lr": 0.5, "weight_decay": 0.0}
     options |= {"density": 0.5, "prune_rate": 0.5, "divide_by": divide_by}
-    setting = prepare.make_setting(prepare.make_config("dispfl", options, federation, model), federation, model)
-    object.__setattr__(setting.plan, "graph", Graph("file", heard=heard))
+    context = build.make_context(build.make_config("dispfl", options, federation, model), federation, model)
+    object.__setattr__(context.plan, "graph", Graph("file", heard=heard))
     states, messages = {}, {}
     for k in (A, B, C):
-        params = setting.params.like(torch.tensor(WEIGHTS[k], dtype=torch.float32))
-        states[k] = DisPFLState(params, flags(setting, USED[k]), flags(setting, NEXT[k]), setting.buffers)
+        params = context.params.like(torch.tensor(WEIGHTS[k], dtype=torch.float32))
+        states[k] = DisPFLState(params, flags(context, USED[k]), flags(context, NEXT[k]), context.buffers)
         parts = {"model": masked(params, states[k].used, Support.BITS)}
         if divide_by == "new":
             parts["mask"] = dense(states[k].mask)
-        messages[k] = message(setting.plan.round_at(0).on(setting.clients[k]), parts)
-    return setting, Population(None, states, messages)
+        messages[k] = message(context.plan.round_at(0).on(context.clients[k]), parts)
+    return context, Population(None, states, messages)
 
 
-def received(setting, population, client):
-    return received_work(setting, population, client).params.flat.tolist()
+def received(context, population, client):
+    return received_work(context, population, client).params.flat.tolist()
 
 
 @pytest.mark.parametrize(
@@ -99,32 +99,32 @@ def received(setting, population, client):
     ],
 )
 def test_the_mixture(divide_by, expected):
-    setting, population = population_of(divide_by, EVERYBODY)
+    context, population = population_of(divide_by, EVERYBODY)
     for client, weights in expected.items():
-        assert received(setting, population, client) == list(weights)
-    mean = consensus(setting.server_side, population, 1)
+        assert received(context, population, client) == list(weights)
+    mean = consensus(context.server_side, population, 1)
     assert mean.flat.tolist() == [3, 4, -2, 3, 1, 6]
 
 
 @pytest.mark.parametrize(("divide_by", "one"), [("new", 8), ("used", 4)])
 def test_an_entry_that_nobody_heard_was_trained_in_is_zero(divide_by, one):
-    setting, population = population_of(divide_by, ((B,), (A,), (A,), (A,)))
-    assert received(setting, population, B) == [0, one, 0, 0, 0, 6]
+    context, population = population_of(divide_by, ((B,), (A,), (A,), (A,)))
+    assert received(context, population, B) == [0, one, 0, 0, 0, 6]
 
 
 @pytest.mark.parametrize(("divide_by", "expected"), [("new", (3, 8, 0, 0, 0.5, 0)), ("used", (3, 4, 0, 0, 1, 0))])
 def test_who_never_trained_only_listens(divide_by, expected):
-    setting, population = population_of(divide_by, EVERYBODY)
-    fresh = replace(setting.fresh_state(D), mask=flags(setting, {0, 1, 4}))
+    context, population = population_of(divide_by, EVERYBODY)
+    fresh = replace(context.fresh_state(D), mask=flags(context, {0, 1, 4}))
     assert not fresh.used.flat.any()
     population = replace(population, states={**population.states, D: fresh})
-    assert received(setting, population, D) == list(expected)
+    assert received(context, population, D) == list(expected)
 
 
 @pytest.mark.parametrize("divide_by", ["used", "new"])
 def test_a_whole_round(divide_by):
-    setting, population = population_of(divide_by, EVERYBODY)
-    after, _ = simulate(setting, Serial(setting)).play(population, 0)
+    context, population = population_of(divide_by, EVERYBODY)
+    after, _ = simulate(context, Serial(context)).play(population, 0)
     state, update = after.states[B], decode(after.messages[B])
     if divide_by == "new":  # it starts from 8 and 0.5 in 1 and 4: 4 and 5 are the smallest, 2 and 5 grow
         assert update.parts["model"].values.tolist() == pytest.approx([8, 0.5, 6.001236], abs=1e-6)

@@ -11,14 +11,14 @@ import mlp_by_hand
 import pytest
 import torch
 import transcription_dispfl as paper
-from product_run import CLIENTS, LAYERS, Draws, Recorder, distance, exact, make_setting, network
+from product_run import CLIENTS, LAYERS, Draws, Recorder, distance, exact, make_context, network
 from test_fedspa_transcription import erk_counts, uniform_counts
 from torch.nn import functional as F
 
 from sparsona.engine.graphs import read_graph, senders
 from sparsona.engine.plan import participation
 from sparsona.engine.rounds import received_work, simulate
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 from sparsona.sparsity.evolve import random_scores
 from sparsona.wire.codec import decode
 
@@ -60,48 +60,48 @@ def gradient(w, x, y):
 class Peers(Draws):
     """Who is heard, and where chance regrows."""
 
-    def __init__(self, setting, graph, neighbours):
-        super().__init__(setting)
+    def __init__(self, context, graph, neighbours):
+        super().__init__(context)
         self.graph, self.neighbours = graph, neighbours
 
     def heard(self, t, k):
-        dropped = participation(self.setting.plan, self.setting.clients, t).dropped
+        dropped = participation(self.context.plan, self.context.clients, t).dropped
         if k in dropped:
             return []
         if self.neighbours is not None:
             wanted = self.neighbours(k)
         else:
             graph = read_graph(self.graph, CLIENTS)
-            wanted = senders(graph, range(CLIENTS), k, self.setting.plan.round_at(t).seeds)
+            wanted = senders(graph, range(CLIENTS), k, self.context.plan.round_at(t).seeds)
             assert len(wanted) == graph.degree
             assert k not in wanted
         return [j for j in wanted if j not in dropped]
 
     def chance(self, t, k):
-        seed = self.setting.plan.round_at(t).on(self.setting.clients[k]).seeds.own("regrowth")
-        params = self.setting.params
+        seed = self.context.plan.round_at(t).on(self.context.clients[k]).seeds.own("regrowth")
+        params = self.context.params
         return exact(params.like(random_scores(params.flat.numel(), seed, params.device)))
 
 
 def play(options):
-    setting = make_setting("dispfl", RUN | options)
-    recorder = Recorder(setting)
-    gossip = simulate(setting, recorder)
+    context = make_context("dispfl", RUN | options)
+    recorder = Recorder(context)
+    gossip = simulate(context, recorder)
     populations, uploads = [gossip.start()], []
     for t in range(ROUNDS):
         recorder.uploads = {}
         populations.append(gossip.play(populations[-1], t)[0])
         uploads.append(recorder.uploads)
-    return setting, populations, uploads
+    return context, populations, uploads
 
 
-def transcribe(setting, options, words):
+def transcribe(context, options, words):
     words = dict(words)
-    draws = Peers(setting, (RUN | options)["graph"], words.pop("neighbours", None))
-    masks_0 = {k: {name: mask[name] for name in mask} for k in range(CLIENTS) for mask in [setting.fresh_state(k).mask]}
+    draws = Peers(context, (RUN | options)["graph"], words.pop("neighbours", None))
+    masks_0 = {k: {name: mask[name] for name in mask} for k in range(CLIENTS) for mask in [context.fresh_state(k).mask]}
     return list(
         paper.dispfl(
-            exact(setting.params),
+            exact(context.params),
             masks_0,
             draws.heard,
             lambda t, k: draws.batches(t, k, "train", EPOCHS),
@@ -138,11 +138,11 @@ def single_precision_gradient(params, batch):
 
 
 def test_defaults_are_the_papers():
-    options = prepare.make_config("dispfl", {"preset": "paper"}).options
+    options = build.make_config("dispfl", {"preset": "paper"}).options
     assert options["divide_by"] == "new"
     assert options["regrowth"] == "gradient"
     assert options["allocation"] == "erk"
-    config = prepare.make_config("dispfl", {"preset": "authors"})
+    config = build.make_config("dispfl", {"preset": "authors"})
     assert config.options["divide_by"] == "used"
     assert config.options["regrowth"] == "random"
     assert config.options["initial_masks"] == "different"
@@ -152,14 +152,14 @@ def test_defaults_are_the_papers():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_round_is_the_papers(variant):
     options, words = VARIANTS[variant]
-    setting, populations, uploads = play(options)
-    rounds, draws = transcribe(setting, options, words)
-    shapes = {name: tuple(setting.params[name].shape) for name in setting.params}
+    context, populations, uploads = play(options)
+    rounds, draws = transcribe(context, options, words)
+    shapes = {name: tuple(context.params[name].shape) for name in context.params}
     narrowest, largest_norm, moved = math.inf, 0.0, 0
-    firsts = {k: setting.fresh_state(k).mask for k in range(CLIENTS)}
+    firsts = {k: context.fresh_state(k).mask for k in range(CLIENTS)}
     same = options.get("initial_masks", "different") == "same"
     for k in range(CLIENTS):
-        density = min(options.get("density", 0.5), setting.clients[k].capacity)
+        density = min(options.get("density", 0.5), context.clients[k].capacity)
         counts = uniform_counts if options.get("allocation") == "uniform" else erk_counts
         expected = (
             counts(shapes, density) if density < 1 else {name: math.prod(shape) for name, shape in shapes.items()}
@@ -204,10 +204,10 @@ def test_every_round_is_the_papers(variant):
         heard = (
             draws.heard(ROUNDS, k)
             if "drop_rate" not in options
-            else senders(read_graph(options["graph"], CLIENTS), range(CLIENTS), k, setting.plan.round_at(ROUNDS).seeds)
+            else senders(read_graph(options["graph"], CLIENTS), range(CLIENTS), k, context.plan.round_at(ROUNDS).seeds)
         )
         mixed = paper.gossip(k, heard, weights, used, masks, half)
-        assert distance(received_work(setting, populations[-1], k).params, mixed) < 1
+        assert distance(received_work(context, populations[-1], k).params, mixed) < 1
     said = (decode(m) for m in populations[-1].messages.values())
-    found = setting.method.peer.consensus(said, setting.plan.round_at(ROUNDS))
+    found = context.method.peer.consensus(said, context.plan.round_at(ROUNDS))
     assert distance(found, paper.consensus(weights, used)) < 1

@@ -10,11 +10,11 @@ import product_run
 import pytest
 import torch
 import transcription_fedalt as paper
-from product_run import LAYERS, Draws, Recorder, distance, exact, make_setting
+from product_run import LAYERS, Draws, Recorder, distance, exact, make_context
 
-from sparsona.engine.context import Setting
+from sparsona.engine.context import ClientContext
 from sparsona.engine.rounds import simulate
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 
 ROUNDS = 4
 RUN = {"rounds": ROUNDS, "per_round": 3, "epochs": 1, "batch_size": 8, "lr": 0.3, "seed": 3, "lr_schedule": "constant"}
@@ -22,15 +22,15 @@ OUTPUT, INPUT, MIDDLE = (set(LAYERS[place]) for place in (2, 0, 1))
 ADDITIVE = [("additive/weight", "additive/bias")]
 
 
-def by_examples(setting, i):
-    return setting.clients[i].num_examples
+def by_examples(context, i):
+    return context.clients[i].num_examples
 
 
-def by_batches(setting, i):
-    return -(-setting.clients[i].num_examples // 8)
+def by_batches(context, i):
+    return -(-context.clients[i].num_examples // 8)
 
 
-def equally(setting, i):
+def equally(context, i):
     return 1.0
 
 
@@ -80,12 +80,12 @@ def gradient_for(additive):
     return lambda w, x, y: mlp_by_hand.gradient_of_mean(w, LAYERS, x, y)
 
 
-def transcribe(setting, first_states, local, words):
+def transcribe(context, first_states, local, words):
     """The transcription on the product's draws: a list of what it yields."""
     words = dict(words)
     personal, epochs, most = words.pop("personal", OUTPUT), words.pop("epochs", (1, 1)), words.pop("most_steps", None)
     alpha, own = words.pop("alpha", by_examples), words.pop("gradient", None)
-    draws, w_0 = Draws(setting), exact(setting.params)
+    draws, w_0 = Draws(context), exact(context.params)
     u_0 = {name: value for name, value in w_0.items() if name not in personal}
     v_0 = {i: exact(state.personal) for i, state in first_states.items()}
 
@@ -103,22 +103,22 @@ def transcribe(setting, first_states, local, words):
         own or gradient_for("additive/theta" in v_0[0]),
         local=local,
         rounds=ROUNDS,
-        alpha=lambda i: alpha(setting, i),
+        alpha=lambda i: alpha(context, i),
         **options,
     )
     return list(found), v_0
 
 
 def play(method, options):
-    setting = make_setting(method, RUN | {"clip_norm": None} | options)
-    recorder = Recorder(setting)
-    star = simulate(setting, recorder)
+    context = make_context(method, RUN | {"clip_norm": None} | options)
+    recorder = Recorder(context)
+    star = simulate(context, recorder)
     populations, uploads = [star.start()], []
     for t in range(ROUNDS):
         recorder.uploads = {}
         populations.append(star.play(populations[-1], t)[0])
         uploads.append(recorder.uploads)
-    return setting, star, populations, uploads
+    return context, star, populations, uploads
 
 
 def test_the_gradients_written_out_are_autograds():
@@ -151,9 +151,9 @@ def test_the_gradients_written_out_are_autograds():
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_round_is_the_papers(variant):
     method, options, words = VARIANTS[variant]
-    setting, _, populations, uploads = play(method, options)
-    first = {i: setting.fresh_state(i) for i in range(product_run.CLIENTS)}
-    rounds, v_0 = transcribe(setting, first, "alt" if method == "fedalt" else "sim", words)
+    context, _, populations, uploads = play(method, options)
+    first = {i: context.fresh_state(i) for i in range(product_run.CLIENTS)}
+    rounds, v_0 = transcribe(context, first, "alt" if method == "fedalt" else "sim", words)
     for t, (u, v, optimizer, diary) in enumerate(rounds):
         server, states = populations[t + 1].server, populations[t + 1].states
         assert sorted(uploads[t]) == sorted(diary)
@@ -194,19 +194,19 @@ def test_an_additive_model_fits_the_residual_in_regression(method):
     def losses(outputs, batch):
         return (outputs - points[batch.targets]).square().sum(1), batch.weight
 
-    plain = make_setting(method, RUN | {"clip_norm": None, "personal": "additive", "lr": 0.05})
+    plain = make_context(method, RUN | {"clip_norm": None, "personal": "additive", "lr": 0.05})
     plain.task.losses, plain.task.is_regression = losses, True
-    setting = Setting(plain.task, plain.make_method, plain.federation, plain.plan)
-    star = simulate(setting, Recorder(setting))
+    context = ClientContext(plain.task, plain.make_method, plain.federation, plain.plan)
+    star = simulate(context, Recorder(context))
     populations = [star.start()]
     for t in range(ROUNDS):
         populations.append(star.play(populations[-1], t)[0])
-    first = {i: setting.fresh_state(i) for i in range(product_run.CLIENTS)}
+    first = {i: context.fresh_state(i) for i in range(product_run.CLIENTS)}
     assert sorted(first[0].personal) == sorted(ADDITIVE[0])
     by_points = paper.residual_gradient(LAYERS, ADDITIVE)
     words = {"personal": set(), "rate_u": 0.05, "rate_v": 0.05}
     words["gradient"] = lambda w, x, y: by_points(w, x, points[y])
-    rounds, _ = transcribe(setting, first, "alt" if method == "fedalt" else "sim", words)
+    rounds, _ = transcribe(context, first, "alt" if method == "fedalt" else "sim", words)
     for t, (u, v, _, diary) in enumerate(rounds):
         assert distance(populations[t + 1].server.shared, u) < 1, f"round {t}"
         for i in diary:
@@ -216,13 +216,13 @@ def test_an_additive_model_fits_the_residual_in_regression(method):
 @pytest.mark.parametrize("method", ["fedalt", "fedsim"])
 def test_final_tuning_moves_the_personal_part_alone(method):
     """Step (c) of the paper's pipeline, with constant learning rate."""
-    setting, star, populations, _ = play(method, {"tune_epochs": 2, "pull": 0.1})
+    context, star, populations, _ = play(method, {"tune_epochs": 2, "pull": 0.1})
     _, tuned = star.finish(populations[-1])
-    draws = Draws(setting)
+    draws = Draws(context)
     for i in range(product_run.CLIENTS):
-        state = populations[-1].states.get(i, setting.fresh_state(i))
+        state = populations[-1].states.get(i, context.fresh_state(i))
         u, v = exact(populations[-1].server.shared), exact(state.personal)
-        start = exact(setting.fresh_state(i).personal)
+        start = exact(context.fresh_state(i).personal)
         data = draws.batches(ROUNDS, i, "personal", 2)
         _, v, _ = paper.local_alt(u, v, start, gradient_for(False), data, [], 0.0, RUN["lr"], pull=0.1)
         assert distance(tuned[i].personal, v) < 1
@@ -233,10 +233,10 @@ def test_final_tuning_moves_the_personal_part_alone(method):
 def test_ft_part_is_fedavg_and_then_tunes_a_part(server):
     """Step (a) of the pipeline, then (c): everything is shared in the rounds, and only then a part is personal."""
     options = {"server_optimizer": server, "server_lr": 0.05, "clip_norm": 0.3, "tune_epochs": 2, "personal": "input"}
-    setting, star, populations, _ = play("fedavg-ft-part", options)
-    draws = Draws(setting)
+    context, star, populations, _ = play("fedavg-ft-part", options)
+    draws = Draws(context)
     rounds = paper.fedsim_fedalt(
-        exact(setting.params),
+        exact(context.params),
         {i: {} for i in range(product_run.CLIENTS)},
         draws.sampled,
         lambda t, i, part: draws.batches(t, i, "train", 1),
@@ -245,7 +245,7 @@ def test_ft_part_is_fedavg_and_then_tunes_a_part(server):
         rounds=ROUNDS,
         rate_u=RUN["lr"],
         rate_v=0.0,
-        alpha=lambda i: by_examples(setting, i),
+        alpha=lambda i: by_examples(context, i),
         server={"sgd": paper.ServerSGD, "adam": paper.ServerAdam}[server],
         server_rate=0.05,
         max_norm=0.3,
@@ -263,12 +263,12 @@ def test_ft_part_is_fedavg_and_then_tunes_a_part(server):
 
 def test_the_presets_are_the_papers_and_the_authors():
     for method in ("fedalt", "fedsim"):
-        paper_ = prepare.make_config(method, {"preset": "paper"}).options
+        paper_ = build.make_config(method, {"preset": "paper"}).options
         assert (paper_["epochs"], paper_["weight"], paper_["clip_norm"], paper_["weight_decay"]) == (
             1,
             "equal",
             None,
             0,
         )
-        authors = prepare.make_config(method, {"preset": "authors"}).options
+        authors = build.make_config(method, {"preset": "authors"}).options
         assert (authors["weight"], authors["max_personal_steps"]) == ("batches", 1000)

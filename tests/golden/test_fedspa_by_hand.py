@@ -55,7 +55,7 @@ from sparsona.engine.plan import participation
 from sparsona.engine.population import Population
 from sparsona.engine.rounds import received_work, simulate
 from sparsona.executors.serial import Serial
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 
 A, B, C = 0, 1, 2
 START = [1.0, 0.5, -2.0, -0.125, 0.75, 1.0]
@@ -89,32 +89,32 @@ def play_one_round(method, layer):
     options = {"rounds": 3, "per_round": 2, "batch_size": 4, "epochs": 1}
     options |= {"lr": 0.5, "weight_decay": 0.5, "clip_norm": 2.5, "prune_rate": 0.5, "density": 0.5}
     for seed in range(100):
-        setting = prepare.make_setting(
-            prepare.make_config(method, options | {"seed": seed}, federation, model), federation, model
+        context = build.make_context(
+            build.make_config(method, options | {"seed": seed}, federation, model), federation, model
         )
-        if participation(setting.plan, setting.clients, 0).trains == (A, B):
+        if participation(context.plan, context.clients, 0).trains == (A, B):
             break
     else:
         pytest.fail("no seed samples A and B")
-    star = simulate(setting, Serial(setting))
+    star = simulate(context, Serial(context))
     server = star.start().server
     masks = {k: mask.like(torch.tensor([i in MASKS[k] for i in range(6)])) for k, mask in server.masks.items()}
-    states = {k: replace(setting.fresh_state(k), mask=mask) for k, mask in masks.items()}
+    states = {k: replace(context.fresh_state(k), mask=mask) for k, mask in masks.items()}
     population, _ = star.play(Population(replace(server, masks=masks), states), 0)
-    return setting, population
+    return context, population
 
 
 def active(mask):
     return set(mask["weight"].flatten().nonzero().flatten().tolist())
 
 
-def check(setting, population, masks):
+def check(context, population, masks):
     assert population.server.params["weight"].flatten().tolist() == pytest.approx(SERVER, abs=2e-6)
     assert {k: active(mask) for k, mask in population.server.masks.items()} == masks
     assert {k: active(state.mask) for k, state in population.states.items()} == masks
     for k in (A, B, C):
         sent = [SERVER[i] if i in masks[k] else 0.0 for i in range(6)]
-        assert received_work(setting, population, k).params["weight"].flatten().tolist() == pytest.approx(
+        assert received_work(context, population, k).params["weight"].flatten().tolist() == pytest.approx(
             sent, abs=2e-6
         )
 

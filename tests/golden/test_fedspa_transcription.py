@@ -31,7 +31,7 @@ from sparsona.data.read import read
 from sparsona.engine.plan import participation
 from sparsona.engine.rounds import received_work, simulate
 from sparsona.executors.serial import Serial
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 from sparsona.wire.codec import decode
 
 # --------------------------------------------------------------------------- the paper, transcribed
@@ -234,16 +234,16 @@ def network():
     )
 
 
-def make_setting(method, options):
+def make_context(method, options):
     federation = noisy_digits(options["seed"])
-    return prepare.make_setting(prepare.make_config(method, RUN | options, federation, network), federation, network)
+    return build.make_context(build.make_config(method, RUN | options, federation, network), federation, network)
 
 
 class Recorder(Serial):
     """The product's executor, which also keeps what clients upload."""
 
-    def __init__(self, setting):
-        super().__init__(setting)
+    def __init__(self, context):
+        super().__init__(context)
         self.uploads = {}
 
     def run(self, jobs):
@@ -254,26 +254,26 @@ class Recorder(Serial):
 
 def play(method, options):
     """The product's setting, its populations before the first and after every round, and each round's U_{k,t}."""
-    setting = make_setting(method, options)
-    recorder = Recorder(setting)
-    star = simulate(setting, recorder)
+    context = make_context(method, options)
+    recorder = Recorder(context)
+    star = simulate(context, recorder)
     populations, uploads = [star.start()], []
     for t in range(ROUNDS):
         before = populations[-1]
         recorder.uploads = {}
         populations.append(star.play(before, t)[0])
         uploads.append({k: part.tree(before.server.masks[k]) for k, part in recorder.uploads.items()})
-    return setting, populations, uploads
+    return context, populations, uploads
 
 
 class Draws:
     """The product's random draws, in the form the transcription takes them."""
 
-    def __init__(self, setting, dtype):
-        self.setting, self.dtype = setting, dtype
+    def __init__(self, context, dtype):
+        self.context, self.dtype = context, dtype
 
     def sampled(self, t):
-        return participation(self.setting.plan, self.setting.clients, t).trains
+        return participation(self.context.plan, self.context.clients, t).trains
 
     def batches(self, t, k):
         return [pair for epoch in range(EPOCHS) for pair in self._pass(t, k, f"train/{epoch}")]
@@ -282,8 +282,8 @@ class Draws:
         return self._pass(t, k, "probe/1")[0]
 
     def _pass(self, t, k, purpose):
-        seed = self.setting.plan.round_at(t).on(self.setting.clients[k]).seeds.own(purpose)
-        examples = self.setting.federation.examples(k, "train")
+        seed = self.context.plan.round_at(t).on(self.context.clients[k]).seeds.own(purpose)
+        examples = self.context.federation.examples(k, "train")
         return [(batch.inputs.to(self.dtype), batch.targets) for batch in shuffled(examples, BATCH_SIZE, seed)]
 
 
@@ -291,11 +291,11 @@ def as_dict(tree, dtype):
     return {name: tree[name].to(dtype) for name in tree}
 
 
-def transcribe(setting, start, options):
+def transcribe(context, start, options):
     """The transcription, in double precision, on the product's draws: a list of what `fedspa` yields."""
     model = network().double()
-    draws = Draws(setting, torch.float64)
-    w_0 = as_dict(setting.params, torch.float64)
+    draws = Draws(context, torch.float64)
+    w_0 = as_dict(context.params, torch.float64)
     masks_0 = {k: as_dict(mask, torch.float64) for k, mask in start.server.masks.items()}
     return list(fedspa(model, w_0, masks_0, draws.sampled, draws.batches, draws.probe, rounds=ROUNDS, lr=LR, **options))
 
@@ -316,10 +316,10 @@ def clearance(exact, rounded, edge):
     return min(float((high - low) / around), float(high / error.max()))
 
 
-def clearances(setting, before, uploads, t, diary):
+def clearances(context, before, uploads, t, diary):
     """How clear each choice of round t was, given the weights at which the product made it."""
     model = network()
-    draws = Draws(setting, torch.float32)
+    draws = Draws(context, torch.float32)
     for k, entry in diary.items():
         w = {name: before.params[name] * before.masks[k][name] - uploads[k][name] for name in before.params}
         g = dense_gradient(model, w, draws.probe(t, k))
@@ -349,26 +349,26 @@ def test_the_transcribed_erk_gives_the_published_densities():
 
 
 def test_defaults_are_the_papers():
-    config = prepare.make_config("fedspa", {})
+    config = build.make_config("fedspa", {})
     asked = {"lr": 0.1, "epochs": 5, "weight_decay": 5e-4, "clip_norm": 10.0, "density": 0.5, "prune_rate": 0.5}
     asked |= {"search": "dst", "regrowth": "gradient", "initial_masks": "same", "allocation": "erk", "anneal": "paper"}
     asked |= {"optimizer": "sgd", "momentum": 0.0, "nesterov": False, "optimizer_memory": "reset"}
     others = {"beta1", "beta2", "eps"}  # of optimizers that are not asked for
     assert {key: value for key, value in config.options.items() if key not in others} == asked
     assert config.lr_decay == 0.998
-    assert prepare.make_config("fedspa-rsm", {}).options == config.options | {"search": "rsm"}
+    assert build.make_config("fedspa-rsm", {}).options == config.options | {"search": "rsm"}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_initial_masks(variant):
     method, options, _ = VARIANTS[variant]
-    setting = make_setting(method, options)
-    masks = simulate(setting, Serial(setting)).start().server.masks
-    shapes = {name: tuple(setting.params[name].shape) for name in setting.params}
+    context = make_context(method, options)
+    masks = simulate(context, Serial(context)).start().server.masks
+    shapes = {name: tuple(context.params[name].shape) for name in context.params}
     assert sorted(masks) == list(range(6))
     for k, mask in masks.items():
         assert {name: int(mask[name].sum()) for name in mask} == expected_counts(shapes, options)
-        held = setting.fresh_state(k).mask
+        held = context.fresh_state(k).mask
         assert all(torch.equal(mask[name], held[name]) for name in mask), "server and client disagree"
     same = options.get("initial_masks", "same") == "same"
     for one, other in itertools.combinations(masks.values(), 2):
@@ -378,9 +378,9 @@ def test_initial_masks(variant):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_round_is_the_papers(variant):
     method, options, transcribed_options = VARIANTS[variant]
-    setting, populations, uploads = play(method, options)
-    rounds = transcribe(setting, populations[0], transcribed_options)
-    shapes = {name: tuple(setting.params[name].shape) for name in setting.params}
+    context, populations, uploads = play(method, options)
+    rounds = transcribe(context, populations[0], transcribed_options)
+    shapes = {name: tuple(context.params[name].shape) for name in context.params}
     counts = expected_counts(shapes, options)
     evolves = transcribed_options["search"] == "dst"
     largest_norm = 0.0
@@ -413,12 +413,12 @@ def test_every_round_is_the_papers(variant):
             # The paper's rate is 0 in the last round, and only there.
             assert (moved > 0) is (evolves and t < ROUNDS - 1)
         if evolves:
-            assert min(clearances(setting, before, uploads[t], t, diary)) > CLEAR, "a near tie: use another seed"
+            assert min(clearances(context, before, uploads[t], t, diary)) > CLEAR, "a near tie: use another seed"
     if "clip_norm" in options:
         assert largest_norm > options["clip_norm"], "nothing was clipped"
 
     # What a client would use now, and is evaluated on: its next mask on the server's weights.
     for k in range(6):
-        received = received_work(setting, populations[-1], k).params
+        received = received_work(context, populations[-1], k).params
         for name, value in rounds[-1][0].items():
             torch.testing.assert_close(received[name].double(), value * rounds[-1][1][k][name], rtol=1e-4, atol=1e-6)

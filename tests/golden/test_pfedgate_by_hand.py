@@ -58,7 +58,7 @@ from sparsona.engine.plan import participation
 from sparsona.engine.population import Population
 from sparsona.engine.rounds import received_work, simulate
 from sparsona.executors.serial import Serial
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 
 A, B, C = 0, 1, 2
 L = log(3)
@@ -78,19 +78,19 @@ def play_one_round(**more):
     options |= {"weight_decay": 0.5, "clip_norm": None, "density": 0.5, "smallest": 0.25, "num_blocks": 4}
     options |= {"pre_norm": False, "post_norm": False, **more}
     for seed in range(100):
-        config = prepare.make_config("pfedgate", options | {"seed": seed}, federation, model)
-        setting = prepare.make_setting(config, federation, model)
-        if participation(setting.plan, setting.clients, 0).trains == (A, B):
+        config = build.make_config("pfedgate", options | {"seed": seed}, federation, model)
+        context = build.make_context(config, federation, model)
+        if participation(context.plan, context.clients, 0).trains == (A, B):
             break
     else:
         pytest.fail("no seed samples A and B")
-    star, states = simulate(setting, Serial(setting)), {}
+    star, states = simulate(context, Serial(context)), {}
     for client, bias in BIAS.items():
-        state = setting.fresh_state(client)
+        state = context.fresh_state(client)
         named = {"0.weight": torch.zeros(4, 2), "0.bias": torch.tensor(bias)}
         states[client] = replace(state, gate=Tree.of(named, state.gate.layout))
     population, record = star.play(Population(star.start().server, states), 0)
-    return setting, population, record
+    return context, population, record
 
 
 def close(tensor, expected):
@@ -98,7 +98,7 @@ def close(tensor, expected):
 
 
 def test_one_round():
-    setting, population, record = play_one_round()
+    context, population, record = play_one_round()
     close(population.server.params["weight"], [4.7375, -0.5, 3.35, -2.0])
     state = population.states[A]
     by_bias = [-0.703125, 0.328125, 0.25, -0.25]
@@ -107,7 +107,7 @@ def test_one_round():
     close(state.scores, 2 * [0.25, 0.75, 0.5, 0.5])
     assert [turn.traffic.paper_up for turn in record.turns] == [8, 8]  # two entries each: q = 1/2
     # What A deploys now: the new model behind the scores of its training.
-    params, _ = setting.method.deploy(received_work(setting, population, A))
+    params, _ = context.method.deploy(received_work(context, population, A))
     close(params["weight"], [4.7375 / 4, -0.375, 0.0, 0.0])
 
 

@@ -12,10 +12,10 @@ import mlp_by_hand
 import pytest
 import torch
 import transcription_pfedgate as paper
-from product_run import CLIENTS, LAYERS, LINEAR, Draws, Recorder, distance, exact, make_setting
+from product_run import CLIENTS, LAYERS, LINEAR, Draws, Recorder, distance, exact, make_context
 
 from sparsona.engine.rounds import received_work, simulate
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 
 ROUNDS = 3
 RUN = {"rounds": ROUNDS, "per_round": 3, "epochs": 1, "batch_size": 8, "lr": 0.2, "gate_lr": 0.5, "seed": 5}
@@ -89,19 +89,19 @@ def renamed(tree):
 class Problem:
     """What the transcription is told about one variant."""
 
-    def __init__(self, setting, options, words):
+    def __init__(self, context, options, words):
         words = {**SGD, **words}
         self.relu, self.filters = words.pop("relu", False), words.pop("filters", False)
         self.rate_phi = words.pop("rate_phi", RUN["gate_lr"])
-        self.words, self.setting, self.draws = words, setting, Draws(setting)
+        self.words, self.context, self.draws = words, context, Draws(context)
         self.loss = mlp_by_hand.cross_entropy_of_relu if self.relu else mlp_by_hand.cross_entropy
         self.epochs, self.factor = options.get("epochs", 1), options.get("num_blocks", 5)
         self.density = options.get("density", 0.5)
         self.closest_to_zero = math.inf
-        self.shapes = {name: tuple(setting.params[name].shape) for name in setting.params}
+        self.shapes = {name: tuple(context.params[name].shape) for name in context.params}
 
     def budget(self, k):
-        return min(self.density, self.setting.clients[k].capacity)
+        return min(self.density, self.context.clients[k].capacity)
 
     def s_min(self, k):
         return min(0.2, self.budget(k))
@@ -112,10 +112,10 @@ class Problem:
         return paper.Blocks(self.shapes, LINEAR, self.factor, self.s_min(k), self.words.get("selection", "paper"))
 
     def amount(self, k):
-        return self.setting.clients[k].num_examples
+        return self.context.clients[k].num_examples
 
     def pooled(self, k):
-        return self.setting.federation.examples(k, "train").inputs.double().mean(0)
+        return self.context.federation.examples(k, "train").inputs.double().mean(0)
 
     def outputs(self, w, x):
         outputs = mlp_by_hand.forward(w, LAYERS, x)[-1]
@@ -133,7 +133,7 @@ class Problem:
     def transcribe(self, first):
         return list(
             paper.pfedgate(
-                exact(self.setting.params),
+                exact(self.context.params),
                 {k: renamed(state.gate) for k, state in first.items()},
                 {k: renamed(state.statistics) for k, state in first.items()},
                 self.draws.sampled,
@@ -157,15 +157,15 @@ class Problem:
 
 
 def play(options):
-    setting = make_setting("pfedgate", RUN | options)
-    recorder = Recorder(setting)
-    star = simulate(setting, recorder)
+    context = make_context("pfedgate", RUN | options)
+    recorder = Recorder(context)
+    star = simulate(context, recorder)
     populations, uploads = [star.start()], []
     for t in range(ROUNDS):
         recorder.uploads = {}
         populations.append(star.play(populations[-1], t)[0])
         uploads.append(recorder.uploads)
-    return setting, star, populations, uploads
+    return context, star, populations, uploads
 
 
 def test_the_toy_example_of_appendix_g():
@@ -239,9 +239,9 @@ def test_the_gradients_written_out_are_autograds(selection, gating):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_round_is_the_papers(variant):
     options, words = VARIANTS[variant]
-    setting, _, populations, uploads = play(options)
-    first = {k: setting.fresh_state(k) for k in range(CLIENTS)}
-    problem = Problem(setting, options, words)
+    context, _, populations, uploads = play(options)
+    first = {k: context.fresh_state(k) for k in range(CLIENTS)}
+    problem = Problem(context, options, words)
     rounds = problem.transcribe(first)
     margin, choices, lengths = math.inf, set(), []
     for t, (theta, phi, buffers, diary) in enumerate(rounds):
@@ -255,7 +255,7 @@ def test_every_round_is_the_papers(variant):
             if "blocks" in parts:
                 assert [int(bit) for bit in parts["blocks"].tree()["blocks"]] == entry["union"], where
                 bits = blocks.spread(entry["union"], theta)
-                mask = setting.params.like(torch.cat([bits[name].flatten() for name in setting.params]).bool())
+                mask = context.params.like(torch.cat([bits[name].flatten() for name in context.params]).bool())
                 change = parts["update"].tree(mask)
             else:
                 change = parts["update"].tree()
@@ -285,13 +285,13 @@ def test_every_round_is_the_papers(variant):
 def test_predictions_are_the_papers(variant):
     """A gate for each test example (paper), or one for the whole test batch (authors)."""
     options, words = VARIANTS[variant]
-    setting, _, populations, _ = play(options)
-    problem = Problem(setting, options, words)
+    context, _, populations, _ = play(options)
+    problem = Problem(context, options, words)
     for k in range(CLIENTS):
-        state = populations[-1].states.get(k, setting.fresh_state(k))
-        x = setting.federation.examples(k, "test").inputs
+        state = populations[-1].states.get(k, context.fresh_state(k))
+        x = context.federation.examples(k, "test").inputs
         given = (exact(populations[-1].server.params), renamed(state.gate), renamed(state.statistics))
-        found = setting.method.predict(received_work(setting, populations[-1], k), x)
+        found = context.method.predict(received_work(context, populations[-1], k), x)
         selection, whole = words.get("selection", "paper"), words.get("gating", "batch") == "batch"
         expected, margin = paper.predict(
             *given,
@@ -310,10 +310,10 @@ def test_predictions_are_the_papers(variant):
 
 
 def test_the_presets_say_what_the_authors_do():
-    options = prepare.make_config("pfedgate", {"preset": "authors"}).options
+    options = build.make_config("pfedgate", {"preset": "authors"}).options
     assert (options["momentum"], options["weight_decay"], options["clip_norm"]) == (0.9, 5e-4, 10.0)
     assert (options["epochs"], options["num_blocks"], options["smallest"], options["paths"]) == (1, 5, 0.2, 1)
     assert (options["updates"], options["score_steps"], options["gating"]) == ("joint", 10, "batch")
-    options = prepare.make_config("pfedgate", {"preset": "paper"}).options
+    options = build.make_config("pfedgate", {"preset": "paper"}).options
     assert (options["gating"], options["straight_through"], options["aggregation"]) == ("sample", "all", "uploaded")
     assert (options["num_blocks"], options["split_budget"], options["equal_chunks"]) == (5, False, False)

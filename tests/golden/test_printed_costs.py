@@ -117,16 +117,16 @@ def fedspa_1() -> list[Printed]:
     for (task, method), row in table.items():
         total = costs(method, task, PHANTOM)["total"]
         dense = costs("fedavg", task)["total"]["flops"] / 1e14
-        for setting, gigabytes, flops in zip(("IID", "A", "B"), row[::2], row[1::2], strict=True):
+        for context, gigabytes, flops in zip(("IID", "A", "B"), row[::2], row[1::2], strict=True):
             name = f"{task} {method}"
-            found.append(Printed("FedSpa", 1, name, f"Comm {setting}", gigabytes, total["comm_gb"]))
+            found.append(Printed("FedSpa", 1, name, f"Comm {context}", gigabytes, total["comm_gb"]))
             # Clients' sizes differ where it is not IID. What FedAvg's row tells of them holds for the other rows, of
             # which only the examples trained on change, not the batch that is screened.
             more = 1.0
-            if setting != "IID" and method != "fedavg" and task != "EMNIST-L":
-                more = float(table[task, "fedavg"][("IID", "A", "B").index(setting) * 2 + 1]) / dense
+            if context != "IID" and method != "fedavg" and task != "EMNIST-L":
+                more = float(table[task, "fedavg"][("IID", "A", "B").index(context) * 2 + 1]) / dense
             value = (total["train_flops"] * more + total["search_flops"]) / 1e14
-            found.append(Printed("FedSpa", 1, name, f"FLOPs {setting}", flops, value))
+            found.append(Printed("FedSpa", 1, name, f"FLOPs {context}", flops, value))
     return found
 
 
@@ -151,8 +151,8 @@ def fedspa_3_and_4() -> list[Printed]:
             total = costs("fedspa", "CIFAR-100", **{key: float(choice) if number == 3 else choice})["total"]
             found.append(Printed("FedSpa", number, choice, "Comm", gigabytes, total["comm_gb"]))
             found += [
-                Printed("FedSpa", number, choice, f"FLOPs {setting}", printed, total["flops"] / 1e16)
-                for setting, printed in zip(("IID", "A", "B"), flops, strict=True)
+                Printed("FedSpa", number, choice, f"FLOPs {context}", printed, total["flops"] / 1e16)
+                for context, printed in zip(("IID", "A", "B"), flops, strict=True)
             ]
     return found
 

@@ -14,7 +14,7 @@ from sparsona import methods
 from sparsona.core.tree import map_leaves
 from sparsona.engine.rounds import simulate
 from sparsona.engine.turn import begin
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 from sparsona.gpu.fused_norm import fuse_group_norms
 from sparsona.gpu.lanes import Lane, Programs
 from sparsona.gpu.pad_channels import pad_few_channels
@@ -73,7 +73,7 @@ class CaughtError(Exception):
     """Instead of being run, a job is handed to the test."""
 
 
-def first_job(setting):
+def first_job(context):
     """The first client's job of the first round, whichever engine makes it."""
 
     class Catcher:
@@ -82,7 +82,7 @@ def first_job(setting):
         def run(self, jobs):
             raise CaughtError(next(iter(jobs)))
 
-    engine = simulate(setting, Catcher())
+    engine = simulate(context, Catcher())
     with pytest.raises(CaughtError) as caught:
         engine.play(engine.start(), 0)
     return caught.value.args[0]
@@ -102,12 +102,12 @@ def test_every_methods_step_is_traced_and_its_norms_are_fused(name, stacked):
             nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.AvgPool2d(6), nn.Flatten(), nn.Linear(8, 4)
         )
 
-    config = prepare.make_config(name, {"batch_size": 8, "device": "cpu", "per_round": 3}, federation, model)
-    setting = prepare.make_setting(config, federation, model)
-    setting.task.channels_last = stacked is None
-    turn = begin(setting, first_job(setting))
-    lane = Lane(setting, setting.method.phases[0], turn.work, Programs(), stacked)
-    lane.load(setting.method.phases[0], [turn] * (stacked or 1))
+    config = build.make_config(name, {"batch_size": 8, "device": "cpu", "per_round": 3}, federation, model)
+    context = build.make_context(config, federation, model)
+    context.task.channels_last = stacked is None
+    turn = begin(context, first_job(context))
+    lane = Lane(context, context.method.phases[0], turn.work, Programs(), stacked)
+    lane.load(context.method.phases[0], [turn] * (stacked or 1))
     lane._batch.zero_()
     table = None if stacked is None else as_products(stacked)
     graph = make_fx(lane._take, decomposition_table=table)(*lane._inputs())
@@ -122,9 +122,9 @@ def test_every_methods_step_is_traced_and_its_norms_are_fused(name, stacked):
         fixed.copy_(value)
     graph(*lane._inputs())
     seen = torch.rand(5, 3, 8, 8)
-    traced = make_fx(lambda flat, images: setting.method.predict(map_leaves(lambda _, v: v * flat, turn.work), images))
+    traced = make_fx(lambda flat, images: context.method.predict(map_leaves(lambda _, v: v * flat, turn.work), images))
     torch.testing.assert_close(
-        traced(torch.ones(()), seen)(torch.ones(()), seen), setting.method.predict(turn.work, seen)
+        traced(torch.ones(()), seen)(torch.ones(()), seen), context.method.predict(turn.work, seen)
     )
     moved = 0.0
     for found, value, old in zip(lane._leaves, wanted, before, strict=True):

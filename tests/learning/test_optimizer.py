@@ -15,7 +15,7 @@ from sparsona.core.tree import Tree, leaves
 from sparsona.engine.rounds import simulate
 from sparsona.executors.serial import Serial
 from sparsona.executors.stacked import Stacked
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 from sparsona.learning.optimizer import OPTIMIZERS, OptimizerName, OptimizerOptions, clip_share, inside, make_optimizer
 from sparsona.runs.checkpoint import Checkpoints, Progress
 
@@ -122,19 +122,19 @@ def test_what_makes_no_sense_is_refused(options, told):
 
 
 def test_pfedgate_has_its_momentum_with_sgd_alone():
-    assert prepare.make_config("pfedgate", {}).options["momentum"] == 0.9
-    assert prepare.make_config("pfedgate", {"optimizer": "adam"}).options["momentum"] == 0.0
+    assert build.make_config("pfedgate", {}).options["momentum"] == 0.9
+    assert build.make_config("pfedgate", {"optimizer": "adam"}).options["momentum"] == 0.0
 
 
 SMALL = {"clients": 4, "per_round": 3, "rounds": 2, "epochs": 1, "batch_size": 16, "device": "cpu", "seed": 3}
 
 
-def setting_of(name, **options):
-    return prepare.make_setting(prepare.make_config(name, SMALL | options))
+def context_of(name, **options):
+    return build.make_context(build.make_config(name, SMALL | options))
 
 
-def played(setting, executor=Serial):
-    engine = simulate(setting, executor(setting))
+def played(context, executor=Serial):
+    engine = simulate(context, executor(context))
     population = engine.start()
     records = []
     for index in range(2):
@@ -153,14 +153,14 @@ def test_every_method_has_every_optimizer(name, options):
     """Kept memory is in the State, on the bill, and makes a difference; FLOPs are what the turns count."""
     found = {}
     for kept in ("reset", "keep"):
-        setting = setting_of(name, optimizer_memory=kept, **options)
-        _, population, records = played(setting)
-        cost = setting.method.cost(setting.task.layout, setting.clients[0], setting.plan.round_at(0))
+        context = context_of(name, optimizer_memory=kept, **options)
+        _, population, records = played(context)
+        cost = context.method.cost(context.task.layout, context.clients[0], context.plan.round_at(0))
         bill = cost.kept if kept == "keep" else cost.at_work
         assert any("memory" in part.name for part in bill)
         assert kept == "keep" or not any("memory" in part.name for part in cost.kept)
         for turn in records[0].turns:
-            cost = setting.method.cost(setting.task.layout, setting.clients[turn.client], setting.plan.round_at(0))
+            cost = context.method.cost(context.task.layout, context.clients[turn.client], context.plan.round_at(0))
             assert turn.tally.train_flops == cost.train_flops
         found[kept] = tensors(population)
     extra = found["keep"].keys() - found["reset"].keys()
@@ -182,9 +182,9 @@ def test_every_method_has_every_optimizer(name, options):
 def test_executors_agree(name, options):
     """And memory that is kept is nothing outside a mask."""
     options = options | {"optimizer_memory": "keep"}
-    setting = setting_of(name, **options)
-    _, one, _ = played(setting)
-    _, other, _ = played(setting_of(name, **options), Stacked)
+    context = context_of(name, **options)
+    _, one, _ = played(context)
+    _, other, _ = played(context_of(name, **options), Stacked)
     one_by_path, other_by_path = tensors(one), tensors(other)
     assert one_by_path.keys() == other_by_path.keys()
     for path, value in one_by_path.items():
@@ -199,10 +199,10 @@ def test_executors_agree(name, options):
 
 @pytest.mark.parametrize("name", ["fedalt", "dispfl"])
 def test_memory_survives_the_store(name, tmp_path):
-    setting = setting_of(name, optimizer="adam", lr=0.01, optimizer_memory="keep")
-    engine, population, _ = played(setting)
-    Checkpoints(tmp_path, setting.method).save(Progress(2, 1.0, population, {}), engine.start())
-    found = Checkpoints(tmp_path, setting.method).load(setting, engine.start())
+    context = context_of(name, optimizer="adam", lr=0.01, optimizer_memory="keep")
+    engine, population, _ = played(context)
+    Checkpoints(tmp_path, context.method).save(Progress(2, 1.0, population, {}), engine.start())
+    found = Checkpoints(tmp_path, context.method).load(context, engine.start())
     expected, again = tensors(population), tensors(found.population)
     assert expected.keys() == again.keys()
     assert any("memory" in path for path in expected)
@@ -210,18 +210,18 @@ def test_memory_survives_the_store(name, tmp_path):
 
 
 def test_adams_flops_are_charged_by_the_step():
-    setting = setting_of("local", optimizer="adam")
-    plain = setting_of("local")
-    layout, round_ = setting.task.layout, setting.plan.round_at(0)
+    context = context_of("local", optimizer="adam")
+    plain = context_of("local")
+    layout, round_ = context.task.layout, context.plan.round_at(0)
     client = Client(0, 33)  # three batches of 16, 16 and 1
     more = (
-        setting.method.cost(layout, client, round_).train_flops - plain.method.cost(layout, client, round_).train_flops
+        context.method.cost(layout, client, round_).train_flops - plain.method.cost(layout, client, round_).train_flops
     )
     assert more == 3 * 15 * layout.size
 
 
 def test_without_memory_nothing_is_added():
-    setting = setting_of("fedspa")
-    client = setting.clients[0]
-    assert setting.method.cost(setting.task.layout, client, setting.plan.round_at(0)).kept[0].name == "mask"
-    assert setting.fresh_state(0).memory == ()
+    context = context_of("fedspa")
+    client = context.clients[0]
+    assert context.method.cost(context.task.layout, client, context.plan.round_at(0)).kept[0].name == "mask"
+    assert context.fresh_state(0).memory == ()

@@ -21,7 +21,7 @@ from sparsona.engine.rounds import received_work, simulate
 from sparsona.engine.turn import Tally, run_phase
 from sparsona.executors.serial import Serial
 from sparsona.executors.stacked import Stacked
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 from sparsona.learning.means import WeightedSum
 from sparsona.learning.server_optimizer import ServerStep, server_step
 from sparsona.methods.fedalt import FedAltConfig, fedalt
@@ -74,15 +74,15 @@ class Adapted(nn.Module):
         return self.last(self.norm((x + self.adapter(x)).tanh()))
 
 
-def setting_of(name, model=Adapted, **more):
+def context_of(name, model=Adapted, **more):
     """A string is the name of a network."""
-    return prepare.make_setting(prepare.make_config(name, {**TINY, **more}, model=model), None, model)
+    return build.make_context(build.make_config(name, {**TINY, **more}, model=model), None, model)
 
 
-def play(setting, make=Serial):
-    star = simulate(setting, make(setting))
+def play(context, make=Serial):
+    star = simulate(context, make(context))
     population, records = star.start(), []
-    for index in range(setting.plan.rounds):
+    for index in range(context.plan.rounds):
         population, record = star.play(population, index)
         records.append(record)
     return star, population, records
@@ -140,15 +140,15 @@ def test_how_much_stays(model, personal, size):
 
 
 def test_only_the_shared_part_travels_and_nobody_else_moves_the_personal_one():
-    setting = setting_of("fedalt", personal="adapter")
-    star, population, records = play(setting)
+    context = context_of("fedalt", personal="adapter")
+    star, population, records = play(context)
     shared = ("first.weight", "first.bias", "last.weight", "last.bias")
-    update = setting.method.server.reply(population.server, setting.clients[0], setting.plan.round_at(2))
+    update = context.method.server.reply(population.server, context.clients[0], context.plan.round_at(2))
     assert [part.layout.names for part in update.parts.values()] == [shared]
-    size = message_size(setting.method.cost(setting.task.layout, setting.clients[0], setting.plan.round_at(0)).down)
+    size = message_size(context.method.cost(context.task.layout, context.clients[0], context.plan.round_at(0)).down)
     assert size < 4 * (64 * 12 + 12 + 12 * 10 + 10) + 400
     assert {(turn.traffic.up, turn.traffic.down) for record in records for turn in record.turns} == {(size, size)}
-    start = setting.params.select(("norm.weight", "norm.bias", "adapter.weight", "adapter.bias"))
+    start = context.params.select(("norm.weight", "norm.bias", "adapter.weight", "adapter.bias"))
     assert torch.equal(population.server.rest.flat, start.flat)  # which the server never learns
     took_part = {turn.client for record in records for turn in record.turns}
     assert set(population.states) == took_part
@@ -160,8 +160,8 @@ def test_only_the_shared_part_travels_and_nobody_else_moves_the_personal_one():
 
 
 def test_part_tuning_leaves_the_shared_part_as_it_was():
-    setting = setting_of("fedavg-ft-part", personal="input,norm", tune_epochs=2, weight_decay=0.1, rounds=1)
-    star, population, _ = play(setting)
+    context = context_of("fedavg-ft-part", personal="input,norm", tune_epochs=2, weight_decay=0.1, rounds=1)
+    star, population, _ = play(context)
     _, tuned = star.finish(population)
     assert len(tuned) == 4
     for work in tuned.values():
@@ -170,11 +170,11 @@ def test_part_tuning_leaves_the_shared_part_as_it_was():
 
 
 def test_tuning_trains_the_personal_part_alone():
-    setting = setting_of("fedsim", tune_epochs=1, rounds=1)
-    star, population, _ = play(setting)
+    context = context_of("fedsim", tune_epochs=1, rounds=1)
+    star, population, _ = play(context)
     _, tuned = star.finish(population)
     for client, work in tuned.items():
-        before = received_work(setting, population, client)
+        before = received_work(context, population, client)
         assert torch.equal(work.shared.flat, before.shared.flat)
         assert not torch.equal(work.personal.flat, before.personal.flat)
 
@@ -190,14 +190,14 @@ def test_tuning_trains_the_personal_part_alone():
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
 def test_stacked_agrees_with_serial(name, options):
-    one, other = (play(setting_of(name, **options), make) for make in (Serial, Stacked))
+    one, other = (play(context_of(name, **options), make) for make in (Serial, Stacked))
     for (path, value), (path2, value2) in zip(leaves(vars(one[1])), leaves(vars(other[1])), strict=True):
         assert path == path2
         torch.testing.assert_close(value, value2, rtol=0, atol=2e-5)
     for turn, turn2 in zip(one[2][-1].turns, other[2][-1].turns, strict=True):
         assert turn.tally.train_flops == turn2.tally.train_flops
-        setting = one[0].clients.context
-        cost = setting.method.cost(setting.task.layout, setting.clients[turn.client], setting.plan.round_at(0))
+        context = one[0].clients.context
+        cost = context.method.cost(context.task.layout, context.clients[turn.client], context.plan.round_at(0))
         assert turn.tally.train_flops == cost.train_flops
 
 
@@ -249,16 +249,16 @@ def test_a_personal_model_fits_the_residual_of_the_shared_one():
 
 
 def test_the_pull_is_the_squared_distance_without_a_half():
-    setting = setting_of("fedsim", pull=0.5)
-    _, population, _ = play(setting)
+    context = context_of("fedsim", pull=0.5)
+    _, population, _ = play(context)
     client = next(iter(population.states))
-    work = received_work(setting, population, client)
-    plain = setting_of("fedsim").method.phases[0].loss
-    batch = next(in_order(setting.federation.examples(client, "train"), 8))
-    distance = (work.personal.flat - setting.params.select(("last.weight", "last.bias")).flat).square().sum()
+    work = received_work(context, population, client)
+    plain = context_of("fedsim").method.phases[0].loss
+    batch = next(in_order(context.federation.examples(client, "train"), 8))
+    distance = (work.personal.flat - context.params.select(("last.weight", "last.bias")).flat).square().sum()
     assert float(distance) > 0
     without = plain(replace(work, start=None), batch)[0]
-    torch.testing.assert_close(setting.method.phases[0].loss(work, batch)[0], without + 0.5 * distance)
+    torch.testing.assert_close(context.method.phases[0].loss(work, batch)[0], without + 0.5 * distance)
 
 
 @pytest.mark.parametrize(("weight", "wanted"), [("examples", 5), ("batches", 3), ("equal", 1)])
@@ -283,9 +283,9 @@ def test_the_servers_plain_step_is_the_mean_to_the_bit():
 
 
 def test_presets_differ_as_the_docstring_says():
-    paper, authors = (prepare.make_config("fedalt", {"preset": name}) for name in ("paper", "authors"))
+    paper, authors = (build.make_config("fedalt", {"preset": name}) for name in ("paper", "authors"))
     assert (paper.options["weight"], authors.options["weight"]) == ("equal", "batches")
     assert (paper.options["max_personal_steps"], authors.options["max_personal_steps"]) == (None, 1000)
     assert (paper.options["clip_stale"], authors.options["clip_stale"]) == (False, True)
     assert paper.tune_epochs == authors.tune_epochs == 5
-    assert prepare.make_config("fedsim", {"preset": "paper"}).options["updates"] == "simultaneous"
+    assert build.make_config("fedsim", {"preset": "paper"}).options["updates"] == "simultaneous"

@@ -6,7 +6,7 @@ import torch
 from lenet5 import SIZE
 
 from sparsona.core.method import dense, message
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 
 BATTERY = {
     "fedavg": {"accuracy": 0.35},
@@ -25,11 +25,11 @@ MEMORY = [
 def test_the_mean_is_by_examples():
     """Models of all ones from 30 examples and all fives from 10: (30 * 1 + 10 * 5) / 40 = 2."""
     options = {"clients": 3, "rounds": 1, "data_rate": 0.3, "executor": "serial"}
-    setting = prepare.make_setting(prepare.make_config("fedavg", options))
-    half, round_ = setting.method.server, setting.plan.round_at(0)
-    server = half.init(setting.params, setting.clients, setting.plan.seeds)
-    ones = setting.params.like(torch.ones_like(setting.params.flat))
-    fives = setting.params.like(5 * ones.flat)
+    context = build.make_context(build.make_config("fedavg", options))
+    half, round_ = context.method.server, context.plan.round_at(0)
+    server = half.init(context.params, context.clients, context.plan.seeds)
+    ones = context.params.like(torch.ones_like(context.params.flat))
+    fives = context.params.like(5 * ones.flat)
     total = half.zero(server, round_)
     for tree, weight in ((ones, 30), (fives, 10)):
         total = half.add(server, total, message(round_, {"model": dense(tree)}, weight=weight))

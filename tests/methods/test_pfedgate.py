@@ -19,7 +19,7 @@ from sparsona.engine.rounds import received_work, simulate
 from sparsona.engine.turn import begin, end, phases_of, train_alone
 from sparsona.executors.serial import Serial
 from sparsona.executors.stacked import Stacked
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 from sparsona.methods.pfedgate import PFedGateConfig
 from sparsona.methods.pfedgate.blocks import spread
 from sparsona.methods.pfedgate.config import cut, make_budget, select
@@ -44,18 +44,18 @@ def net():
     return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 20), nn.ReLU(), nn.Linear(20, 10))
 
 
-def setting_of(model=net, **more):
-    return prepare.make_setting(prepare.make_config("pfedgate", {**COMMON, **more}, model=model), None, model)
+def context_of(model=net, **more):
+    return build.make_context(build.make_config("pfedgate", {**COMMON, **more}, model=model), None, model)
 
 
-def turn_of(setting, client=0):
+def turn_of(context, client=0):
     """A client's first turn: what it sends, and the work it ends with."""
-    half, round_ = setting.method.server, setting.plan.round_at(0)
-    server = half.init(setting.params, setting.clients, setting.plan.seeds)
-    turn = begin(setting, Job("train", client, round_, (half.reply(server, setting.clients[client], round_),)))
-    for phase in phases_of(setting, turn):
-        train_alone(setting, turn, phase)
-    outcome = end(setting, turn)
+    half, round_ = context.method.server, context.plan.round_at(0)
+    server = half.init(context.params, context.clients, context.plan.seeds)
+    turn = begin(context, Job("train", client, round_, (half.reply(server, context.clients[client], round_),)))
+    for phase in phases_of(context, turn):
+        train_alone(context, turn, phase)
+    outcome = end(context, turn)
     return outcome.state, outcome.message, turn.work, turn.tally
 
 
@@ -99,9 +99,9 @@ def selections(monkeypatch):
     ids=lambda more: "-".join(f"{key}={value}" for key, value in more.items()) or "default",
 )
 def test_the_budget_holds_in_every_batch(more, selections):
-    setting = setting_of(**{"density": 0.4, **more})
-    model = setting.method.phases[0].loss.__self__
-    _, update, _, _ = turn_of(setting)
+    context = context_of(**{"density": 0.4, **more})
+    model = context.method.phases[0].loss.__self__
+    _, update, _, _ = turn_of(context)
     assert len(selections) >= 3
     for work, kept in selections:
         blocks = model.of(work)[0].blocks
@@ -110,25 +110,25 @@ def test_the_budget_holds_in_every_batch(more, selections):
         assert float(spent.max()) <= more.get("density", 0.4) * int(costs.sum())
         assert float(kept[:, list(blocks.always)].min()) == 1
         assert float(spent.min()) > 0.6 * more.get("density", 0.4) * int(costs.sum())  # and it is made use of
-    q = update.parts["update"].num_values / setting.task.layout.size
+    q = update.parts["update"].num_values / context.task.layout.size
     assert 0.2 <= q <= 1
 
 
 @pytest.mark.parametrize("capacity", [0.5, 0.1, 0.03])
 def test_mixed_capacities(capacity, selections):
     """A client's budget is what it can hold; below s_min, its first blocks shrink with it."""
-    setting = setting_of(capacities=[0.9, capacity], density=0.6)
-    small = next(c for c in setting.clients if c.capacity == capacity)
-    large = next(c for c in setting.clients if c.capacity == 0.9)
+    context = context_of(capacities=[0.9, capacity], density=0.6)
+    small = next(c for c in context.clients if c.capacity == capacity)
+    large = next(c for c in context.clients if c.capacity == 0.9)
     for client, share in ((small, capacity), (large, 0.6)):
         selections.clear()
-        turn_of(setting, client.index)
+        turn_of(context, client.index)
         sizes = [
-            (kept @ torch.tensor(setting.method.phases[0].loss.__self__.of(work)[0].blocks.sizes).float()).max()
+            (kept @ torch.tensor(context.method.phases[0].loss.__self__.of(work)[0].blocks.sizes).float()).max()
             for work, kept in selections
         ]
-        assert 0.5 * share < float(max(sizes)) / setting.task.layout.size <= share
-    star = simulate(setting, Serial(setting))
+        assert 0.5 * share < float(max(sizes)) / context.task.layout.size <= share
+    star = simulate(context, Serial(context))
     population, record = star.play(star.start(), 0)  # the server reads what both kinds send
     assert len(record.turns) == 3
     assert len(star.evaluate(population, 1)) == 6
@@ -166,47 +166,47 @@ def test_the_authors_first_chunks_break_a_small_budget():
 
 
 def test_what_is_sent_is_what_was_used_and_all_that_moved(selections):
-    setting = setting_of(density=0.4, epochs=2)
-    _, update, work, _ = turn_of(setting)
-    model = setting.method.phases[0].loss.__self__
+    context = context_of(density=0.4, epochs=2)
+    _, update, work, _ = turn_of(context)
+    model = context.method.phases[0].loss.__self__
     used = torch.stack([kept[0] for _, kept in selections]).amax(0) > 0
     assert torch.equal(update.parts["blocks"].tree().flat, used)
     mask = spread(model.of(work)[0].blocks, used)
-    assert update.parts["update"].num_values == int(mask.sum()) < setting.task.layout.size
-    moved = work.params.flat != setting.params.flat
+    assert update.parts["update"].num_values == int(mask.sum()) < context.task.layout.size
+    moved = work.params.flat != context.params.flat
     assert not bool((moved & ~mask).any())
     assert float(moved.float().sum() / mask.sum()) > 0.8  # decay alone moves whatever is not zero
     sent = update.parts["update"].tree(work.params.like(mask))
-    assert torch.equal(sent.flat, work.params.flat - setting.params.flat)
+    assert torch.equal(sent.flat, work.params.flat - context.params.flat)
 
 
 def test_decay_everywhere_moves_what_nobody_used():
     """The authors' way, and why their uploads are dense."""
-    _, update, work, _ = turn_of(setting := setting_of(density=0.4, steps="all", aggregation="dense"))
-    moved = work.params.flat != setting.params.flat
+    _, update, work, _ = turn_of(context := context_of(density=0.4, steps="all", aggregation="dense"))
+    moved = work.params.flat != context.params.flat
     assert float(moved.float().mean()) > 0.95
     assert set(update.parts) == {"update"}
 
 
-def predictions(setting, batches):
-    star = simulate(setting, Serial(setting))
+def predictions(context, batches):
+    star = simulate(context, Serial(context))
     population = star.start()
     for index in range(2):
         population, _ = star.play(population, index)
-    work = received_work(setting, population, population.states and next(iter(population.states)))
-    inputs = setting.federation.examples(0, "train").inputs[:12]
-    return [torch.cat([setting.method.predict(work, some) for some in inputs.split(size)]) for size in batches]
+    work = received_work(context, population, population.states and next(iter(population.states)))
+    inputs = context.federation.examples(0, "train").inputs[:12]
+    return [torch.cat([context.method.predict(work, some) for some in inputs.split(size)]) for size in batches]
 
 
 @pytest.mark.parametrize("deploy_gate", ["stored", "sample"])
 def test_rebatching_changes_no_prediction(deploy_gate):
-    whole, some, single = predictions(setting_of(deploy_gate=deploy_gate), (12, 5, 1))
+    whole, some, single = predictions(context_of(deploy_gate=deploy_gate), (12, 5, 1))
     torch.testing.assert_close(some, whole)
     torch.testing.assert_close(single, whole)
 
 
 def test_transductive_predictions_depend_on_their_batch_and_are_labelled(tmp_path):
-    whole, single = predictions(setting_of(**AUTHORS), (12, 1))
+    whole, single = predictions(context_of(**AUTHORS), (12, 1))
     assert float((whole - single).abs().max()) > 1e-3
     for name, options in (("authors", {"preset": "authors"}), ("ours", {"epochs": 1, "density": 0.3})):
         run = sp.train("pfedgate", out=tmp_path / name, **{**COMMON, "rounds": 1}, **options)
@@ -216,33 +216,33 @@ def test_transductive_predictions_depend_on_their_batch_and_are_labelled(tmp_pat
 
 
 def test_the_stored_gate_is_the_mean_of_training():
-    setting = setting_of()
-    state, *_ = turn_of(setting)
-    model = setting.method.phases[0].loss.__self__
-    start = setting.fresh_state(0)
+    context = context_of()
+    state, *_ = turn_of(context)
+    model = context.method.phases[0].loss.__self__
+    start = context.fresh_state(0)
     assert bool((start.scores == 0.9).all())
     assert not torch.equal(state.scores, start.scores)
-    assert torch.equal(setting.method.trait(state), state.scores[0])
+    assert torch.equal(context.method.trait(state), state.scores[0])
     assert state.scores.shape == (2, len(model.cut(0.2).blocks))
     assert float(state.scores.min()) > 0.6
 
 
 def test_the_dense_mean_is_over_those_who_take_part():
     """A novel client's data is not known to the server: everybody else sampled, theirs is the mean."""
-    setting = setting_of(**{**AUTHORS, "novel": 2, "per_round": 4})
-    star = simulate(setting, Serial(setting))
+    context = context_of(**{**AUTHORS, "novel": 2, "per_round": 4})
+    star = simulate(context, Serial(context))
     population, _ = star.play(star.start(), 0)
-    found, weights = torch.zeros_like(setting.params.flat), 0
-    for client in set(range(6)) - novel_clients(setting.plan, setting.clients):
-        _, update, _, _ = turn_of(setting, client)
+    found, weights = torch.zeros_like(context.params.flat), 0
+    for client in set(range(6)) - novel_clients(context.plan, context.clients):
+        _, update, _, _ = turn_of(context, client)
         found += update.weight * update.parts["update"].tree().flat
         weights += update.weight
-    torch.testing.assert_close(population.server.params.flat, setting.params.flat + found / weights)
+    torch.testing.assert_close(population.server.params.flat, context.params.flat + found / weights)
 
 
 def test_a_file_of_latencies_that_changed_is_told(tmp_path):
     path = tmp_path / "phone.json"
-    names = setting_of().task.layout.names
+    names = context_of().task.layout.names
     path.write_text(json.dumps(dict.fromkeys(names, 1.0)))
     options = {**COMMON, "epochs": 1, "model": net, "budget": f"latency:{path}"}
     sp.train("pfedgate", out=tmp_path / "run", max_seconds=1e-9, **options)
@@ -252,36 +252,36 @@ def test_a_file_of_latencies_that_changed_is_told(tmp_path):
 
 
 def test_tuning_moves_the_gate_alone():
-    setting = setting_of(tune_epochs=1, novel=1)
-    star = simulate(setting, Serial(setting))
+    context = context_of(tune_epochs=1, novel=1)
+    star = simulate(context, Serial(context))
     population, _ = star.play(star.start(), 0)
     _, tuned = star.finish(population)
     for client, work in tuned.items():
-        before = received_work(setting, population, client)
+        before = received_work(context, population, client)
         assert torch.equal(work.params.flat, before.params.flat)
         assert not torch.equal(work.gate.flat, before.gate.flat)
 
 
 def test_alternating_trains_the_gate_and_then_the_model():
-    setting = setting_of(updates="alternating")
-    gate, model = setting.method.phases
+    context = context_of(updates="alternating")
+    gate, model = context.method.phases
     assert (gate.trains, model.trains) == (("gate",), ("params",))
-    _, _, work, tally = turn_of(setting)
-    assert not torch.equal(work.params.flat, setting.params.flat)
-    cost = setting.method.cost(setting.task.layout, setting.clients[0], setting.plan.round_at(0))
+    _, _, work, tally = turn_of(context)
+    assert not torch.equal(work.params.flat, context.params.flat)
+    cost = context.method.cost(context.task.layout, context.clients[0], context.plan.round_at(0))
     assert tally.train_flops == cost.train_flops
 
 
 def test_client_wise_gates_look_at_the_mean_input():
-    setting = setting_of(gating="client")
-    _, _, work, tally = turn_of(setting)
-    expected = setting.federation.examples(0, "train").inputs.mean(0)
+    context = context_of(gating="client")
+    _, _, work, tally = turn_of(context)
+    expected = context.federation.examples(0, "train").inputs.mean(0)
     torch.testing.assert_close(work.pooled, expected)
-    cost = setting.method.cost(setting.task.layout, setting.clients[0], setting.plan.round_at(0))
+    cost = context.method.cost(context.task.layout, context.clients[0], context.plan.round_at(0))
     assert (
         tally.search_flops
         == cost.search_flops
-        == len(setting.federation.examples(0, "train").targets) * (setting.task.layout.forward_flops())
+        == len(context.federation.examples(0, "train").targets) * (context.task.layout.forward_flops())
     )
 
 
@@ -303,8 +303,8 @@ def test_many_clients_at_once(more):
 
     found = []
     for executor in (Serial, Stacked):
-        setting = setting_of(smooth, **more, points=["trained"], rounds=1)
-        star = simulate(setting, executor(setting))
+        context = context_of(smooth, **more, points=["trained"], rounds=1)
+        star = simulate(context, executor(context))
         population, record = star.play(star.start(), 0)
         found.append((population.server.params.flat, record.turns, record.evaluations))
     (one, turns, tested), (other, turns2, tested2) = found
@@ -319,10 +319,10 @@ def test_what_is_left_out_of_the_computation_changes_nothing(blocks):
     options = {"blocks": blocks, "density": 0.7, "num_blocks": 8, "smallest": 0.1, "straight_through": "kept"}
     found = []
     for compute in ("masked", "compact"):
-        setting = setting_of(**options, compute=compute)
-        _, update, work, _ = turn_of(setting)
-        outputs = setting.method.predict(work, setting.federation.examples(0, "test").inputs)
-        params, _ = setting.method.deploy(work)
+        context = context_of(**options, compute=compute)
+        _, update, work, _ = turn_of(context)
+        outputs = context.method.predict(work, context.federation.examples(0, "test").inputs)
+        params, _ = context.method.deploy(work)
         found.append((update.parts["blocks"].tree().flat, work.params.flat, work.gate.flat, outputs, params.flat))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
@@ -330,15 +330,15 @@ def test_what_is_left_out_of_the_computation_changes_nothing(blocks):
 
 
 def test_latencies_from_a_file(tmp_path):
-    layout = setting_of().task.layout
+    layout = context_of().task.layout
     path = tmp_path / "times.json"
     path.write_text(json.dumps({slot.name: float(place + 1) for place, slot in enumerate(layout.slots)}))
-    setting = setting_of(budget=f"latency:{path}", density=0.3)
-    _, update, _, _ = turn_of(setting)
+    context = context_of(budget=f"latency:{path}", density=0.3)
+    _, update, _, _ = turn_of(context)
     assert update.parts["update"].num_values > 0
     path.write_text("{}")
     with pytest.raises(SparsonaError, match="no latencies of this model"):
-        turn_of(setting_of(budget=f"latency:{path}"))
+        turn_of(context_of(budget=f"latency:{path}"))
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_latencies_from_a_file(tmp_path):
 )
 def test_bad_combinations_are_refused(options, said):
     with pytest.raises(SparsonaError, match=said) as told:
-        prepare.make_config("pfedgate", options)
+        build.make_config("pfedgate", options)
     # Where no single one is wrong, the rule is told, and not a list of all options.
     assert told.value.what.startswith("budget = " if "budget" in options else "options of pfedgate that do not go")
 
@@ -363,24 +363,24 @@ def test_bad_models_are_refused():
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
 
     with pytest.raises(SparsonaError, match="BatchNorm"):
-        setting_of(normed, gating="sample")
+        context_of(normed, gating="sample")
     with pytest.raises(SparsonaError, match="always used"):
-        turn_of(setting_of(blocks="filter", density=0.01))
+        turn_of(context_of(blocks="filter", density=0.01))
     with pytest.raises(SparsonaError, match="on text"):
         methods.factory("pfedgate")[0](models.outline("transformer", (20,), 100), PFedGateConfig())
 
 
 def test_cost_is_a_bound_by_capacity():
-    setting = setting_of()
-    dense = 3 * setting.task.layout.forward_flops()
-    costs = [setting.method.cost(setting.task.layout, Client(0, 10, c), setting.plan.round_at(0)) for c in (1.0, 0.1)]
+    context = context_of()
+    dense = 3 * context.task.layout.forward_flops()
+    costs = [context.method.cost(context.task.layout, Client(0, 10, c), context.plan.round_at(0)) for c in (1.0, 0.1)]
     assert costs[1].train_flops < costs[0].train_flops
     assert costs[1].infer_flops < 0.5 * dense / 3
 
 
 def test_a_file_of_latencies_is_found_from_anywhere_and_must_stay_as_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names = prepare.make_setting(prepare.make_config("fedavg", {})).task.layout.names
+    names = build.make_context(build.make_config("fedavg", {})).task.layout.names
     (tmp_path / "phone.json").write_text(json.dumps(dict.fromkeys(names, 1.0)))
     options = {"rounds": 3, "epochs": 1, "clients": 4, "executor": "serial", "device": "cpu", "max_seconds": 1e-9}
     sp.train("pfedgate", budget="latency:phone.json", out=tmp_path / "run", **options)

@@ -32,14 +32,14 @@ def main() -> None:
     from sparsona.engine.clients import LocalClients
     from sparsona.engine.jobs import Outcome
     from sparsona.executors.serial import Serial
-    from sparsona.experiment import build as prepare
+    from sparsona.experiment import build
 
     torch.set_num_threads(1)
     method, options = pickle.loads(read(inbox))
-    setting = prepare.make_setting(prepare.make_config(method, options))
+    client_context = build.make_context(build.make_config(method, options))
     # All that a server is told about clients: how many examples each has, and what its device can hold.
-    write(outbox, pickle.dumps(setting.clients))
-    clients = LocalClients(setting, Serial(setting))
+    write(outbox, pickle.dumps(client_context.clients))
+    clients = LocalClients(client_context, Serial(client_context))
     while True:
         what, value = pickle.loads(read(inbox))
         if what == "run":

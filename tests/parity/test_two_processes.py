@@ -20,7 +20,7 @@ from sparsona.engine.jobs import settle
 from sparsona.engine.plan import Plan
 from sparsona.engine.rounds import engine_for, simulate
 from sparsona.executors.serial import Serial
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 
 pytestmark = pytest.mark.long
 
@@ -104,19 +104,22 @@ def test_two_processes_give_the_simulators_bits(name):
     options = {**COMMON, **OWN.get(name, {})}
     if methods.METHODS[name].peers:
         options["per_round"] = None
-    config = prepare.make_config(name, options)
-    setting = prepare.make_setting(config)
-    population, records, tuned = play(simulate(setting, Serial(setting)), config.rounds)
+    config = build.make_config(name, options)
+    client_context = build.make_context(config)
+    population, records, tuned = play(simulate(client_context, Serial(client_context)), config.rounds)
     remote = RemoteClients(name, options)
     # The server's side is built from names alone: it has no data, and is told of clients what they say of themselves.
     make, kind = methods.factory(name)
     task = Task(models.builder("digits-cnn", (1, 8, 8), 10), (1, 8, 8), 10)
-    context = ServerContext.make(task, partial(make, config=kind(**config.options)), setting.plan, remote.known)
+    context = ServerContext.make(task, partial(make, config=kind(**config.options)), client_context.plan, remote.known)
     assert isinstance(context.plan, Plan)
     apart, apart_records, nothing = play(engine_for(context, remote), config.rounds)
     assert (apart.states, nothing) == ({}, {})
     assert apart_records == records
-    assert any(turn.traffic.up for turn in records[-2][0]) or setting.method.server is setting.method.peer is None
+    assert (
+        any(turn.traffic.up for turn in records[-2][0])
+        or client_context.method.server is client_context.method.peer is None
+    )
     assert digest(apart.server) == digest(population.server)
     assert apart.messages == population.messages
     assert remote.digest() == digest((population.states, tuned))

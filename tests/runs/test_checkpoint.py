@@ -16,7 +16,7 @@ from sparsona.data.federation import Federation
 from sparsona.engine.population import Population
 from sparsona.engine.rounds import simulate
 from sparsona.executors.serial import Serial
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 from sparsona.runs.checkpoint import Checkpoints, Progress
 
 CLIENTS = 6
@@ -36,8 +36,8 @@ def net() -> nn.Module:
 @pytest.fixture
 def star(federation):
     options = {"rounds": 4, "per_round": 2, "epochs": 1, "executor": "serial", "tune_epochs": 1}
-    setting = prepare.make_setting(prepare.make_config("fedspa", options, federation, net), federation, net)
-    return simulate(setting, Serial(setting))
+    context = build.make_context(build.make_config("fedspa", options, federation, net), federation, net)
+    return simulate(context, Serial(context))
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_a_damaged_file_is_told(star, saved, kind, spoil):
     text = str(caught.value)
     assert f"checkpoint file '{path}' is missing or damaged" in text
     assert "\n  expected: " in text
-    assert "\n  to mend:  restore it from a copy" in text
+    assert "\n  hint:     restore it from a copy" in text
 
 
 def played_clients(folder) -> set[int]:
@@ -218,7 +218,7 @@ def test_a_manifest_that_is_none(star, saved, content):
     (saved / "checkpoint" / "manifest.json").write_bytes(content)
     with pytest.raises(SparsonaError, match=r"manifest\.json") as caught:
         Checkpoints(saved, star.context.method).load(star.clients.context, star.start())
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 def test_a_truncated_manifest(star, saved):
@@ -234,15 +234,15 @@ def test_another_format(star, saved):
         Checkpoints(saved, star.context.method).load(star.clients.context, star.start())
     assert "is a checkpoint of format 2" in caught.value.what
     assert caught.value.expected == "format 1"
-    assert "version of sparsona" in caught.value.mend
+    assert "version of sparsona" in caught.value.hint
 
 
 def test_a_checkpoint_of_another_model(saved, federation):
     def other() -> nn.Module:
         return nn.Linear(5, 3)
 
-    config = prepare.make_config("fedspa", {"rounds": 4, "per_round": 2}, federation, other)
-    star = simulate(setting := prepare.make_setting(config, federation, other), Serial(setting))
+    config = build.make_config("fedspa", {"rounds": 4, "per_round": 2}, federation, other)
+    star = simulate(context := build.make_context(config, federation, other), Serial(context))
     with pytest.raises(SparsonaError, match="the checkpoint of the server holds") as caught:
-        Checkpoints(saved, star.context.method).load(setting, star.start())
-    assert "the model" in caught.value.mend
+        Checkpoints(saved, star.context.method).load(context, star.start())
+    assert "the model" in caught.value.hint

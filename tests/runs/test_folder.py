@@ -79,7 +79,7 @@ def test_a_new_folder_is_a_run(run):
 @pytest.mark.parametrize("content", ["file.txt", "config.json", "comparison.json"])
 def test_a_used_folder_is_refused_and_left_alone(tmp_path, content):
     (tmp_path / content).write_text("mine")
-    with pytest.raises(SparsonaError, match=r"is already used\n  expected: .*\n  to mend:  choose another --out"):
+    with pytest.raises(SparsonaError, match=r"is already used\n  expected: .*\n  hint:     choose another --out"):
         RunFolder.create(tmp_path, "{}", FACTS)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(content, "mine")]
 
@@ -145,7 +145,7 @@ def test_a_folder_taken_in_the_last_moment(tmp_path, monkeypatch):
 
 
 def test_a_run_in_use_is_locked(run):
-    with pytest.raises(SparsonaError, match=r"is in use by another process\n  expected: .*\n  to mend:"):
+    with pytest.raises(SparsonaError, match=r"is in use by another process\n  expected: .*\n  hint:"):
         RunFolder.open(run.path).__enter__()
 
 
@@ -184,7 +184,7 @@ def test_what_is_not_a_run_is_not_opened(tmp_path, make, words):
     with pytest.raises(SparsonaError, match=words) as caught:
         RunFolder.open(tmp_path / "run")
     assert caught.value.expected
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["about.json", "config.json", "environment.json"])
@@ -194,8 +194,8 @@ def test_damaged_files_of_a_run(run, name, content):
     path.unlink() if content is None else path.write_bytes(content)
 
     def read() -> None:
-        opened = RunFolder.open(run.path)
-        print(opened.config, opened.environment)
+        open_message = RunFolder.open(run.path)
+        print(open_message.config, open_message.environment)
 
     words = r"'.*run(/[a-z]+\.json)?' (cannot be read|is missing|holds no|is not a run)"
     with pytest.raises(SparsonaError, match=words) as caught:
@@ -206,7 +206,7 @@ def test_damaged_files_of_a_run(run, name, content):
 def test_a_run_of_another_format(run):
     about = read_json(run.path / "about.json")
     (run.path / "about.json").write_text(json.dumps({**about, "format": 99}))
-    with pytest.raises(SparsonaError, match="format 99\n  expected: format 2\n  to mend:  use the version of sparsona"):
+    with pytest.raises(SparsonaError, match="format 99\n  expected: format 2\n  hint:     use the version of sparsona"):
         RunFolder.open(run.path)
 
 
@@ -215,7 +215,7 @@ def test_refusals_of_the_system_are_told(tmp_path, number):
     with pytest.raises(SparsonaError) as caught, explain_disk_errors(tmp_path):
         raise OSError(number, os.strerror(number))
     assert os.strerror(number) in caught.value.what
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 def test_how_far_a_run_got(run):

@@ -119,7 +119,7 @@ def test_rewinding_drops_what_the_checkpoint_does_not_know(records):
 def test_records_that_lack_rounds_are_refused(records):
     records.add(map(round_at, (0, 2)))
     records.check(1)
-    with pytest.raises(SparsonaError, match=r"has 2 of the 3 rounds its checkpoint has\n  expected: .*\n  to mend:"):
+    with pytest.raises(SparsonaError, match=r"has 2 of the 3 rounds its checkpoint has\n  expected: .*\n  hint:"):
         records.check(3)
 
 
@@ -146,7 +146,7 @@ def test_damaged_records_are_refused(records, spoil):
     with pytest.raises(SparsonaError, match=r"records\.sqlite") as caught:
         records.check(400)
     assert caught.value.expected
-    assert "restore" in caught.value.mend
+    assert "restore" in caught.value.hint
 
 
 def test_reading_writes_nothing(records):
@@ -167,16 +167,16 @@ def test_reading_writes_nothing(records):
 def test_one_connection_reads_many_times(records, monkeypatch):
     records.add([ROW])
     records.close()
-    connect, opened = sqlite3.connect, []
-    monkeypatch.setattr(sqlite3, "connect", lambda *args, **how: opened.append(args) or connect(*args, **how))
+    connect, open_message = sqlite3.connect, []
+    monkeypatch.setattr(sqlite3, "connect", lambda *args, **how: open_message.append(args) or connect(*args, **how))
     with records.reading():
         assert records.rounds() == [ROW]
         with records.reading():
             assert records.points() == []
         assert records.totals().bytes_down == 20
-    assert len(opened) == 1
+    assert len(open_message) == 1
     assert records.rounds() == [ROW]  # it was closed, and opens again
-    assert len(opened) == 2
+    assert len(open_message) == 2
 
 
 def test_records_made_and_not_filled_are_empty(records):

@@ -9,7 +9,7 @@ from torch import nn
 
 import sparsona as sp
 from sparsona.core import points
-from sparsona.experiment.build import make_config, make_setting
+from sparsona.experiment.build import make_config, make_context
 from sparsona.methods import METHODS
 
 OPTIONS = {"rounds": 3, "epochs": 1, "batch_size": 8, "novel": 1, "train_accuracy": True, "executor": "serial"}
@@ -35,7 +35,7 @@ class Stop:
 def options_of(method: str, federation: sp.Federation) -> dict:
     """Everything that can be evaluated of this method."""
     options = {**OPTIONS, **({} if METHODS[method].peers else {"per_round": 3})}
-    made = make_setting(make_config(method, options, federation, net), federation, net).method
+    made = make_context(make_config(method, options, federation, net), federation, net).method
     options["points"] = [points.TRAINED, *([made.shared_point] if made.shared_point else [])]
     if made.tune is not None:
         options |= {"tune_epochs": 1}

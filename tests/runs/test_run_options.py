@@ -195,7 +195,7 @@ def test_a_config_file_that_cannot_be_read(tmp_path, content, words):
 def test_no_config_file(tmp_path):
     with pytest.raises(SparsonaError, match="there is no config file") as caught:
         read_toml(tmp_path / "none.toml")
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 def test_every_option_is_declared_in_full():

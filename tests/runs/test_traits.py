@@ -105,11 +105,11 @@ def test_a_record_changes_nothing_and_survives_a_stop(run, federation, tmp_path)
 
 
 def test_many_clients_are_drawn_once(run, monkeypatch):
-    setting = run._make_setting()
+    context = run._make_context()
     monkeypatch.setattr(traits, "MOST", 3)
-    drawn = traits.compared_clients(setting)
+    drawn = traits.compared_clients(context)
     assert len(drawn) == 3 == len(set(drawn))
-    assert drawn == traits.compared_clients(setting) == tuple(sorted(drawn))
+    assert drawn == traits.compared_clients(context) == tuple(sorted(drawn))
 
 
 def test_methods_without_traits_say_so(federation, tmp_path):

@@ -43,7 +43,7 @@ def test_everybody_begins_where_the_other_run_ended(federation, source, tmp_path
     end = warm_start_from(source.path).weights
     tuned = {**SMALL, "rounds": 1, "tune_epochs": 1}
     run = sp.train("fedspa", federation, net, warm_start=source, out=tmp_path / "b", density=1.0, **tuned)
-    params = run._make_setting().params
+    params = run._make_context().params
     assert all(torch.equal(params[name], end[name]) for name in params)
     steps = run.summary["pipeline"]
     assert steps["warm_start"]["run"] == str(source.path)
@@ -88,7 +88,7 @@ def test_it_goes_on_when_the_source_is_gone_and_not_from_another_start(federatio
 
 def test_a_model_with_more_parameters_takes_what_there_is(federation, source, tmp_path, capsys):
     run = sp.train("fedavg", federation, lambda: net(extra=True), warm_start=source, out=tmp_path / "b", **SMALL)
-    params, end = run._make_setting().params, warm_start_from(source.path).weights
+    params, end = run._make_context().params, warm_start_from(source.path).weights
     assert torch.equal(params["0.weight"], end["0.weight"])
     assert params["adapter.weight"].abs().sum() > 0
     assert run.summary["pipeline"]["warm_start"]["taken"] == 4

@@ -18,28 +18,28 @@ from sparsona.core.tree import leaves
 from sparsona.costs import cost
 from sparsona.engine.rounds import simulate
 from sparsona.executors.serial import Serial
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 from sparsona.wire.format import message_size, paper_size
 
 TINY = {"clients": 4, "rounds": 2, "epochs": 1, "batch_size": 16, "executor": "serial"}
 CHANGES = ["topk:0.2", "clip:0.5+noise:0.001", "clip:0.5+topk:0.2+quantize:4"]
 
 
-def setting_of(method: str, transform: str, **more):
-    return prepare.make_setting(prepare.make_config(method, {**TINY, "transform": transform, **more}))
+def context_of(method: str, transform: str, **more):
+    return build.make_context(build.make_config(method, {**TINY, "transform": transform, **more}))
 
 
-def check_ledger(setting) -> None:
+def check_ledger(context) -> None:
     """Two rounds whose bytes are those that `cost` knew before."""
-    engine = simulate(setting, Serial(setting))
+    engine = simulate(context, Serial(context))
     population = engine.start()
     for index in range(2):
         population, record = engine.play(population, index)
         for turn in record.turns:
-            known = setting.method.cost(setting.task.layout, setting.clients[turn.client], setting.plan.round_at(index))
+            known = context.method.cost(context.task.layout, context.clients[turn.client], context.plan.round_at(index))
             up, down = known.up or (), known.down or ()
             traffic = turn.traffic
-            if setting.method.peer is not None:
+            if context.method.peer is not None:
                 assert traffic.up % message_size(up) == traffic.down % message_size(up) == 0
                 assert traffic.up // message_size(up) == traffic.paper_up // paper_size(up)
                 continue
@@ -47,7 +47,7 @@ def check_ledger(setting) -> None:
             assert traffic.paper_down == paper_size(down)
             most = message_size(up) if up else 0
             assert (traffic.up == most) if known.exact else (0 < traffic.up <= most)
-        if setting.method.peer is not None and index:
+        if context.method.peer is not None and index:
             assert any(turn.traffic.up for turn in record.turns)
 
 
@@ -56,13 +56,13 @@ def check_ledger(setting) -> None:
 def test_every_method_sends_what_cost_says(name: str, transform: str) -> None:
     if methods.card(name).peers:
         transform = transform.replace(",way=both", "")
-    check_ledger(setting_of(name, transform))
+    check_ledger(context_of(name, transform))
 
 
 @pytest.mark.parametrize("transform", CHANGES)
 @pytest.mark.parametrize("name", ["fedspa", "fedspa-rsm", "pfedgate"])
 def test_changes_are_clipped_and_thinned_at_the_cost_foretold(name: str, transform: str) -> None:
-    check_ledger(setting_of(name, transform))
+    check_ledger(context_of(name, transform))
 
 
 def test_messages_that_are_not_encoded_count_as_many_bytes_and_mean_the_same(tmp_path) -> None:
@@ -109,8 +109,8 @@ def test_killed_and_resumed_with_what_was_held_back(forks, tmp_path) -> None:
 
 
 def test_what_is_held_back_is_forgotten_with_a_lost_update_and_by_stateless_clients() -> None:
-    setting = setting_of("fedspa", "topk:0.1", drop_rate=0.6, rounds=6)
-    engine = simulate(setting, Serial(setting))
+    context = context_of("fedspa", "topk:0.1", drop_rate=0.6, rounds=6)
+    engine = simulate(context, Serial(context))
     population = engine.start()
     dropped = 0
     for index in range(6):
@@ -124,15 +124,15 @@ def test_what_is_held_back_is_forgotten_with_a_lost_update_and_by_stateless_clie
                 held = dict(leaves(population.states[turn.client]))["memory[0][update]"]
                 assert int(held.count_nonzero()) > 0
     assert dropped
-    setting = setting_of("fedspa", "topk:0.1", stateless=True)
-    engine = simulate(setting, Serial(setting))
+    context = context_of("fedspa", "topk:0.1", stateless=True)
+    engine = simulate(context, Serial(context))
     assert engine.play(engine.start(), 0)[0].states == {}
 
 
 def test_half_changes_little_and_is_not_nothing() -> None:
     def model(transform: str) -> torch.Tensor:
-        setting = setting_of("fedavg", transform)
-        engine = simulate(setting, Serial(setting))
+        context = context_of("fedavg", transform)
+        engine = simulate(context, Serial(context))
         population, _ = engine.play(engine.start(), 0)
         return population.server.params.flat
 
@@ -162,7 +162,7 @@ class TestRefused:
 
     def test_a_server_where_there_is_none(self) -> None:
         with pytest.raises(SparsonaError, match="dispfl, which has no server"):
-            setting_of("dispfl", "half:down")
+            context_of("dispfl", "half:down")
 
 
 def test_a_comparison_may_give_it_to_one_method(tmp_path) -> None:

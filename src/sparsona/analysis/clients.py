@@ -141,7 +141,7 @@ def client_effects(run: RunFolder, against: RunFolder | str | None = None) -> Cl
         raise SparsonaError(
             f"'{run.path}' predicts numbers: its clients have errors and no accuracies",
             expected="a run on classes",
-            mend="the summary's 'guard' and 'pipeline' have the errors",
+            hint="the summary's 'guard' and 'pipeline' have the errors",
         )
     point = headline(run)[0]
     if isinstance(against, RunFolder):
@@ -164,7 +164,7 @@ def _over_run(run: RunFolder, point: str, other: RunFolder) -> ClientEffects:
         raise SparsonaError(
             f"the clients of '{run.path}' and '{other.path}' hold different data",
             expected="two runs on the same data, partition, split and seed of both",
-            mend="run the other method with the same options, or both with `sparsona compare`",
+            hint="run the other method with the same options, or both with `sparsona compare`",
         )
     shared = headline(other)[0]
     changes = _changes(run, point, other, shared)
@@ -174,7 +174,7 @@ def _over_run(run: RunFolder, point: str, other: RunFolder) -> ClientEffects:
         raise SparsonaError(
             f"no client was tested in both '{run.path}' and '{other.path}'",
             expected="the same clients tested",
-            mend="leave eval_clients out of both",
+            hint="leave eval_clients out of both",
         )
     notes = []
     for key in ("rounds", "model", "seed"):
@@ -250,7 +250,7 @@ def _shared_point(run: RunFolder, point: str, wanted: str | None) -> str:
     raise SparsonaError(
         f"'{run.path}' has no accuracies of {f'a point {wanted!r}' if wanted else 'a shared model'} beside '{point}'",
         expected=f"a shared model to compare with (other points of this run: {others})",
-        mend="give another run with --against RUN" + _where_to_find(run),
+        hint="give another run with --against RUN" + _where_to_find(run),
     )
 
 

@@ -25,5 +25,5 @@ def import_extra(module: str, purpose: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise SparsonaError(
-            f"{module.partition('.')[0]} is not installed; {purpose} need it", mend="pip install 'sparsona[report]'"
+            f"{module.partition('.')[0]} is not installed; {purpose} need it", hint="pip install 'sparsona[report]'"
         ) from error

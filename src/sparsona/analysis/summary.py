@@ -124,7 +124,7 @@ def headline(folder: RunFolder) -> tuple[str, int, np.ndarray, np.ndarray]:
     point, found = folder.facts.point, folder.records.last_evaluated()
     if found is None:
         raise SparsonaError(
-            f"'{folder.path}' has no results yet", expected="at least one evaluated round", mend="resume the run first"
+            f"'{folder.path}' has no results yet", expected="at least one evaluated round", hint="resume the run first"
         )
     if not folder.records.evaluations(
         found, point

@@ -125,7 +125,7 @@ def resume(path: str, as_json: bool, logs: tuple[str, ...], profile: bool) -> No
     folder = find(path)
     is_comparison = (folder / "comparison.json").exists()
     if profile and is_comparison:
-        raise SparsonaError("--profile for a comparison", expected="one run", mend="resume its runs one by one")
+        raise SparsonaError("--profile for a comparison", expected="one run", hint="resume its runs one by one")
     from sparsona.engine.profiler import START, Clock
     from sparsona.runs.profile import is_profiled
 
@@ -236,7 +236,7 @@ def models(name: str | None, classes: int | None, shape: str | None, as_json: bo
 
     if name is None:
         if classes is not None or shape is not None:
-            raise SparsonaError("--classes or --input without a network", expected="the NAME of one", mend="see --help")
+            raise SparsonaError("--classes or --input without a network", expected="the NAME of one", hint="see --help")
         rows = [
             {"name": m.name, "model": m.title, "what": m.summary, "for": m.input, "parameters": m.num_parameters}
             for m in MODELS.values()
@@ -334,7 +334,7 @@ def write_page(write: Callable[[], Path]) -> str:
     try:
         return str(write())
     except SparsonaError as error:
-        return f"none ({error.what}; {error.mend})"
+        return f"none ({error.what}; {error.hint})"
 
 
 def main() -> None:

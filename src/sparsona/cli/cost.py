@@ -82,14 +82,14 @@ def _side_by_side(method: str, report: CostReport) -> dict[str, str]:
 
 def show(report: CostReport) -> None:
     """The report in words."""
-    setting, options = report.setting, report.options
+    experiment, options = report.experiment, report.options
     density = f", density {options['density']:g}" if "density" in options else ""
     only = " (costs only: it cannot be run yet)" if report.costs_only else ""
     click.echo(f"{report.title}{only}, {report.model} of {report.num_parameters:,} parameters{density}")
     click.echo(
-        f"{report.rounds:,} rounds, {report.per_round} of {setting.clients} clients in each, {report.samples:,} "
+        f"{report.rounds:,} rounds, {report.per_round} of {experiment.clients} clients in each, {report.samples:,} "
         f"examples a client{f' ({report.samples_from})' if report.samples_from else ''}, "
-        f"batches of {setting.run.batch_size}, "
+        f"batches of {experiment.run.batch_size}, "
         + ", ".join(
             f"{value} {key.replace('_', ' ')}" for key, value in options.items() if value and key.endswith("epochs")
         )
@@ -100,7 +100,7 @@ def show(report: CostReport) -> None:
     print_table(
         [
             _traffic(name, way, report.rounds)
-            for name, way in (ways if setting.asked.counting == "encoded" else ways[::-1])
+            for name, way in (ways if experiment.asked.counting == "encoded" else ways[::-1])
         ]
     )
     flops = report.flops
@@ -131,9 +131,9 @@ def notes(report: CostReport) -> list[str]:
     if report.peers:
         found.append("between peers what one sends another is sent: a round and the total count it once")
     if report.flops.tuning:
-        found.append(f"totals include the final tuning of all clients, {report.setting.run.tune_epochs} epochs")
+        found.append(f"totals include the final tuning of all clients, {report.experiment.run.tune_epochs} epochs")
     found.append("memory: four bytes a parameter, a bit an entry of a mask; activations are not counted")
-    return [*found, *report.notes, *(f"quirk {name}: {QUIRKS[name]}" for name in report.setting.asked.quirks)]
+    return [*found, *report.notes, *(f"quirk {name}: {QUIRKS[name]}" for name in report.experiment.asked.quirks)]
 
 
 def _traffic(name: str, traffic: Traffic, rounds: int) -> dict[str, str]:

@@ -70,7 +70,7 @@ def check_picture(path: Path) -> None:
     check_ending(path)
     if not path.absolute().parent.is_dir():
         raise SparsonaError(
-            f"there is no folder '{path.parent}'", expected="a folder to put the picture into", mend="make it first"
+            f"there is no folder '{path.parent}'", expected="a folder to put the picture into", hint="make it first"
         )
 
 
@@ -92,7 +92,7 @@ def show(name: str, config: Path | None, pairs: tuple[str, ...], out: Path | Non
     from sparsona.analysis.partition import Partition
     from sparsona.data.client_index import PARTS
     from sparsona.data.partition.by_owner import describe_left_out
-    from sparsona.experiment import build as prepare
+    from sparsona.experiment import build
     from sparsona.runs.options import OF_DATA
 
     options = gather(config, pairs, flags)
@@ -100,11 +100,11 @@ def show(name: str, config: Path | None, pairs: tuple[str, ...], out: Path | Non
         raise SparsonaError(
             f"'{others[0]}' is not an option of the data",
             expected="one that is",
-            mend="see `sparsona data show --help`",
+            hint="see `sparsona data show --help`",
         )
-    settings = prepare.make_config("local", {**options, "data": name})
+    settings = build.make_config("local", {**options, "data": name})
     with decoding_bar(f"decoding {parse('data set', name).name}") as listen:  # a path would fill the line
-        federation = prepare.read_data(settings, listen)
+        federation = build.read_data(settings, listen)
     counts = federation.label_counts("train")
     sizes = dict(zip(PARTS, federation.sizes().T.numpy(), strict=True))
     title = f"{name}, {settings.partition}, test {federation.tested_on}, seed {settings.seed}"

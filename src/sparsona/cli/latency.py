@@ -28,7 +28,7 @@ def latency(data: str | None, model: str | None, batch_size: int, device: str, o
     source = None if data is None else get(data)
     name = model or (source.default_model if source else None)
     if name is None:
-        raise SparsonaError("neither --data nor --model", expected="at least one of them", mend="see --help")
+        raise SparsonaError("neither --data nor --model", expected="at least one of them", hint="see --help")
     usual = source or read_spec(name)[0]
     shape, classes = usual.input_shape, usual.num_classes
     build = builder(name, shape, classes)

@@ -165,5 +165,5 @@ def check_words(function: Callable[..., Any], options: Mapping[str, Any]) -> Non
         raise SparsonaError(
             f"'{misplaced[0]}' is no option of a run",
             expected="options, in a config file and in --set",
-            mend="methods, --out, --seeds and --profile are said on the command line itself",
+            hint="methods, --out, --seeds and --profile are said on the command line itself",
         )

@@ -7,24 +7,24 @@ from collections.abc import Iterable
 
 
 class SparsonaError(Exception):
-    """Something a person can mend: what was wrong, what was expected, how to mend it."""
+    """An error that a user can act on: what was wrong, what was expected, and a hint at what to do."""
 
-    def __init__(self, what: str, *, expected: str = "", mend: str = "") -> None:
-        self.what, self.expected, self.mend = what, expected, mend
+    def __init__(self, what: str, *, expected: str = "", hint: str = "") -> None:
+        self.what, self.expected, self.hint = what, expected, hint
         lines = [what]
         if expected:
             lines.append(f"  expected: {expected}")
-        if mend:
-            lines.append(f"  to mend:  {mend}")
+        if hint:
+            lines.append(f"  hint:     {hint}")
         super().__init__("\n".join(lines))
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross from worker processes to the parent; keyword arguments need a hand.
-        return (_rebuild, (type(self), self.what, self.expected, self.mend))
+        return (_rebuild, (type(self), self.what, self.expected, self.hint))
 
 
-def _rebuild(kind: type[SparsonaError], what: str, expected: str, mend: str) -> SparsonaError:
-    return kind(what, expected=expected, mend=mend)
+def _rebuild(kind: type[SparsonaError], what: str, expected: str, hint: str) -> SparsonaError:
+    return kind(what, expected=expected, hint=hint)
 
 
 class MaskMismatchError(SparsonaError):
@@ -35,5 +35,5 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> SparsonaError:
     """An error for a misspelt name that suggests the nearest known one."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    mend = f"did you mean '{near[0]}'?" if near else ""
-    return SparsonaError(f"unknown {kind} '{name}'", expected="one of " + ", ".join(names), mend=mend)
+    hint = f"did you mean '{near[0]}'?" if near else ""
+    return SparsonaError(f"unknown {kind} '{name}'", expected="one of " + ", ".join(names), hint=hint)

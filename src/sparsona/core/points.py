@@ -85,7 +85,7 @@ def point(name: str) -> Point:
         raise SparsonaError(
             f"point '{name}'",
             expected=f"'{base}' (on test data), '{base}/train' or '{base}/validation'",
-            mend="name the data after the slash",
+            hint="name the data after the slash",
         )
     return replace(POINTS[base], name=name, data=data)  # type: ignore[arg-type]
 
@@ -102,7 +102,7 @@ def check_option(name: str) -> str:
         raise SparsonaError(
             f"point '{name}' is evaluated by itself where it applies",
             expected=f"one of {', '.join(OPTIONS)}, or one of them with /train or /validation",
-            mend="leave it out of points",
+            hint="leave it out of points",
         )
     return name
 

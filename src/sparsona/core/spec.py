@@ -33,7 +33,7 @@ class Spec:
 
     def wrong(self, expected: str, example: str) -> SparsonaError:
         """The error that this text is not what was expected."""
-        return SparsonaError(f"{self.kind} '{shorten(self.text)}'", expected=expected, mend=f"for example {example}")
+        return SparsonaError(f"{self.kind} '{shorten(self.text)}'", expected=expected, hint=f"for example {example}")
 
 
 def parse(kind: str, text: str) -> Spec:
@@ -99,7 +99,7 @@ def read(kind: str, text: str, forms: Iterable[str]) -> Spec:
     raise SparsonaError(
         f"unknown {kind} '{shorten(found.text)}'",
         expected="one of " + ", ".join(forms),
-        mend=f"did you mean '{written[near[0]]}'?" if near else "",
+        hint=f"did you mean '{written[near[0]]}'?" if near else "",
     )
 
 
@@ -156,4 +156,4 @@ def shorten(text: str) -> str:
 
 
 def _no_option(piece: str) -> SparsonaError:
-    return SparsonaError(f"'{piece}' is not an option", expected="key=value", mend="for example density=0.5")
+    return SparsonaError(f"'{piece}' is not an option", expected="key=value", hint="for example density=0.5")

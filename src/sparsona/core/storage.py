@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Rest:
+class Stored:
     """A tensor put away, without a loss of bits: a bool tensor takes one bit an entry.
 
     It lies where the tensor was until it is moved. A file belongs to this value alone and goes with it.
@@ -35,7 +35,7 @@ class Rest:
         self._folder: object = None
 
     @classmethod
-    def of_bits(cls, packed: Tensor, shape: tuple[int, ...]) -> Rest:
+    def of_bits(cls, packed: Tensor, shape: tuple[int, ...]) -> Stored:
         """A bool tensor that was packed elsewhere."""
         import torch
 
@@ -63,7 +63,7 @@ class Rest:
             return "file"
         return "device" if self._kept.device == self.device else "host"
 
-    def bring(self) -> Tensor:
+    def load(self) -> Tensor:
         """The tensor, on the device it came from. What had to be unpacked, moved or read is not kept."""
         stored = self._stored()
         if self.is_bits:
@@ -142,7 +142,7 @@ def _lost(path: Path, why: str) -> SparsonaError:
     return SparsonaError(
         f"what a client keeps was put away in '{path}' and cannot be read again: {why}",
         expected="the file as it was written",
-        mend="leave that folder alone while the run lasts; `sparsona resume` goes on from the last checkpoint",
+        hint="leave that folder alone while the run lasts; `sparsona resume` goes on from the last checkpoint",
     )
 
 

@@ -87,7 +87,7 @@ class Task:
                 raise SparsonaError(
                     f"the buffer '{name}' ({value.dtype}) is drawn anew with each seed",
                     expected="the same values always, or values that float32 holds exactly",
-                    mend=f"register '{name}' as float32, or draw it from a generator of its own",
+                    hint=f"register '{name}' as float32, or draw it from a generator of its own",
                 )
         named = {name: value.detach() for name, value in module.named_parameters()}
         params = Tree.of({**named, **self._given}, self.layout)
@@ -203,7 +203,7 @@ def _check_independence(module: nn.Module, pair: Tensor) -> None:
         raise SparsonaError(
             "what the model predicts for an example, in evaluation mode, changes with the batch that it is in",
             expected="each prediction to depend on its own input alone",
-            mend="BatchNorm with track_running_stats=True, dropout in training alone, no means over the batch",
+            hint="BatchNorm with track_running_stats=True, dropout in training alone, no means over the batch",
         )
 
 
@@ -272,7 +272,7 @@ def _kept_buffers(module: nn.Module, moved: Mapping[str, Tensor]) -> dict[str, t
             raise SparsonaError(
                 f"training changes the buffer '{name}', whose values ({value.dtype}) float32 cannot hold exactly",
                 expected="a float32 buffer, or whole numbers up to 2**24",
-                mend=f"register '{name}' as float32, or keep it as it is in training",
+                hint=f"register '{name}' as float32, or keep it as it is in training",
             )
     return kept
 
@@ -306,7 +306,7 @@ def _parameter_layout(module: nn.Module, example: Tensor, num_classes: int) -> t
         raise SparsonaError(
             f"the model has layers without a size yet: {', '.join(lazy)}",
             expected="layers that know their inputs",
-            mend="write nn.Linear for nn.LazyLinear, or call the model once before it is handed over",
+            hint="write nn.Linear for nn.LazyLinear, or call the model once before it is handed over",
         )
     costs: dict[int, tuple[int, bool]] = {}  # by the tensor itself: tied weights have one name, and every use costs
 
@@ -333,7 +333,7 @@ def _parameter_layout(module: nn.Module, example: Tensor, num_classes: int) -> t
         raise SparsonaError(
             f"the model does not take one example of shape {tuple(example.shape[1:])}: {error}",
             expected="a model whose forward(inputs) takes a batch of the federation's examples",
-            mend="reshape the data, or wrap the model so that it takes this shape",
+            hint="reshape the data, or wrap the model so that it takes this shape",
         ) from error
     finally:
         for handle in hooks:
@@ -344,14 +344,14 @@ def _parameter_layout(module: nn.Module, example: Tensor, num_classes: int) -> t
         raise SparsonaError(
             f"the model's output is {shape}, but the data has {num_classes} classes",
             expected=f"one logit per class: a last dimension of {num_classes}",
-            mend="give the last layer as many outputs as there are classes",
+            hint="give the last layer as many outputs as there are classes",
         )
     frozen = [name for name, value in module.named_parameters() if not value.requires_grad]
     if frozen:
         raise SparsonaError(
             f"the model has frozen parameters: {', '.join(frozen)}",
             expected="parameters that are all trained",
-            mend="make them buffers (register_buffer), which are kept as they are, or set requires_grad_(True)",
+            hint="make them buffers (register_buffer), which are kept as they are, or set requires_grad_(True)",
         )
     slots = []
     for name, value in module.named_parameters():

@@ -155,10 +155,10 @@ def with_transforms(method: Method, chain: Chain) -> Method:
         raise SparsonaError(
             f"a transform of a server's messages for {method.name}, which has no server",
             expected="transforms of clients' messages",
-            mend="leave way=down out",
+            hint="leave way=down out",
         )
 
-    def opened(inbox: Inbox) -> Inbox:
+    def open_message(inbox: Inbox) -> Inbox:
         return (receive(down if method.peer is None else up, update) for update in inbox)
 
     def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> TransformedState:
@@ -168,12 +168,12 @@ def with_transforms(method: Method, chain: Chain) -> Method:
         return TransformedState(state, init_memory(up, sent or ()))
 
     def receive_work(state: TransformedState, inbox: Inbox, probe: Probe, round_: Round) -> Work:
-        return method.receive(state.state, opened(inbox), probe, round_)
+        return method.receive(state.state, open_message(inbox), probe, round_)
 
     def finish(
         state: TransformedState, work: Work, inbox: Inbox, probe: Probe, round_: Round
     ) -> tuple[TransformedState, Update | None]:
-        after, update = method.finish(state.state, work, opened(inbox), probe, round_)
+        after, update = method.finish(state.state, work, open_message(inbox), probe, round_)
         memory = state.memory
         if update is not None:
             update, memory = send(up, update, memory, round_)
@@ -267,5 +267,5 @@ def _check_change(transform: Transform, part: str, is_change: bool) -> None:
         raise SparsonaError(
             f"the transform '{transform.name}' for part '{part}', which is a model",
             expected="a method that sends changes, such as fedspa or pfedgate",
-            mend="use 'half' or 'quantize', which are for models, too",
+            hint="use 'half' or 'quantize', which are for models, too",
         )

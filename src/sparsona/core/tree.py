@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparsona.core.layout import Layout, Slot
-from sparsona.core.storage import Rest, pack_bits
+from sparsona.core.storage import Stored, pack_bits
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Known:
+class ValueIdentity:
     """What was found out about a tree's value, shared by all trees that are known to hold that very value.
 
     The same object means the same value, whether it is at hand or rests: trees are compared by it instead of by bits.
@@ -40,16 +40,16 @@ class Tree(Mapping[str, "Tensor"]):
     A tree may rest, packed or moved elsewhere: `flat` then brings the buffer back each time it is asked for.
     """
 
-    __slots__ = ("__weakref__", "_flat", "_known", "_rest", "_views", "layout")
+    __slots__ = ("__weakref__", "_flat", "_identity", "_stored", "_views", "layout")
 
-    def __init__(self, layout: Layout, flat: Tensor | Rest, known: Known | None = None) -> None:
+    def __init__(self, layout: Layout, flat: Tensor | Stored, identity: ValueIdentity | None = None) -> None:
         if flat.shape[-1] != layout.size:
             raise ValueError(f"a layout of {layout.size} entries cannot hold a buffer of shape {tuple(flat.shape)}")
         self.layout = layout
-        self._flat: Tensor | None = None if isinstance(flat, Rest) else flat
-        self._rest: Rest | None = flat if isinstance(flat, Rest) else None
+        self._flat: Tensor | None = None if isinstance(flat, Stored) else flat
+        self._stored: Stored | None = flat if isinstance(flat, Stored) else None
         self._views: tuple[Tensor, ...] | None = None
-        self._known = known
+        self._identity = identity
 
     @classmethod
     def of(cls, named: Mapping[str, Tensor], layout: Layout | None = None) -> Tree:
@@ -67,58 +67,58 @@ class Tree(Mapping[str, "Tensor"]):
         """The buffer. That of a resting tree is brought back, and not kept."""
         if self._flat is not None:
             return self._flat
-        assert self._rest is not None
-        return self._rest.bring()
+        assert self._stored is not None
+        return self._stored.load()
 
     @property
-    def known(self) -> Known:
+    def identity(self) -> ValueIdentity:
         """What is known of this value; the same object for every tree that is known to have it."""
-        if self._known is None:
-            self._known = Known()
-        return self._known
+        if self._identity is None:
+            self._identity = ValueIdentity()
+        return self._identity
 
     @property
-    def _lies(self) -> Tensor | Rest:
-        found = self._rest if self._flat is None else self._flat
+    def _backing(self) -> Tensor | Stored:
+        found = self._stored if self._flat is None else self._flat
         assert found is not None
         return found
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self._lies.shape)
+        return tuple(self._backing.shape)
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._lies.dtype
+        return self._backing.dtype
 
     @property
     def device(self) -> torch.device:
         """Where the buffer is, or will be brought back to."""
-        return self._lies.device
+        return self._backing.device
 
-    def rest(self) -> Rest:
+    def store(self) -> Stored:
         """Put the buffer away, packed if it is bool; returns where it lies, for it to be moved elsewhere."""
-        if self._rest is None:
+        if self._stored is None:
             assert self._flat is not None
-            self._rest = Rest(self._flat)
+            self._stored = Stored(self._flat)
         self._flat = self._views = None
-        return self._rest
+        return self._stored
 
-    def awake(self) -> Tree:
+    def loaded(self) -> Tree:
         """The same value with its buffer at hand, for those who will ask for it often. This tree goes on resting."""
         if self._flat is not None:
             return self
-        tree = Tree(self.layout, self.flat, self.known)
-        tree._rest = self._rest  # should that one rest, too, they share what is put away
+        tree = Tree(self.layout, self.flat, self.identity)
+        tree._stored = self._stored  # should that one rest, too, they share what is put away
         return tree
 
     def bits(self) -> Tensor:
         """A bool tree's entries as packed bits on the host."""
-        return pack_bits(self.flat.reshape(-1)) if self._rest is None else self._rest.bits()
+        return pack_bits(self.flat.reshape(-1)) if self._stored is None else self._stored.bits()
 
     def __getitem__(self, name: str) -> Tensor:
         if self._flat is None:
-            return self.awake()[name]
+            return self.loaded()[name]
         if self._views is None:
             # One split for all: its backward pass is one concatenation, whatever the number of tensors.
             parts = self._flat.split(self.layout.sizes, dim=-1)  # type: ignore[no-untyped-call]
@@ -142,7 +142,7 @@ class Tree(Mapping[str, "Tensor"]):
         import torch
 
         if self.dtype is torch.bool and self.device.type == "cpu":  # travels, and arrives, as bits
-            return (_from_bits, (self.layout, self.bits(), self.shape, self.known.counts, self.known.digest))
+            return (_from_bits, (self.layout, self.bits(), self.shape, self.identity.counts, self.identity.digest))
         return (Tree, (self.layout, self.flat))
 
     def __repr__(self) -> str:
@@ -154,15 +154,15 @@ class Tree(Mapping[str, "Tensor"]):
 
     def select(self, names: Iterator[str] | tuple[str, ...] | list[str]) -> Tree:
         """A tree of some of the tensors: a detached copy."""
-        layout, at_hand = self.layout.select(names), self.awake()
+        layout, at_hand = self.layout.select(names), self.loaded()
         return Tree.of({name: at_hand[name] for name in layout.names}, layout)
 
 
 def _from_bits(
     layout: Layout, bits: Tensor, shape: tuple[int, ...], counts: tuple[int, ...] | None, digest: bytes | None
 ) -> Tree:
-    tree = Tree(layout, Rest.of_bits(bits, shape))
-    tree.known.counts, tree.known.digest = counts, digest
+    tree = Tree(layout, Stored.of_bits(bits, shape))
+    tree.identity.counts, tree.identity.digest = counts, digest
     return tree
 
 
@@ -170,7 +170,7 @@ def join(layout: Layout, *parts: Tree) -> Tree:
     """One tree of the tensors of several, in the layout's order; gradients flow through, unlike through Tree.of."""
     import torch
 
-    owner = {name: part for part in map(Tree.awake, parts) for name in part}
+    owner = {name: part for part in map(Tree.loaded, parts) for name in part}
     return Tree(layout, torch.cat([owner[name][name].reshape(-1) for name in layout.names]))
 
 
@@ -214,18 +214,18 @@ def counts(mask: Tree) -> tuple[int, ...]:
     """Number of non-zero entries of each tensor; remembered, since a mask is a value."""
     import torch
 
-    if mask.known.counts is None:
-        at_hand, found = mask.awake(), []
+    if mask.identity.counts is None:
+        at_hand, found = mask.loaded(), []
         if len(mask):
             found = torch.stack([at_hand[name].count_nonzero() for name in mask]).tolist()  # one wait for all
-        mask.known.counts = tuple(found)
-    return mask.known.counts
+        mask.identity.counts = tuple(found)
+    return mask.identity.counts
 
 
 def as_numbers(mask: Tree, dtype: torch.dtype) -> Tree:
     """A bool mask as numbers to multiply by: 1 inside, 0 outside. It has the same counts."""
     numbers = mask.like(mask.flat.to(dtype))
-    numbers.known.counts = counts(mask)
+    numbers.identity.counts = counts(mask)
     return numbers
 
 
@@ -294,6 +294,6 @@ def map_parts(fn: Callable[[str, Any], Any], value: T, path: str = "") -> T:
     return result  # type: ignore[no-any-return]
 
 
-def awake(value: T) -> T:
+def loaded(value: T) -> T:
     """The same structure with every tree's buffer at hand."""
-    return map_parts(lambda _path, leaf: leaf.awake() if isinstance(leaf, Tree) else leaf, value)
+    return map_parts(lambda _path, leaf: leaf.loaded() if isinstance(leaf, Tree) else leaf, value)

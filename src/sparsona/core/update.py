@@ -125,7 +125,7 @@ class Part:
         elif mask is None:
             raise MaskMismatchError(f"a part with support {self.support.name} needs the receiver's mask to be read")
         # A mask that never left this process need not be read to be known.
-        elif not (self.mask is not None and self.mask.known is mask.known) and mask_digest(mask) != self.proof:
+        elif not (self.mask is not None and self.mask.identity is mask.identity) and mask_digest(mask) != self.proof:
             raise MaskMismatchError("this message assumes a mask that the receiver does not hold")
         assert mask is not None
         if self.whole is not None:
@@ -196,10 +196,10 @@ def places(mask: Tree) -> Tensor:
 
 def mask_digest(mask: Tree) -> bytes:
     """Eight bytes that tell masks apart; remembered, since a mask is a value."""
-    if mask.known.digest is None:
+    if mask.identity.digest is None:
         text = mask.layout.digest + mask.bits().numpy().tobytes()
-        mask.known.digest = hashlib.blake2b(text, digest_size=8).digest()
-    return mask.known.digest
+        mask.identity.digest = hashlib.blake2b(text, digest_size=8).digest()
+    return mask.identity.digest
 
 
 @dataclass(frozen=True)

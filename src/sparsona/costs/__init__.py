@@ -174,7 +174,7 @@ def cost(method: str, *, model: Any = None, **options: Any) -> CostReport:
     given = {key.replace("-", "_"): value for key, value in {**options, **own}.items()}
     asked_values = {key: given.pop(key) for key in CostOptions.model_fields if key in given}
     errors = [
-        SparsonaError(f"'{key}' in a cost", expected="what a cost can count", mend=reason)
+        SparsonaError(f"'{key}' in a cost", expected="what a cost can count", hint=reason)
         for key in given
         if key in OPTIONS and isinstance(reason := OPTIONS[key].cost, str)
     ]
@@ -202,7 +202,7 @@ def row_of(name: str) -> tuple[methods.MethodCard | RuleCard, Any]:
         return COST_RULES[name], COST_RULES[name].config
     error = unknown_name("method", name, [*methods.names(), *COST_RULES])
     expected = f"one of {', '.join(methods.names())}; costs only: {', '.join(COST_RULES)}"
-    raise SparsonaError(error.what, expected=expected, mend=error.mend)
+    raise SparsonaError(error.what, expected=expected, hint=error.hint)
 
 
 def _experiment(run: RunConfig, asked: CostOptions, peers: bool, said: frozenset[str]) -> Experiment:
@@ -211,15 +211,15 @@ def _experiment(run: RunConfig, asked: CostOptions, peers: bool, said: frozenset
     errors = [unknown_name("quirk", quirk, QUIRKS) for quirk in asked.quirks if quirk not in QUIRKS]
     if peers and run.per_round not in (None, run.clients):
         what, expected = f"per_round = {run.per_round} among peers", "all clients: each trains in every round"
-        errors.append(SparsonaError(what, expected=expected, mend="leave --per-round out, or set --clients"))
+        errors.append(SparsonaError(what, expected=expected, hint="leave --per-round out, or set --clients"))
     else:
         errors += run.conflicts()
     if run.graph is not None and not peers:
         what, expected = "'graph' for a method with a server", "a method whose clients send to each other"
-        errors.append(SparsonaError(what, expected=expected, mend="leave --graph out"))
+        errors.append(SparsonaError(what, expected=expected, hint="leave --graph out"))
     if "emnist-400-rounds" in asked.quirks and "rounds" in said and run.rounds != 400:
         what, expected = f"--rounds {run.rounds} with the quirk of 400 rounds", "one of the two"
-        errors.append(SparsonaError(what, expected=expected, mend="leave --rounds out"))
+        errors.append(SparsonaError(what, expected=expected, hint="leave --rounds out"))
     if errors:
         raise merge_errors(errors)
     graph = None
@@ -267,7 +267,7 @@ def _report(
         exact=all(cost.exact for cost in kinds) and not outline.uncounted,
         notes=tuple(_notes(row, outline, kinds, run)),
         peers=peers,
-        setting=all_,
+        experiment=all_,
         options=config.model_dump(mode="json"),
         samples=samples,
         samples_from=samples_from,
@@ -286,7 +286,7 @@ def _source(name: str | None) -> data.SourceCard | None:
         raise SparsonaError(
             f"costs of '{name}', which would have to be read",
             expected="a row of `sparsona data`, or no data at all",
-            mend="say --input, --classes and --samples instead",
+            hint="say --input, --classes and --samples instead",
         )
     return catalog.get(name)
 
@@ -299,7 +299,7 @@ def _samples(source: data.SourceCard | None, run: RunConfig, asked: CostOptions)
         raise SparsonaError(
             f"no number of examples for a client of {source.name}",
             expected="samples: its clients are people, and each has as many as it has",
-            mend="say how many to reckon with, for example --samples 200",
+            hint="say how many to reckon with, for example --samples 200",
         )
     assert run.clients is not None
     all_, what = (source.num_train, "published training") if source.num_train else (source.num_examples, "published")
@@ -312,7 +312,7 @@ def _outline(model: Any, source: data.SourceCard | None, asked: CostOptions) -> 
     usual: Any = source
     if model is None or isinstance(model, str):
         if model is None and source is None:
-            raise SparsonaError("no model", expected="--model or --data", mend="for example --model vgg11")
+            raise SparsonaError("no model", expected="--model or --data", hint="for example --model vgg11")
         model = model or usual.default_model
         usual = usual or models.read_spec(model)[0]
     elif not callable(model):
@@ -320,7 +320,7 @@ def _outline(model: Any, source: data.SourceCard | None, asked: CostOptions) -> 
         raise SparsonaError(f"a model of type {type(model).__name__}", expected=expected)
     elif source is None and (asked.input_shape is None or asked.classes is None):
         raise SparsonaError(
-            "a module without its input", expected="input_shape and classes", mend="for example input_shape=(3, 32, 32)"
+            "a module without its input", expected="input_shape and classes", hint="for example input_shape=(3, 32, 32)"
         )
     shape, classes = asked.input_shape or usual.input_shape, asked.classes or usual.num_classes
     if isinstance(model, str):

@@ -77,7 +77,7 @@ class CostReport:
     exact: bool  # False: `notes` say what is not
     notes: tuple[str, ...]
     peers: bool
-    setting: Experiment
+    experiment: Experiment
     options: dict[str, Any]
     samples: int
     samples_from: str  # "" where it was said
@@ -89,35 +89,35 @@ class CostReport:
 
     @property
     def rounds(self) -> int:
-        return self.setting.rounds
+        return self.experiment.rounds
 
     @property
     def per_round(self) -> int:
-        return self.setting.sampled
+        return self.experiment.sampled
 
     @property
     def traffic(self) -> Traffic:
         """Bytes in the counting that was asked for."""
-        return self.paper if self.setting.asked.counting == "paper" else self.encoded
+        return self.paper if self.experiment.asked.counting == "paper" else self.encoded
 
     @property
     def neighbours(self) -> Number:
         """Peers that each peer sends to, the mean over peers; 0 where there is a server."""
-        return self.setting.neighbours
+        return self.experiment.neighbours
 
     @property
     def graph(self) -> str:
         """Who sends to whom."""
-        if self.setting.graph is None:
+        if self.experiment.graph is None:
             return "star"
-        return self.setting.run.graph or f"random:{self.neighbours}"
+        return self.experiment.run.graph or f"random:{self.neighbours}"
 
     @property
     def busiest(self) -> str:
         """Who is the busiest node. In a random graph a peer asks so many others, but any number may ask it."""
         if not self.peers:
             return "server"
-        graph = self.setting.graph
+        graph = self.experiment.graph
         assert graph is not None
         return "any peer, on average" if graph.kind == "random" and not graph.bounded else "any peer"
 
@@ -128,20 +128,20 @@ class CostReport:
         return {
             "method": self.method,
             "model": self.model,
-            "counting": self.setting.asked.counting,
-            "quirks": list(self.setting.asked.quirks),
+            "counting": self.experiment.asked.counting,
+            "quirks": list(self.experiment.asked.quirks),
             "num_parameters": self.num_parameters,
             "rounds": self.rounds,
-            "clients": self.setting.clients,
+            "clients": self.experiment.clients,
             "clients_per_round": self.per_round,
             "graph": self.graph,
             "neighbours": self.neighbours,
-            "data": self.setting.data,
+            "data": self.experiment.data,
             "input_shape": list(self.input_shape),
             "classes": self.classes,
             "samples": self.samples,
             "samples_from": self.samples_from,
-            "batch_size": self.setting.run.batch_size,
+            "batch_size": self.experiment.run.batch_size,
             "options": self.options,
             "costs_only": self.costs_only,
             "exact": self.exact,
@@ -151,7 +151,7 @@ class CostReport:
             "per_client_round": {**chosen["per_client_round"], **self.flops.to_json(1)},
             "busiest_node": {
                 "who": self.busiest,
-                "directions": 1 if self.setting.asked.counting == "paper" else 2,
+                "directions": 1 if self.experiment.asked.counting == "paper" else 2,
                 **chosen["busiest_node"],
             },
             "memory": {f"{key}_mb": value / 1e6 for key, value in vars(self.memory).items()},

@@ -101,5 +101,5 @@ def _num_batches(count: int, batch_size: int) -> int:
 def _check_batch_size(batch_size: int) -> None:
     if batch_size < 1:
         raise SparsonaError(
-            f"a batch size of {batch_size}", expected="1 or more", mend="use 32 if there is no reason for another"
+            f"a batch size of {batch_size}", expected="1 or more", hint="use 32 if there is no reason for another"
         )

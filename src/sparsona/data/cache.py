@@ -64,5 +64,5 @@ def cannot_write(folder: Path, error: OSError) -> SparsonaError:
     return SparsonaError(
         f"'{folder}' cannot be written: {error}",
         expected="a folder that can be written, on a disk with free space",
-        mend="set SPARSONA_DATA to another" if is_cache else "give another folder with --to",
+        hint="set SPARSONA_DATA to another" if is_cache else "give another folder with --to",
     )

@@ -72,7 +72,7 @@ def download(name: str, folder: Path, listen: Listen | None = None, notify: Noti
         raise SparsonaError(
             f"'{name}' has no mirror to download from",
             expected="\n            or ".join(card.files) or "nothing to download: it comes with the package",
-            mend=f"follow {card.address} and put the files into '{Path(folder) / name}'"
+            hint=f"follow {card.address} and put the files into '{Path(folder) / name}'"
             if card.address
             else f"use it as it is: --data {name}",
         )
@@ -100,7 +100,7 @@ def _try_mirrors(card: SourceCard, target: Path, listen: Listen, notify: Notify)
     raise SparsonaError(
         f"'{card.name}' could not be downloaded: " + "; ".join(failures),
         expected=f"one of {', '.join(mirror[0].address for mirror in card.mirrors)} to answer",
-        mend=f"try again later, or see {card.address} and put into '{target}': {card.files[0]}",
+        hint=f"try again later, or see {card.address} and put into '{target}': {card.files[0]}",
     )
 
 
@@ -152,7 +152,7 @@ def _download_mirror(mirror: Mirror, target: Path, listen: Listen) -> list[Path]
             raise SparsonaError(
                 f"'{target}' exists, but not as it was downloaded",
                 expected="no such folder, or an empty one",
-                mend="move it elsewhere to download it again",
+                hint="move it elsewhere to download it again",
             )
         with work_aside(target, target.name) as kept:
             for download in mirror:

@@ -102,7 +102,7 @@ def share_out(pool: Pool, plan: SplitPlan) -> Federation:
     holdout = choose_holdout(plan, partition, pool)
     if not 0 < plan.data_rate <= 1:
         raise SparsonaError(
-            f"data_rate is {plan.data_rate}", expected="more than 0 and at most 1", mend="1 uses everything"
+            f"data_rate is {plan.data_rate}", expected="more than 0 and at most 1", hint="1 uses everything"
         )
     if plan.max_examples is not None and plan.max_examples < holdout.min_size:
         raise SparsonaError(
@@ -138,7 +138,7 @@ def share_out(pool: Pool, plan: SplitPlan) -> Federation:
             raise SparsonaError(
                 f"client {client} has {num_train} training and {num_test} test examples",
                 expected=f"at least {plan.min_train} and {plan.min_test} (min_train, min_test)",
-                mend="ask for fewer clients; partition natural leaves such clients out",
+                hint="ask for fewer clients; partition natural leaves such clients out",
             )
         splits.append(split)
     x, y, splits = _compact(pool, splits)

@@ -123,7 +123,7 @@ class Federation:
             raise SparsonaError(
                 f"capacities {capacities}",
                 expected="one or more densities, each greater than 0 and at most 1",
-                mend="write for example [0.2, 0.5, 1.0], or leave them out: every client then holds a dense model",
+                hint="write for example [0.2, 0.5, 1.0], or leave them out: every client then holds a dense model",
             )
         num, every = self.num_clients, len(capacities)
         rows = enumerate(self._splits.sizes.tolist())
@@ -300,7 +300,7 @@ class Federation:
             raise SparsonaError(
                 f"'{folder}' holds no federation that can be read: {error}",
                 expected="a folder written by Federation.save",
-                mend="save the federation again",
+                hint="save the federation again",
             ) from error
 
     @classmethod

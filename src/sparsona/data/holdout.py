@@ -163,14 +163,14 @@ def choose_holdout(plan: SplitPlan, partition: Partition, pool: Pool) -> Holdout
             raise SparsonaError(
                 f"test '{test[:40]}'",
                 expected=f"shares:N with N a positive whole number, at most {most:,}",
-                mend="write for example shares:100",
+                hint="write for example shares:100",
             )
     if pool.overlap and partition.name != "natural":
         raise SparsonaError(
             f"partition '{spec}' of {pool.name}, whose examples overlap",
             expected=f"natural: an example and the {pool.overlap} after it have text in common, so "
             "that one client would be tested on text that another trains on",
-            mend="--partition natural, or data whose examples do not overlap (shakespeare as a text file)",
+            hint="--partition natural, or data whose examples do not overlap (shakespeare as a text file)",
         )
     is_natural = partition.name == "natural"
     has_own_tests = is_natural and _has_own_tests(pool)
@@ -185,23 +185,23 @@ def choose_holdout(plan: SplitPlan, partition: Partition, pool: Pool) -> Holdout
         raise SparsonaError(
             f"test '{test}' for {pool.name}, which has no published test set",
             expected="split: every client's own examples are split",
-            mend="leave test out",
+            hint="leave test out",
         )
     elif name == "shares" and pool.y.ndim != 1:
         raise SparsonaError(
-            f"test '{test}' for tokens or numbers", expected="one class per example", mend="test=split-train"
+            f"test '{test}' for tokens or numbers", expected="one class per example", hint="test=split-train"
         )
     elif name == "natural" and not (is_natural and has_own_tests):
         raise SparsonaError(
             f"test 'natural' for {pool.name} with partition '{spec}'",
             expected="partition natural, and a published test set with examples of the same owners",
-            mend="leave test out",
+            hint="leave test out",
         )
     if name != "shares" and partition.repeats_examples:
         raise SparsonaError(
             f"partition '{spec}' with test '{name}'",
             expected="a published test set: clients share examples, and one would be tested on what another trains on",
-            mend="use data that has one (test=shares), or pathological:C, which shares no example",
+            hint="use data that has one (test=shares), or pathological:C, which shares no example",
         )
     per_client = int(argument) if argument else None
     holdout = Holdout(name, per_client, plan.validation_rate, plan.test_rate, pool.overlap)
@@ -235,12 +235,12 @@ def draw_by_shares(train_counts: Array, test_labels: Array, per_client: int | No
         raise SparsonaError(
             f"test examples by label shares, with labels of shape {test_labels.shape}",
             expected="one label per example: sequences have a label at each position, and no shares",
-            mend="test by owner, or split each client's own examples",
+            hint="test by owner, or split each client's own examples",
         )
     if per_client is None:
         per_client = -(-len(test_labels) // len(train_counts))
     if per_client < 1:
-        raise SparsonaError(f"{per_client} test examples per client", expected="1 or more", mend="100 are usual")
+        raise SparsonaError(f"{per_client} test examples per client", expected="1 or more", hint="100 are usual")
     order = np.argsort(test_labels, kind="stable")
     ends = np.searchsorted(test_labels[order], np.arange(train_counts.shape[1] + 1))
     members = [order[start:end] for start, end in pairwise(ends)]
@@ -294,17 +294,17 @@ def take_last(mine: Array, total: int, overlap: int) -> tuple[Array, Array]:
 def check_rates(validation_rate: float, test_rate: float | None = None) -> None:
     if not 0 <= validation_rate < 1:
         raise SparsonaError(
-            f"validation_rate is {validation_rate}", expected="0 or more, and less than 1", mend="0.1 is usual"
+            f"validation_rate is {validation_rate}", expected="0 or more, and less than 1", hint="0.1 is usual"
         )
     if test_rate is None:
         return
     if not 0 < test_rate < 1:
-        raise SparsonaError(f"test_rate is {test_rate}", expected="between 0 and 1", mend="0.25 is usual")
+        raise SparsonaError(f"test_rate is {test_rate}", expected="between 0 and 1", hint="0.25 is usual")
     if validation_rate + test_rate >= 1:
         raise SparsonaError(
             f"validation_rate {validation_rate} and test_rate {test_rate} leave nothing to train on",
             expected="a sum below 1",
-            mend="0.1 and 0.25 are usual",
+            hint="0.1 and 0.25 are usual",
         )
 
 
@@ -312,7 +312,7 @@ def nothing_to_score(client: int) -> SparsonaError:
     return SparsonaError(
         f"client {client} has test sequences, but no token in them that is scored",
         expected=f"targets of {NUM_SPECIAL} and up: 0 to {NUM_SPECIAL - 1} are padding, begin, end and unknown words",
-        mend=f"number your tokens from {NUM_SPECIAL}, leave this client out, or give it more",
+        hint=f"number your tokens from {NUM_SPECIAL}, leave this client out, or give it more",
     )
 
 
@@ -320,5 +320,5 @@ def no_data(client: int, count: int, part: str = "") -> SparsonaError:
     return SparsonaError(
         f"client {client} has {'no' if not count else 'only one'} {part}example{'s' * (not count)}",
         expected="at least one to train and one to test on",
-        mend="leave this client out, ask for fewer clients, or give it more",
+        hint="leave this client out, ask for fewer clients, or give it more",
     )

@@ -38,7 +38,7 @@ class View:
             )
         if not all(spread > 0 for spread in self.std):
             raise SparsonaError(
-                f"std {self.std}", expected="more than 0 for every channel", mend="leave out mean and std"
+                f"std {self.std}", expected="more than 0 for every channel", hint="leave out mean and std"
             )
         if self.pad < 0 or (self.crop is not None and self.crop < 1):
             raise SparsonaError(f"pad {self.pad} and crop {self.crop}", expected="pad 0 or more, crop 1 or more")

@@ -73,7 +73,7 @@ def _check_options(spec: str, known: Sequence[str], numbers: dict[str, int | Non
         raise SparsonaError(
             f"'{useless[0]}' with the data set '{spec}'",
             expected=f"options that apply to it: {', '.join(known) or 'it has none'}",
-            mend=f"leave out '{useless[0]}'",
+            hint=f"leave out '{useless[0]}'",
         )
     if wrong := [key for key, value in numbers.items() if value is not None and value < 1]:
         raise SparsonaError(f"{wrong[0]} is {numbers[wrong[0]]}", expected="1 or more")
@@ -88,5 +88,5 @@ def _absent(card: SourceCard, places: Sequence[Path]) -> SparsonaError:
     return SparsonaError(
         f"the files of '{card.name}' were not found in\n            {searched}",
         expected=formats,
-        mend=f"{get}; or name the folder where they are (--data-dir)",
+        hint=f"{get}; or name the folder where they are (--data-dir)",
     )

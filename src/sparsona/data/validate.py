@@ -23,7 +23,7 @@ def check_inputs(x: Any, where: str = "", *, as_bytes: bool = False, as_tokens: 
         raise SparsonaError(
             f"{where}x is an array of {array.dtype} of shape {array.shape}",
             expected="one row of real numbers per example",
-            mend="convert it with x.astype(numpy.float32)",
+            hint="convert it with x.astype(numpy.float32)",
         )
     if as_tokens:
         if array.dtype.kind not in "iu" or array.ndim != 2 or (array.size and array.min() < 0):
@@ -43,7 +43,7 @@ def check_inputs(x: Any, where: str = "", *, as_bytes: bool = False, as_tokens: 
         raise SparsonaError(
             f"{where}x holds NaN or infinity in {len(bad)} of {len(array)} examples, the first is example {bad[0]}",
             expected="finite numbers that fit into float32",
-            mend="drop these examples or fill the gaps",
+            hint="drop these examples or fill the gaps",
         )
     return torch.from_numpy(array)
 
@@ -67,15 +67,15 @@ def check_labels(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
     y = _array("y", y, where)
     if y.ndim != 1 and not (as_tokens and y.ndim == 2):
         raise SparsonaError(
-            f"{where}y has shape {y.shape}", expected="one label per example, shape (N,)", mend="y.reshape(-1), perhaps"
+            f"{where}y has shape {y.shape}", expected="one label per example, shape (N,)", hint="y.reshape(-1), perhaps"
         )
     if y.dtype.kind not in "iu" and len(y):
         some = ", ".join(map(repr, y[:3].tolist()))
-        mend = "convert them with y.astype(numpy.int64) if they are whole numbers"
+        hint = "convert them with y.astype(numpy.int64) if they are whole numbers"
         if y.dtype.kind not in "fb":
-            mend = "number them with numpy.unique(y, return_inverse=True)[1]"
+            hint = "number them with numpy.unique(y, return_inverse=True)[1]"
         raise SparsonaError(
-            f"{where}labels of type {y.dtype}: {some}, ...", expected="whole numbers from 0, one per class", mend=mend
+            f"{where}labels of type {y.dtype}: {some}, ...", expected="whole numbers from 0, one per class", hint=hint
         )
     return torch.from_numpy(y.astype(np.int64))
 
@@ -112,14 +112,14 @@ def count_classes(y: Tensor, num_classes: int | None, x: Tensor | None = None) -
         raise SparsonaError(
             f"labels {_some(outside)} are outside the range",
             expected=f"whole numbers from 0 to {max(last, 0)}",
-            mend="number the classes from 0 with numpy.unique(y, return_inverse=True)[1], or pass another num_classes",
+            hint="number the classes from 0 with numpy.unique(y, return_inverse=True)[1], or pass another num_classes",
         )
     if num_classes is None and len(found) <= last:
         raise SparsonaError(
             f"{last + 1 - len(found)} of the labels from 0 to {last} never occur, the first is "
             f"{int(np.flatnonzero(found != np.arange(len(found)))[0])}",
             expected=f"every whole number from 0 to {last}, or num_classes if that is as it should be",
-            mend="number the classes without gaps with numpy.unique(y, return_inverse=True)[1]",
+            hint="number the classes without gaps with numpy.unique(y, return_inverse=True)[1]",
         )
     return last + 1
 
@@ -139,7 +139,7 @@ def _count_tokens(x: Tensor, y: Tensor, num_classes: int | None) -> int:
         raise SparsonaError(
             f"no next token above {int(y.max())}: nothing could be scored",
             expected=f"a vocabulary from {NUM_SPECIAL} on; 0 to {NUM_SPECIAL - 1} are padding, begin, end, unknown",
-            mend=f"add {NUM_SPECIAL} to every token that is none of these",
+            hint=f"add {NUM_SPECIAL} to every token that is none of these",
         )
     return num_classes or highest + 1
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Protocol, Self
 
 from sparsona.core.method import Round, State, Work
-from sparsona.core.tree import awake
-from sparsona.engine.context import Setting
+from sparsona.core.tree import loaded
+from sparsona.engine.context import ClientContext
 from sparsona.engine.jobs import Executor, Job, Outcome
 
 
@@ -46,7 +46,9 @@ class Clients(Protocol):
 class LocalClients:
     """Clients in this process: their states, and an executor that runs their turns; None: no turn will be run."""
 
-    def __init__(self, context: Setting, executor: Executor | None, states: Mapping[int, State] | None = None) -> None:
+    def __init__(
+        self, context: ClientContext, executor: Executor | None, states: Mapping[int, State] | None = None
+    ) -> None:
         self.context, self._executor = context, executor
         self.states: dict[int, State] = dict(states or {})
         self.tuned: dict[int, Work] = {}
@@ -61,12 +63,12 @@ class LocalClients:
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         assert self._executor is not None
-        shelf = self.context.shelf
+        spill_store = self.context.spill_store
         for outcome in self._executor.run(map(self.with_state, jobs)):
             self._last = (outcome.client, outcome.state)
             if outcome.work is not None:
                 self.tuned[outcome.client] = outcome.work
-                shelf.rest(outcome.work)
+                spill_store.store(outcome.work)
             yield outcome.public
 
     def keep(self, client: int) -> None:
@@ -74,17 +76,17 @@ class LocalClients:
         assert self._last[0] == client
         if not self.context.plan.stateless:
             self.states[client] = self._last[1]
-            self.context.shelf.rest(self._last[1])
+            self.context.spill_store.store(self._last[1])
 
     def wanted(self, client: int, round_: Round) -> tuple[int, ...] | None:
         half = self.context.method.peer
         if half is None or half.wants is None:
             return None
         state = self.states.get(client)
-        found = self.context.fresh_state(client) if state is None else awake(state)
+        found = self.context.fresh_state(client) if state is None else loaded(state)
         return half.wants(found, round_.on(self.context.clients[client]))
 
     def with_state(self, job: Job) -> Job:
         """A job with what the client keeps. What goes to a process goes as it is stored."""
         state = None if self.context.plan.stateless else self.states.get(job.client)
-        return replace(job, state=state if self.encodes else awake(state))
+        return replace(job, state=state if self.encodes else loaded(state))

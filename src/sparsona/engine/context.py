@@ -14,11 +14,11 @@ import torch
 
 from sparsona.core.method import Client, Method, State, Tree
 from sparsona.core.task import Task
-from sparsona.core.tree import awake, map_parts
+from sparsona.core.tree import loaded, map_parts
 from sparsona.data.federation import Federation
 from sparsona.engine.plan import Plan
 from sparsona.engine.profiler import OFF, Clock
-from sparsona.engine.spill import Shelf
+from sparsona.engine.spill import SpillStore
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Placement:
             moved = flat.to(self.device)
             if moved is flat:
                 return leaf
-            self._placed[leaf] = Tree(leaf.layout, moved, leaf.known)
+            self._placed[leaf] = Tree(leaf.layout, moved, leaf.identity)
         return self._placed[leaf]
 
 
@@ -59,7 +59,7 @@ class ServerContext:
     clients: tuple[Client, ...]
     params: Tree  # everybody's start
     place: Placement
-    shelf: Shelf
+    spill_store: SpillStore
     clock: Clock = OFF
 
     @property
@@ -78,11 +78,11 @@ class ServerContext:
         """The context of a process that is a server and nothing else."""
         place = Placement(device or torch.device("cpu"))
         params, _ = task.init(plan.seeds.shared("model"))
-        return cls(make_method(task), plan, clients, place(params), place, Shelf(place.device))
+        return cls(make_method(task), plan, clients, place(params), place, SpillStore(place.device))
 
 
 @dataclass(frozen=True)
-class Setting:
+class ClientContext:
     """What turns need on the side of clients: task, method, and the data of the clients that live in this process.
 
     The same in the simulator and in every worker process. Models, states and the data live on `device`. `clock`
@@ -101,7 +101,7 @@ class Setting:
     clients: tuple[Client, ...] = field(init=False)
     params: Tree = field(init=False)
     buffers: Tree = field(init=False)
-    shelf: Shelf = field(init=False)  # where what clients keep is stored between their turns
+    spill_store: SpillStore = field(init=False)  # where what clients keep is stored between their turns
     place: Placement = field(init=False)
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class Setting:
             ("place", place),
             ("params", place(params)),
             ("buffers", place(buffers)),
-            ("shelf", Shelf(self.device)),
+            ("spill_store", SpillStore(self.device)),
         ):
             object.__setattr__(self, name, value)
         self.clock.attach(self.device)
@@ -122,7 +122,9 @@ class Setting:
     @property
     def server_side(self) -> ServerContext:
         """What the simulator's server gets to see."""
-        return ServerContext(self.method, self.plan, self.clients, self.params, self.place, self.shelf, self.clock)
+        return ServerContext(
+            self.method, self.plan, self.clients, self.params, self.place, self.spill_store, self.clock
+        )
 
     @property
     def largest_batch(self) -> int:
@@ -138,4 +140,4 @@ class Setting:
         """A client's State before its first turn."""
         with self.clock.measure("init"):
             made = self.method.init_client(self.params, self.buffers, self.clients[client], self.plan.seeds.of(client))
-            return awake(self.place(made))
+            return loaded(self.place(made))

@@ -17,7 +17,7 @@ from sparsona.core.round import Batch
 from sparsona.core.task import Task
 from sparsona.data.batches import in_order
 from sparsona.data.federation import Examples
-from sparsona.engine.context import Setting
+from sparsona.engine.context import ClientContext
 
 if TYPE_CHECKING:
     from sparsona.engine.jobs import Job
@@ -97,13 +97,13 @@ def at_points(job: Job, found: Evaluation) -> tuple[Evaluation, ...]:
     return tuple(replace(found, point=point) for point in own_points(job))
 
 
-def evaluate_own(context: Setting, client: int, work: Work) -> Evaluation:
+def evaluate_own(context: ClientContext, client: int, work: Work) -> Evaluation:
     """A client's own model on its test data, at no point yet."""
     test = context.federation.examples(client, "test")
     return evaluate(client, "", partial(context.method.predict, work), context.task, test)
 
 
-def evaluate_other_points(context: Setting, job: Job, state: State, work: Work | None) -> tuple[Evaluation, ...]:
+def evaluate_other_points(context: ClientContext, job: Job, state: State, work: Work | None) -> tuple[Evaluation, ...]:
     """The points of a job that are not `own_points`: a shared model, with this client's buffers, or other data."""
     found = []
     for name in job.points:

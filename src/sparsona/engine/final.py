@@ -117,7 +117,7 @@ def check_end(context: ServerContext) -> None:
     plan, method = context.plan, context.method
     if method.tune is None and (plan.tune_epochs or plan.novel_epochs):
         raise SparsonaError(
-            f"{method.name} has nothing to tune", expected="no tuning", mend="leave tune_epochs and novel_epochs out"
+            f"{method.name} has nothing to tune", expected="no tuning", hint="leave tune_epochs and novel_epochs out"
         )
     if not plan.guard:
         return
@@ -127,7 +127,7 @@ def check_end(context: ServerContext) -> None:
         raise SparsonaError(
             f"guard: {method.name} has no shared model that a client could keep instead of its own{because}",
             expected="a method with a global model that is trained, or a warm start from one",
-            mend="--warm-start a run of fedavg, or leave --guard out",
+            hint="--warm-start a run of fedavg, or leave --guard out",
         )
     tested = tested_clients(plan, context.clients)
     without = [client for client in tested if not context.clients[client].num_validation]
@@ -135,7 +135,7 @@ def check_end(context: ServerContext) -> None:
         raise SparsonaError(
             f"guard: {len(without)} clients have no validation data (client {without[0]} is the first)",
             expected="some of everybody's data to decide by, which is neither trained nor tested on",
-            mend="--set validation_rate=0.1, or leave --guard out",
+            hint="--set validation_rate=0.1, or leave --guard out",
         )
 
 

@@ -15,7 +15,7 @@ from sparsona.engine.context import ServerContext
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.final import TuningRequest, check_end, evaluate_after_round, finish_run
 from sparsona.engine.graphs import Graph, check, senders
-from sparsona.engine.jobs import Job, Message, Outcome, Tally, opened
+from sparsona.engine.jobs import Job, Message, Outcome, Tally, open_message
 from sparsona.engine.plan import novel_clients, participation
 from sparsona.engine.population import Population, RoundRecord, Turn, checked_update, num_bytes
 from sparsona.wire.codec import encode
@@ -68,7 +68,7 @@ class Gossip:
                 update = checked_update(outcome, index, context.clock)
                 messages[client] = outcome.message
                 if update is outcome.message:
-                    context.shelf.rest(tuple(_trees(update)))
+                    context.spill_store.store(tuple(_trees(update)))
             clients.keep(client)
             dropped = client in who.dropped
             traffic = delivered.traffic.pop(client, Traffic())
@@ -187,23 +187,23 @@ def check_gossip(context: ServerContext) -> None:
         raise SparsonaError(
             f"{name} has no server, and stateless clients forget what they learn",
             expected="a method with a server, or clients with a memory",
-            mend="leave 'stateless' out",
+            hint="leave 'stateless' out",
         )
     if plan.everyone_trains:
         raise SparsonaError(
             f"'everyone_trains' for {name}: there is no server that could leave some of them out",
             expected="per_round: so many peers mix and train, the others keep still",
-            mend="leave both out, and all take part in every round",
+            hint="leave both out, and all take part in every round",
         )
     bases = {point(found).base for found in plan.points}
     if GLOBAL in bases:
         raise SparsonaError(
             f"{name} has no server and no global model",
             expected=f"points other than '{GLOBAL}'",
-            mend=f"use '{CONSENSUS}': the mean of all peers' models",
+            hint=f"use '{CONSENSUS}': the mean of all peers' models",
         )
     if CONSENSUS in bases and half.consensus is None:
-        raise SparsonaError(f"{name} has no consensus model to evaluate", mend=f"leave '{CONSENSUS}' out of points")
+        raise SparsonaError(f"{name} has no consensus model to evaluate", hint=f"leave '{CONSENSUS}' out of points")
     check_end(context)
     check(graph_of(context), members_of(context))
 
@@ -257,7 +257,7 @@ def loaded(context: ServerContext, message: Message) -> Update:
 
     def here(tree: Tree | None) -> Tree | None:
         if tree is None or tree.device.type == context.device.type:  # not placed: that would unpack it once more
-            return None if tree is None else tree.awake()
+            return None if tree is None else tree.loaded()
         return context.place(tree)
 
     def whole(part: Part) -> Part:
@@ -269,7 +269,7 @@ def loaded(context: ServerContext, message: Message) -> Update:
             return replace(part, arrived=context.place(part.values), mask=here(part.mask))
         return replace(part, arrived=None, whole=here(tree), mask=here(part.mask))
 
-    update = opened(message, context.clock)
+    update = open_message(message, context.clock)
     if isinstance(message, bytes) and context.device.type == "cpu":
         return update
     return replace(update, parts={name: whole(part) for name, part in update.parts.items()})

@@ -67,7 +67,7 @@ def check(graph: Graph, members: Sequence[int]) -> None:
     num = len(members)
     if num < 2:
         raise SparsonaError(
-            f"a graph of {num} peers", expected="two or more", mend="raise --clients, or use a method for one"
+            f"a graph of {num} peers", expected="two or more", hint="raise --clients, or use a method for one"
         )
     KINDS[graph.kind].check(graph, members)
 
@@ -138,7 +138,7 @@ def _check_random(graph: Graph, members: Sequence[int]) -> None:
         raise SparsonaError(
             f"a graph in which each of {num} peers hears from {graph.degree} others",
             expected=f"at most {num - 1}",
-            mend=f"--graph random:{min(USUAL_DEGREE, num - 1)}, or --graph full",
+            hint=f"--graph random:{min(USUAL_DEGREE, num - 1)}, or --graph full",
         )
 
 
@@ -168,7 +168,7 @@ def _check_grid(graph: Graph, members: Sequence[int]) -> None:
         raise SparsonaError(
             f"a grid of {len(members)} peers",
             expected="a number that is a product of two",
-            mend="use --graph ring, or another number of clients",
+            hint="use --graph ring, or another number of clients",
         )
 
 
@@ -226,7 +226,7 @@ def _check_file(graph: Graph, members: Sequence[int]) -> None:
             raise SparsonaError(
                 f"in this graph client {client} hears from nobody who takes part",
                 expected="at least one neighbour for each",
-                mend="add an edge to it, or leave 'novel' out if its neighbours are held out",
+                hint="add an edge to it, or leave 'novel' out if its neighbours are held out",
             )
 
 
@@ -237,13 +237,13 @@ def _read_edges(path: Path, num_clients: int) -> tuple[tuple[int, ...], ...]:
         edges, directed = _from_json(text) if path.suffix == ".json" else _from_csv(text)
     except FileNotFoundError:
         raise SparsonaError(
-            f"there is no graph file '{path}'", expected="a .json or .csv file", mend="check --graph file:PATH"
+            f"there is no graph file '{path}'", expected="a .json or .csv file", hint="check --graph file:PATH"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SparsonaError(
             f"graph file '{path}' cannot be read: {error}",
             expected='lines like 0,1, or JSON like {"edges": [[0, 1], [1, 2]], "directed": false}',
-            mend="correct it at the place named",
+            hint="correct it at the place named",
         ) from None
     heard: list[set[int]] = [set() for _ in range(num_clients)]
     for sender, receiver in edges:
@@ -252,13 +252,13 @@ def _read_edges(path: Path, num_clients: int) -> tuple[tuple[int, ...], ...]:
                 raise SparsonaError(
                     f"graph file '{path}' names client {client}",
                     expected=f"clients 0 to {num_clients - 1}",
-                    mend="correct the edge, or raise --clients",
+                    hint="correct the edge, or raise --clients",
                 )
         if sender == receiver:
             raise SparsonaError(
                 f"graph file '{path}' links client {sender} to itself",
                 expected="edges between two clients: every peer has its own model anyway",
-                mend="leave that edge out",
+                hint="leave that edge out",
             )
         heard[receiver].add(sender)
         if not directed:

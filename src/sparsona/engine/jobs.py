@@ -93,7 +93,7 @@ class Executor(Protocol):
     def close(self) -> None: ...
 
 
-def opened(message: Message, clock: Clock = OFF) -> Update:
+def open_message(message: Message, clock: Clock = OFF) -> Update:
     """The update inside a message."""
     if isinstance(message, Update):
         return message

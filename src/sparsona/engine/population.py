@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Server, State, Update
 from sparsona.engine.evaluate import Evaluation
-from sparsona.engine.jobs import Message, Outcome, Tally, opened
+from sparsona.engine.jobs import Message, Outcome, Tally, open_message
 from sparsona.engine.profiler import Clock
 from sparsona.wire.format import message_size, sizes_of
 from sparsona.wire.ledger import Traffic
@@ -50,12 +50,12 @@ class RoundRecord:
 def checked_update(outcome: Outcome, index: int, clock: Clock) -> Update:
     """The update that came of a client's turn in this round; one that would poison a mean is refused."""
     assert outcome.message is not None
-    update = opened(outcome.message, clock)
+    update = open_message(outcome.message, clock)
     if (update.sender, update.round) != (outcome.client, index):
         raise SparsonaError(
             f"client {outcome.client}'s message of round {index} says {update.sender}, round {update.round}",
             expected="its sender and its round",
-            mend="make updates with core.update.message(round, ...)",
+            hint="make updates with core.update.message(round, ...)",
         )
     check_finite(update)
     return update
@@ -73,7 +73,7 @@ def check_finite(update: Update) -> None:
             raise SparsonaError(
                 f"client {update.sender}'s update in round {update.round} has values in '{name}' that are not finite",
                 expected="finite numbers",
-                mend="lower the learning rate (--lr), clip gradients (--set clip_norm=1), or look at its data",
+                hint="lower the learning rate (--lr), clip gradients (--set clip_norm=1), or look at its data",
             )
     if not 0 <= update.weight < float("inf"):
         raise SparsonaError(f"client {update.sender}'s update claims weight {update.weight}", expected="0 or more")

@@ -1,6 +1,6 @@
 """Where the time goes, phase by phase: what `--profile` measures with.
 
-`with setting.clock.measure("finish"): ...` counts the time until the block is left, less what blocks inside it count
+`with context.clock.measure("finish"): ...` counts the time until the block is left, less what blocks inside it count
 for themselves, so that all shares add up to the wall time. A clock that is off hands out one block that does nothing.
 Never hold a block over a `yield` (another block would be closed first), nor open one while a CUDA graph is captured.
 """
@@ -59,7 +59,7 @@ class Report:
 
 
 @dataclass
-class _Crew:
+class _Workers:
     """Worker processes, as the clock of their parent sees them."""
 
     began: dict[int, float] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Clock:
         self._began = self._since = time.perf_counter()
         self._open: list[str] = []
         self._spans: dict[str, Span] = {}
-        self._crew = _Crew()
+        self._crew = _Workers()
         self._device: Any = None
 
     def attach(self, device: Any) -> None:
@@ -102,14 +102,14 @@ class Clock:
         spans, self._spans = self._spans, {}
         return Report(spans, peak_bytes())
 
-    def hire(self) -> int:
+    def add_worker(self) -> int:
         """A worker process is started; its number, for `hear` and `dismiss`."""
         number = len(self._crew.began)
         if self.is_on:
             self._crew.began[number] = time.perf_counter()
         return number
 
-    def hear(self, number: int, report: Report | None) -> None:
+    def record_worker(self, number: int, report: Report | None) -> None:
         """A worker's report."""
         if report is None or not self.is_on:
             return
@@ -117,7 +117,7 @@ class Clock:
             self._crew.spans.setdefault(name, Span()).add(span)
         self._crew.peak_bytes[number] = report.peak_bytes
 
-    def dismiss(self, number: int) -> None:
+    def end_worker(self, number: int) -> None:
         """A worker process has ended."""
         if self.is_on:
             self._crew.ended.setdefault(number, time.perf_counter())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparsona.core.method import Tree, Work
 from sparsona.engine import gossip, star
 from sparsona.engine.clients import Clients, LocalClients
-from sparsona.engine.context import ServerContext, Setting
+from sparsona.engine.context import ClientContext, ServerContext
 from sparsona.engine.gossip import Gossip
 from sparsona.engine.jobs import Executor
 from sparsona.engine.population import Population
@@ -23,12 +23,12 @@ def engine_for(context: ServerContext, clients: Clients) -> Star | Gossip:
     return Star(context, clients) if context.method.peer is None else Gossip(context, clients)
 
 
-def simulate(context: Setting, executor: Executor | None = None) -> Star | Gossip:
+def simulate(context: ClientContext, executor: Executor | None = None) -> Star | Gossip:
     """The engine for this method, with all clients in this process. Without an executor it can start, and no more."""
     return engine_for(context.server_side, LocalClients(context, executor))
 
 
-def received_work(context: Setting, population: Population, client: int) -> Work:
+def received_work(context: ClientContext, population: Population, client: int) -> Work:
     """The model a client would use now: what `predict` and `deploy` take."""
     round_ = context.plan.round_at(context.plan.rounds)
     clients = LocalClients(context, None, population.states)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.storage import Rest
+from sparsona.core.storage import Stored
 from sparsona.core.tree import Tree, parts
 from sparsona.engine.tempdirs import claim, make_folder
 
@@ -28,9 +28,9 @@ class _Row:
 
     def __init__(self, limit: int) -> None:
         self.limit, self.used = limit, 0
-        self._things: OrderedDict[int, tuple[weakref.ref[Rest], int]] = OrderedDict()
+        self._things: OrderedDict[int, tuple[weakref.ref[Stored], int]] = OrderedDict()
 
-    def put(self, rest: Rest) -> None:
+    def put(self, rest: Stored) -> None:
         key = id(rest)
         if key in self._things:
             self._things.move_to_end(key)
@@ -38,7 +38,7 @@ class _Row:
         self._things[key] = (weakref.ref(rest, lambda _gone: self._forget(key)), rest.num_bytes)
         self.used += rest.num_bytes
 
-    def overflow(self) -> Rest | None:
+    def overflow(self) -> Stored | None:
         """What has to go first, while there is too much."""
         while self.used > self.limit and self._things:
             key, (ref, _) = next(iter(self._things.items()))
@@ -48,7 +48,7 @@ class _Row:
             self._forget(key)
         return None
 
-    def take(self, rest: Rest) -> None:
+    def take(self, rest: Stored) -> None:
         self._forget(id(rest))
 
     def _forget(self, key: int) -> None:
@@ -57,7 +57,7 @@ class _Row:
             self.used -= found[1]
 
 
-class Shelf:
+class SpillStore:
     """Puts trees to rest, and moves those that rested longest when a memory fills up.
 
     Masks are packed at once. `device_bytes` and `host_bytes` are how much may rest in each memory; a CPU has one.
@@ -72,11 +72,11 @@ class Shelf:
         self._host = None if device.type == "cpu" else _Row(host_bytes)
         self._folder: _Folder | None = None
 
-    def rest(self, value: Any) -> None:
+    def store(self, value: Any) -> None:
         """Let every tree inside a State, Server or Work rest. Nobody who holds one sees a difference."""
         for _, tree in parts(value):
             if isinstance(tree, Tree) and tree.layout.size:
-                rest = tree.rest()
+                rest = tree.store()
                 if rest.num_bytes >= SMALL and rest.where == "device":
                     self._device.put(rest)
         self._make_room()
@@ -93,7 +93,7 @@ class Shelf:
             self._to_file(rest)
             self._host.take(rest)
 
-    def _to_file(self, rest: Rest) -> None:
+    def _to_file(self, rest: Stored) -> None:
         try:
             if self._folder is None:
                 self._folder = _Folder()
@@ -102,7 +102,7 @@ class Shelf:
             raise SparsonaError(
                 f"what the clients keep fills the memory and cannot be put into files: {error}",
                 expected=f"free space in '{tempfile.gettempdir()}'",
-                mend="free some space or set TMPDIR to a larger disk, then `sparsona resume` this run",
+                hint="free some space or set TMPDIR to a larger disk, then `sparsona resume` this run",
             ) from error
 
 

@@ -81,13 +81,13 @@ class Star:
         for name, values in memories(self.context.method, server).items():
             known = old.get(name, {})
             fresh = {id(value): value for client, value in values.items() if known.get(client) is not value}
-            self.context.shelf.rest(tuple(fresh.values()))  # clients may share one
+            self.context.spill_store.store(tuple(fresh.values()))  # clients may share one
 
     def _store_masks(self, update: Update) -> None:
         """A server usually keeps the masks that it is sent: stored, or memory would grow with every update."""
         for part in update.parts.values():
             if part.whole is not None and not part.dtype.is_floating_point:
-                self.context.shelf.rest(part.whole)
+                self.context.spill_store.store(part.whole)
 
     def _job(
         self,
@@ -178,26 +178,26 @@ def check_star(context: ServerContext) -> None:
         raise SparsonaError(
             f"{method.name} on a graph",
             expected="a method whose clients send to each other, such as dispfl",
-            mend="leave --graph out",
+            hint="leave --graph out",
         )
     bases = {point(name).base for name in plan.points}
     if CONSENSUS in bases:
         raise SparsonaError(
             f"point '{CONSENSUS}' for {method.name}, which is no method of peers",
             expected=f"points other than '{CONSENSUS}'",
-            mend=f"use '{GLOBAL}': the server's model",
+            hint=f"use '{GLOBAL}': the server's model",
         )
     if half is None and plan.stateless:
         raise SparsonaError(
             f"{method.name} has no server, and stateless clients forget what they learn",
             expected="a method with a server, or clients with a memory",
-            mend="leave 'stateless' out",
+            hint="leave 'stateless' out",
         )
     if GLOBAL in bases and (half is None or half.global_model is None):
         raise SparsonaError(
             f"{method.name} has no global model to evaluate",
             expected=f"points other than '{GLOBAL}'",
-            mend=f"leave '{GLOBAL}' out of points",
+            hint=f"leave '{GLOBAL}' out of points",
         )
     check_end(context)
 

@@ -19,10 +19,10 @@ from sparsona.core.errors import MaskMismatchError, SparsonaError
 from sparsona.core.method import Phase, Probe, Round, State, Tick, Update, Work
 from sparsona.core.round import Batch
 from sparsona.core.task import Task
-from sparsona.core.tree import awake, leaves, map_leaves
+from sparsona.core.tree import leaves, loaded, map_leaves
 from sparsona.data.batches import in_order, shuffled
 from sparsona.data.federation import Examples
-from sparsona.engine.context import Setting
+from sparsona.engine.context import ClientContext
 from sparsona.engine.evaluate import (
     Evaluation,
     at_points,
@@ -31,7 +31,7 @@ from sparsona.engine.evaluate import (
     needs_own_model,
     own_points,
 )
-from sparsona.engine.jobs import Job, Outcome, Tally, opened, unreadable
+from sparsona.engine.jobs import Job, Outcome, Tally, open_message, unreadable
 from sparsona.wire.codec import encode
 
 
@@ -86,7 +86,7 @@ class OpenTurn:
     work: Work
 
 
-def begin(context: Setting, job: Job) -> OpenTurn:
+def begin(context: ClientContext, job: Job) -> OpenTurn:
     """Start a client's turn: its messages become the model it works on.
 
     Args:
@@ -110,20 +110,20 @@ def begin(context: Setting, job: Job) -> OpenTurn:
         raise unreadable(job) from None
 
 
-def _begin(context: Setting, job: Job) -> OpenTurn:
+def _begin(context: ClientContext, job: Job) -> OpenTurn:
     round_ = replace(job.round.on(context.clients[job.client]), is_new=job.state is None)
-    state = context.fresh_state(job.client) if job.state is None else awake(job.state)
+    state = context.fresh_state(job.client) if job.state is None else loaded(job.state)
     train, validation = (context.federation.examples(job.client, part) for part in ("train", "validation"))
     tally = Tally()
     # Evaluation is the engine's, not the client's: what a method reads for it is not charged.
     probe = ClientProbe(context.task, train, validation, round_, tally if job.do != "evaluate" else Tally())
-    inbox = tuple(opened(message, context.clock) for message in job.messages)
+    inbox = tuple(open_message(message, context.clock) for message in job.messages)
     with context.clock.measure("receive"):
         work = context.method.receive(state, inbox, probe, round_)
     return OpenTurn(job, round_, state, inbox, train, probe, tally, work)
 
 
-def phases_of(context: Setting, turn: OpenTurn) -> tuple[Phase, ...]:
+def phases_of(context: ClientContext, turn: OpenTurn) -> tuple[Phase, ...]:
     """What is trained in a turn."""
     method = context.method
     if turn.job.do == "tune":
@@ -132,19 +132,19 @@ def phases_of(context: Setting, turn: OpenTurn) -> tuple[Phase, ...]:
     return tuple(phase for phase in method.phases if turn.job.do == "train" and phase.when(turn.round))
 
 
-def train_alone(context: Setting, turn: OpenTurn, phase: Phase) -> None:
+def train_alone(context: ClientContext, turn: OpenTurn, phase: Phase) -> None:
     """Run one phase of one turn: the reference that faster executors must equal."""
     with training(context, [turn], phase):
         turn.work = run_phase(phase, turn.work, context.task, turn.train, turn.probe, turn.round, turn.tally)
 
 
-def training(context: Setting, turns: Sequence[OpenTurn], phase: Phase) -> AbstractContextManager[None]:
+def training(context: ClientContext, turns: Sequence[OpenTurn], phase: Phase) -> AbstractContextManager[None]:
     """A block that is measured as training these clients."""
     name = "tune" if turns[0].job.do == "tune" else phase.name  # whatever its phase is called: often "train", too
     return context.clock.training(name, [turn.tally for turn in turns])
 
 
-def adapted_work(context: Setting, turn: OpenTurn) -> Work:
+def adapted_work(context: ClientContext, turn: OpenTurn) -> Work:
     """The Work that a client would predict with: adapted to its data where a method does that and nobody tuned it."""
     adapt = context.method.adapt
     if adapt is None or turn.job.do == "tune":
@@ -159,7 +159,7 @@ def adapted_work(context: Setting, turn: OpenTurn) -> Work:
     return adapt(turn.work, uncharged, turn.round)
 
 
-def end(context: Setting, turn: OpenTurn, tested: Evaluation | None = None) -> Outcome:
+def end(context: ClientContext, turn: OpenTurn, tested: Evaluation | None = None) -> Outcome:
     """Finish a client's turn: its new State, the message to send, and evaluations.
 
     Args:
@@ -191,7 +191,7 @@ def end(context: Setting, turn: OpenTurn, tested: Evaluation | None = None) -> O
     return replace(done, state=own_memory(state), message=update)
 
 
-def perform(context: Setting, job: Job) -> Outcome:
+def perform(context: ClientContext, job: Job) -> Outcome:
     """A whole turn of one client. Pure: the same context and job give the same outcome in any process."""
     turn = begin(context, job)
     for phase in phases_of(context, turn):
@@ -264,7 +264,7 @@ def record_phase(
         raise SparsonaError(
             f"training diverged: client {round_.client.index}'s {what} in round {round_.index}",
             expected="finite numbers",
-            mend="lower the learning rate (--lr), or clip gradients (--set clip_norm=1)",
+            hint="lower the learning rate (--lr), or clip gradients (--set clip_norm=1)",
         )
 
 

@@ -12,7 +12,7 @@ from sparsona.core.round import client_kinds
 if TYPE_CHECKING:
     import torch
 
-    from sparsona.engine.context import Setting
+    from sparsona.engine.context import ClientContext
     from sparsona.engine.jobs import Executor, Tell
 
 EXECUTORS = {
@@ -34,55 +34,55 @@ def choose_device(name: str, precision: str) -> torch.device:
     has_gpu = torch.cuda.is_available()
     if name == "cuda" and not has_gpu:
         raise SparsonaError(
-            "device cuda: torch sees no GPU here", expected="a GPU and a CUDA build of torch", mend="use --device cpu"
+            "device cuda: torch sees no GPU here", expected="a GPU and a CUDA build of torch", hint="use --device cpu"
         )
     device = torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
     if precision != "fp32" and device.type == "cpu":
         raise SparsonaError(
             f"precision {precision} on a CPU",
             expected="fp32, or a GPU",
-            mend="leave precision out: lower ones are slower on a CPU",
+            hint="leave precision out: lower ones are slower on a CPU",
         )
     return device
 
 
-def choose(name: str, setting: Setting) -> str:
+def choose(name: str, context: ClientContext) -> str:
     """What `auto` means here and now."""
     if name not in EXECUTORS:
         raise unknown_name("executor", name, EXECUTORS)
     from sparsona.executors.stacked import why_not_stacked
     from sparsona.executors.workers import num_cores
 
-    is_gpu = setting.device.type == "cuda"
+    is_gpu = context.device.type == "cuda"
     if name == "workers" and is_gpu:
         raise SparsonaError(
             "executor workers on a GPU",
             expected="stacked, graphed or serial",
-            mend="leave --executor out, or --device cpu",
+            hint="leave --executor out, or --device cpu",
         )
     if name == "graphed" and not is_gpu:
-        raise SparsonaError("executor graphed without a GPU", expected="serial or workers", mend="leave --executor out")
-    if name == "stacked" and (why := why_not_stacked(setting)):
+        raise SparsonaError("executor graphed without a GPU", expected="serial or workers", hint="leave --executor out")
+    if name == "stacked" and (why := why_not_stacked(context)):
         raise SparsonaError(
             f"executor stacked with this model: torch cannot run it for several clients at once ({why})",
             expected="a model whose every layer has a batching rule (torch.func.vmap); nn.LSTM and nn.GRU have none",
-            mend="leave --executor out",
+            hint="leave --executor out",
         )
     if name != "auto":
         return name
     if is_gpu:
-        is_small = setting.task.layout.size <= SMALL_MODEL
-        return "stacked" if is_small and not why_not_stacked(setting) else "graphed"
-    return "workers" if num_cores() > 1 and _expected_seconds(setting) > WORTH_WORKERS else "serial"
+        is_small = context.task.layout.size <= SMALL_MODEL
+        return "stacked" if is_small and not why_not_stacked(context) else "graphed"
+    return "workers" if num_cores() > 1 and _expected_seconds(context) > WORTH_WORKERS else "serial"
 
 
 @contextmanager
-def rounding_as_asked(setting: Setting) -> Iterator[None]:
+def numeric_mode(context: ClientContext) -> Iterator[None]:
     """Products on a GPU in the precision asked for, sums on a CPU by one thread: split among several they are others in
     their last bits, and all cores are the workers'. These settings are the process's, so they are put back."""
     import torch
 
-    if setting.device.type != "cuda":
+    if context.device.type != "cuda":
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -92,7 +92,7 @@ def rounding_as_asked(setting: Setting) -> Iterator[None]:
         return
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)
-    matmul.allow_tf32 = cudnn.allow_tf32 = setting.precision != "fp32"
+    matmul.allow_tf32 = cudnn.allow_tf32 = context.precision != "fp32"
     cudnn.benchmark = True
     try:
         yield
@@ -100,35 +100,35 @@ def rounding_as_asked(setting: Setting) -> Iterator[None]:
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
 
 
-def _expected_seconds(setting: Setting) -> float:
+def _expected_seconds(context: ClientContext) -> float:
     """A rough guess of what one core would need: only good enough to choose by."""
-    plan, clients = setting.plan, setting.clients
-    epochs = sum(phase.epochs for phase in setting.method.phases)
+    plan, clients = context.plan, context.clients
+    epochs = sum(phase.epochs for phase in context.method.phases)
     seconds = 0.0
     for client, count in client_kinds(clients):
-        flops = setting.method.cost(setting.task.layout, client, plan.round_at(0)).train_flops
+        flops = context.method.cost(context.task.layout, client, plan.round_at(0)).train_flops
         each = epochs * -(-client.num_examples // plan.batch_size) * STEP_SECONDS + flops / FLOPS_PER_SECOND
         seconds += count * each
     return plan.rounds * plan.per_round * seconds / len(clients)
 
 
-def open_executor(name: str, setting: Setting, tell: Tell = lambda text: None) -> Executor:
+def open_executor(name: str, context: ClientContext, tell: Tell = lambda text: None) -> Executor:
     """Start the named executor; it says through `tell` what its start-up is doing, "" when that is over."""
     if name == "workers":
         from sparsona.engine.profiler import START
         from sparsona.executors.workers import Workers
 
-        with setting.clock.measure(f"{START}workers"):
-            return Workers(setting, tell=tell)
+        with context.clock.measure(f"{START}workers"):
+            return Workers(context, tell=tell)
     tell("")  # the others are ready at once
     if name == "graphed":
         from sparsona.executors.graphed import Graphed  # which takes a compiler along
 
-        return Graphed(setting, tell=tell)
+        return Graphed(context, tell=tell)
     if name == "stacked":
         from sparsona.executors.stacked import Stacked
 
-        return Stacked(setting, tell=tell)
+        return Stacked(context, tell=tell)
     from sparsona.executors.serial import Serial
 
-    return Serial(setting)
+    return Serial(context)

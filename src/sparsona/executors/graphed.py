@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sparsona.core.method import Phase
-from sparsona.engine.context import Setting
+from sparsona.engine.context import ClientContext
 from sparsona.engine.evaluate import Evaluation, evaluate_own, needs_own_model, own_points
 from sparsona.engine.jobs import Job, Outcome, Tell
 from sparsona.engine.turn import OpenTurn, adapted_work, begin, end, phases_of, train_alone, training
@@ -46,11 +46,11 @@ class Graphed:
 
     encodes = False
 
-    def __init__(self, setting: Setting, lanes: int = LANES, tell: Tell = lambda text: None) -> None:
-        laid_out = copy.copy(setting.task)
+    def __init__(self, context: ClientContext, lanes: int = LANES, tell: Tell = lambda text: None) -> None:
+        laid_out = copy.copy(context.task)
         laid_out.channels_last = laid_out.takes_channels_last  # as convolutions on a GPU like it
-        task: Any = CapturedTask(laid_out, setting.largest_batch)
-        self._setting = replace(setting, task=task)
+        task: Any = CapturedTask(laid_out, context.largest_batch)
+        self._context = replace(context, task=task)
         self._num_lanes = lanes
         self._programs = Programs(tell)
         # By phase and shapes, then by place: clients side by side have memory of their own.
@@ -66,8 +66,8 @@ class Graphed:
         yield from self._evaluate(everybody) if first.do == "evaluate" else self._train(everybody)
 
     def close(self) -> None:
-        if self._setting.device.type == "cuda":
-            torch.cuda.synchronize(self._setting.device)  # what is let go of must not be in use
+        if self._context.device.type == "cuda":
+            torch.cuda.synchronize(self._context.device)  # what is let go of must not be in use
         self._lanes.clear()
         self._programs = Programs()
         self._examiners.clear()
@@ -81,8 +81,8 @@ class Graphed:
         try:
             while True:
                 while free and (job := next(jobs, None)) is not None:
-                    turn = begin(self._setting, job)
-                    phases = deque(phases_of(self._setting, turn))
+                    turn = begin(self._context, job)
+                    phases = deque(phases_of(self._context, turn))
                     underway.append(_Underway(taken, turn, free.popleft(), phases))
                     taken += 1
                     self._go_on(underway[-1])
@@ -102,38 +102,38 @@ class Graphed:
                     yield ready.pop(given)
                     given += 1
         finally:
-            if underway and self._setting.device.type == "cuda":  # given up in the middle
-                torch.cuda.synchronize(self._setting.device)
+            if underway and self._context.device.type == "cuda":  # given up in the middle
+                torch.cuda.synchronize(self._context.device)
 
     def _finish(self, turn: OpenTurn) -> Outcome:
         tested = None
         if own_points(turn.job):
             (tested,) = self._results([self._test(turn)])
-        return end(self._setting, turn, tested)
+        return end(self._context, turn, tested)
 
     def _go_on(self, client: _Underway) -> None:
         """Start the client's next phase in its lane; what cannot be captured is done here and now."""
-        setting, turn = self._setting, client.turn
+        context, turn = self._context, client.turn
         while client.phases:
             phase = client.phases.popleft()
-            if must_be_alone(phase, setting):
-                train_alone(setting, turn, phase)
+            if must_be_alone(phase, context):
+                train_alone(context, turn, phase)
                 continue
             if phase.enter is not None:
                 turn.work = phase.enter(turn.work, turn.probe, turn.round)
             key = program_key(phase, kinds_of(turn.work))
             if not has_room(self._lanes, key):
-                train_alone(setting, turn, replace(phase, enter=None))
+                train_alone(context, turn, replace(phase, enter=None))
                 continue
             lanes = self._lanes.setdefault(key, {})
             if client.place not in lanes:
-                lanes[client.place] = Lane(setting, phase, turn.work, self._programs, None)
+                lanes[client.place] = Lane(context, phase, turn.work, self._programs, None)
             lane = lanes[client.place]
-            with training(setting, [turn], phase):
+            with training(context, [turn], phase):
                 lane.load(phase, [turn])
-                if setting.clock.is_on:  # what is measured is waited for: one client after another
+                if context.clock.is_on:  # what is measured is waited for: one client after another
                     lane.unload()
-            if not setting.clock.is_on:
+            if not context.clock.is_on:
                 client.lane = lane
                 return
 
@@ -141,18 +141,18 @@ class Graphed:
         while group := list(islice(jobs, TESTED_TOGETHER)):
             turns, tests = [], []
             for job in group:
-                turn = begin(self._setting, job)
+                turn = begin(self._context, job)
                 if own_points(job):
                     tests.append(self._test(turn))
                 # A model is needed only while it is evaluated.
                 turns.append(turn if needs_own_model(job) else replace(turn, work=None))
             found = {one.client: one for one in self._results(tests)}
             for turn in turns:
-                yield end(self._setting, turn, found.get(turn.job.client))
+                yield end(self._context, turn, found.get(turn.job.client))
 
     def _test(self, turn: OpenTurn) -> tuple[int, Examiner, Tensor] | Evaluation:
         """A client's model on its test data: sums that are not waited for yet, or the result."""
-        context, client = self._setting, turn.job.client
+        context, client = self._context, turn.job.client
         with context.clock.measure("evaluate"):
             work = adapted_work(context, turn)
             if not can_be_traced(context):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from sparsona.engine.context import Setting
+from sparsona.engine.context import ClientContext
 from sparsona.engine.jobs import Job, Outcome
 from sparsona.engine.turn import perform
 
@@ -14,9 +14,9 @@ from sparsona.engine.turn import perform
 class Serial:
     """The executor every other one must agree with."""
 
-    def __init__(self, setting: Setting) -> None:
-        self._setting = setting
-        self.encodes = setting.encodes
+    def __init__(self, context: ClientContext) -> None:
+        self._context = context
+        self.encodes = context.encodes
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         for job in jobs:
@@ -24,7 +24,7 @@ class Serial:
             threads = torch.get_num_threads()
             torch.set_num_threads(1)
             try:
-                outcome = perform(self._setting, job)
+                outcome = perform(self._context, job)
             finally:
                 torch.set_num_threads(threads)
             yield outcome

@@ -18,7 +18,7 @@ from torch import Tensor
 from sparsona.core.method import Phase, Tree, Work
 from sparsona.core.task import Task
 from sparsona.data.augment import as_inputs
-from sparsona.engine.context import Setting
+from sparsona.engine.context import ClientContext
 from sparsona.engine.evaluate import Evaluation, evaluate_own, own_points
 from sparsona.engine.jobs import Job, Outcome, Tell
 from sparsona.engine.turn import OpenTurn, adapted_work, begin, end, phases_of, train_alone, training
@@ -36,22 +36,24 @@ class Stacked:
 
     encodes = False
 
-    def __init__(self, setting: Setting, most_at_once: int = MOST_AT_ONCE, tell: Tell = lambda text: None) -> None:
-        task: Any = CapturedTask(_channels_first(setting.task), setting.largest_batch)
-        self._setting, self._most = replace(setting, task=task), most_at_once
+    def __init__(
+        self, context: ClientContext, most_at_once: int = MOST_AT_ONCE, tell: Tell = lambda text: None
+    ) -> None:
+        task: Any = CapturedTask(_channels_first(context.task), context.largest_batch)
+        self._context, self._most = replace(context, task=task), most_at_once
         self._programs = Programs(tell)
         self._lanes: dict[tuple[Hashable, Hashable], Lane] = {}
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         waiting = iter(jobs)
         while group := list(islice(waiting, self._most)):
-            turns = [begin(self._setting, job) for job in group]
-            for phase in dict.fromkeys(phase for turn in turns for phase in phases_of(self._setting, turn)):
-                self._train(phase, [turn for turn in turns if phase in phases_of(self._setting, turn)])
+            turns = [begin(self._context, job) for job in group]
+            for phase in dict.fromkeys(phase for turn in turns for phase in phases_of(self._context, turn)):
+                self._train(phase, [turn for turn in turns if phase in phases_of(self._context, turn)])
             tested = [turn for turn in turns if own_points(turn.job)]
             found = dict(zip(map(id, tested), self._test(tested), strict=True))
             for turn in turns:
-                yield end(self._setting, turn, found.get(id(turn)))
+                yield end(self._context, turn, found.get(id(turn)))
 
     def close(self) -> None:
         self._lanes.clear()
@@ -59,7 +61,7 @@ class Stacked:
 
     def _test(self, turns: Sequence[OpenTurn]) -> list[Evaluation]:
         """Models on their clients' test data; those of one shape together."""
-        context, found = self._setting, dict[int, Evaluation]()
+        context, found = self._context, dict[int, Evaluation]()
         with context.clock.measure("evaluate"):
             works = [adapted_work(context, turn) for turn in turns]
             for places in _by_kind(works).values():
@@ -74,7 +76,7 @@ class Stacked:
         return [found[place] for place in range(len(turns))]
 
     def _train(self, phase: Phase, turns: Sequence[OpenTurn]) -> None:
-        context = self._setting
+        context = self._context
         if must_be_alone(phase, context):
             for turn in turns:
                 train_alone(context, turn, phase)
@@ -87,7 +89,7 @@ class Stacked:
 
     def _train_alike(self, phase: Phase, kinds: Hashable, turns: list[OpenTurn]) -> None:
         """Clients whose Works have the same shapes."""
-        context, key = self._setting, program_key(phase, kinds)
+        context, key = self._context, program_key(phase, kinds)
         if not has_room(self._lanes, key):
             for turn in turns:
                 train_alone(context, turn, replace(phase, enter=None))
@@ -115,12 +117,12 @@ def _by_kind(works: Sequence[Work]) -> dict[Hashable, list[int]]:
     return found
 
 
-def places_for(setting: Setting, most: int) -> int:
+def places_for(context: ClientContext, most: int) -> int:
     """How many clients to stack: as many as can be, unless clients of unequal sizes would wait for each other too long.
 
     Halved as long as that saves a fifth of the steps, were all clients to train, and sixteen are left.
     """
-    batches = sorted((-(-client.num_examples // setting.largest_batch) for client in setting.clients), reverse=True)
+    batches = sorted((-(-client.num_examples // context.largest_batch) for client in context.clients), reverse=True)
 
     def steps(places: int) -> int:
         return sum(places * longest for longest in batches[::places])
@@ -136,17 +138,17 @@ def vectorised(predict: Callable[[Work, Tensor], Tensor], works: Sequence[Work])
     return lambda inputs: over_clients(predict, work, inputs)
 
 
-def why_not_stacked(setting: Setting) -> str:
+def why_not_stacked(context: ClientContext) -> str:
     """What torch says of running the model for two clients at once; nothing if it can. Tried: layers do not tell."""
-    data, task = setting.federation, _channels_first(setting.task)
+    data, task = context.federation, _channels_first(context.task)
     image = as_inputs(data.x[:1], data.view)
 
     def outputs(params: Tree) -> Tensor:
-        return task.forward(params, setting.buffers, image, False)[0]
+        return task.forward(params, context.buffers, image, False)[0]
 
     try:
         with torch.no_grad():
-            over_clients(outputs, stack([setting.params] * 2))
+            over_clients(outputs, stack([context.params] * 2))
     except RuntimeError as error:
         return str(error).splitlines()[0]
     return ""

@@ -81,12 +81,12 @@ def _serve(request: tuple[str, Any], inbox: Readable, outbox: BinaryIO, clock: C
 
         from sparsona.core.errors import MaskMismatchError, SparsonaError
         from sparsona.data.federation import Federation
-        from sparsona.engine.context import Setting
+        from sparsona.engine.context import ClientContext
         from sparsona.engine.jobs import Outcome
         from sparsona.engine.turn import perform
 
     torch.set_num_threads(1)
-    setting: Setting | None = None
+    context: ClientContext | None = None
     while True:
         kind, value = request
         answer: Any
@@ -94,14 +94,14 @@ def _serve(request: tuple[str, Any], inbox: Readable, outbox: BinaryIO, clock: C
             if kind == "open":
                 with clock.measure(f"{START}build"):
                     task, make_method, folder, plan, capacities = pickle.loads(value)
-                    setting = Setting(task, make_method, Federation.open(folder), plan, capacities, clock=clock)
+                    context = ClientContext(task, make_method, Federation.open(folder), plan, capacities, clock=clock)
                 answer = None
             elif kind == "report":
                 answer = None
             else:
-                assert setting is not None
+                assert context is not None
                 try:
-                    answer = perform(setting, value)
+                    answer = perform(context, value)
                 except MaskMismatchError:  # the parent sends the job again, masks and all
                     answer = Outcome(value.client, lacks_mask=True)
             report = clock.take() if clock.is_on else None

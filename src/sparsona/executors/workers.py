@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, cast
 import cloudpickle
 
 from sparsona.core.errors import SparsonaError
-from sparsona.engine.context import Setting
+from sparsona.engine.context import ClientContext
 from sparsona.engine.jobs import Job, Outcome, Tell, settle
 from sparsona.engine.profiler import START, WAIT, Clock
 from sparsona.engine.tempdirs import claim, make_folder
@@ -55,7 +55,7 @@ class _Worker:
     """One process and its two pipes."""
 
     def __init__(self, recipe: bytes, clock: Clock, by_value: bool) -> None:
-        self._clock, self._number = clock, clock.hire()
+        self._clock, self._number = clock, clock.add_worker()
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         # Memory that a step frees is kept for the next: to get it anew, page by page, costs a tenth of a step.
         memory = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**29)}
@@ -87,7 +87,7 @@ class _Worker:
         if kind == "crash":
             raise RuntimeError(f"a worker process failed:\n{value}")
         answer, report = value
-        self._clock.hear(self._number, report)
+        self._clock.record_worker(self._number, report)
         return answer
 
     def end(self) -> None:
@@ -100,7 +100,7 @@ class _Worker:
                 cast(BinaryIO, pipe).close()
         self.process.terminate()
         self.process.wait()
-        self._clock.dismiss(self._number)
+        self._clock.end_worker(self._number)
 
 
 class Workers:
@@ -108,8 +108,8 @@ class Workers:
 
     encodes = True
 
-    def __init__(self, setting: Setting, num_workers: int | None = None, tell: Tell = lambda text: None) -> None:
-        self._clock, self._tell = setting.clock, tell
+    def __init__(self, context: ClientContext, num_workers: int | None = None, tell: Tell = lambda text: None) -> None:
+        self._clock, self._tell = context.clock, tell
         num_workers = num_workers or num_cores()
         tell(f"starting {num_workers} worker{'s' * (num_workers > 1)}")
         self._workers: list[_Worker] = []
@@ -117,11 +117,11 @@ class Workers:
         try:
             self._folder = make_folder(PREFIX)
             claim(self._folder)
-            setting.federation.save(self._folder)
+            context.federation.save(self._folder)
             self._recipe = cloudpickle.dumps(
-                (setting.task, setting.make_method, str(self._folder), setting.plan, setting.capacities)
+                (context.task, context.make_method, str(self._folder), context.plan, context.capacities)
             )
-            self._by_value = not _is_importable(setting.make_method)
+            self._by_value = not _is_importable(context.make_method)
             for _ in range(num_workers):
                 self._workers.append(_Worker(self._recipe, self._clock, self._by_value))
         except OSError as error:
@@ -129,7 +129,7 @@ class Workers:
             raise SparsonaError(
                 f"worker processes could not be started: {error}",
                 expected=f"room for the data in '{tempfile.gettempdir()}', and processes to spare",
-                mend="free some space or set TMPDIR, or use --executor serial",
+                hint="free some space or set TMPDIR, or use --executor serial",
             ) from error
         except BaseException:
             self.close()
@@ -214,7 +214,7 @@ class Workers:
             raise SparsonaError(
                 f"a worker process died {TRIES} times during {client} (exit code {dead.process.returncode})",
                 expected="workers that live; -9 usually means that memory ran out",
-                mend="use --executor serial, a smaller model or a smaller batch",
+                hint="use --executor serial, a smaller model or a smaller batch",
             )
         self._workers[place] = _Worker(self._recipe, self._clock, self._by_value)
         return self._workers[place]

@@ -23,7 +23,7 @@ from sparsona.data.federate import share_out
 from sparsona.data.federation import Federation
 from sparsona.data.read import read
 from sparsona.data.split_plan import SplitPlan
-from sparsona.engine.context import Setting
+from sparsona.engine.context import ClientContext
 from sparsona.engine.graphs import read_graph
 from sparsona.engine.plan import Plan
 from sparsona.engine.profiler import OFF, START, Clock
@@ -66,14 +66,14 @@ def make_configs(
             raise SparsonaError(
                 f"a {type(federation).__name__} where a federation is expected",
                 expected="what sparsona.federate(x, y, clients=20) or Federation.from_clients([...]) returns",
-                mend="make one of your data first",
+                hint="make one of your data first",
             )
         for key in OF_DATA:
             if key in values:
                 raise SparsonaError(
                     f"'{key}' together with a federation",
                     expected="one of the two: the federation has its clients and splits already",
-                    mend=f"leave '{key}' out, or give it to sparsona.federate",
+                    hint=f"leave '{key}' out, or give it to sparsona.federate",
                 )
         values |= {"data": GIVEN, "clients": federation.num_clients, "partition": GIVEN, "test": GIVEN}
     source = str(values.get("data", "")).strip()
@@ -98,14 +98,14 @@ def read_data(config: RunConfig, listen: Callable[[int, int], None] | None = Non
         raise SparsonaError(
             f"there is no folder '{config.data_dir}'",
             expected="the folder of the data's files",
-            mend="check --data-dir",
+            hint="check --data-dir",
         )
     pool = read(config.data, [Path(config.data_dir).expanduser()] if config.data_dir else [], listen=listen, **options)
     sharing = {key: getattr(config, key) for key in in_groups("sharing")}
     return share_out(pool, SplitPlan(seed=config.seed, **sharing))
 
 
-def make_setting(
+def make_context(
     config: RunConfig,
     federation: Federation | None = None,
     model: Any = None,
@@ -113,7 +113,7 @@ def make_setting(
     start: WarmStart | None = None,
     method_config: BaseModel | None = None,
     row: MethodCard | None = None,
-) -> Setting:
+) -> ClientContext:
     """Everything a run needs. Only now, if the data says how many clients there are, is that number known.
 
     `method_config` are the method's options where they were validated already, by `make_configs`. `row` is that of a
@@ -133,7 +133,7 @@ def make_setting(
             raise SparsonaError(
                 f"no model for {config.data}",
                 expected="a torch.nn.Module or a row of `sparsona models`",
-                mend="model=net in Python, --model NAME on the command line",
+                hint="model=net in Python, --model NAME on the command line",
             )
         model = models.builder(name, federation.input_shape, federation.num_classes)
     losses, score = cross_entropy, argmax_score
@@ -153,15 +153,15 @@ def make_setting(
     named = partial(methods.make, row=row, config=method_config)
     make_method = with_chain(named, read_transforms(config.transform))
     plan = make_plan(config, federation.num_clients, row.peers)
-    setting = Setting(task, make_method, federation, plan, config.capacities, device, config.precision, clock)
-    smallest = min(client.num_examples for client in setting.clients)
+    context = ClientContext(task, make_method, federation, plan, config.capacities, device, config.precision, clock)
+    smallest = min(client.num_examples for client in context.clients)
     if task.mixes_examples and min(smallest, config.batch_size) < 2:
         raise SparsonaError(
             f"a BatchNorm model with batches of {config.batch_size} and a client of {smallest} training examples",
             expected="two or more of both: one example has no statistics",
-            mend="raise --batch-size or --set min_size=..., or use GroupNorm",
+            hint="raise --batch-size or --set min_size=..., or use GroupNorm",
         )
-    return setting
+    return context
 
 
 def make_plan(config: RunConfig, num_clients: int, peers: bool) -> Plan:
@@ -189,17 +189,17 @@ def _sampled(config: RunConfig, peers: bool) -> int:
     return config.sampled
 
 
-def start_digest(setting: Setting) -> str:
+def start_digest(context: ClientContext) -> str:
     """Tells apart initial weights, which a module from Python brings along."""
     state = hashlib.blake2b(digest_size=16)
-    for tree in (setting.params, setting.buffers):
+    for tree in (context.params, context.buffers):
         state.update(tree.flat.cpu().numpy().tobytes())
     return state.hexdigest()
 
 
-def graph_digest(setting: Setting) -> str | None:
+def graph_digest(context: ClientContext) -> str | None:
     """Tells apart graphs of one's own: a file may change between a run and its resumption."""
-    edges = () if setting.plan.graph is None else setting.plan.graph.heard
+    edges = () if context.plan.graph is None else context.plan.graph.heard
     return hashlib.blake2b(repr(edges).encode(), digest_size=16).hexdigest() if edges else None
 
 
@@ -211,11 +211,11 @@ def latency_digest(config: RunConfig) -> str | None:
     return hashlib.blake2b(Path(budget.argument).read_bytes(), digest_size=16).hexdigest()
 
 
-def ignores_capacity(setting: Setting) -> bool:
+def ignores_capacity(context: ClientContext) -> bool:
     """Whether any client is handed, or keeps, more than its device is said to hold."""
-    size, round_ = setting.task.layout.size, setting.plan.round_at(0)
-    for client, _ in client_kinds(setting.clients):
-        cost = setting.method.cost(setting.task.layout, client, round_)
+    size, round_ = context.task.layout.size, context.plan.round_at(0)
+    for client, _ in client_kinds(context.clients):
+        cost = context.method.cost(context.task.layout, client, round_)
         held = [part.num_values for part in (*cost.kept, *(cost.down or ())) if not part.is_mask]
         if max(held, default=0) > client.capacity * size:
             return True

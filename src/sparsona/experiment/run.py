@@ -12,7 +12,7 @@ from sparsona.analysis.outcomes import keeps_the_shared_model
 from sparsona.analysis.view import RunView, read_view
 from sparsona.core.errors import SparsonaError
 from sparsona.core.points import RECEIVED
-from sparsona.engine.context import Setting
+from sparsona.engine.context import ClientContext
 from sparsona.engine.rounds import received_work, shared_model, simulate
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.runs.folder import RunFolder, read_json
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class Run:
     """A run's result, read from its folder."""
 
-    def __init__(self, folder: RunFolder, setting: Callable[[], Setting]) -> None:
-        self._folder, self._make_setting = folder, setting
+    def __init__(self, folder: RunFolder, context: Callable[[], ClientContext]) -> None:
+        self._folder, self._make_context = folder, context
         self.path = folder.path
         self.config: dict[str, Any] = folder.config
         self.summary: dict[str, Any] = folder.summary or summaries.summary_of(folder)
@@ -57,7 +57,7 @@ class Run:
             raise SparsonaError(
                 f"'{self.path}' predicts numbers: there is no accuracy",
                 expected="a run on classes",
-                mend="run.errors() has each client's mean squared error",
+                hint="run.errors() has each client's mean squared error",
             )
         _, _, correct, count = summaries.headline(self._folder) if point is None else summaries.at(self._folder, point)
         return np.where(count > 0, correct / np.maximum(count, 1), np.nan)
@@ -88,33 +88,33 @@ class Run:
 
         With `guarded`, for a run with that option: the shared model in its place, if the client keeps that one.
         """
-        setting = self._make_setting()
-        if not 0 <= client < len(setting.clients):
-            raise SparsonaError(f"there is no client {client}", expected=f"0 to {len(setting.clients) - 1}")
-        if guarded and not setting.plan.guard:
+        context = self._make_context()
+        if not 0 <= client < len(context.clients):
+            raise SparsonaError(f"there is no client {client}", expected=f"0 to {len(context.clients) - 1}")
+        if guarded and not context.plan.guard:
             raise SparsonaError(
                 f"'{self.path}' was run without a guard: its clients chose nothing",
                 expected="a run with guard=True",
-                mend="run it again with --guard, or leave guarded out",
+                hint="run it again with --guard, or leave guarded out",
             )
-        progress = self._progress(setting)
+        progress = self._progress(context)
         if guarded and keeps_the_shared_model(self._folder, client):
             state = progress.population.states.get(client)
-            warm = setting.plan.starts_warm
-            model = setting.params if warm else shared_model(setting.server_side, progress.population)
+            warm = context.plan.starts_warm
+            model = context.params if warm else shared_model(context.server_side, progress.population)
             assert model is not None
-            return setting.task.module(model, setting.buffers if state is None else state.buffers)
-        work = progress.tuned.get(client) or received_work(setting, progress.population, client)
-        if setting.method.deploy is None:
-            raise SparsonaError(f"{setting.method.name} deploys no plain model: its prediction takes more than weights")
-        made = setting.method.deploy(work)
-        return setting.task.module(*made) if isinstance(made, tuple) else made.eval()
+            return context.task.module(model, context.buffers if state is None else state.buffers)
+        work = progress.tuned.get(client) or received_work(context, progress.population, client)
+        if context.method.deploy is None:
+            raise SparsonaError(f"{context.method.name} deploys no plain model: its prediction takes more than weights")
+        made = context.method.deploy(work)
+        return context.task.module(*made) if isinstance(made, tuple) else made.eval()
 
-    def _progress(self, setting: Setting) -> Progress:
-        initial = simulate(setting).start()
-        progress = Checkpoints(self.path, setting.method).load(setting, initial)
+    def _progress(self, context: ClientContext) -> Progress:
+        initial = simulate(context).start()
+        progress = Checkpoints(self.path, context.method).load(context, initial)
         if progress is None:
-            raise SparsonaError(f"'{self.path}' has no checkpoint yet", mend="resume the run first")
+            raise SparsonaError(f"'{self.path}' has no checkpoint yet", hint="resume the run first")
         return progress
 
     def clients(self, against: Run | str | None = None) -> ClientEffects:
@@ -147,9 +147,9 @@ class Run:
         """
         from sparsona.analysis.similarity import similarity_of
 
-        setting = self._make_setting()
-        check_traits(setting)
-        traits = read_traits(setting, self._progress(setting).population, compared_clients(setting))
+        context = self._make_context()
+        check_traits(context)
+        traits = read_traits(context, self._progress(context).population, compared_clients(context))
         return similarity_of(self._folder, traits.kind, traits.clients, traits.distances())
 
     @property
@@ -218,7 +218,7 @@ def views_in(path: str | Path) -> list[RunView]:
         raise SparsonaError(
             f"no run of the comparison '{path}' has results yet",
             expected="at least one evaluated round",
-            mend=f"`sparsona resume {path}` goes on with it",
+            hint=f"`sparsona resume {path}` goes on with it",
         )
     return found
 
@@ -231,5 +231,5 @@ def planned_runs(path: Path) -> list[tuple[Path, dict[str, Any]]]:
         raise SparsonaError(
             f"'{path / 'comparison.json'}' is damaged",
             expected="the file as sparsona wrote it",
-            mend="restore it from a copy, or start the comparison again in another folder",
+            hint="restore it from a copy, or start the comparison again in another folder",
         ) from None

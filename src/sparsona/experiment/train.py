@@ -18,7 +18,7 @@ from sparsona.analysis import summary as summaries
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.data.federation import Federation
-from sparsona.engine.context import Setting
+from sparsona.engine.context import ClientContext
 from sparsona.engine.plan import novel_clients
 from sparsona.engine.profiler import OFF, START, Clock
 from sparsona.engine.rounds import check_plan, shared_model
@@ -29,7 +29,7 @@ from sparsona.experiment.build import (
     ignores_capacity,
     latency_digest,
     make_configs,
-    make_setting,
+    make_context,
     start_digest,
 )
 from sparsona.experiment.run import Comparison, Run, planned_runs, views_in
@@ -76,7 +76,7 @@ def train(
     row = None if isinstance(method, str) else methods.given(method)
     config, own = make_configs(row or str(method), options, federation, model)
     path = Path(out) if out else _new_path(config)
-    with _saying_how_to_go_on(path):
+    with _hint_resume(path):
         return _train(config, federation, model, path, ObserverList(observers), clock, own, row)
 
 
@@ -87,7 +87,7 @@ def _clock(profile: bool | Clock) -> Clock:
 
 
 @contextmanager
-def _saying_how_to_go_on(path: Path) -> Iterator[None]:
+def _hint_resume(path: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
@@ -110,9 +110,9 @@ def _train(
     observers.on_progress(_first_progress(config, federation, row))
     with clock.measure(f"{START}build"):
         start = _start_of(config)
-        setting = make_setting(config, federation, model, clock, start, method_config, row)
-        session = Session(setting, observers)
-        config, facts = _described(config, setting, row, start)
+        context = make_context(config, federation, model, clock, start, method_config, row)
+        session = Session(context, observers)
+        config, facts = _described(config, context, row, start)
     with RunFolder.create(path, dump(config), facts, None if start is None else start.file) as folder:
         return _play(folder, session, config)
 
@@ -127,14 +127,14 @@ def _start_of(config: RunConfig) -> WarmStart | None:
 
 
 def _described(
-    config: RunConfig, setting: Setting, row: MethodCard, start: WarmStart | None = None
+    config: RunConfig, context: ClientContext, row: MethodCard, start: WarmStart | None = None
 ) -> tuple[RunConfig, RunFacts]:
     """The config with what was left to be found out, and the facts of the run."""
-    found = {"clients": setting.federation.num_clients, "device": setting.device.type}
-    found["novel"] = setting.plan.num_novel
-    found["executor"] = choose(config.executor, setting)
+    found = {"clients": context.federation.num_clients, "device": context.device.type}
+    found["novel"] = context.plan.num_novel
+    found["executor"] = choose(config.executor, context)
     config = config.model_copy(update=found)
-    method, federation, task = setting.method, setting.federation, setting.task
+    method, federation, task = context.method, context.federation, context.task
     counts, digest = federation.label_counts("train"), federation.digest()
     facts = RunFacts(
         method=config.method,
@@ -143,19 +143,19 @@ def _described(
         alone=method.server is None and method.peer is None,
         peers=method.peer is not None,
         partial_global=method.server is not None and method.server.is_partial,
-        graph=graph_digest(setting),
+        graph=graph_digest(context),
         latency=latency_digest(config),
         has_batch_statistics=task.moves_buffers,
         federation=digest,
         layout=task.layout.digest.hex(),
-        start=start_digest(setting),
-        ignores_capacity=ignores_capacity(setting),
+        start=start_digest(context),
+        ignores_capacity=ignores_capacity(context),
         transductive=method.transductive,
         num_parameters=task.layout.size,
         tested_on=federation.tested_on,
         left_out=dict(federation.left_out),
         augments=federation.view.augments,
-        novel=tuple(sorted(novel_clients(setting.plan, setting.clients))),
+        novel=tuple(sorted(novel_clients(context.plan, context.clients))),
         is_regression=task.is_regression,
         sizes=federation.sizes().numpy(),
         label_counts=None if counts is None else counts.numpy(),
@@ -173,11 +173,11 @@ def _described(
 
 
 def _play(folder: RunFolder, session: Session, config: RunConfig) -> Run:
-    setting = session.setting
+    context = session.context
     try:
         played = session.play(folder, config.executor, config)
         if played.progress.finished:
-            leave_global_model(folder.path, shared_model(setting.server_side, played.progress.population))
+            leave_global_model(folder.path, shared_model(context.server_side, played.progress.population))
         summary = summaries.summarize(folder, played.progress.seconds)
         folder.write_summary(summary)
     except BaseException as error:
@@ -187,7 +187,7 @@ def _play(folder: RunFolder, session: Session, config: RunConfig) -> Run:
     if played.stopped_by is not None:
         reached = f"after round {played.progress.completed} of {config.rounds}"
         warn(f"stopped by {played.stopped_by} {reached}; resume goes on")
-    return Run(folder, lambda: setting)
+    return Run(folder, lambda: context)
 
 
 def resume(
@@ -203,7 +203,7 @@ def resume(
 
     A run of a person's own data, model or method needs them again. A profiled run goes on being profiled.
     """
-    with _saying_how_to_go_on(Path(path)):
+    with _hint_resume(Path(path)):
         return _resume(Path(path), federation, model, ObserverList(observers), profile, method)
 
 
@@ -224,7 +224,7 @@ def _resume(
         if folder.summary is None:
             observers.on_progress(_first_progress(config, federation, row))
         with clock.measure(f"{START}build"):
-            session = Session(_setting_again(folder, config, federation, model, row, clock), observers)
+            session = Session(_rebuild_context(folder, config, federation, model, row, clock), observers)
         now, then = environment(), folder.environment
         changed = [f"{key} {then.get(key)} -> {now[key]}" for key in now if now[key] != then.get(key)]
         if changed:
@@ -243,10 +243,10 @@ def load(
     folder = RunFolder.open(Path(path))
     config = validated(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
 
-    def setting() -> Setting:
-        return _setting_again(folder, config, federation, model, _row_again(folder, config.method, method))
+    def context() -> ClientContext:
+        return _rebuild_context(folder, config, federation, model, _row_again(folder, config.method, method))
 
-    return Run(folder, setting)
+    return Run(folder, context)
 
 
 def _row_again(folder: RunFolder, name: str, method: Any) -> MethodCard:
@@ -256,60 +256,60 @@ def _row_again(folder: RunFolder, name: str, method: Any) -> MethodCard:
         raise SparsonaError(
             f"'{folder.path}' is a run of '{name}', which is no method of this installation",
             expected="that method again: it was passed from Python, or its package is not installed",
-            mend=f"call sparsona.resume or sparsona.load with method={name}, or install its package",
+            hint=f"call sparsona.resume or sparsona.load with method={name}, or install its package",
         )
     if row.name != name:
         raise SparsonaError(
             f"'{folder.path}' is a run of '{name}', not of '{row.name}'",
             expected="the method that it was started with",
-            mend="leave method= out" if methods.find(name) else "pass that one",
+            hint="leave method= out" if methods.find(name) else "pass that one",
         )
     return row
 
 
-def _setting_again(
+def _rebuild_context(
     folder: RunFolder,
     config: RunConfig,
     federation: Federation | None,
     model: Any,
     row: MethodCard,
     clock: Clock = OFF,
-) -> Setting:
-    """A run's setting rebuilt, and checked to be the same."""
+) -> ClientContext:
+    """A run's context rebuilt, and checked to be the same."""
     for what, value, given in (("data", config.data, federation), ("model", config.model, model)):
         if value == GIVEN and given is None:
             raise SparsonaError(
                 f"'{folder.path}' was started from Python on its own {what}",
                 expected=f"that {what} again",
-                mend=f"call sparsona.resume or sparsona.load with the same {'federation' if what == 'data' else what}",
+                hint=f"call sparsona.resume or sparsona.load with the same {'federation' if what == 'data' else what}",
             )
     start = None if config.warm_start is None else stored_start(folder)
-    setting = make_setting(config, federation, model, clock, start, row=row)
+    context = make_context(config, federation, model, clock, start, row=row)
     facts = folder.facts
-    if setting.federation.digest() != facts.federation:
+    if context.federation.digest() != facts.federation:
         raise SparsonaError(f"the data is not that of '{folder.path}'", expected="the same examples, labels and splits")
-    if setting.task.layout.digest.hex() != facts.layout:
+    if context.task.layout.digest.hex() != facts.layout:
         raise SparsonaError(f"the model is not that of '{folder.path}'", expected="the same parameters")
-    if graph_digest(setting) != facts.graph:
+    if graph_digest(context) != facts.graph:
         raise SparsonaError(
             f"the graph is not that of '{folder.path}'",
             expected="the same edges",
-            mend=f"restore '{config.graph}' as it was when the run was started",
+            hint=f"restore '{config.graph}' as it was when the run was started",
         )
     if latency_digest(config) != facts.latency:
         file = spec.parse("budget", config.options["budget"]).argument
         raise SparsonaError(
             f"the latencies are not those of '{folder.path}'",
             expected="the same milliseconds for each tensor, or budgets would change in the middle of a run",
-            mend=f"restore '{file}' as it was when the run was started",
+            hint=f"restore '{file}' as it was when the run was started",
         )
-    if start_digest(setting) != facts.start:
+    if start_digest(context) != facts.start:
         raise SparsonaError(
             f"the model does not start with the weights that '{folder.path}' started with",
             expected="the same initial weights",
-            mend="pass a function that builds the model (it is called under the seed), or the module as it was then",
+            hint="pass a function that builds the model (it is called under the seed), or the module as it was then",
         )
-    return setting
+    return context
 
 
 def _new_path(config: RunConfig) -> Path:
@@ -344,21 +344,21 @@ def compare(
         raise SparsonaError(
             f"a {type(unnamed[0]).__name__} among the methods to compare",
             expected="names of rows of `sparsona methods`: a comparison is resumed by them",
-            mend=f"give your method an entry point in the group '{methods.ENTRY_POINTS}', or train it by itself",
+            hint=f"give your method an entry point in the group '{methods.ENTRY_POINTS}', or train it by itself",
         )
     if len(set(names)) < len(names):
         raise SparsonaError(
             f"a method twice in {', '.join(names)}",
             expected="methods that differ",
-            mend="give one of them other options: fedspa:density=0.2",
+            hint="give one of them other options: fedspa:density=0.2",
         )
     first = options.pop("seed", 0)
     if not isinstance(first, int):
-        raise SparsonaError(f"seed = {first!r}", expected="a whole number, 0 or more", mend="for example --seed 1")
+        raise SparsonaError(f"seed = {first!r}", expected="a whole number, 0 or more", hint="for example --seed 1")
     numbers = list(range(first, first + seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
     if not numbers or len(set(numbers)) < len(numbers):
         raise SparsonaError(
-            f"seeds {numbers}" if numbers else "no seeds", expected="at least one, all different", mend="--seeds 3"
+            f"seeds {numbers}" if numbers else "no seeds", expected="at least one, all different", hint="--seeds 3"
         )
     planned: list[tuple[str, RunConfig, BaseModel]] = []
     used: set[str] = set()
@@ -372,7 +372,7 @@ def compare(
             raise SparsonaError(
                 f"'{name}' sets {', '.join(common)} for one method alone",
                 expected="the same data, clients, model and seeds for all, or their results would not compare",
-                mend=f"set it for all: --{common[0].replace('_', '-')} or --set {common[0]}=...",
+                hint=f"set it for all: --{common[0].replace('_', '-')} or --set {common[0]}=...",
             )
         mine = {key: value for key, value in options.items() if key in OPTIONS or key in kind.model_fields}
         used |= set(mine)
@@ -390,14 +390,14 @@ def compare(
         raise SparsonaError(
             f"{' and '.join(dict.fromkeys(alike))} are the same method with the same options",
             expected="methods that differ",
-            mend="leave one of them out, or give it other options: fedspa:density=0.2",
+            hint="leave one of them out, or give it other options: fedspa:density=0.2",
         )
     # What is wrong with the data, the model or the executor is told before a folder is made.
     for name in names:
         config, of_method = next((config, own) for planned_name, config, own in planned if planned_name == name)
-        setting = make_setting(config, federation, model, start=_start_of(config), method_config=of_method)
-        choose(config.executor, setting)
-        check_plan(setting.server_side)
+        context = make_context(config, federation, model, start=_start_of(config), method_config=of_method)
+        choose(config.executor, context)
+        check_plan(context.server_side)
     path = Path(out) if out else RUNS / f"compare-{_stamp()}"
     make_empty_folder(path)
     entries = [
@@ -410,7 +410,7 @@ def compare(
     write_atomically(path / "comparison.json", (json.dumps(entries, indent=1) + "\n").encode())
     folders = [path / str(entry["folder"]) for entry in entries]
     runs = [(folder, config, own) for folder, (_, config, own) in zip(folders, planned, strict=True)]
-    with _saying_how_to_go_on(path):
+    with _hint_resume(path):
         return _compare(path, runs, federation, model, watching)
 
 
@@ -423,7 +423,7 @@ def resume_comparison(
 ) -> Comparison:
     """Go on with a comparison: finished runs are kept, the others go on or start."""
     path = Path(path)
-    with _saying_how_to_go_on(path):
+    with _hint_resume(path):
         where = f"'{path / 'comparison.json'}'"
         runs = [(folder, validated(RunConfig, values, where), None) for folder, values in planned_runs(path)]
         return _compare(path, runs, federation, model, ObserverList(observers))

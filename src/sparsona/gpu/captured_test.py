@@ -13,7 +13,7 @@ from sparsona.core.tree import leaves
 from sparsona.data.augment import as_inputs
 from sparsona.data.batches import as_targets
 from sparsona.data.client_index import PARTS
-from sparsona.engine.context import Setting
+from sparsona.engine.context import ClientContext
 from sparsona.engine.evaluate import MAX_CONFUSION, Evaluation, check_tested, judge
 from sparsona.gpu.programs import Captured, compile_program
 from sparsona.gpu.stacking import Template
@@ -24,14 +24,14 @@ MOST = 256  # examples in one forward pass
 class Examiner:
     """Memory for one model and one batch, and the pass that works on it."""
 
-    def __init__(self, setting: Setting, work: Work) -> None:
-        data, device = setting.federation, setting.device
-        self._setting, self._template = setting, Template(work)
+    def __init__(self, context: ClientContext, work: Work) -> None:
+        data, device = context.federation, context.device
+        self._context, self._template = context, Template(work)
         self._leaves = [tensor.clone() for _, tensor in leaves(work)]
         self._size = min(MOST, int(data.sizes()[:, PARTS.index("test")].max()))
         self._index = torch.zeros(self._size, dtype=torch.int64, device=device)
         self._weight = torch.zeros(self._size, device=device)
-        classes = setting.task.num_classes
+        classes = context.task.num_classes
         counts = classes <= MAX_CONFUSION and not data.predicts_tokens and not data.is_regression
         cells = classes**2 if counts else 0
         self._found = torch.zeros(4 + cells, dtype=torch.float64, device=device)  # right, of, loss, weight, confusion
@@ -39,21 +39,21 @@ class Examiner:
         self._captured = Captured(lambda: self._found.add_(program(self._inputs())[0]), device)  # type: ignore[arg-type]
 
     def _inputs(self) -> list[Tensor]:
-        data = self._setting.federation
+        data = self._context.federation
         return [*self._leaves, data.x, data.y, self._index, self._weight]
 
     def _pass(self, *tensors: Tensor) -> list[Tensor]:
         *own, x, y, index, weight = tensors
-        setting, work = self._setting, self._template.filled(own)
+        context, work = self._context, self._template.filled(own)
         with torch.no_grad():
-            inputs = as_inputs(x.index_select(0, index), setting.federation.view)
-            outputs = setting.method.predict(work, inputs)
+            inputs = as_inputs(x.index_select(0, index), context.federation.view)
+            outputs = context.method.predict(work, inputs)
             targets = as_targets(y.index_select(0, index))
             nothing = torch.zeros((), dtype=torch.int64, device=weight.device)
             batch = Batch(inputs, targets, weight, torch.arange(len(weight), device=weight.device), nothing)
-            found = torch.stack([value.double() for value in judge(setting.task, outputs, batch)])
+            found = torch.stack([value.double() for value in judge(context.task, outputs, batch)])
             if len(self._found) > 4:
-                classes = setting.task.num_classes
+                classes = context.task.num_classes
                 cells = targets * classes + outputs[:, :classes].argmax(dim=-1)
                 squares = torch.zeros(classes**2, dtype=torch.float64, device=weight.device)
                 found = torch.cat([found, squares.scatter_add(0, cells, (weight > 0).double())])
@@ -64,7 +64,7 @@ class Examiner:
         for fixed, (_, value) in zip(self._leaves, leaves(work), strict=True):
             fixed.copy_(value)
         self._found.zero_()
-        mine = self._setting.federation.splits[client].test.to(self._index.device, non_blocking=True)
+        mine = self._context.federation.splits[client].test.to(self._index.device, non_blocking=True)
         for start in range(0, len(mine), self._size):
             some = mine[start : start + self._size]
             self._index[: len(some)].copy_(some)
@@ -77,12 +77,12 @@ class Examiner:
 
     def tell(self, clients: Sequence[int], rows: Sequence[Tensor]) -> list[Evaluation]:
         """Test results of `look`s, at no point yet."""
-        classes, found = self._setting.task.num_classes, []
+        classes, found = self._context.task.num_classes, []
         for client, row in zip(clients, torch.stack(list(rows)).cpu(), strict=True):
             right, of, loss, weight = row[:4].tolist()
             check_tested(client, int(of))
             confusion = row[4:].int().view(classes, classes) if len(row) > 4 else None
             found.append(
-                Evaluation(client, "", self._setting.task.count_right(right), int(of), loss / weight, confusion)
+                Evaluation(client, "", self._context.task.count_right(right), int(of), loss / weight, confusion)
             )
         return found

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparsona.core.method import Phase, Tick, Work
 from sparsona.core.tree import leaves, map_leaves
-from sparsona.engine.context import Setting
+from sparsona.engine.context import ClientContext
 from sparsona.engine.jobs import Tell
 from sparsona.engine.profiler import START
 from sparsona.engine.turn import OpenTurn, are_finite, call, phase_flops, record_phase, take_step
@@ -39,15 +39,15 @@ def program_key(phase: Phase, kinds: Hashable) -> tuple[Hashable, Hashable]:
     return what, kinds
 
 
-def must_be_alone(phase: Phase, setting: Setting) -> bool:
+def must_be_alone(phase: Phase, context: ClientContext) -> bool:
     """Whether a phase can be neither stacked nor captured, where batches are filled up and nothing new is drawn."""
-    task = setting.task
+    task = context.task
     return phase.mixes_examples or not phase.traceable or task.draws_noise or task.moves_buffers
 
 
-def can_be_traced(setting: Setting) -> bool:
+def can_be_traced(context: ClientContext) -> bool:
     """Whether `predict` can be captured or run for several clients at once: it keeps the rules of the phases."""
-    return all(phase.traceable for phase in setting.method.phases) and not setting.method.transductive
+    return all(phase.traceable for phase in context.method.phases) and not context.method.transductive
 
 
 def has_room(lanes: Mapping[tuple[Hashable, Hashable], object], key: tuple[Hashable, Hashable]) -> bool:
@@ -68,28 +68,30 @@ class Programs:
 class Lane:
     """Runs one phase for one client at a time, or for `stacked` clients at once."""
 
-    def __init__(self, setting: Setting, phase: Phase, work: Work, programs: Programs, stacked: int | None) -> None:
-        self._setting, self._phase, self._programs = setting, phase, programs
+    def __init__(
+        self, context: ClientContext, phase: Phase, work: Work, programs: Programs, stacked: int | None
+    ) -> None:
+        self._context, self._phase, self._programs = context, phase, programs
         self._stacked, self.num_places = stacked, stacked or 1
         one = [tensor for _, tensor in leaves(work)]
         self._leaves = [t.clone() if stacked is None else torch.stack([t] * stacked) for t in one]
         self._template = Template(work)
         self._key = program_key(phase, self._template.kinds)
         self._over = call if stacked is None else over_clients
-        device, lead = setting.device, () if stacked is None else (stacked,)
-        self._size = setting.largest_batch
+        device, lead = context.device, () if stacked is None else (stacked,)
+        self._size = context.largest_batch
         self._batch = torch.zeros(1, dtype=torch.int64, device=device)  # which row of the schedule is next
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self._lr_scale = torch.ones((), device=device)
         self._loss_sum = torch.zeros(lead, dtype=torch.float64, device=device)
         # A client's batches are as many as the largest client's, or fewer.
-        batches = phase.epochs * -(-max(client.num_examples for client in setting.clients) // self._size)
+        batches = phase.epochs * -(-max(client.num_examples for client in context.clients) // self._size)
         self._reserve(max(8, batches // phase.batches_per_step))  # a capture tries its first few
         self._present: list[OpenTurn] = []
 
     def _reserve(self, steps: int) -> None:
         """Room for a schedule of so many steps; it is captured anew if there was too little."""
-        phase, device = self._phase, self._setting.device
+        phase, device = self._phase, self._context.device
         lead = () if self._stacked is None else (self._stacked,)
         shape = (steps, phase.batches_per_step, NUM_FIELDS, *lead, self._size)
         # Where a copy to the device need not be waited for, what is copied must not move.
@@ -102,7 +104,7 @@ class Lane:
 
     def _batch_at(self, row: Tensor, x: Tensor, y: Tensor) -> Any:
         noise = torch.zeros(row.shape[2:-1], dtype=torch.int64, device=row.device)
-        batches = tuple(gather(x, y, one, self._setting.federation.view, noise) for one in row)
+        batches = tuple(gather(x, y, one, self._context.federation.view, noise) for one in row)
         return batches[0] if len(batches) == 1 else batches
 
     def _take(self, *tensors: Tensor) -> list[Tensor]:
@@ -143,7 +145,7 @@ class Lane:
 
     def _inputs(self) -> list[Tensor]:
         row, size = (values.index_select(0, self._batch)[0] for values in (self._rows, self._sizes))
-        data = self._setting.federation
+        data = self._context.federation
         return [*self._leaves, data.x, data.y, row, size, self._lr_scale, self._step]
 
     def _program(self, kept: ByKey, function: Callable[..., list[Tensor]]) -> Program:
@@ -156,7 +158,7 @@ class Lane:
     def _is_worth_compiling(self) -> bool:
         """Whether a run has so many steps that they make up for half a minute of a compiler's time. Asked of the plan:
         a run that is resumed does as it did before."""
-        plan, clients = self._setting.plan, self._setting.clients
+        plan, clients = self._context.plan, self._context.clients
         trained = len(clients) if plan.everyone_trains else plan.per_round
         batches = sum(-(-client.num_examples // self._size) for client in clients) / len(clients)
         steps = plan.rounds * trained * self._phase.epochs * batches
@@ -174,28 +176,28 @@ class Lane:
         self._batch += 1
 
     def _capture(self) -> Captured:
-        if self._setting.device.type != "cuda":
-            return Captured(self._advance, self._setting.device)
-        with self._setting.clock.measure(f"{START}compile"):
+        if self._context.device.type != "cuda":
+            return Captured(self._advance, self._context.device)
+        with self._context.clock.measure(f"{START}compile"):
             if self._is_worth_compiling and self._key not in self._programs.steps:
                 self._programs.tell("compiling, kept for later runs")
             self._program(self._programs.steps, self._take)
             if self._phase.after_batch is not None:
                 self._program(self._programs.ends, self._end_batch)
             self._batch.zero_()
-            captured = Captured(self._advance, self._setting.device)
+            captured = Captured(self._advance, self._context.device)
             self._programs.tell("")
             return captured
 
     def load(self, phase: Phase, turns: Sequence[OpenTurn]) -> None:
         """Take clients in and start their steps; `unload` waits for them. `phase` may differ in how long it goes on."""
-        self._phase, setting = phase, self._setting
+        self._phase, context = phase, self._context
         if self._captured is not None:
             self._captured.end()  # of a round that was given up
         rows, sizes = plan_rows(
             phase,
             [turn.train for turn in turns],
-            [setting.federation.train_on_host(turn.job.client) for turn in turns],
+            [context.federation.train_on_host(turn.job.client) for turn in turns],
             [turn.round for turn in turns],
             self._size,
             self.num_places,
@@ -239,7 +241,7 @@ class Lane:
         for place, turn in enumerate(turns):
             counted = self._counted[:, place]
             steps, examples = (phase.repeats * int(n) for n in ((counted > 0).sum(), counted.sum()))
-            flops = phase_flops(phase, turn.work, self._setting.task)
+            flops = phase_flops(phase, turn.work, self._context.task)
             is_finite = all(flags[place] for flags in are_numbers)
             record_phase(turn.tally, turn.round, examples, steps, flops, loss_sums[place], is_finite)
             numbers = count()

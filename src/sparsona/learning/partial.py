@@ -24,7 +24,7 @@ from sparsona.core.round import Tick
 from sparsona.core.seeds import generator
 from sparsona.core.tree import Tree
 from sparsona.learning.optimizer import FLAG, Positive, clip_share, make_optimizer
-from sparsona.learning.phases import Training, sgd_phase
+from sparsona.learning.phases import Training, training_phase
 from sparsona.learning.server_optimizer import ServerStep
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def listed_parts(value: Any) -> Any:
 PartNames = Annotated[tuple[str, ...], BeforeValidator(listed_parts)]
 
 
-class PersonalPart(ServerStep):
+class PartialConfig(ServerStep):
     """Options of a method that keeps a part of the model on the client."""
 
     personal: PartNames = Field(
@@ -98,7 +98,7 @@ def split_model(task: Task, personal: tuple[str, ...], hidden: int) -> Parts:
         raise SparsonaError(
             "no part of the model is personal",
             expected=f"one or more of {', '.join((*ROLES, ADDITIVE))}, or patterns of parameter names",
-            mend="for example --personal output; with nothing personal, this is fedavg",
+            hint="for example --personal output; with nothing personal, this is fedavg",
         )
     names = {name for part in personal if part != ADDITIVE for name in _names(task, part)}
     layout = task.layout
@@ -107,7 +107,7 @@ def split_model(task: Task, personal: tuple[str, ...], hidden: int) -> Parts:
         raise SparsonaError(
             f"all of the model is personal ({', '.join(personal)}): nothing would travel",
             expected="a part that the clients share",
-            mend="leave some of --personal out; with everything personal, this is local",
+            hint="leave some of --personal out; with everything personal, this is local",
         )
     additive = _additive_layout(task, hidden) if ADDITIVE in personal else Layout(())
     return Parts(layout, shared, layout.select(names), additive)
@@ -125,7 +125,7 @@ def _names(task: Task, part: str) -> Iterable[str]:
         raise SparsonaError(
             f"no parameter is called '{part}'",
             expected=f"one of {', '.join((*ROLES, ADDITIVE))}, or a pattern of {', '.join(layout.names)}",
-            mend="'*' stands for anything: 'layer4.*'",
+            hint="'*' stands for anything: 'layer4.*'",
         )
     found = list(getattr(roles, part))
     if not found:
@@ -134,7 +134,7 @@ def _names(task: Task, part: str) -> Iterable[str]:
         raise SparsonaError(
             f"this model has no {part} parameters",
             expected=f"a model that has, or a part that this one has: {', '.join(have) or 'patterns of names'}",
-            mend=known.get(part, "for example --personal output"),
+            hint=known.get(part, "for example --personal output"),
         )
     return [*found, *roles.norm] if part == "adapter" else found  # norms go with adapters, as in the paper
 
@@ -145,7 +145,7 @@ def _additive_layout(task: Task, hidden: int) -> Layout:
         raise SparsonaError(
             "an additive model of tokens",
             expected="inputs that are numbers: a linear layer of word numbers means nothing",
-            mend="--personal adapter, or output",
+            hint="--personal adapter, or output",
         )
     inputs, slots = math.prod(task.input_shape), []
     if hidden:
@@ -199,7 +199,7 @@ def part_phase(task: Task, config: Training, personal: tuple[str, ...]) -> Phase
         raise SparsonaError(
             "an additive model that is only tuned: nobody trains it in the rounds",
             expected="parts of the model itself",
-            mend="use fedalt or fedsim",
+            hint="use fedalt or fedsim",
         )
     parts, optimizer = split_model(task, personal, 0), make_optimizer(config)
     own, rest = parts.own.names, parts.shared.names
@@ -210,4 +210,4 @@ def part_phase(task: Task, config: Training, personal: tuple[str, ...]) -> Phase
         params = parts.join(work.params.select(rest), new.select(own))  # elsewhere the step is not taken
         return replace(work, params=params, memory=memory)
 
-    return replace(sgd_phase(task, config), name="personal", update=update)
+    return replace(training_phase(task, config), name="personal", update=update)

@@ -36,7 +36,7 @@ class Model:
     memory: Memory = ()
 
 
-def sgd_phase(
+def training_phase(
     task: Task,
     config: Training,
     mask: Callable[[Work], Tree] | None = None,

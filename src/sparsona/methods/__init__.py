@@ -229,7 +229,7 @@ def card(name: str) -> MethodCard:
         raise SparsonaError(
             f"'{name}' cannot be run yet: only its costs are known",
             expected=f"one of {', '.join(names())}",
-            mend=f"`sparsona cost {name}` tells what it would cost",
+            hint=f"`sparsona cost {name}` tells what it would cost",
         )
     raise unknown_name("method", name, names())
 
@@ -253,7 +253,7 @@ def _installed() -> dict[str, EntryPoint]:
             raise SparsonaError(
                 f"the entry point '{point.name} = {point.value}' has the name of another method",
                 expected=f"one method of each name in the group '{ENTRY_POINTS}', and none of this table's",
-                mend=f"rename it, or uninstall {point.dist.name if point.dist else 'its package'}",
+                hint=f"rename it, or uninstall {point.dist.name if point.dist else 'its package'}",
             )
         found[point.name] = point
     return found
@@ -266,14 +266,14 @@ def _load(name: str, point: EntryPoint) -> MethodCard:
         raise SparsonaError(
             f"method '{name}' cannot be imported from '{point.value}': {error}",
             expected="a package that is installed whole",
-            mend=f"reinstall {point.dist.name if point.dist else 'its package'}",
+            hint=f"reinstall {point.dist.name if point.dist else 'its package'}",
         ) from error
     if not isinstance(row, MethodCard) or row.name != name:
         what = f"a card named '{row.name}'" if isinstance(row, MethodCard) else f"a {type(row).__name__}"
         raise SparsonaError(
             f"the entry point '{name} = {point.value}' leads to {what}",
             expected=f"a sparsona.methods.MethodCard whose name is '{name}'",
-            mend="correct the package's entry point",
+            hint="correct the package's entry point",
         )
     return row
 
@@ -297,7 +297,7 @@ def given(method: Any) -> MethodCard:
         raise SparsonaError(
             f"a method of one's own named '{name}'",
             expected="a name that is no row of `sparsona methods`",
-            mend="rename it, or pass a MethodCard with another name",
+            hint="rename it, or pass a MethodCard with another name",
         )
     if row is not None:
         return row
@@ -316,7 +316,7 @@ def _config_of(make: Callable[..., Any]) -> type[Any]:
         raise SparsonaError(
             f"the options of '{make.__name__}' are not known",
             expected="a factory f(task, config: MyConfig), where MyConfig extends a class of options such as Training",
-            mend="annotate its second parameter, or pass a MethodCard with config=MyConfig",
+            hint="annotate its second parameter, or pass a MethodCard with config=MyConfig",
         )
     return kind
 
@@ -325,7 +325,7 @@ def preset(row: Published, name: str) -> Mapping[str, Any]:
     """What this preset of a method sets."""
     if not row.presets:
         raise SparsonaError(
-            f"{row.name} has no presets", expected="a method of one of the papers", mend="leave --preset out"
+            f"{row.name} has no presets", expected="a method of one of the papers", hint="leave --preset out"
         )
     if name not in row.presets:
         raise unknown_name(f"preset of {row.name}", name, row.presets)
@@ -350,6 +350,6 @@ def make(task: Any, *, row: MethodCard, config: Any) -> Any:
         raise SparsonaError(
             f"{row.name} is {'a' if method.peer is not None else 'no'} method of peers, and its card says otherwise",
             expected="peers=True in the cards of methods whose clients send to each other, and of no others",
-            mend=f"pass a MethodCard with peers={method.peer is not None}",
+            hint=f"pass a MethodCard with peers={method.peer is not None}",
         )
     return method

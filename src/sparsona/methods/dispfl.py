@@ -55,7 +55,7 @@ from sparsona.core.method import (
 from sparsona.learning.mask_options import MaskSearchOptions
 from sparsona.learning.means import count_mean
 from sparsona.learning.optimizer import Memory, inside, make_optimizer
-from sparsona.learning.phases import Training, gradient_size, plain_weights, predictor, sgd_phase, turn_flops
+from sparsona.learning.phases import Training, gradient_size, plain_weights, predictor, training_phase, turn_flops
 from sparsona.sparsity.masks import random_mask
 from sparsona.sparsity.search import client_counts, initial_mask, next_mask, search_flops
 
@@ -95,7 +95,7 @@ def dispfl(task: Task, config: DisPFLConfig) -> Method:
     """Peers without a server, each with an evolving mask of its own."""
     by_new = config.divide_by == "new"
     optimizer = make_optimizer(config)
-    phase = sgd_phase(  # Algorithm 1 lines 9 to 13
+    phase = training_phase(  # Algorithm 1 lines 9 to 13
         task,
         config,
         mask=lambda work: work.mask,

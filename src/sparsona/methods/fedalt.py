@@ -45,7 +45,7 @@ from sparsona.core.method import (
 )
 from sparsona.learning.means import WeightedSum
 from sparsona.learning.optimizer import DECAY_TEXT, Decay, Memory, Moments, clip_share, make_optimizer
-from sparsona.learning.partial import PersonalPart, fused, split_model, whole
+from sparsona.learning.partial import PartialConfig, fused, split_model, whole
 from sparsona.learning.phases import turn_flops
 from sparsona.learning.server_optimizer import begin_moments, server_step
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from sparsona.core.task import Task
 
 
-class FedAltConfig(PersonalPart):
+class FedAltConfig(PartialConfig):
     """What FedSim and FedAlt add to the options of training, of a personal part and of the server's step."""
 
     weight_decay: Decay = Field(0.0, description=DECAY_TEXT)
@@ -102,7 +102,7 @@ def fedalt(task: Task, config: FedAltConfig) -> Method:
         raise SparsonaError(
             "personal_epochs where both parts take the same steps",
             expected="updates=alternating",
-            mend="leave personal_epochs out, or use fedalt",
+            hint="leave personal_epochs out, or use fedalt",
         )
     parts = split_model(task, config.personal, config.additive_hidden)
     begin = lru_cache(maxsize=2)(parts.begin)  # clients that are as they began share one tree

@@ -32,7 +32,7 @@ from sparsona.core.method import (
 from sparsona.learning.means import WeightedSum
 from sparsona.learning.optimizer import DECAY_TEXT, Decay, Memory, Moments, make_optimizer
 from sparsona.learning.partial import PartNames, part_phase
-from sparsona.learning.phases import Model, plain_weights, predictor, sgd_phase, turn_flops
+from sparsona.learning.phases import Model, plain_weights, predictor, training_phase, turn_flops
 from sparsona.learning.server_optimizer import ServerStep, begin_moments, server_step
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class FedAvgServer:
 def fedavg(task: Task, config: FedAvgConfig) -> Method:
     """One model for all."""
     optimizer = make_optimizer(config)
-    phase = sgd_phase(task, config)
+    phase = training_phase(task, config)
     tune = part_phase(task, config, config.personal) if isinstance(config, FedAvgPartConfig) else phase
 
     def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> FedAvgState:

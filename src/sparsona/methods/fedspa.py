@@ -41,7 +41,7 @@ from sparsona.core.method import (
 from sparsona.learning.mask_options import MaskSearchOptions
 from sparsona.learning.means import WeightedSum
 from sparsona.learning.optimizer import Memory, inside, make_optimizer
-from sparsona.learning.phases import Training, gradient_size, plain_weights, predictor, sgd_phase, turn_flops
+from sparsona.learning.phases import Training, gradient_size, plain_weights, predictor, training_phase, turn_flops
 from sparsona.sparsity.search import client_counts, initial_mask, next_mask, search_flops
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def fedspa(task: Task, config: FedSpaConfig) -> Method:
     """One dense model on the server, one evolving mask per client."""
     evolves = config.search == "dst"
     optimizer = make_optimizer(config)
-    phase = sgd_phase(  # Algorithm 1 lines 13 to 16
+    phase = training_phase(  # Algorithm 1 lines 13 to 16
         task,
         config,
         mask=lambda work: work.mask,

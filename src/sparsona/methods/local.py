@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sparsona.core.method import Client, Cost, Inbox, Layout, Method, PartSize, Probe, Round, Seeds, Tree
 from sparsona.learning.optimizer import make_optimizer
-from sparsona.learning.phases import Model, Training, plain_weights, predictor, sgd_phase, turn_flops
+from sparsona.learning.phases import Model, Training, plain_weights, predictor, training_phase, turn_flops
 
 if TYPE_CHECKING:
     from sparsona.core.task import Task
@@ -24,7 +24,7 @@ class LocalConfig(Training):
 def local(task: Task, config: LocalConfig) -> Method:
     """Every client trains alone."""
     optimizer = make_optimizer(config)
-    phase = sgd_phase(task, config)
+    phase = training_phase(task, config)
 
     def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> Model:
         return Model(params, buffers, optimizer.first(params))

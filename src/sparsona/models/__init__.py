@@ -39,7 +39,7 @@ def outline(spec: str, input_shape: tuple[int, ...], num_classes: int) -> Outlin
         raise SparsonaError(
             f"{card.name} cannot take {input_shape[1]}x{input_shape[2]} images",
             expected=f"at least {smallest}x{smallest} pixels",
-            mend="use digits-cnn for images of 4x4 and more" if card.name != "digits-cnn" else "enlarge the images",
+            hint="use digits-cnn for images of 4x4 and more" if card.name != "digits-cnn" else "enlarge the images",
         ) from None
 
 
@@ -93,7 +93,7 @@ def _check_kind(card: ModelCard, input_shape: tuple[int, ...], num_classes: int)
         raise SparsonaError(
             f"model '{card.name}' takes {takes}, but the examples have shape {tuple(input_shape)}",
             expected=expected,
-            mend="reshape the data, or pass a torch.nn.Module of your own",
+            hint="reshape the data, or pass a torch.nn.Module of your own",
         )
     if min(input_shape[0], num_classes) < 1:  # the outline checks height and width
         raise SparsonaError(

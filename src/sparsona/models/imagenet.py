@@ -41,7 +41,7 @@ def load_weights(net: nn.Module, path: str) -> None:
         raise SparsonaError(
             f"the weights in '{path}' do not fit the network: {'; '.join(named)}",
             expected="the state_dict of torchvision's resnet18, with the network's stem and number of channels",
-            mend="stem=7x7 and three channels fit ImageNet weights",
+            hint="stem=7x7 and three channels fit ImageNet weights",
         )
     with torch.no_grad():
         for name, value in wanted.items():
@@ -52,7 +52,7 @@ def _read(given: str) -> Mapping[str, Tensor]:
     path = Path(given).expanduser()
     if not path.is_file():
         raise SparsonaError(
-            f"there is no file '{path}'", expected="weights, .pth or .safetensors", mend="check weights="
+            f"there is no file '{path}'", expected="weights, .pth or .safetensors", hint="check weights="
         )
     try:
         if path.suffix == ".safetensors":
@@ -69,7 +69,7 @@ def _read(given: str) -> Mapping[str, Tensor]:
         raise SparsonaError(
             f"'{path}' holds something else than weights",
             expected="a state_dict: names and tensors",
-            mend="torch.save(model.state_dict(), path)",
+            hint="torch.save(model.state_dict(), path)",
         )
     # Statistics are dropped, whatever they are.
     odd = [n for n, value in state.items() if n.rpartition(".")[2] not in STATISTICS and not _is_plain(value)]
@@ -77,7 +77,7 @@ def _read(given: str) -> Mapping[str, Tensor]:
         raise SparsonaError(
             f"weights in '{path}' that are no plain finite numbers: {', '.join(odd[:MAX_NAMED])}",
             expected="dense floating-point tensors without NaN or infinity",
-            mend="convert them before they are saved: value.dequantize(), value.to_dense(), value.float()",
+            hint="convert them before they are saved: value.dequantize(), value.to_dense(), value.float()",
         )
     return state
 
@@ -86,7 +86,7 @@ def _unreadable(path: Path, why: str) -> SparsonaError:
     return SparsonaError(
         f"the weights in '{path}' cannot be read: {why}",
         expected="a state_dict as torch.save or safetensors write it",
-        mend="save it again: torch.save(model.state_dict(), path)",
+        hint="save it again: torch.save(model.state_dict(), path)",
     )
 
 

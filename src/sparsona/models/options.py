@@ -58,12 +58,12 @@ def read_options(found: Spec, known: Mapping[str, Option]) -> dict[str, Value]:
         raise SparsonaError(
             f"'{stray[0]}' is not an option of model '{name}'",
             expected="key=value, with commas between several",
-            mend=f"options of {name}: {', '.join(known) or 'none'}",
+            hint=f"options of {name}: {', '.join(known) or 'none'}",
         )
     for key, text in found.options.items():
         if not known:
             raise SparsonaError(
-                f"model '{name}' has no options, but '{key}={text}' was given", mend=f"write just {name}"
+                f"model '{name}' has no options, but '{key}={text}' was given", hint=f"write just {name}"
             )
         if key not in known:
             raise unknown_name(f"option of model '{name}'", key, known)
@@ -73,6 +73,6 @@ def read_options(found: Spec, known: Mapping[str, Option]) -> dict[str, Value]:
             raise SparsonaError(
                 f"option {key} of model '{name}' cannot be '{text}'",
                 expected=str(error),
-                mend=f"{key}: {known[key].summary}",
+                hint=f"{key}: {known[key].summary}",
             ) from None
     return values

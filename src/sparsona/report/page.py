@@ -52,7 +52,7 @@ def write_report(views: Sequence[RunView], path: str | os.PathLike[str], title: 
         raise SparsonaError(
             "a report of runs that predict numbers",
             expected="runs with accuracies",
-            mend="the table and run.summary have their errors",
+            hint="the table and run.summary have their errors",
         )
     page = render_report(views, title)
     path = Path(path)
@@ -64,7 +64,7 @@ def write_report(views: Sequence[RunView], path: str | os.PathLike[str], title: 
         raise SparsonaError(
             f"the report could not be written to {path}: {error.strerror or error}",
             expected="the path of a file in a folder that can be written",
-            mend="choose another path",
+            hint="choose another path",
         ) from error
     return path
 

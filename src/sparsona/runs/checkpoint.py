@@ -24,11 +24,11 @@ from sparsona.core.method import Method
 from sparsona.core.storage import pack_bits, unpack_bits
 from sparsona.core.tree import Tree, map_parts, parts
 from sparsona.core.update import Part, Support, Update
-from sparsona.engine.context import Setting
+from sparsona.engine.context import ClientContext
 from sparsona.engine.jobs import Message
 from sparsona.engine.population import Population
 from sparsona.engine.rounds import received_work
-from sparsona.engine.spill import Shelf
+from sparsona.engine.spill import SpillStore
 from sparsona.engine.star import memories
 from sparsona.runs.folder import explain_disk_errors, read_json, write_atomically
 from sparsona.wire.codec import encode
@@ -49,7 +49,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class _Said:
+class _LastMessage:
     """What a peer said last. Where all of it is in its state as well, as a model is, only that is written."""
 
     message: Message
@@ -61,15 +61,18 @@ class _Said:
         if isinstance(self.message, bytes):
             return (hash(self.message),)
         found = [thing for part in self.message.parts.values() for thing in (part.whole, part.mask, part.arrived)]
-        return tuple(thing.known if isinstance(thing, Tree) else thing for thing in found)
+        return tuple(thing.identity if isinstance(thing, Tree) else thing for thing in found)
 
     def as_file(self) -> dict[str, Tensor]:
         if isinstance(self.message, bytes):
             return {"message": _bytes(self.message)}
-        update, places = self.message, {leaf.known: path for path, leaf in parts(self.state) if isinstance(leaf, Tree)}
+        update, places = (
+            self.message,
+            {leaf.identity: path for path, leaf in parts(self.state) if isinstance(leaf, Tree)},
+        )
         found = []
         for name, part in update.parts.items():
-            whole, mask = (None if t is None else places.get(t.known, "") for t in (part.whole, part.mask))
+            whole, mask = (None if t is None else places.get(t.identity, "") for t in (part.whole, part.mask))
             if not whole or mask == "":
                 return {"message": _bytes(encode(update))}
             found.append([name, part.support.name, part.seed.hex(), whole, mask])
@@ -77,7 +80,7 @@ class _Said:
         return {"recipe": _bytes(json.dumps(recipe).encode())}
 
 
-def _said(stored: dict[str, Tensor], state: Any, what: str) -> Message:
+def _read_message(stored: dict[str, Tensor], state: Any, what: str) -> Message:
     """What `_Said` wrote."""
     if "message" in stored:
         return stored["message"].numpy().tobytes()
@@ -99,7 +102,7 @@ def _said(stored: dict[str, Tensor], state: Any, what: str) -> Message:
         raise SparsonaError(
             f"the checkpoint of {what} does not go with that client's state: {error}",
             expected="both as they were written",
-            mend="use the version of sparsona, the model and the data this run was started with",
+            hint="use the version of sparsona, the model and the data this run was started with",
         ) from None
     return Update(recipe["sender"], recipe["round"], recipe["weight"], made)
 
@@ -150,7 +153,7 @@ class Checkpoints:
                 if path.name not in keep:
                     path.unlink(missing_ok=True)
 
-    def load(self, setting: Setting, initial: Population) -> Progress | None:
+    def load(self, context: ClientContext, initial: Population) -> Progress | None:
         """What the manifest names, or None if the run has none yet."""
         path = self._folder / "manifest.json"
         if not path.exists():
@@ -160,32 +163,32 @@ class Checkpoints:
             raise SparsonaError(
                 f"'{path}' is a checkpoint of format {manifest.get('format')}",
                 expected=f"format {FORMAT}",
-                mend="use the version of sparsona named in the run's environment.json",
+                hint="use the version of sparsona named in the run's environment.json",
             )
         if manifest.pop("checksum", None) != _checksum(manifest):
             raise SparsonaError(
                 f"'{path}' is damaged: its checksum does not match",
                 expected="the file as it was written",
-                mend="restore it from a copy, or start the run again in another folder",
+                hint="restore it from a copy, or start the run again in another folder",
             )
         self._number, self._files = manifest["number"], manifest["files"]
         server = None
         if initial.server is not None:
-            server = self._filled_server(initial.server, setting.shelf)
+            server = self._filled_server(initial.server, context.spill_store)
         states: dict[int, Any] = {}
         for client, entry in self._of_kind("client"):
-            states[client] = _filled(setting.fresh_state(client), self._read(entry), f"client {client}")
-            setting.shelf.rest(states[client])
+            states[client] = _filled(context.fresh_state(client), self._read(entry), f"client {client}")
+            context.spill_store.store(states[client])
         messages = {
-            client: _said(self._read(entry), states.get(client), f"client {client}'s message")
+            client: _read_message(self._read(entry), states.get(client), f"client {client}'s message")
             for client, entry in self._of_kind("message")
         }
         population = Population(server, states, messages)
         tuned: dict[int, Any] = {}
         for client, entry in self._of_kind("tuned"):
-            work = received_work(setting, population, client)
+            work = received_work(context, population, client)
             tuned[client] = _filled(work, self._read(entry), f"client {client}'s tuned model")
-            setting.shelf.rest(tuned[client])
+            context.spill_store.store(tuned[client])
         self._saved = {
             owner: _marks(value)
             for owner, value in _owners(self._method, population, tuned, initial, self._files)
@@ -198,7 +201,7 @@ class Checkpoints:
         start = f"{kind}/"
         return [(int(owner[len(start) :]), entry) for owner, entry in self._files.items() if owner.startswith(start)]
 
-    def _filled_server(self, server: Any, shelf: Shelf) -> Any:
+    def _filled_server(self, server: Any, spill_store: SpillStore) -> Any:
         """The server as stored: its own fields from one file, its memory of each changed client from another."""
         memory = memories(self._method, server)
         bare = replace(server, **{name: {} for name in memory})
@@ -208,7 +211,7 @@ class Checkpoints:
         for client, entry in self._of_kind("server"):
             own = {name: values[client] for name, values in memory.items() if client in values}
             found = _filled(own, self._read(entry), f"the server's memory of client {client}")
-            shelf.rest(found)
+            spill_store.store(found)
             for name, value in found.items():
                 changed[name][client] = value
         return replace(bare, **changed)
@@ -225,7 +228,7 @@ class Checkpoints:
             raise SparsonaError(
                 f"checkpoint file '{path}' is missing or damaged: {error}",
                 expected="the file as it was written",
-                mend="restore it from a copy, or start the run again in another folder",
+                hint="restore it from a copy, or start the run again in another folder",
             ) from None
 
 
@@ -258,7 +261,7 @@ def _owners(
             yield f"server/{client}", {name: values[client] for name, values in memory.items() if client in values}
     yield from ((f"client/{client}", state) for client, state in sorted(population.states.items()))
     for client, message in sorted(population.messages.items()):
-        yield f"message/{client}", _Said(message, population.states.get(client))
+        yield f"message/{client}", _LastMessage(message, population.states.get(client))
     yield from ((f"tuned/{client}", work) for client, work in sorted(tuned.items()))
 
 
@@ -271,7 +274,7 @@ def _filled(template: Any, stored: dict[str, Tensor], what: str) -> Any:
         raise SparsonaError(
             f"the checkpoint of {what} holds {_shapes(stored)}",
             expected=_shapes(expected),
-            mend="use the version of sparsona, the model and the data this run was started with",
+            hint="use the version of sparsona, the model and the data this run was started with",
         )
 
     def fill(path: str, leaf: Tree | Tensor) -> Tree | Tensor:
@@ -289,9 +292,9 @@ def _shapes(tensors: Mapping[str, Tree | Tensor]) -> str:
 
 def _marks(value: Any) -> tuple[object, ...]:
     """What tells a value from another without holding it: values are never edited in place."""
-    if isinstance(value, _Said):
+    if isinstance(value, _LastMessage):
         return (*value.marks, *_marks(value.state))
-    return tuple(leaf.known if isinstance(leaf, Tree) else leaf for _, leaf in parts(value))
+    return tuple(leaf.identity if isinstance(leaf, Tree) else leaf for _, leaf in parts(value))
 
 
 def _same(now: tuple[object, ...], before: tuple[object, ...] | None) -> bool:
@@ -304,7 +307,7 @@ def _same(now: tuple[object, ...], before: tuple[object, ...] | None) -> bool:
 
 
 def _as_file(value: Any) -> dict[str, Tensor]:
-    if isinstance(value, _Said):
+    if isinstance(value, _LastMessage):
         return value.as_file()
     found = {}
     for path, leaf in parts(value):

@@ -87,7 +87,7 @@ class RunFacts:
             raise SparsonaError(
                 f"'{where}' was written in format {values.get('format')}",
                 expected=f"format {FORMAT}",
-                mend="use the version of sparsona named in its environment.json",
+                hint="use the version of sparsona named in its environment.json",
             )
         missing = [one.name for one in fields(cls) if one.default is MISSING and one.name not in values]
         known = {one.name: values[one.name] for one in fields(cls) if one.name in values}
@@ -104,7 +104,7 @@ class RunFacts:
             raise SparsonaError(
                 f"'{where}' is damaged: its facts cannot be read ({error})",
                 expected="about.json as sparsona wrote it",
-                mend="restore it from a copy, or start the run again in another folder",
+                hint="restore it from a copy, or start the run again in another folder",
             ) from None
 
 

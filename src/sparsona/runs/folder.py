@@ -38,12 +38,12 @@ def explain_disk_errors(path: Path) -> Iterator[None]:
             raise SparsonaError(
                 f"the disk is full: '{path}' could not be written",
                 expected="free space",
-                mend="free some space, then `sparsona resume` this run: what was written before is intact",
+                hint="free some space, then `sparsona resume` this run: what was written before is intact",
             ) from error
         raise SparsonaError(
             f"'{path}' cannot be written: {error.strerror or error}",
             expected="a place where files can be made",
-            mend="choose another folder with --out, or mend the permissions of this one",
+            hint="choose another folder with --out, or change the permissions of this one",
         ) from error
 
 
@@ -55,17 +55,17 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def read_json(path: Path, kind: type = dict) -> Any:
     """A file of ours, or an error that says what is wrong with it."""
-    mend = "restore it from a copy, or start the run again in another folder"
+    hint = "restore it from a copy, or start the run again in another folder"
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise SparsonaError(f"'{path}' is missing", expected="a run folder made by sparsona", mend=mend) from None
+        raise SparsonaError(f"'{path}' is missing", expected="a run folder made by sparsona", hint=hint) from None
     except (OSError, ValueError) as error:
         raise SparsonaError(
-            f"'{path}' cannot be read: {error}", expected="the file as sparsona wrote it", mend=mend
+            f"'{path}' cannot be read: {error}", expected="the file as sparsona wrote it", hint=hint
         ) from None
     if not isinstance(value, kind):
-        raise SparsonaError(f"'{path}' holds no {kind.__name__}", expected="the file as sparsona wrote it", mend=mend)
+        raise SparsonaError(f"'{path}' holds no {kind.__name__}", expected="the file as sparsona wrote it", hint=hint)
     return value
 
 
@@ -115,7 +115,7 @@ def reached(path: Path) -> Reached:
         raise SparsonaError(
             f"'{path / MANIFEST}' has no {error}",
             expected="the file as sparsona wrote it",
-            mend="restore it from a copy, or start the run again in another folder",
+            hint="restore it from a copy, or start the run again in another folder",
         ) from None
 
 
@@ -155,13 +155,13 @@ class RunFolder:
             raise SparsonaError(
                 f"'{path}' is a comparison",
                 expected="a run",
-                mend="`sparsona resume` and `sparsona report` take it as it is; its runs are the folders in it",
+                hint="`sparsona resume` and `sparsona report` take it as it is; its runs are the folders in it",
             )
         if not (path / "config.json").is_file():
             raise SparsonaError(
                 f"'{path}' is not a run",
                 expected="a folder made by `sparsona run`, with a config.json inside",
-                mend="`sparsona runs` lists the runs in ./runs",
+                hint="`sparsona runs` lists the runs in ./runs",
             )
         return cls(path, RunFacts.from_json(read_json(path / "about.json"), str(path)))
 
@@ -173,7 +173,7 @@ class RunFolder:
                 f"'{self.path}' was written in format {self.facts.format} by sparsona {version}: it can be read, not "
                 "gone on with",
                 expected=f"a run in format {FORMAT}",
-                mend="resume it with the version that wrote it, or start the run again in another folder",
+                hint="resume it with the version that wrote it, or start the run again in another folder",
             )
 
     def __enter__(self) -> RunFolder:
@@ -188,13 +188,13 @@ class RunFolder:
             raise SparsonaError(
                 f"'{self.path}' is in use by another process",
                 expected="a run that nobody is working on",
-                mend="wait for it, or stop the other process",
+                hint="wait for it, or stop the other process",
             ) from None
         except OSError as error:
             raise SparsonaError(
                 f"'{self.path}' cannot be locked: {error.strerror or error}",
                 expected="a folder that can be written",
-                mend="mend its permissions, or copy it to where you may write",
+                hint="change its permissions, or copy it to where you may write",
             ) from error
 
     def __exit__(self, *_: object) -> None:
@@ -251,7 +251,7 @@ def _check_unused(path: Path) -> None:
         raise SparsonaError(
             f"'{path}' is already used",
             expected="a folder that does not exist yet, or an empty one",
-            mend="choose another --out, or `sparsona resume` what is there",
+            hint="choose another --out, or `sparsona resume` what is there",
         )
 
 

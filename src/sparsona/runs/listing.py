@@ -17,7 +17,7 @@ def find_run(text: str | Path) -> Path:
         if path.exists():
             return path
     raise SparsonaError(
-        f"there is no run '{text}'", expected="a folder, or a name in ./runs", mend="`sparsona runs` lists those names"
+        f"there is no run '{text}'", expected="a folder, or a name in ./runs", hint="`sparsona runs` lists those names"
     )
 
 

@@ -206,7 +206,7 @@ def make_observer(text: str) -> object:
         raise SparsonaError(
             f"log '{text}'",
             expected=" or ".join(f"FILE.{name} ({row.text})" for name, row in OBSERVERS.items()),
-            mend="for example --log run.jsonl",
+            hint="for example --log run.jsonl",
         )
     module, _, kind = OBSERVERS[name].where.partition(":")
     return getattr(import_module(module), kind)(place)
@@ -255,7 +255,7 @@ def _receiver(observer: Any, event: str) -> Callable[[Any], object]:
             f"{observer!r} is no observer",
             expected=f"an object with some of {', '.join(EVENTS)}, a function of one record, or a text such as "
             "'run.jsonl'",
-            mend=f"make one: {observer.__name__}()" if isinstance(observer, type) else "",
+            hint=f"make one: {observer.__name__}()" if isinstance(observer, type) else "",
         )
     if misspelt := [name for name in known if name not in EVENTS]:
         raise unknown_name("method of an observer", misspelt[0], EVENTS)

@@ -43,7 +43,7 @@ def known_points(names: tuple[str, ...]) -> tuple[str, ...]:
         try:
             eval_points.check_option(name)
         except SparsonaError as error:
-            raise ValueError(f"{error.expected}; {error.mend}" if error.mend else error.expected) from None
+            raise ValueError(f"{error.expected}; {error.hint}" if error.hint else error.expected) from None
     return names
 
 
@@ -52,7 +52,7 @@ def known_transforms(texts: tuple[str, ...]) -> tuple[str, ...]:
     try:
         read_transforms(texts)
     except SparsonaError as error:
-        raise ValueError("; ".join(filter(None, (error.what, error.expected, error.mend)))) from None
+        raise ValueError("; ".join(filter(None, (error.what, error.expected, error.hint)))) from None
     return texts
 
 
@@ -287,7 +287,7 @@ class RunConfig(Stopping):
                 SparsonaError(
                     f"{self.num_novel} novel clients of {self.clients}",
                     expected="at least one client that takes part",
-                    mend="lower novel or raise --clients",
+                    hint="lower novel or raise --clients",
                 )
             )
         elif self.sampled > taking_part:
@@ -295,7 +295,7 @@ class RunConfig(Stopping):
                 SparsonaError(
                     f"cannot sample {self.sampled} clients per round: only {taking_part} take part",
                     expected=f"per_round from 1 to {taking_part}",
-                    mend="lower --per-round or raise --clients",
+                    hint="lower --per-round or raise --clients",
                 )
             )
         if taking_part is not None and 1 <= taking_part < (self.eval_clients or 0):
@@ -303,7 +303,7 @@ class RunConfig(Stopping):
                 SparsonaError(
                     f"cannot test {self.eval_clients} clients: only {taking_part} take part",
                     expected=f"eval_clients from 1 to {taking_part}",
-                    mend="lower eval_clients, or leave it out: all are tested then",
+                    hint="lower eval_clients, or leave it out: all are tested then",
                 )
             )
         if self.novel > 1 and self.novel != int(self.novel):
@@ -311,7 +311,7 @@ class RunConfig(Stopping):
                 SparsonaError(
                     f"{self.novel} novel clients",
                     expected="a whole number, or a share below 1",
-                    mend="for example --set novel=4, or novel=0.2",
+                    hint="for example --set novel=4, or novel=0.2",
                 )
             )
         if self.novel_epochs and not self.novel:
@@ -319,7 +319,7 @@ class RunConfig(Stopping):
                 SparsonaError(
                     "novel_epochs without novel clients",
                     expected="novel clients to tune",
-                    mend="--set novel=0.2 holds a fifth of the clients out",
+                    hint="--set novel=0.2 holds a fifth of the clients out",
                 )
             )
         if eval_points.select(self.points, "end") and not self.tune_epochs:
@@ -327,7 +327,7 @@ class RunConfig(Stopping):
                 SparsonaError(
                     f"point '{eval_points.TUNED}' without tuning",
                     expected="tune_epochs of 1 or more",
-                    mend="--set tune_epochs=5, or use fedavg-ft",
+                    hint="--set tune_epochs=5, or use fedavg-ft",
                 )
             )
         if not self.capacities or not all(0 < capacity <= 1 for capacity in self.capacities):
@@ -335,7 +335,7 @@ class RunConfig(Stopping):
                 SparsonaError(
                     f"capacities {list(self.capacities)}",
                     expected="one or more densities above 0 and at most 1",
-                    mend="for example --set 'capacities=[0.2, 1.0]'",
+                    hint="for example --set 'capacities=[0.2, 1.0]'",
                 )
             )
         return found

@@ -39,13 +39,13 @@ def read_profile(folder: Path) -> dict[str, Any]:
         raise SparsonaError(
             f"'{folder}' has no profile",
             expected="a run that was measured",
-            mend="run with --profile, or train(..., profile=True)",
+            hint="run with --profile, or train(..., profile=True)",
         )
     value = read_json(folder / NAME)
     if value.get("format") != FORMAT or not isinstance(value.get("parts"), list):
         raise SparsonaError(
             f"'{folder / NAME}' is none of this version's profiles",
             expected=f"format {FORMAT}, as sparsona wrote it",
-            mend="remove it: the run itself does not need it",
+            hint="remove it: the run itself does not need it",
         )
     return value

@@ -246,7 +246,7 @@ class Records:
             raise SparsonaError(
                 f"'{self.path}' {what}",
                 expected="the file as sparsona wrote it",
-                mend="restore it from a copy, or start the run again in another folder",
+                hint="restore it from a copy, or start the run again in another folder",
             )
 
     # Reading: for anybody, at any time.
@@ -386,7 +386,7 @@ def explain_record_errors(path: Path) -> Iterator[None]:
         raise SparsonaError(
             f"the records in '{path}' could not be {'written: the disk is full' if full else 'used'} ({text})",
             expected="free space" if full else "the file as sparsona wrote it",
-            mend="free some space, then `sparsona resume` this run: what was written before is intact"
+            hint="free some space, then `sparsona resume` this run: what was written before is intact"
             if full
             else "restore the file from a copy, or start the run again in another folder",
         ) from error

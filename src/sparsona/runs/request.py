@@ -72,14 +72,14 @@ def choose(
         else:
             error = unknown_name(f"option of {row.name}", name, {*OPTIONS, *own, *others})
             listed = f"what `sparsona methods {row.name}` lists"
-            errors.append(SparsonaError(error.what, expected=listed, mend=error.mend))
+            errors.append(SparsonaError(error.what, expected=listed, hint=error.hint))
     if (schedule := of_run.get("lr_schedule", "decay")) != "decay":
         if "lr_decay" in of_run:
             errors.append(
                 SparsonaError(
                     f"lr_decay together with the schedule '{schedule}'",
                     expected="one of them: lr_decay belongs to the schedule 'decay'",
-                    mend="leave --lr-decay out, or say --lr-schedule decay",
+                    hint="leave --lr-decay out, or say --lr-schedule decay",
                 )
             )
         of_run["lr_decay"] = 1.0  # so is it recorded: nothing decays
@@ -99,13 +99,13 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SparsonaError(
-            f"there is no config file '{path}'", expected="a TOML file", mend="check the path given to --config"
+            f"there is no config file '{path}'", expected="a TOML file", hint="check the path given to --config"
         ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SparsonaError(
             f"config file '{path}' cannot be read: {error}",
             expected="a TOML file: lines like rounds = 50",
-            mend="correct it at the place named",
+            hint="correct it at the place named",
         ) from None
     options = values.pop("options", {})
     if not isinstance(options, dict):

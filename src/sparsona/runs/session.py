@@ -15,14 +15,14 @@ from itertools import count
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.points import RECEIVED
-from sparsona.engine.context import Setting
+from sparsona.engine.context import ClientContext
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.jobs import Executor, Job, Outcome
 from sparsona.engine.plan import tested_clients
 from sparsona.engine.population import Population, RoundRecord
 from sparsona.engine.profiler import OTHER, START, Clock
 from sparsona.engine.rounds import check_plan, simulate
-from sparsona.executors import open_executor, rounding_as_asked
+from sparsona.executors import numeric_mode, open_executor
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.runs.folder import MANIFEST, RunFolder
 from sparsona.runs.observers import (
@@ -58,11 +58,11 @@ class Played:
 class Session:
     """Plays one run. It is made before the run's folder: what method and plan cannot do together is refused here."""
 
-    def __init__(self, setting: Setting, observers: ObserverList) -> None:
-        self.setting, self.clock, self.observers = setting, setting.clock, observers
-        self._executor = _ReportingExecutor(setting.clock, self._report_outcome)
-        check_plan(setting.server_side)
-        self._engine = simulate(setting, self._executor)
+    def __init__(self, context: ClientContext, observers: ObserverList) -> None:
+        self.context, self.clock, self.observers = context, context.clock, observers
+        self._executor = _ReportingExecutor(context.clock, self._report_outcome)
+        check_plan(context.server_side)
+        self._engine = simulate(context, self._executor)
         self._started = False
         self._progress: Progress | None = None
 
@@ -71,16 +71,16 @@ class Session:
 
         Whatever ends it (the last round, a stop, Ctrl-C, an error), what was reached is on disk.
         """
-        with rounding_as_asked(self.setting):
+        with numeric_mode(self.context):
             self._open(folder)
             if self.progress.finished:
                 return Played(self.progress, None)  # and no worker is started
-            profile = {"executor": executor, "device": self.setting.device.type}
+            profile = {"executor": executor, "device": self.context.device.type}
             self._profile = ProfileFile(folder.path, self.clock, self.progress.completed, **profile)
             self._profile.write(self.progress.completed)  # from now on this is a profiled run, also after a kill
             self._start()
             self.report("starting")
-            self._executor.open(open_executor(executor, self.setting, self.report))
+            self._executor.open(open_executor(executor, self.context, self.report))
             try:
                 reason = self._play_rounds(limits)
                 return Played(self.progress, reason)
@@ -100,11 +100,11 @@ class Session:
         """Load the checkpoint, or save the first one, and check that the records go with it."""
         self._folder, self._records = folder, folder.records
         self._recorder = Recorder(folder.records)
-        self._checkpoints = Checkpoints(folder.path, self.setting.method)
+        self._checkpoints = Checkpoints(folder.path, self.context.method)
         with self.clock.measure(f"{START}build"):
             self._initial: Population = self._engine.start()
         with self.clock.measure("checkpoint"):
-            found = self._checkpoints.load(self.setting, self._initial)
+            found = self._checkpoints.load(self.context, self._initial)
         self._progress = found or Progress(0, 0.0, self._initial, {})
         self._began = time.monotonic() - self.progress.seconds
         self._checkpoint_at, self._checkpoint_cost = time.monotonic(), 0.0
@@ -116,27 +116,27 @@ class Session:
                 raise SparsonaError(
                     f"'{folder.path / MANIFEST}' is missing",
                     expected="the manifest that goes with the records of this run",
-                    mend="restore it from a copy, or start the run again in another folder",
+                    hint="restore it from a copy, or start the run again in another folder",
                 )
             with self.clock.measure("checkpoint"):
                 self._checkpoints.save(self.progress, self._initial)
         with self.clock.measure("records"):
             self._records.check(self.progress.completed)
         self._traits: TraitRecord | None = None
-        if folder.config.get("record_traits") and has_traits(self.setting) and not self.progress.finished:
-            self._traits = TraitRecord(self.setting)
+        if folder.config.get("record_traits") and has_traits(self.context) and not self.progress.finished:
+            self._traits = TraitRecord(self.context)
 
     def _start(self) -> None:
         self._started = True
         options = deepcopy(self._folder.config)  # an observer's own: it cannot change the run
-        completed, rounds = self.progress.completed, self.setting.plan.rounds
+        completed, rounds = self.progress.completed, self.context.plan.rounds
         self.observers.on_start(RunStart(self._folder.path, self._folder.facts, options, completed, rounds))
 
     # How it goes.
 
     def _play_rounds(self, limits: Stopping) -> str | None:
         """Play until the last round or a stop; why it was stopped, or None if it is finished."""
-        plan, completed = self.setting.plan, self.progress.completed
+        plan, completed = self.context.plan, self.progress.completed
         with self.clock.measure("records"):
             self._records.rewind(completed, plan.points_after(completed))
             self._folder.drop_summary()
@@ -161,7 +161,7 @@ class Session:
     def _round(self) -> None:
         began, index = time.monotonic(), self.progress.completed
         population, played = self._engine.play(self.progress.population, index)
-        if self.setting.plan.evaluates_after(index + 1):
+        if self.context.plan.evaluates_after(index + 1):
             played.evaluations.extend(self._engine.evaluate(population, index + 1))
         result = _round_result(played, time.monotonic() - began)
         self._bytes_sent += sum(turn.bytes_up + turn.bytes_down for turn in result.turns)
@@ -171,13 +171,13 @@ class Session:
     def _evaluate_where_it_stops(self) -> None:
         """The result must be that of the round which was reached, also between two evaluations."""
         completed = self.progress.completed
-        if not self.setting.plan.evaluates_after(completed):
+        if not self.context.plan.evaluates_after(completed):
             found = self._engine.evaluate(self.progress.population, completed)
             self._keep(self.progress, None, self._evaluation_result(completed, found))
 
     def _finish(self) -> None:
         """Final tuning and novel clients."""
-        began, rounds = time.monotonic(), self.setting.plan.rounds
+        began, rounds = time.monotonic(), self.context.plan.rounds
         played, tuned = self._engine.finish(self.progress.population)
         result = replace(_round_result(played, time.monotonic() - began), is_tuning=True)
         evaluation = self._evaluation_result(rounds, played.evaluations)
@@ -235,7 +235,7 @@ class Session:
 
     def report(self, doing: str) -> None:
         """Tell observers what is being done; "" when a start is over."""
-        title, plan = self._folder.facts.title, self.setting.plan
+        title, plan = self._folder.facts.title, self.context.plan
         self._reported_at = time.monotonic()
         self.observers.on_progress(
             ProgressUpdate(title, plan.seed, self.progress.completed, plan.rounds, doing, self._seconds)
@@ -244,10 +244,10 @@ class Session:
     def _report_outcome(self, kind: str, done: int) -> None:
         """What a long round is at: at most every PROGRESS_SECONDS."""
         if time.monotonic() - self._reported_at >= PROGRESS_SECONDS:
-            plan, num = self.setting.plan, len(self.setting.clients)
+            plan, num = self.context.plan, len(self.context.clients)
             trains = num - plan.num_novel if plan.everyone_trains else plan.per_round
             tuned = num if plan.tune_epochs else plan.num_novel
-            tested = len(tested_clients(plan, self.setting.clients))
+            tested = len(tested_clients(plan, self.context.clients))
             total = {"train": trains, "evaluate": tested, "tune": tuned}[kind]
             what = {"train": "trained", "evaluate": "tested", "tune": "tuned"}[kind]
             self.report(f"{done}/{total} {what}")
@@ -256,7 +256,7 @@ class Session:
         """Tell observers of the end of what was played, if they were told of a start."""
         if self._started:
             reason, progress = played.stopped_by, played.progress
-            rounds, finished = self.setting.plan.rounds, progress.finished
+            rounds, finished = self.context.plan.rounds, progress.finished
             self.observers.on_end(
                 RunEnd(progress.completed, rounds, progress.seconds, finished, reason, deepcopy(summary))
             )
@@ -266,7 +266,7 @@ class Session:
         if self._started:
             reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
             completed, seconds = self.progress.completed, self.progress.seconds
-            end = RunEnd(completed, self.setting.plan.rounds, seconds, False, reason.splitlines()[0], None)
+            end = RunEnd(completed, self.context.plan.rounds, seconds, False, reason.splitlines()[0], None)
             self.observers.on_failure(end, error)
 
 

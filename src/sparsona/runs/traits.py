@@ -11,8 +11,8 @@ import torch
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.seeds import generator
-from sparsona.core.tree import Tree, awake
-from sparsona.engine.context import Setting
+from sparsona.core.tree import Tree, loaded
+from sparsona.engine.context import ClientContext
 from sparsona.engine.plan import novel_clients
 from sparsona.engine.population import Population
 from sparsona.runs.records import TraitsRow, pack_numbers
@@ -49,45 +49,45 @@ class Traits:
         return np.sqrt(((others - one) ** 2).sum(axis=1))
 
 
-def check_traits(setting: Setting) -> None:
+def check_traits(context: ClientContext) -> None:
     """Refuse a run whose clients have nothing to be told apart by."""
-    method = setting.method
+    method = context.method
     if method.trait is None:
         raise SparsonaError(
             f"{method.name}'s clients have neither masks nor gates to compare",
             expected="a method whose clients do, such as fedspa",
         )
-    if setting.plan.stateless:
+    if context.plan.stateless:
         raise SparsonaError(
             "stateless clients keep no masks or gates",
             expected="a run with clients that have a memory",
         )
 
 
-def has_traits(setting: Setting) -> bool:
+def has_traits(context: ClientContext) -> bool:
     """Whether clients have something to be told apart by, and keep it."""
-    return setting.method.trait is not None and not setting.plan.stateless
+    return context.method.trait is not None and not context.plan.stateless
 
 
-def compared_clients(setting: Setting) -> tuple[int, ...]:
+def compared_clients(context: ClientContext) -> tuple[int, ...]:
     """Who is compared: all that take part or, of many, MOST of them, drawn once by the run's seed."""
-    novel = novel_clients(setting.plan, setting.clients)
-    pool = [client.index for client in setting.clients if client.index not in novel]
+    novel = novel_clients(context.plan, context.clients)
+    pool = [client.index for client in context.clients if client.index not in novel]
     if len(pool) <= MOST:
         return tuple(pool)
-    order = torch.randperm(len(pool), generator=generator(setting.plan.seeds.shared("traits")))
+    order = torch.randperm(len(pool), generator=generator(context.plan.seeds.shared("traits")))
     return tuple(sorted(pool[place] for place in order[:MOST].tolist()))
 
 
-def read_traits(setting: Setting, population: Population | None, clients: Sequence[int]) -> Traits:
+def read_traits(context: ClientContext, population: Population | None, clients: Sequence[int]) -> Traits:
     """These clients' traits as the population stands; None: as they were at the start."""
-    check_traits(setting)
-    assert setting.method.trait is not None
+    check_traits(context)
+    assert context.method.trait is not None
     rows, kinds, size = [], set(), 0
     for client in clients:
         state = None if population is None else population.states.get(client)
-        state = setting.fresh_state(client) if state is None else awake(state)
-        kind, row, size = _row(setting.method.trait(state))
+        state = context.fresh_state(client) if state is None else loaded(state)
+        kind, row, size = _row(context.method.trait(state))
         rows.append(row)
         kinds.add(kind)
     (kind,) = kinds
@@ -108,13 +108,13 @@ def _row(trait: Any) -> tuple[Literal["mask", "vector"], np.ndarray, int]:
 class TraitRecord:
     """Writes down, at evaluations, how far apart the clients are and how far each has come."""
 
-    def __init__(self, setting: Setting) -> None:
-        self._setting, self._clients = setting, compared_clients(setting)
-        self._first = read_traits(setting, None, self._clients)
+    def __init__(self, context: ClientContext) -> None:
+        self._context, self._clients = context, compared_clients(context)
+        self._first = read_traits(context, None, self._clients)
 
     def row(self, population: Population, completed: int) -> TraitsRow:
         """How things stand after so many rounds."""
-        now = read_traits(self._setting, population, self._clients)
+        now = read_traits(self._context, population, self._clients)
         distances = now.distances()
         pairs = distances[np.triu_indices(len(distances), 1)]
         apart = float(pairs.mean()) if len(pairs) else None

@@ -62,11 +62,11 @@ def _error(kind: type[BaseModel], item: Any, where: str) -> SparsonaError:
         return SparsonaError(f"{key} is missing from {where}", expected="a config as sparsona writes it")
     if not item["loc"]:  # each is right by itself, but not together: the rule says what is wrong
         rule = item["msg"].removeprefix("Value error, ")
-        return SparsonaError(f"options of {where} that do not go together", expected=rule, mend="change one of them")
+        return SparsonaError(f"options of {where} that do not go together", expected=rule, hint="change one of them")
     field = kind.model_fields.get(str(item["loc"][0]))
     about = f" ({field.description})" if field is not None and field.description else ""
     if item["type"] == "value_error":  # our own words: what would be right
         expected = str(item["ctx"]["error"])
     else:
         expected = item["msg"].removeprefix("Input should be ").lower()
-    return SparsonaError(f"{key} = {item['input']!r}{about}", expected=expected, mend=f"give {key} another value")
+    return SparsonaError(f"{key} = {item['input']!r}{about}", expected=expected, hint=f"give {key} another value")

@@ -52,13 +52,13 @@ def warm_start_from(path: str | Path) -> WarmStart:
         raise SparsonaError(
             f"a warm start from '{folder.path}', which reached round {found.completed} of {folder.config['rounds']}",
             expected="a finished run",
-            mend=f"`sparsona resume {folder.path}` goes on with it",
+            hint=f"`sparsona resume {folder.path}` goes on with it",
         )
     if not (folder.path / GLOBAL_FILE).exists():
         raise SparsonaError(
             f"a warm start from '{folder.path}': {facts.title} leaves no model for all behind",
             expected="a run of a method with a global model, such as fedavg",
-            mend="a run of an older version gets its model when it is resumed"
+            hint="a run of an older version gets its model when it is resumed"
             if not facts.alone
             else "start from a run of another method",
         )
@@ -74,7 +74,7 @@ def stored_start(folder: RunFolder) -> WarmStart:
         raise SparsonaError(
             f"'{folder.path / START_FILE}' is not what this run began with",
             expected="the file as it was written",
-            mend="restore it from a copy, or start the run again in another folder",
+            hint="restore it from a copy, or start the run again in another folder",
         )
     return WarmStart(weights, known)
 
@@ -82,23 +82,23 @@ def stored_start(folder: RunFolder) -> WarmStart:
 def check_layout(weights: Mapping[str, Tensor], layout: Layout, where: str) -> None:
     """Refuse weights of another network. One with more parameters (adapters, say) may begin with those of fewer."""
     shapes = {slot.name: tuple(slot.shape) for slot in layout.slots}
-    mend = "train both runs with the same --model, or one that only adds parameters"
+    hint = "train both runs with the same --model, or one that only adds parameters"
     if not any(name in shapes for name in weights):
         raise SparsonaError(
             f"a warm start from {where}: no parameter has a name of this model's",
             expected=f"parameters such as '{next(iter(shapes))}', not '{min(weights)}'",
-            mend=mend,
+            hint=hint,
         )
     for name in [*(name for name in shapes if name in weights), *sorted(weights)]:
         if name not in shapes:
             raise SparsonaError(
-                f"a warm start from {where}: this model has no '{name}'", expected="all its parameters here", mend=mend
+                f"a warm start from {where}: this model has no '{name}'", expected="all its parameters here", hint=hint
             )
         if shapes[name] != (found := tuple(weights[name].shape)):
             raise SparsonaError(
                 f"a warm start from {where}: its '{name}' has shape {list(found)}",
                 expected=f"{list(shapes[name])}, as in this model",
-                mend=mend,
+                hint=hint,
             )
 
 
@@ -121,5 +121,5 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise SparsonaError(
             f"'{path}' is missing or damaged: {error}",
             expected="the file as sparsona wrote it",
-            mend="restore it from a copy, or start the run again in another folder",
+            hint="restore it from a copy, or start the run again in another folder",
         ) from None

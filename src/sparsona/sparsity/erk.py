@@ -24,7 +24,7 @@ def erk_densities(layout: Layout, density: float, power: float = 1.0) -> tuple[f
     _check_density(density)
     if not 0 <= power < math.inf:
         raise SparsonaError(
-            f"an ERK power of {power}", expected="a number that is at least 0", mend="use 1, as ERK does"
+            f"an ERK power of {power}", expected="a number that is at least 0", hint="use 1, as ERK does"
         )
     if density == 1:
         return (1.0,) * len(layout.slots)  # not the 0.9999999999999999 that rounding may make of it
@@ -60,7 +60,7 @@ def kept_counts(layout: Layout, densities: tuple[float, ...]) -> tuple[int, ...]
         raise SparsonaError(
             f"{len(densities)} densities for {len(layout.slots)} tensors",
             expected="one density for each tensor of the layout",
-            mend="compute them from the same layout",
+            hint="compute them from the same layout",
         )
     for slot, density in zip(layout.slots, densities, strict=True):
         if not 0 <= density <= 1:
@@ -82,5 +82,5 @@ def _check_density(density: float) -> None:
         raise SparsonaError(
             f"a density of {density}",
             expected="a number above 0 and at most 1",
-            mend="0.5 keeps half of all entries, 1 keeps all of them",
+            hint="0.5 keeps half of all entries, 1 keeps all of them",
         )

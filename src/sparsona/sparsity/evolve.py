@@ -38,7 +38,7 @@ def evolve(params: Tree, mask: Tree, rate: float, scores: Tree | None, seed: int
     tensor, rate 0 none; a dense or empty tensor stays as it is. 0.1 of 30 is 3, whatever floats make of it.
     """
     _check_rate(rate)
-    mask = mask.awake()
+    mask = mask.loaded()
     _check_mask(mask)
     _check_layout("params", params, mask)
     if scores is not None:
@@ -83,14 +83,14 @@ def _moved(mask: Tree, rate: float) -> tuple[int, ...]:
 
 def _of_same_counts(mask: Tree, flat: Tensor) -> Tree:
     evolved = mask.like(flat)
-    evolved.known.counts = counts(mask)  # waited for once, for the first mask of all
+    evolved.identity.counts = counts(mask)  # waited for once, for the first mask of all
     return evolved
 
 
 def _check_rate(rate: float) -> None:
     if not 0 <= rate <= 1:
         raise SparsonaError(
-            f"a rate of {rate}", expected="a number from 0 to 1", mend="0.5 swaps half of the active entries"
+            f"a rate of {rate}", expected="a number from 0 to 1", hint="0.5 swaps half of the active entries"
         )
 
 
@@ -101,7 +101,7 @@ def _check_mask(mask: Tree) -> None:
         raise SparsonaError(
             f"a mask of shape {mask.shape} and type {mask.dtype}",
             expected="the bool mask of one client",
-            mend="a float mask becomes one with mask.like(mask.flat != 0)",
+            hint="a float mask becomes one with mask.like(mask.flat != 0)",
         )
 
 
@@ -110,7 +110,7 @@ def _check_layout(what: str, tree: Tree, mask: Tree) -> None:
         raise SparsonaError(
             f"{what} and mask have different layouts: {tree} and {mask}",
             expected="the same names and shapes in the same order",
-            mend=f"select the mask's tensors from the {what}",
+            hint=f"select the mask's tensors from the {what}",
         )
 
 
@@ -126,5 +126,5 @@ def _check_numbers(params: Tree, scores: Tree | None) -> None:
             raise SparsonaError(
                 f"{what} are not a number (NaN) in {names}",
                 expected="numbers, or there is no smallest weight and no largest score",
-                mend="training diverged: lower the learning rate or clip gradients",
+                hint="training diverged: lower the learning rate or clip gradients",
             )

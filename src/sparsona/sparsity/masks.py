@@ -20,7 +20,7 @@ def random_mask(layout: Layout, kept: tuple[int, ...], seed: int) -> Tree:
         raise SparsonaError(
             f"{len(kept)} counts for {len(layout.slots)} tensors",
             expected="one count for each tensor of the layout",
-            mend="compute them from the same layout with kept_counts",
+            hint="compute them from the same layout with kept_counts",
         )
     random = generator(seed)
     flat = torch.zeros(layout.size, dtype=torch.bool)
@@ -34,7 +34,7 @@ def random_mask(layout: Layout, kept: tuple[int, ...], seed: int) -> Tree:
         flat[start + torch.randperm(slot.size, generator=random)[:count]] = True
         start += slot.size
     mask = Tree(layout, flat)
-    mask.rest()  # a server draws one for each of its clients before any of them is used
+    mask.store()  # a server draws one for each of its clients before any of them is used
     return mask
 
 

@@ -40,7 +40,7 @@ def mask_counts(layout: Layout, density: float, allocation: Literal["erk", "unif
     counts = kept_counts(layout, allocate(layout, density))
     if not any(counts):
         raise SparsonaError(
-            f"a density of {density:g} keeps no parameter at all", expected="more", mend="raise --density or capacities"
+            f"a density of {density:g} keeps no parameter at all", expected="more", hint="raise --density or capacities"
         )
     return counts
 

@@ -97,7 +97,7 @@ def costs_say_what_is_kept(case: Case) -> None:
 
 
 def _check_inference(history: History, client: int) -> None:
-    deploy, layout = history.method.deploy, history.setting.task.layout
+    deploy, layout = history.method.deploy, history.context.task.layout
     found = None if deploy is None else deploy(history.work(client))
     if found is None or isinstance(found, nn.Module):
         return
@@ -110,7 +110,7 @@ def _check_inference(history: History, client: int) -> None:
 def costs_say_what_training_holds(case: Case) -> None:
     """Whatever a Work holds, buffers aside, is kept, received or in `Cost.at_work`, where the gradient comes on top."""
     history = case.history
-    for client in history.setting.clients:
+    for client in history.context.clients:
         cost, at_work = history.cost(client.index), history.cost(client.index).at_work
         own = [tensor for path, tensor in leaves(history.work(client.index)) if not path.startswith("buffers")]
         parts = [part for part in (*cost.kept, *(cost.down or ()), *(at_work or ())) if part.name != "gradient"]
@@ -130,5 +130,5 @@ def density_bounds_messages(case: Case) -> None:
         if way not in case.card.density_bounds:
             continue
         values = [part.num_values for part in update.parts.values() if part.dtype.is_floating_point]
-        most = density * history.setting.task.layout.size * len(values)
+        most = density * history.context.task.layout.size * len(values)
         require(sum(values) <= most, f"client {client}: {sum(values)} values {way}, density {density} allows {most:g}")

@@ -15,13 +15,13 @@ from sparsona import methods
 from sparsona.core.method import Client, Cost, Method, Phase, Round, Tick, Update, Work
 from sparsona.core.tree import leaves
 from sparsona.data.batches import in_order
-from sparsona.engine.context import Setting
+from sparsona.engine.context import ClientContext
 from sparsona.engine.jobs import Tally
 from sparsona.engine.population import Population, RoundRecord
 from sparsona.engine.rounds import check_plan, received_work, simulate
 from sparsona.engine.turn import ClientProbe, take_step
 from sparsona.executors.serial import Serial
-from sparsona.experiment import build as prepare
+from sparsona.experiment import build
 from sparsona.methods import MethodCard
 from sparsona.wire.codec import encode
 
@@ -48,16 +48,16 @@ class Sent(NamedTuple):
 class History:
     """A run of `ROUNDS` rounds: what there was after each of them, and what was sent."""
 
-    setting: Setting
+    context: ClientContext
     sent: list[Sent]
     populations: list[Population] = field(default_factory=list)
     prints: list[str] = field(default_factory=list)  # made at once: a population that is changed later shows
     records: list[RoundRecord] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        check_plan(self.setting.server_side)
-        self.engine = simulate(self.setting, Serial(self.setting))
-        self.constants = fingerprint((self.setting.params, self.setting.buffers))
+        check_plan(self.context.server_side)
+        self.engine = simulate(self.context, Serial(self.context))
+        self.constants = fingerprint((self.context.params, self.context.buffers))
 
     def play(self, rounds: int) -> History:
         """Go on until so many rounds were played."""
@@ -75,7 +75,7 @@ class History:
 
     @property
     def method(self) -> Method:
-        return self.setting.method
+        return self.context.method
 
     @property
     def last(self) -> Population:
@@ -88,26 +88,26 @@ class History:
 
     def work(self, client: int) -> Work:
         """The model this client would use now."""
-        return received_work(self.setting, self.last, client)
+        return received_work(self.context, self.last, client)
 
     def cost(self, client: int, index: int = 0) -> Cost:
         """What a turn of this client costs in a round."""
-        return self.method.cost(self.setting.task.layout, self.setting.clients[client], self.round(index))
+        return self.method.cost(self.context.task.layout, self.context.clients[client], self.round(index))
 
     def round(self, index: int) -> Round:
-        return self.setting.plan.round_at(index)
+        return self.context.plan.round_at(index)
 
     def entered(self, phase: Phase, work: Work, client: int) -> Work:
         """Work as it is before this phase's first step."""
-        round_ = self.round(len(self.records)).on(self.setting.clients[client])
-        data = self.setting.federation
+        round_ = self.round(len(self.records)).on(self.context.clients[client])
+        data = self.context.federation
         train, validation = data.examples(client, "train"), data.examples(client, "validation")
-        probe = ClientProbe(self.setting.task, train, validation, round_, Tally())
+        probe = ClientProbe(self.context.task, train, validation, round_, Tally())
         return work if phase.enter is None else phase.enter(work, probe, round_)
 
     def batch(self, phase: Phase, client: int) -> Any:
         """What one step of this phase looks at."""
-        batches = list(in_order(self.setting.federation.examples(client, "train"), 4))[: phase.batches_per_step]
+        batches = list(in_order(self.context.federation.examples(client, "train"), 4))[: phase.batches_per_step]
         return batches[0] if phase.batches_per_step == 1 else tuple(batches)
 
 
@@ -151,15 +151,15 @@ class Case:
     def start(self, model: Any = None, **more: Any) -> History:
         """A run with other options or another network, before its first round."""
         options, model = {**COMMON, **FEWER, **self.options, **more}, model or self.model
-        config = prepare.make_config(self.card, options, model=model)
+        config = build.make_config(self.card, options, model=model)
         make, kind = methods.factory(self.card)
         sent: list[Sent] = []
         watched = replace(self.card, module=partial(_watched, make, sent), config=kind)
-        return History(prepare.make_setting(config, None, model, row=watched), sent)
+        return History(build.make_context(config, None, model, row=watched), sent)
 
     def option(self, name: str) -> Any:
         """What an option of the method is in this case."""
-        return prepare.make_config(self.card, {**COMMON, **self.options}, model=self.model).options.get(name)
+        return build.make_config(self.card, {**COMMON, **self.options}, model=self.model).options.get(name)
 
 
 def _watched(make: Any, sent: list[Sent], task: Any, config: Any) -> Method:

@@ -35,7 +35,7 @@ def lost_updates_change_nobody(case: Case) -> None:
     for index in range(5):
         record = history.play(index + 1).records[index]
         before, after = history.populations[index : index + 2]
-        who = participation(history.setting.plan, history.setting.clients, index)
+        who = participation(history.context.plan, history.context.clients, index)
         dropped = {turn.client for turn in record.turns if turn.dropped}
         require(not {t.client for t in record.turns if t.aggregated} & who.dropped, "a lost update was aggregated")
         if history.method.peer is not None or not any(turn.traffic.up for turn in record.turns):
@@ -62,7 +62,7 @@ def lost_updates_change_nobody(case: Case) -> None:
 def novel_clients_join_at_the_end(case: Case) -> None:
     """Novel clients take no part in training and are served after it."""
     history = case.start(novel=2, rounds=2).play(2)
-    novel = novel_clients(history.setting.plan, history.setting.clients)
+    novel = novel_clients(history.context.plan, history.context.clients)
     require(len(novel) == 2 and not novel & set(history.last.states), "a novel client has a State before it joins")
     met = {e.client for e in history.final[0].evaluations if e.point == "novel"}
     require(met == novel, f"{met} were evaluated as novel clients, not {set(novel)}")
@@ -77,7 +77,7 @@ def everyone_trains_some_are_aggregated(case: Case) -> None:
         return
     history = case.start(everyone_trains=True).play(2)
     turns = history.records[-1].turns
-    require(len(turns) == len(history.setting.clients), f"{len(turns)} clients had a turn, not all")
+    require(len(turns) == len(history.context.clients), f"{len(turns)} clients had a turn, not all")
     require(len(history.engine.evaluate(history.last, 2)) == len(turns), "not everybody was evaluated")
     require(history.work(0), "a client cannot receive")
     if history.method.server is not None:

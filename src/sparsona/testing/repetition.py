@@ -53,7 +53,7 @@ def inputs_are_unchanged(case: Case) -> None:
     require(history.final, "no final record")
     for index, (population, before) in enumerate(zip(history.populations, history.prints, strict=True)):
         require(population_print(population) == before, f"a State or the Server after {index} rounds was changed later")
-    now = fingerprint((history.setting.params, history.setting.buffers))
+    now = fingerprint((history.context.params, history.context.buffers))
     require(now == history.constants, "the initial weights or buffers were changed")
 
 
@@ -61,7 +61,7 @@ def state_keeps_its_structure(case: Case) -> None:
     """What is stored is read back into the structure that `init_client` and the server's `init` make."""
     history = case.history
     for client, state in history.last.states.items():
-        fresh = history.setting.fresh_state(client)
+        fresh = history.context.fresh_state(client)
         require(shapes(state) == shapes(fresh), f"client {client}'s State has other names, shapes or dtypes than fresh")
     start = history.populations[0].server
     require(shapes(history.last.server) == shapes(start), "the Server has other names, shapes or dtypes than at first")
@@ -76,7 +76,7 @@ def state_survives_the_store(case: Case) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = Checkpoints(Path(folder), history.method)
         store.save(Progress(rounds, 1.5, population, tuned, True), history.populations[0])
-        found = Checkpoints(Path(folder), fresh.method).load(fresh.setting, initial)
+        found = Checkpoints(Path(folder), fresh.method).load(fresh.context, initial)
         assert found is not None
         require(population_print(found.population) == history.prints[rounds], "what is read back is not what was saved")
         require(
@@ -107,7 +107,7 @@ def loss_and_update_are_pure(case: Case) -> None:
 def clients_run_together_as_alone(case: Case) -> None:
     """The executor that runs many clients at once gives what one after another gives, but for rounding."""
     alone, stacked = case.start(smooth_net, rounds=1).play(1), case.start(smooth_net, rounds=1)
-    stacked.engine = simulate(stacked.setting, Stacked(stacked.setting))
+    stacked.engine = simulate(stacked.context, Stacked(stacked.context))
     stacked.play(1)
     pairs = (alone.last.server, stacked.last.server), (alone.last.states, stacked.last.states)
     for one, other in pairs:

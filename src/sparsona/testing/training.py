@@ -31,7 +31,7 @@ def predictions_ignore_their_batch(case: Case) -> None:
     if history.method.transductive:
         return
     predict, work = history.method.predict, history.work(0)
-    inputs = history.setting.federation.examples(0, "test").inputs
+    inputs = history.context.federation.examples(0, "test").inputs
     whole = predict(work, inputs)
     single = torch.cat([predict(work, row[None]) for row in inputs])
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
@@ -45,9 +45,9 @@ def deployed_module_predicts_the_same(case: Case) -> None:
     history = case.history
     if history.method.deploy is None:
         return
-    work, inputs = history.work(1), history.setting.federation.examples(1, "test").inputs
+    work, inputs = history.work(1), history.context.federation.examples(1, "test").inputs
     found = history.method.deploy(work)
-    module = found if isinstance(found, nn.Module) else history.setting.task.module(*found)
+    module = found if isinstance(found, nn.Module) else history.context.task.module(*found)
     with torch.no_grad():
         one, other = module.to(inputs.device)(inputs), history.method.predict(work, inputs)
     require(torch.allclose(one, other, 1.3e-6, 1e-5), "the deployed module predicts something else")
@@ -69,7 +69,7 @@ def statistics_stay_at_home(case: Case) -> None:
     """A model with BatchNorm and dropout trains, stays exact, and no buffer's name travels."""
     history, again = (case.start(net_with_statistics).play(2) for _ in range(2))
     require(history.prints == again.prints, "two runs of the same seed differ")
-    buffers = history.setting.buffers
+    buffers = history.context.buffers
     moved = [
         path
         for state in history.last.states.values()
@@ -86,10 +86,10 @@ def statistics_stay_at_home(case: Case) -> None:
 
 def shared_model_is_evaluated(case: Case) -> None:
     """The server's model, or the peers' consensus, is one of the task's module, and finite."""
-    history, task = case.history, case.history.setting.task
+    history, task = case.history, case.history.context.task
     if (point := history.method.shared_point) is None:
         return
-    model = shared_model(history.setting.server_side, history.last)
+    model = shared_model(history.context.server_side, history.last)
     require(
         model is not None and model.layout.digest == task.layout.digest,
         f"the {point} model has not the layout of the task",
@@ -98,4 +98,4 @@ def shared_model_is_evaluated(case: Case) -> None:
     require(bool(model.flat.isfinite().all()), f"the {point} model has values that are not finite")
     asked = case.start(points=[point])
     found = [e.client for e in asked.engine.evaluate(history.last, len(history.records)) if e.point == point]
-    require(sorted(found) == list(range(len(history.setting.clients))), f"point '{point}' was evaluated for {found}")
+    require(sorted(found) == list(range(len(history.context.clients))), f"point '{point}' was evaluated for {found}")

@@ -23,7 +23,7 @@ class Clip:
 
     def __post_init__(self) -> None:
         if not (self.norm > 0 and math.isfinite(self.norm)):
-            raise SparsonaError(f"a norm of {self.norm}", expected="a finite number above 0", mend="clip:1.0")
+            raise SparsonaError(f"a norm of {self.norm}", expected="a finite number above 0", hint="clip:1.0")
 
     def describe(self) -> str:
         return f"changes clipped to norm {self.norm:.4g}"

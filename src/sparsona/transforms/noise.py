@@ -28,7 +28,7 @@ class Noise:
     def __post_init__(self) -> None:
         if not (self.std > 0 and math.isfinite(self.std)):
             raise SparsonaError(
-                f"a standard deviation of {self.std}", expected="a finite number above 0", mend="noise:0.01"
+                f"a standard deviation of {self.std}", expected="a finite number above 0", hint="noise:0.01"
             )
 
     def describe(self) -> str:

@@ -32,7 +32,7 @@ class Quantize:
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 8:
-            raise SparsonaError(f"{self.bits} bits a value", expected="2 to 8", mend="for example quantize:4")
+            raise SparsonaError(f"{self.bits} bits a value", expected="2 to 8", hint="for example quantize:4")
 
     def describe(self) -> str:
         return f"stochastic quantisation to {self.bits} bits"

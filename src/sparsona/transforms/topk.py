@@ -31,7 +31,7 @@ class TopK:
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
-            raise SparsonaError(f"a share of {self.rate} of the values", expected="above 0, at most 1", mend="topk:0.1")
+            raise SparsonaError(f"a share of {self.rate} of the values", expected="above 0, at most 1", hint="topk:0.1")
 
     def describe(self) -> str:
         return f"the largest {self.rate:.4g} of a change, the rest kept for later"

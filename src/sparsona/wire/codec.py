@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.storage import Rest, pack_bits, unpack_bits
+from sparsona.core.storage import Stored, pack_bits, unpack_bits
 from sparsona.core.tree import Tree
 from sparsona.core.tree import counts as ones_of
 from sparsona.core.update import Levels, Part, PartSize, Support, Update, mask_digest
@@ -87,7 +87,7 @@ def decode(data: bytes | bytearray | memoryview) -> Update:
             values = _read_floats(raw, at, size.num_values, size.bits)
         elif size.support is Support.DENSE:
             # Left as bits: whoever receives a mask usually keeps it.
-            whole = Tree(size.layout, Rest.of_bits(_read_packed(raw, at, size.num_values), (size.num_values,)))
+            whole = Tree(size.layout, Stored.of_bits(_read_packed(raw, at, size.num_values), (size.num_values,)))
         else:
             values = _read_bits(raw, at, size.num_values)
         at += padded(value_bytes)
@@ -101,13 +101,13 @@ def _part_head(part: Part, values: Tensor, size: PartSize) -> PartHead:
         raise SparsonaError(
             f"part {short(size.name)} holds {values.dtype} values of shape {tuple(values.shape)}",
             expected="float32 or bool in one dimension (or what a transform makes of float32)",
-            mend="send one client's flat buffer, as float32 or as a bool mask",
+            hint="send one client's flat buffer, as float32 or as a bool mask",
         )
     mask = part.mask
     if part.support is Support.BITS and (mask is None or mask.flat.dtype is not torch.bool or mask.flat.dim() != 1):
         raise SparsonaError(
             f"part {short(size.name)} is to send a bitmap but holds no bool mask",
-            mend="make the part with `masked`; one that arrived as KNOWN or SEED has no mask to pass on",
+            hint="make the part with `masked`; one that arrived as KNOWN or SEED has no mask to pass on",
         )
     # Only what the support calls for travels: a SEED part that fell back to BITS still holds its seed.
     return PartHead(

@@ -47,7 +47,7 @@ CHECKSUM = struct.Struct("<I")
 E = TypeVar("E", bound=enum.IntEnum)
 
 _RESEND = "ask the sender for the message again"
-_SENDER = "mend the sender, or leave its messages out: parts are made with `dense` and `masked`"
+_SENDER = "correct the sender, or leave its messages out: parts are made with `dense` and `masked`"
 
 
 class Dtype(enum.IntEnum):
@@ -154,7 +154,7 @@ def write_head(head: Head) -> bytes:
             raise SparsonaError(
                 f"part {short(size.name)} has a digest of {len(part.digest)} and a seed of {len(part.seed)} bytes",
                 expected=f"{digest_bytes} and {seed_bytes} for support {size.support.name}",
-                mend="make parts with `dense` or `masked`",
+                hint="make parts with `dense` or `masked`",
             )
         out += [PART.pack(len(name), dtype, size.support, len(size.layout.slots), size.num_values), name]
         out += [part.digest, part.seed]
@@ -175,7 +175,7 @@ def read_head(message: memoryview) -> tuple[Head, int]:
         raise SparsonaError(
             f"a message of {len(message)} bytes is too short",
             expected=f"at least {HEAD.size + CHECKSUM.size} bytes",
-            mend=_RESEND,
+            hint=_RESEND,
         )
     magic, version, zero, num_parts, sender, round_, weight = HEAD.unpack_from(message)
     if magic != MAGIC:
@@ -185,11 +185,11 @@ def read_head(message: memoryview) -> tuple[Head, int]:
         raise SparsonaError(
             f"a message of format version {version}",
             expected=f"version {VERSION}",
-            mend="run the same version of Sparsona on both sides",
+            hint="run the same version of Sparsona on both sides",
         )
     end = len(message) - CHECKSUM.size
     if zlib.crc32(message[:end]) != CHECKSUM.unpack_from(message, end)[0]:
-        raise SparsonaError("the checksum of a message does not match: it was damaged or cut short", mend=_RESEND)
+        raise SparsonaError("the checksum of a message does not match: it was damaged or cut short", hint=_RESEND)
     if zero:
         raise malformed(f"the reserved byte is {zero}", "0")
     _check_envelope(sender, round_, weight)
@@ -339,4 +339,4 @@ def short(name: str) -> str:
 
 def malformed(what: str, expected: str) -> SparsonaError:
     """The error for a message that arrived as it was sent but makes no sense."""
-    return SparsonaError(f"malformed message: {what}", expected=expected, mend=_SENDER)
+    return SparsonaError(f"malformed message: {what}", expected=expected, hint=_SENDER)

@@ -52,10 +52,10 @@ def partition(
         raise SparsonaError(
             f"partition {spec} without a number of clients",
             expected="a number of clients; only natural and file:PATH know it by themselves",
-            mend="say how many, for example 20",
+            hint="say how many, for example 20",
         )
     if num_clients is not None and num_clients < 1:
-        raise SparsonaError(f"{num_clients} clients", expected="at least 1 client", mend="ask for 1 client or more")
+        raise SparsonaError(f"{num_clients} clients", expected="at least 1 client", hint="ask for 1 client or more")
     if labels.ndim not in (1, 2) or not len(labels):
         raise SparsonaError(f"labels of shape {labels.shape}", expected="one label per example, and at least one")
     if labels.ndim > 1 and row.by_class:
@@ -65,13 +65,13 @@ def partition(
         raise SparsonaError(
             f"partition {spec} goes by class, but these examples {what}",
             expected="one label per example",
-            mend="use natural (by owner), iid or file:PATH",
+            hint="use natural (by owner), iid or file:PATH",
         )
     if num_clients is not None and not row.finds_clients and min_size * num_clients > len(labels):
         raise SparsonaError(
             f"{len(labels)} examples cannot give {num_clients} clients {min_size} each",
             expected=f"at least {min_size * num_clients} examples",
-            mend=f"ask for at most {max(1, len(labels) // min_size)} clients, or lower min_size",
+            hint=f"ask for at most {max(1, len(labels) // min_size)} clients, or lower min_size",
         )
     rng = np.random.Generator(np.random.PCG64(seed))
     parts = row.deal(Dealing(labels, num_clients, rng, min_size, owners), *arguments)
@@ -87,5 +87,5 @@ def parse(spec: str) -> tuple[Partition, list[Any]]:
     if row.arguments:
         return row, row.read(spec, text)
     if colon:
-        raise SparsonaError(f"partition '{spec}' has an argument", expected=f"{name} alone", mend=f"write {name}")
+        raise SparsonaError(f"partition '{spec}' has an argument", expected=f"{name} alone", hint=f"write {name}")
     return row, []

@@ -28,7 +28,7 @@ def cut_shards(dealing: Dealing, per_client: int) -> list[Indices]:
             f"shards:{per_client} for {num_clients} clients cuts {len(labels)} examples into {num_shards} shards "
             f"of {size}, {size * per_client} for some clients",
             expected=f"shards of at least 1 example, and at least {dealing.min_size} examples per client (min_size)",
-            mend="use a smaller C, fewer clients or a smaller min_size",
+            hint="use a smaller C, fewer clients or a smaller min_size",
         )
     shards = np.array_split(np.argsort(labels, kind="stable"), num_shards)
     dealt = rng.permutation(num_shards).reshape(num_clients, per_client)
@@ -66,7 +66,7 @@ def share_dirichlet_uncapped(dealing: Dealing, concentration: float) -> list[Ind
     return _deal(members, counts, rng)
 
 
-def _draw_until_enough(draw: Callable[[], Indices], spec: str, tries: int, min_size: int, mend: str) -> Indices:
+def _draw_until_enough(draw: Callable[[], Indices], spec: str, tries: int, min_size: int, hint: str) -> Indices:
     """The first draw of counts (classes, clients) in which every client has enough.
 
     Counts are drawn first and examples only once they will do: a try costs little.
@@ -82,7 +82,7 @@ def _draw_until_enough(draw: Callable[[], Indices], spec: str, tries: int, min_s
         f"no draw of {spec} in {tries:,} gave each of {counts.shape[1]} clients "
         f"{min_size} examples; the best left a client with {best}",
         expected=f"a partition with at least {min_size} examples per client (min_size)",
-        mend=mend,
+        hint=hint,
     )
 
 
@@ -126,7 +126,7 @@ def share_in_groups(dealing: Dealing, num_groups: int, concentration: float) -> 
         raise SparsonaError(
             f"{num_groups} groups of {num_clients} clients",
             expected="at least one client per group",
-            mend=f"use at most {num_clients} groups, or more clients",
+            hint=f"use at most {num_clients} groups, or more clients",
         )
     pools = [rng.permutation(indices).tolist() for indices in _by_class(labels)]
     priors = rng.dirichlet(np.full(len(pools), concentration), size=num_groups)
@@ -190,7 +190,7 @@ def deal_classes(dealing: Dealing, per_client: int) -> list[Indices]:
             f"pathological:{per_client} gives {num_clients} clients {per_client * num_clients} classes in all, "
             f"but there are {len(members)}: some classes would have no client",
             expected="a client for every class",
-            mend=f"use {-(-len(members) // num_clients)} classes per client or more, or more clients; "
+            hint=f"use {-(-len(members) // num_clients)} classes per client or more, or more clients; "
             f"pathological-refill:{per_client} leaves classes out",
         )
     if (reach := int(np.minimum(class_sizes, num_clients).sum())) < per_client * num_clients:
@@ -198,7 +198,7 @@ def deal_classes(dealing: Dealing, per_client: int) -> list[Indices]:
             f"pathological:{per_client}: {num_clients} clients cannot have {per_client} classes each, since "
             f"{int((class_sizes < num_clients).sum())} classes have fewer examples than there are clients",
             expected="at least one example of each of its classes for every client",
-            mend=f"use at most {reach // num_clients} classes per client, or fewer clients",
+            hint=f"use at most {reach // num_clients} classes per client, or fewer clients",
         )
     counts = _draw_until_enough(
         lambda: _hand_counts(class_sizes, _deal_hands(class_sizes, num_clients, per_client, rng), rng),
@@ -263,7 +263,7 @@ def refill_classes(dealing: Dealing, per_client: int) -> list[Indices]:
                 f"pathological-refill:{per_client} with {num_clients} clients of {size} examples: the classes of "
                 f"client {client} have only {reach}",
                 expected="as many examples in any C classes as a client gets",
-                mend="use a larger C or more clients",
+                hint="use a larger C or more clients",
             )
     left = [len(order) for order in orders]
     held: list[set[int]] = [set() for _ in range(num_clients)]
@@ -288,7 +288,7 @@ def _check_num_classes(spec: str, per_client: int, num_classes: int) -> None:
         raise SparsonaError(
             f"{spec} asks for {per_client} classes per client, but there are {num_classes}",
             expected="no more classes per client than there are classes",
-            mend=f"use at most {num_classes}",
+            hint=f"use at most {num_classes}",
         )
 
 

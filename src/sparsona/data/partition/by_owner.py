@@ -24,7 +24,7 @@ def deal_to_owners(dealing: Dealing) -> list[Indices]:
             "partition natural, but these examples have no owners",
             expected="data by writer, speaker, user or author: femnist, shakespeare, stackoverflow, gldv2; or mnist "
             "with qmnist-train-labels-idx2-int.gz and qmnist-test-labels-idx2-int.gz, which name its writers",
-            mend="`sparsona data get mnist` fetches them; otherwise use such data, or another partition, and in Python "
+            hint="`sparsona data get mnist` fetches them; otherwise use such data, or another partition, and in Python "
             "pass owners=, a whole number per example",
         )
     owners = np.asarray(owners)
@@ -42,7 +42,7 @@ def deal_to_owners(dealing: Dealing) -> list[Indices]:
             f"{len(taken)} of {len(sizes)} owners have {dealing.min_size} examples or more"
             + (f", but {num_clients} clients were asked for" if num_clients else ""),
             expected=f"at least {num_clients or 1} of them",
-            mend="ask for fewer clients or for a smaller min_size" if len(taken) else "ask for a smaller min_size",
+            hint="ask for fewer clients or for a smaller min_size" if len(taken) else "ask for a smaller min_size",
         )
     if num_clients is not None:
         taken = np.sort(dealing.rng.choice(taken, num_clients, replace=False))
@@ -104,7 +104,7 @@ def keep_eligible(owners: Array, has: Mapping[str, Array], num_clients: int | No
         raise SparsonaError(
             f"{found} of {len(owners)} owners can be clients{wanted}" + describe_left_out(left_out, "; left out: "),
             expected=f"at least {num_clients or 1} of them",
-            mend="lower the options named" if any("(" in lack for lack in left_out) else "see --test and --clients",
+            hint="lower the options named" if any("(" in lack for lack in left_out) else "see --test and --clients",
         )
     return owners[is_eligible], left_out
 

@@ -20,25 +20,25 @@ def read_partition(dealing: Dealing, text: str) -> list[Indices]:
     what = f"partition file '{path}'"
     if path.suffix not in (".npy", ".json"):
         raise SparsonaError(
-            f"{what} has the ending '{path.suffix}'", expected=".npy or .json", mend="see `sparsona data`"
+            f"{what} has the ending '{path.suffix}'", expected=".npy or .json", hint="see `sparsona data`"
         )
     if not path.is_file():
         raise SparsonaError(
-            f"{what} does not exist", expected="a file that can be read", mend=f"from here it would be {path.resolve()}"
+            f"{what} does not exist", expected="a file that can be read", hint=f"from here it would be {path.resolve()}"
         )
     parts = _read_npy(path, what, count) if path.suffix == ".npy" else _read_json(path, what, count)
     if num_clients not in (None, len(parts)):
         raise SparsonaError(
             f"{what} is for {len(parts)} clients, but {num_clients} were asked for",
             expected="the same number of clients in both",
-            mend=f"ask for {len(parts)} clients, or use another file",
+            hint=f"ask for {len(parts)} clients, or use another file",
         )
     examples, times = np.unique(np.concatenate(parts), return_counts=True)
     if len(twice := examples[times > 1]):
         raise SparsonaError(
             f"{what} names {len(twice)} example{'s' * (len(twice) > 1)} more than once, the first is {twice[0]}",
             expected="every example with at most one client",
-            mend="remove the repetitions: shared examples would leak between clients",
+            hint="remove the repetitions: shared examples would leak between clients",
         )
     return parts
 
@@ -55,13 +55,13 @@ def _read_npy(path: Path, what: str, count: int) -> list[Indices]:
         raise SparsonaError(
             f"{what} holds {found}",
             expected=f"one whole number per example, shape ({count},)",
-            mend="save it with numpy.save(path, owners.astype(numpy.int64))",
+            hint="save it with numpy.save(path, owners.astype(numpy.int64))",
         )
     if len(owners) != count:
         raise SparsonaError(
             f"{what} has {len(owners)} entries, but the data set has {count} examples",
             expected="one client number per example, -1 for an example that is not used",
-            mend="check that the file was made for this data set",
+            hint="check that the file was made for this data set",
         )
     if owners.min() < -1 or owners.max() < 0:
         raise SparsonaError(
@@ -72,7 +72,7 @@ def _read_npy(path: Path, what: str, count: int) -> list[Indices]:
         raise SparsonaError(
             f"{what} has client number {owners.max()}",
             expected=f"client numbers below the number of examples, {count}",
-            mend="number the clients 0, 1, 2, ...: numpy.unique(owners, return_inverse=True)[1]",
+            hint="number the clients 0, 1, 2, ...: numpy.unique(owners, return_inverse=True)[1]",
         )
     owners = owners.astype(np.int64)
     sizes = np.bincount(owners[owners >= 0])
@@ -102,7 +102,7 @@ def _read_json(path: Path, what: str, count: int) -> list[Indices]:
             raise SparsonaError(
                 f"{what} has a client '{odd}' among {len(names)}",
                 expected=f"clients numbered '0' to '{len(names) - 1}' without gaps",
-                mend="number the clients from 0, or write a list of lists",
+                hint="number the clients from 0, or write a list of lists",
             )
         content = [content[name] for name in names]
     if not isinstance(content, list) or not content:
@@ -115,7 +115,7 @@ def _read_json(path: Path, what: str, count: int) -> list[Indices]:
             raise SparsonaError(
                 f"{what}: client {client} has example {outside}",
                 expected=f"example numbers from 0 to {count - 1}",
-                mend="check that the file was made for this data set; numbers start at 0",
+                hint="check that the file was made for this data set; numbers start at 0",
             )
     return [np.array(part, dtype=np.int64) for part in content]
 

@@ -76,7 +76,7 @@ class Partition:
             raise SparsonaError(
                 f"partition '{spec}' lacks {'one of its arguments' if text else 'its argument'}",
                 expected=self.form,
-                mend=f"write for example {example}",
+                hint=f"write for example {example}",
             )
         values = []
         for argument, part in zip(self.arguments, texts, strict=True):
@@ -86,7 +86,7 @@ class Partition:
                 raise SparsonaError(
                     f"partition '{_shorten(spec)}': '{_shorten(part)}' is not a {argument.what}",
                     expected=f"{self.form} with {argument.letter} {argument.expected}",
-                    mend=f"write for example {example}{argument.hint}",
+                    hint=f"write for example {example}{argument.hint}",
                 ) from None
         return values
 

@@ -59,7 +59,7 @@ def damaged(path: Path, why: object, expected: str = "") -> SparsonaError:
     return SparsonaError(
         f"'{path}' cannot be read: {why}",
         expected=expected or "a whole file, as it was published",
-        mend="download it again; it may be truncated",
+        hint="download it again; it may be truncated",
     )
 
 
@@ -71,5 +71,5 @@ def require(module: str, extra: str, what: str) -> ModuleType:
         raise SparsonaError(
             f"{what} needs the package '{module.partition('.')[0]}', which is not installed",
             expected=f"the extra '{extra}'",
-            mend=f"pip install 'sparsona[{extra}]'",
+            hint=f"pip install 'sparsona[{extra}]'",
         ) from error

@@ -57,7 +57,7 @@ def read_mnist(request: Request) -> Pool | None:
         raise SparsonaError(
             f"'{parts[1]}' is that of {other}",
             expected=f"{request.name}, whose files have the same names",
-            mend="keep each in a folder called like it, and name the one that has both (--data-dir)",
+            hint="keep each in a folder called like it, and name the one that has both (--data-dir)",
         )
     owners = _read_writers(request, y, num_train) if request.name == "mnist" else None
     return image_pool(request, parts[0], x, y, num_train, owners)

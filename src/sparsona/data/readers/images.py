@@ -44,13 +44,13 @@ def make_view(request: Request, shape: tuple[int, ...], card: SourceCard | None 
         raise SparsonaError(
             f"crop {crop} without augmentation",
             expected="augmentation with a crop, which is random in training",
-            mend="leave out one of them; `resize` changes the size without randomness",
+            hint="leave out one of them; `resize` changes the size without randomness",
         )
     if crop is not None and crop > min(shape[1:]):
         raise SparsonaError(
             f"crop {crop} of images of {shape[1]} x {shape[2]}",
             expected=f"at most {min(shape[1:])}",
-            mend="resize them",
+            hint="resize them",
         )
     return View(normalisation.mean, normalisation.std, PAD if augments and crop is None else 0, crop, flip=augments)
 

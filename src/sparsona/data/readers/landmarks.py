@@ -81,6 +81,6 @@ def _find_pictures(root: Path, images: list[str]) -> list[Path]:
         raise SparsonaError(
             f"{len(missing):,} of {len(files):,} photographs are missing, the first is '{missing[0]}'",
             expected="images/ID.jpg, or train/0/1/2/ID.jpg as published, beside federated_train.csv",
-            mend="complete them, or remove their rows from federated_train.csv",
+            hint="complete them, or remove their rows from federated_train.csv",
         )
     return files

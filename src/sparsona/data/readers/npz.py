@@ -79,7 +79,7 @@ def _read(path: Path) -> tuple[Array, Array, int | None, Array | None]:
         raise SparsonaError(
             f"'{path}' does not exist",
             expected=f"a file saved with numpy.savez that has {EXPECTED}",
-            mend=f"from here it would be '{path.resolve()}'",
+            hint=f"from here it would be '{path.resolve()}'",
         )
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:

@@ -58,7 +58,7 @@ def read_folder(request: Request) -> Pool:
         raise SparsonaError(
             f"'{folder}' is not a folder",
             expected="a folder with one folder of pictures per class",
-            mend=f"from here it would be '{folder.resolve()}'",
+            hint=f"from here it would be '{folder.resolve()}'",
         )
     is_split = all((folder / part).is_dir() for part in ("train", "test"))
     train = _list_classes(folder / "train" if is_split else folder)
@@ -144,5 +144,5 @@ def _wrong_size(path: Path, width: int, height: int, expected: str) -> SparsonaE
     return SparsonaError(
         f"'{path}' has {width} x {height} pixels",
         expected=expected,
-        mend="give `resize`, say 64, to make all of them equal",
+        hint="give `resize`, say 64, to make all of them equal",
     )

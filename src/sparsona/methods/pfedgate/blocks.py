@@ -191,7 +191,7 @@ def heads(layout: Layout, num_heads: int, num_blocks: int | None = None, smalles
         raise SparsonaError(
             "this network has no attention that can be cut into heads",
             expected=f"layers named {', '.join(ATTENTION)} beside each other",
-            mend="cut into filters, channels or chunks",
+            hint="cut into filters, channels or chunks",
         )
     inside = {f"{stem}{part}": stem for stem in attentions for part in ATTENTION}
     for name, slots in layers.items():
@@ -282,7 +282,7 @@ def _steps(size: int, step: int) -> tuple[int, ...]:
 
 def _check(num_blocks: int, smallest: float, lowest: float | None = None) -> None:
     if num_blocks < 2:
-        raise SparsonaError(f"{num_blocks} blocks for each tensor", expected="2 or more", mend="the paper has 5")
+        raise SparsonaError(f"{num_blocks} blocks for each tensor", expected="2 or more", hint="the paper has 5")
     if not (0 < smallest <= 1 or smallest == lowest):
         raise SparsonaError(f"a first block of {smallest} of its tensor", expected="a share above 0 and at most 1")
 

@@ -202,4 +202,4 @@ def _try(task: Task, blocks: Blocks, found: Chain) -> None:
 
 
 def _refusal(what: str, expected: str) -> SparsonaError:
-    return SparsonaError(what, expected=expected, mend="train without compact: masks work for every network")
+    return SparsonaError(what, expected=expected, hint="train without compact: masks work for every network")

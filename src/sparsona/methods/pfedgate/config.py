@@ -158,7 +158,7 @@ def free(blocks: Blocks, config: PFedGateConfig, share: float, smallest: float) 
             f"{always / total:.0%} of the model's {config.budget.partition(':')[0]} are always used, above the "
             f"budget of {share:.0%}",
             expected="blocks that are always kept to fit the budget",
-            mend="raise the density or the capacity, lower smallest, or cut into chunks (--set blocks=chunk)",
+            hint="raise the density or the capacity, lower smallest, or cut into chunks (--set blocks=chunk)",
         )
     return (whole - always,)
 

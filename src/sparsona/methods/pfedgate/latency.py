@@ -84,7 +84,7 @@ def read_latency(path: Path | str, layout: Layout) -> dict[str, float]:
         raise SparsonaError(
             f"no latencies of this model in '{path}' ({type(error).__name__}: {error})",
             expected="a number of milliseconds for each of its tensors",
-            mend="`sparsona latency --model NAME --out FILE` measures them",
+            hint="`sparsona latency --model NAME --out FILE` measures them",
         ) from None
     if bad := [name for name, value in found.items() if not 0 <= value < math.inf]:
         raise SparsonaError(f"{found[bad[0]]} ms for '{bad[0]}' in '{path}'", expected="a number that is at least 0")

@@ -72,13 +72,13 @@ class GatedModel:
             raise SparsonaError(
                 "pFedGate on text: its gate would see the tokens that are to be predicted",
                 expected="images or vectors of numbers",
-                mend="choose FedAvg, FedSpa or a partly personal model for text",
+                hint="choose FedAvg, FedSpa or a partly personal model for text",
             )
         if task.mixes_examples and (config.gating == "sample" or config.deploy_gate == "sample"):
             raise SparsonaError(
                 "BatchNorm in a model of which every example has its own",
                 expected="a model whose examples do not see each other (GroupNorm)",
-                mend="gating=batch with deploy_gate=stored, or another norm",
+                hint="gating=batch with deploy_gate=stored, or another norm",
             )
 
     def _cut(self, smallest: float) -> Cut:

@@ -137,7 +137,7 @@ class Picture:
             raise SparsonaError(
                 f"the picture could not be written to {path}: {error.strerror or error}",
                 expected="the path of a file in a folder that can be written",
-                mend="choose another path",
+                hint="choose another path",
             ) from error
         return path
 
@@ -194,7 +194,7 @@ def check_ending(path: Path) -> str:
         raise SparsonaError(
             f"a picture cannot be written as '{path.name}'",
             expected="a name that ends in .svg or .png",
-            mend=f"write {path.stem or 'picture'}.svg; a browser opens it and prints it as PDF",
+            hint=f"write {path.stem or 'picture'}.svg; a browser opens it and prints it as PDF",
         )
     return ending
 
