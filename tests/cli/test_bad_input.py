@@ -369,7 +369,7 @@ def test_a_run_of_a_method_or_with_an_option_we_do_not_have(say, run):
     path.write_text(json.dumps({**config, "telepathy": 1}))
     say("resume", "run").refused("unknown option of 'run/config.json' 'telepathy'")
     path.write_text(json.dumps({**config, "method": "fedspb"}))
-    say("resume", "run").refused("unknown method 'fedspb'", "did you mean 'fedspa'?")
+    say("resume", "run").refused("is a run of 'fedspb'")
     path.write_text(json.dumps({**config, "options": {**config["options"], "telepathy": 1}}))
     say("resume", "run").refused("unknown option of fedspa 'telepathy'")
 

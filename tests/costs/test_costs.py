@@ -29,7 +29,7 @@ from sparsona.methods import METHODS
 from sparsona.models import MODELS, outline
 from sparsona.runs.options import OPTIONS
 
-PAGE = Path(__file__).parents[1] / "docs" / "accounting.md"
+PAGE = Path(__file__).parents[2] / "docs" / "accounting.md"
 EVERY = [*METHODS, *COST_RULES]
 LENET = {"model": "lenet5"}
 
