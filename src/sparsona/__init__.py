@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from sparsona.data.federate import federate
     from sparsona.data.federation import Federation
     from sparsona.data.pool import View
-    from sparsona.experiment.train import Comparison, Run, compare, load, resume, train
+    from sparsona.experiment.compare import compare
+    from sparsona.experiment.run import Comparison, Run
+    from sparsona.experiment.train import load, resume, train
     from sparsona.methods import METHODS
     from sparsona.models import MODELS
     from sparsona.report.pictures import save_picture
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "Comparison": "experiment.run",
     "Run": "experiment.run",
-    "compare": "experiment.train",
+    "compare": "experiment.compare",
     "load": "experiment.train",
     "resume": "experiment.train",
     "train": "experiment.train",

@@ -119,7 +119,7 @@ def test_novel_clients_beside_themselves_had_they_taken_part(tmp_path):
     found = client_effects(run, full)
     assert by_name(found)["novel"].gains.tolist() == [-25]
     assert by_name(found)["test"].clients.tolist() == [0, 1, 2]
-    assert found.gap == Gap(taking_part=1.0, novel=0.25, had_they=0.5)
+    assert found.gap == Gap(taking_part=1.0, novel=0.25, novel_trained=0.5)
     assert "+75.00 percentage points" in found.sentences()[0]
     assert "+25.00 percentage points" in found.sentences()[1]
     assert client_effects(alone).gap == Gap(1.0, 0.25)

@@ -14,7 +14,7 @@ from processes import EAGER, completed, small, start, traces
 
 from sparsona.core.errors import SparsonaError
 from sparsona.experiment import build
-from sparsona.experiment import train as api
+from sparsona.experiment import compare as comparisons
 from sparsona.runs.options import RunConfig
 
 
@@ -30,7 +30,7 @@ def comparison(tmp_path_factory):
     """Four methods, two seeds, with an option that only some have."""
     folder = tmp_path_factory.mktemp("comparison")
     partition = small(folder)[1]
-    return api.compare(
+    return comparisons.compare(
         METHOD_LIST,
         seeds=2,
         out=folder / "both",
@@ -126,7 +126,7 @@ def test_the_default_comparison(say, monkeypatch):
         asked.update(names=names, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(api, "compare", compare)
+    monkeypatch.setattr(comparisons, "compare", compare)
     assert say("compare", "--rounds", 2).code == 130
     assert list(asked["names"]) == ["local", "fedavg", "fedavg-ft", "fedspa", "fedspa-rsm"]
     assert asked["rounds"] == 2
@@ -152,7 +152,7 @@ def never_killed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("never-killed")
     words = small(folder, rounds=2)
     options = {key[2:].replace("-", "_"): value for key, value in zip(words[::2], words[1::2], strict=True)}
-    found = api.compare(["fedavg", "fedspa"], seeds=2, out=folder / "both", **options)
+    found = comparisons.compare(["fedavg", "fedspa"], seeds=2, out=folder / "both", **options)
     return {run.path.name: traces(run.path) for run in found.runs}
 
 
@@ -177,7 +177,7 @@ def test_a_killed_comparison_goes_on(forks, tmp_path, never_killed, name):
 
 def test_a_preset_is_for_those_that_have_one(tmp_path):
     options = {"clients": 4, "rounds": 1, "executor": "serial", "out": tmp_path / "both"}
-    both = api.compare(["fedavg", "dispfl"], preset="authors", **options)
+    both = comparisons.compare(["fedavg", "dispfl"], preset="authors", **options)
     assert [run.config["preset"] for run in both.runs] == [None, "authors"]
     with pytest.raises(SparsonaError, match="local has no presets"):
-        api.compare(["local", "fedavg"], preset="authors", **options)
+        comparisons.compare(["local", "fedavg"], preset="authors", **options)

@@ -15,7 +15,7 @@ from torch import nn
 
 import sparsona as sp
 from sparsona.core.errors import SparsonaError
-from sparsona.experiment import train as api
+from sparsona.experiment import compare as comparisons
 from sparsona.runs.observers import RoundResult, RunStart
 from sparsona.runs.records import unpack_confusion
 
@@ -298,10 +298,10 @@ def test_compare_on_own_data(federation, tmp_path):
     assert sum(isinstance(record, RoundResult) for record in told) == 4
     assert comparison.differences()[0]["seeds"] == "2"
     assert comparison.report().exists()
-    again = api.resume_comparison(tmp_path / "both", federation, net)
+    again = comparisons.resume_comparison(tmp_path / "both", federation, net)
     assert [run.summary for run in again.runs] == [run.summary for run in comparison.runs]
     with pytest.raises(sp.SparsonaError, match="on its own data"):
-        api.resume_comparison(tmp_path / "both")
+        comparisons.resume_comparison(tmp_path / "both")
     with pytest.raises(sp.SparsonaError, match="seeds \\[1, 1\\]"):
         sp.compare(["local"], federation, net, seeds=[1, 1], out=tmp_path / "twice")
     with pytest.raises(sp.SparsonaError, match="no method to compare"):

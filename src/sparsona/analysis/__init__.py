@@ -1,1 +1,1 @@
-"""What runs amount to: statistics, tables and the report. Importing it does not import torch."""
+"""Results of runs: statistics and tables. Importing it does not import torch."""

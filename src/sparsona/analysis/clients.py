@@ -81,20 +81,20 @@ class Change:
 class Gap:
     """Clients that took no part beside those that did, as mean accuracies from 0 to 1.
 
-    `had_they` is that of the novel clients themselves in a run in which they took part.
+    `novel_trained` is that of the novel clients in a run in which they took part.
     """
 
     taking_part: float
     novel: float
-    had_they: float | None = None
+    novel_trained: float | None = None
 
     def sentences(self) -> list[str]:
         gap = f"Generalization gap: {signed(100 * (self.taking_part - self.novel))} percentage points"
         found = [f"{gap} ({self.taking_part:.2%} of those that took part, {self.novel:.2%} of the novel ones)."]
-        if self.had_they is not None:
-            lost = signed(100 * (self.had_they - self.novel))
+        if self.novel_trained is not None:
+            lost = signed(100 * (self.novel_trained - self.novel))
             found.append(
-                f"Had the novel clients taken part: {self.had_they:.2%}, a difference of {lost} percentage points."
+                f"Had the novel clients taken part: {self.novel_trained:.2%}, a difference of {lost} percentage points."
             )
         return found
 
@@ -120,7 +120,7 @@ class ClientEffects:
         """Everything, for JSON."""
         gap = None
         if self.gap is not None:
-            gap = {"taking_part": self.gap.taking_part, "novel": self.gap.novel, "had_they": self.gap.had_they}
+            gap = {"taking_part": self.gap.taking_part, "novel": self.gap.novel, "had_they": self.gap.novel_trained}
             gap["gap"] = self.gap.taking_part - self.gap.novel
         changes = [change.as_dict() for change in self.changes]
         return {"title": self.title, "changes": changes, "novel": gap, "notes": list(self.notes)}
@@ -222,18 +222,18 @@ def _gap(run: RunFolder, point: str, novel: Change | None) -> Gap | None:
     if not met:
         return None
     taking_part = list(_accuracies(run, point).values())
-    had_they = None if novel is None else float(novel.before.mean())
-    return Gap(float(np.mean(taking_part)), float(np.mean(list(met.values()))), had_they)
+    novel_trained = None if novel is None else float(novel.before.mean())
+    return Gap(float(np.mean(taking_part)), float(np.mean(list(met.values()))), novel_trained)
 
 
 def _candidates(run: RunFolder, point: str) -> tuple[str, ...]:
-    """Points to compare with, in this order; a global model of which nobody trained a part only if it is asked for."""
+    """Points to compare with, in this order; a partial global model only if it is named."""
     shared = tuple(name for name in SHARED if name != GLOBAL or not run.facts.partial_global)
     return (*shared, RECEIVED) if point == TUNED else shared
 
 
-def _where_to_find(run: RunFolder) -> str:
-    """How the run itself could have had a shared model; those who train alone have none."""
+def _hint_shared(run: RunFolder) -> str:
+    """A hint how the run could evaluate a shared model; clients that train alone have none."""
     if run.facts.alone:
         return ""
     if run.facts.partial_global:
@@ -250,7 +250,7 @@ def _shared_point(run: RunFolder, point: str, wanted: str | None) -> str:
     raise SparsonaError(
         f"'{run.path}' has no accuracies of {f'a point {wanted!r}' if wanted else 'a shared model'} beside '{point}'",
         expected=f"a shared model to compare with (other points of this run: {others})",
-        hint="give another run with --against RUN" + _where_to_find(run),
+        hint="give another run with --against RUN" + _hint_shared(run),
     )
 
 

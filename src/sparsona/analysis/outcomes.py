@@ -1,4 +1,4 @@
-"""Blocks of a run's summary beyond its headline: what led to it, and what became of whom."""
+"""Blocks of a run's summary beyond its headline: novel clients, the guard, classes, and the steps of the run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def errors(folder: RunFolder, completed: int, point: str) -> dict[str, Any] | No
 
 
 def mean_at(folder: RunFolder, completed: int, point: str) -> float | None:
-    """Mean accuracy (of a regression: squared error) over clients, or None if nobody was evaluated there."""
+    """Mean accuracy (of a regression: squared error) over clients, or None if no client was evaluated there."""
     rows = folder.records.evaluations(completed, point)
     if rows and folder.facts.is_regression:
         return (errors(folder, completed, point) or {})["mse"]
@@ -54,7 +54,7 @@ def arrays(rows: list[EvaluationRow]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def novel(folder: RunFolder, completed: int, point: str) -> dict[str, Any]:
-    """How the clients that took no part were served, and how far behind the others they are: the generalization gap."""
+    """Results of the clients that took no part, and how far behind the others they are: the generalization gap."""
     headline, met, tuned = (mean_at(folder, completed, at) for at in (point, NOVEL, NOVEL_TUNED))
     sign = -1 if folder.facts.is_regression else 1  # a gap above 0 says that the novel ones are worse off
     best = met if tuned is None else tuned
@@ -110,14 +110,14 @@ def _figures(folder: RunFolder, completed: int, point: str) -> dict[int, float]:
 
 
 def keeps_the_shared_model(folder: RunFolder, client: int) -> bool:
-    """What a client of a guarded run decided."""
+    """Whether a client of a guarded run keeps the shared model."""
     return _choices(folder, folder.config["rounds"]).get(client, False)
 
 
 def classes(folder: RunFolder, completed: int, point: str) -> dict[str, Any] | None:
     """Accuracy on the classes that a client has among its training data, and on those that it has not.
 
-    For each: the mean over clients that have such test examples (None: nobody has), with every test example counting
+    For each: the mean over clients that have such test examples (None: no client has), with every test example counting
     the same, and how many clients and examples there are. None where predictions were not counted by class.
     """
     label_counts = folder.facts.label_counts

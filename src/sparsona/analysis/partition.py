@@ -53,7 +53,7 @@ class Partition:
 
     @property
     def parts(self) -> list[tuple[str, np.ndarray]]:
-        """What is known of train, validation and test, in this order; a part that nobody has is left out."""
+        """The counts of train, validation and test, in this order; empty parts are left out."""
         return [(part, np.asarray(self.sizes[part])) for part in PARTS if np.any(self.sizes.get(part, 0))]
 
     def summary(self) -> tuple[str, str]:

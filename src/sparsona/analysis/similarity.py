@@ -117,7 +117,7 @@ def leaf_order(tree: np.ndarray) -> list[int]:
 def similarity_of(
     run: RunFolder, kind: Literal["mask", "vector"], clients: tuple[int, ...], distances: np.ndarray
 ) -> Similarity:
-    """These distances, with what a run's folder knows of its clients."""
+    """These distances, with the clients' labels from the run's folder."""
     facts, config = run.facts, run.config
     counts = None if facts.label_counts is None else facts.label_counts[list(clients)]
     parts = [facts.title, config["data"].partition(":")[0], config["partition"], f"seed {config['seed']}"]

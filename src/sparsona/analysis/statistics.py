@@ -24,7 +24,7 @@ class Difference:
 def accuracy_summary(correct: np.ndarray, count: np.ndarray) -> dict[str, float]:
     """Mean, weighted, bottom_decile, worst and std of the clients' accuracies.
 
-    `mean` gives every client the same say, `weighted` every test example; `bottom_decile` is the floor(C/10)-th worst
+    `mean` weighs every client equally, `weighted` every test example; `bottom_decile` is the floor(C/10)-th worst
     client (at least the worst one); `std` is over the clients, as a population. Clients without test data are left out.
     """
     correct, count = np.asarray(correct, dtype=np.float64), np.asarray(count, dtype=np.float64)
@@ -50,7 +50,7 @@ def accuracy_summary(correct: np.ndarray, count: np.ndarray) -> dict[str, float]
 def mean_of_last(curve: Sequence[tuple[int, float]], n: int = 10) -> float | None:
     """Mean accuracy after each of the last `n` rounds, or None where that is not known.
 
-    It is known when the `n` last evaluations lie one round apart. A run that evaluates every fifth round, or that is
+    It is known when the `n` last evaluations are one round apart. A run that evaluates every fifth round, or that is
     shorter than `n` rounds, has no such mean: one over other rounds would not compare with it. Round 0 (nothing
     trained yet) does not count as a round.
     """
@@ -119,7 +119,7 @@ def student_t_quantile(probability: float, freedom: int) -> float:
     if probability < 0.5:
         return -student_t_quantile(1 - probability, freedom)
     low, high = 0.0, math.pi / 2  # of atan(t / sqrt(freedom)), in which the series is written
-    while low < (middle := (low + high) / 2) < high:  # until no float lies between
+    while low < (middle := (low + high) / 2) < high:  # until there is no float between
         low, high = (middle, high) if _t_within(middle, freedom) < 2 * probability - 1 else (low, middle)
     return math.sqrt(freedom) * math.tan(low)
 

@@ -1,4 +1,4 @@
-"""What came of a run: the summary that is printed and stored."""
+"""The summary of a run, which is printed and stored."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
         "bytes": {
             "up": up,
             "down": down,
-            "total": down if facts.peers else up + down,  # what one peer sends, another is sent
+            "total": down if facts.peers else up + down,  # each message between peers is counted once
             **_busiest(folder),
             "paper_up": paper_up,
             "paper_down": paper_down,
@@ -93,7 +93,7 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
 
 
 def _other_points() -> list[str]:
-    """Points beside the headline and what a guard decides by: models on test data first, then on training data."""
+    """Points besides the headline and those of a guard: models on test data first, then on training data."""
     own = [name for name, found in POINTS.items() if not found.is_derived and name not in (RECEIVED, TUNED, PERSONAL)]
     return [*own, *(on(name, "train") for name in (RECEIVED, TUNED, *own))]
 
@@ -107,8 +107,7 @@ def _busiest(folder: RunFolder) -> dict[str, int]:
 def _upload_share(folder: RunFolder) -> float | None:
     """The share of the model's entries in a client's upload, mean over the turns in which one was sent; None: in none.
 
-    What pFedGate calls q. Counted as the papers count, four bytes an entry and masks free. Peers have none: each asks
-    for its own.
+    What pFedGate calls q. Counted as the papers count, four bytes an entry and masks free. Peers have none.
     """
     sent = None if folder.facts.peers else folder.records.mean_upload()
     return None if sent is None else sent / (4 * folder.facts.num_parameters)
@@ -128,13 +127,13 @@ def headline(folder: RunFolder) -> tuple[str, int, np.ndarray, np.ndarray]:
         )
     if not folder.records.evaluations(
         found, point
-    ):  # stopped before the final tuning: what there is, named as what it is
+    ):  # stopped before the final tuning: report the point that was evaluated
         point = RECEIVED
     return at(folder, point)
 
 
 def at(folder: RunFolder, point: str) -> tuple[str, int, np.ndarray, np.ndarray]:
-    """The same for any point, as it was last looked at."""
+    """The same for any point, at its last evaluation."""
     if point not in (known := points(folder)):
         raise unknown_name("point", point, known)
     found = folder.records.last_evaluated(point)
@@ -148,7 +147,7 @@ def at(folder: RunFolder, point: str) -> tuple[str, int, np.ndarray, np.ndarray]
 
 
 def losses(folder: RunFolder, point: str | None = None) -> np.ndarray:
-    """Each client's mean loss at this point, or the headline's, as it was last looked at; NaN: not tested there."""
+    """Each client's mean loss at this point, or the headline's, at its last evaluation; NaN: not tested there."""
     point, completed, _, count = headline(folder) if point is None else at(folder, point)
     found = np.full(len(count), np.nan)
     for row in folder.records.evaluations(completed, point):
@@ -157,7 +156,7 @@ def losses(folder: RunFolder, point: str | None = None) -> np.ndarray:
 
 
 def points(folder: RunFolder) -> list[str]:
-    """Every point at which somebody was evaluated."""
+    """Every point at which clients were evaluated."""
     return folder.records.points()
 
 
@@ -205,7 +204,7 @@ def protocol(folder: RunFolder) -> str:
             f"are worse off than with the shared model, instead of {found['hurt']['personal']}."
         )
     if lacking := facts.left_out:
-        text += " People left out: " + ", ".join(f"{num:,} with {lack}" for lack, num in lacking.items()) + "."
+        text += " Owners left out: " + ", ".join(f"{num:,} with {lack}" for lack, num in lacking.items()) + "."
     if (chain := read_transforms(config.get("transform", ()))) and not facts.alone:
         text += f" {describe(chain, facts.peers)}"
     if known := facts.warm_start:

@@ -40,7 +40,7 @@ class Row:
 def table(views: Sequence[RunView]) -> list[Row]:
     """A row per method in order of appearance; the best of each column is marked unless all are equal.
 
-    What prints alike is equally good: a difference that the table does not show makes nobody the best.
+    What prints alike is equally good: a difference that the table does not show marks no best.
     """
     groups = group_views(views)
     columns = [_column_cells(column, groups) for column in columns_for(views)]

@@ -74,7 +74,7 @@ def _read_view(folder: RunFolder) -> RunView:
         environment=folder.environment,
         summary=summary,
         curves={name: curve(folder, name) for name in points(folder) if evaluation_point(name).data == "test"},
-        # Final tuning is written down as one round more, and is none.
+        # Final tuning is recorded as one more round, which it is not.
         train_loss=[
             (row.round + 1, row.loss) for row in rounds if row.loss is not None and row.round < config["rounds"]
         ],

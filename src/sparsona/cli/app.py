@@ -1,4 +1,4 @@
-"""The command line. Nothing heavy is imported before it is needed: `--help` and the lists answer at once."""
+"""The command line. Heavy modules are imported where they are needed, so that `--help` and the lists start fast."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparsona.cli.analysis import clients, similarity
 from sparsona.cli.cost import cost
 from sparsona.cli.data import data
 from sparsona.cli.latency import latency
-from sparsona.cli.options import JSON, LOG, OUT, PROFILE, check_names, check_words, gather, run_flags, with_table
+from sparsona.cli.options import JSON, LOG, OUT, PROFILE, check_names, check_reserved, gather, run_flags, with_table
 from sparsona.cli.terminal import print_profile, print_results, print_table, print_text, progress_bar, show_rows
 from sparsona.core.errors import SparsonaError
 from sparsona.core.version import VERSION
@@ -70,7 +70,7 @@ def run(
     with clock.measure(f"{START}import"):
         from sparsona.experiment import train as api
 
-    check_words(api.train, options)
+    check_reserved(api.train, options)
     with progress_bar(method) as bar:
         result = api.train(method, out=out, observers=[bar, *logs], profile=clock, **options)
     show_run(result, as_json)
@@ -104,9 +104,9 @@ def compare(
     """
     options = gather(config, pairs, flags)
     check_names(methods, options)
-    from sparsona.experiment import train as api
+    from sparsona.experiment import compare as api
 
-    check_words(api.compare, options)
+    check_reserved(api.compare, options)
     with progress_bar(has_seeds=seeds > 1) as bar:
         result = api.compare(methods or DEFAULT_COMPARISON, seeds=seeds, out=out, observers=[bar, *logs], **options)
     show_comparison(result, as_json)
@@ -118,9 +118,9 @@ def compare(
 @LOG
 @PROFILE
 def resume(path: str, as_json: bool, logs: tuple[str, ...], profile: bool) -> None:
-    """Go on with RUN (a folder, or its name in ./runs) where it was stopped. A comparison works too.
+    """Resume RUN (a folder, or its name in ./runs) where it was stopped. A comparison works too.
 
-    The result is the same, bit for bit, as if it had never been stopped. A profiled run goes on being profiled.
+    The result is the same, bit for bit, as if it had never been stopped. A profiled run stays profiled.
     """
     folder = find(path)
     is_comparison = (folder / "comparison.json").exists()
@@ -131,11 +131,12 @@ def resume(path: str, as_json: bool, logs: tuple[str, ...], profile: bool) -> No
 
     clock = Clock(is_on=profile or is_profiled(folder))
     with clock.measure(f"{START}import"):
+        from sparsona.experiment import compare as comparisons
         from sparsona.experiment import train as api
 
     with progress_bar(has_seeds=is_comparison) as bar:
         if is_comparison:
-            comparison = api.resume_comparison(folder, observers=[bar, *logs])
+            comparison = comparisons.resume_comparison(folder, observers=[bar, *logs])
         else:
             result = api.resume(folder, observers=[bar, *logs], profile=clock)
     if is_comparison:
@@ -149,11 +150,11 @@ def resume(path: str, as_json: bool, logs: tuple[str, ...], profile: bool) -> No
 @click.option("--out", type=click.Path(path_type=Path), help="The page to write.  [report.html in the first folder]")
 def report(paths: tuple[str, ...], out: Path | None) -> None:
     """Write one self-contained HTML page about RUN... (folders, names in ./runs, or comparisons)."""
-    from sparsona.experiment import train as api
+    from sparsona.experiment.run import views_in
     from sparsona.report.page import write_report
 
     folders = [find(path) for path in paths]
-    views = [view for folder in folders for view in api.views_in(folder)]
+    views = [view for folder in folders for view in views_in(folder)]
     click.echo(str(write_report(views, out or folders[0] / "report.html")))
 
 
@@ -202,13 +203,13 @@ def methods(name: str | None, as_json: bool) -> None:
         show_options(f"Options of {row.title}", options_of(factory(row)[1]), preset)
         show_options("Options of every run", OPTIONS, preset)
         for chosen, values in row.presets.items():
-            told = ", ".join(f"{key}={'none' if value is None else value}" for key, value in values.items())
-            click.echo(f"--preset {chosen}: {told or 'as above'}")
+            settings = ", ".join(f"{key}={'none' if value is None else value}" for key, value in values.items())
+            click.echo(f"--preset {chosen}: {settings or 'as above'}")
         if row.peers:
             from sparsona.engine.graphs import GRAPHS
 
             click.echo("\nGraphs of peers (--graph)")
-            print_table([{"graph": graph, "who hears whom": what} for graph, what in GRAPHS.items()])
+            print_table([{"graph": graph, "who receives from whom": what} for graph, what in GRAPHS.items()])
         return
     rows = [
         {"name": row.name, "method": row.title, "paper": row.paper, "kept": row.kept, "travels": row.travels}
@@ -290,7 +291,7 @@ def show_run(result: Any, as_json: bool) -> None:
 
     print_results(rows([result.view]))
     print_text(f"\nHow this was measured: {result.protocol}\n")
-    share = result.summary["bytes"].get("upload_share")  # None: nobody sends to a server
+    share = result.summary["bytes"].get("upload_share")  # None: no client sends to a server
     if share is not None and share < 1:
         print_text(f"A client sent {share:.1%} of the model's entries in a turn.\n")
     if result.is_profiled:
@@ -330,7 +331,7 @@ def show_comparison(result: Any, as_json: bool) -> None:
 
 
 def write_page(write: Callable[[], Path]) -> str:
-    """The report's path, or why there is none: a missing extra must not spoil a finished run."""
+    """The report's path, or why there is none: a missing extra must not fail a finished run."""
     try:
         return str(write())
     except SparsonaError as error:
@@ -338,9 +339,9 @@ def write_page(write: Callable[[], Path]) -> str:
 
 
 def main() -> None:
-    """Run the command line; a person sees one message, not a traceback."""
+    """Run the command line; an error is printed as one message, not as a traceback."""
     debug = "--debug" in sys.argv[1:]
-    # A polite kill is treated as Ctrl-C: what was reached is saved.
+    # SIGTERM is treated as Ctrl-C: what was reached is saved.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         cli.main(args=[arg for arg in sys.argv[1:] if arg != "--debug"], prog_name="sparsona", standalone_mode=False)
@@ -358,7 +359,7 @@ def main() -> None:
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
     except BrokenPipeError:
-        sys.exit(141)  # whoever read our output has gone
+        sys.exit(141)  # the reader of our output is gone
     except Exception as error:
         if debug:
             raise

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparsona.analysis.format import human_bytes
-from sparsona.cli.options import check_words, flag, gather, method_flags, with_table
+from sparsona.cli.options import check_reserved, flag, gather, method_flags, with_table
 from sparsona.cli.terminal import print_table
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _cost_flags() -> list[click.Option]:
-    """The flags of a run, of which those that a cost does not depend on are taken but not shown, and its own."""
+    """The flags of a run (those that a cost does not depend on are accepted but hidden), and the cost's own."""
     from sparsona.costs import cost_options
     from sparsona.costs.rules import COST_RULES
 
@@ -30,7 +30,7 @@ def _cost_flags() -> list[click.Option]:
 @click.argument("methods", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON, in decimal MB and GB, unrounded.")
 def cost(methods: tuple[str, ...], config: Path | None, pairs: tuple[str, ...], as_json: bool, **flags: Any) -> None:
-    """Tell what METHODS would cost: bytes, FLOPs, memory. Nothing is trained, and no data is read.
+    """Show what METHODS would cost: bytes, FLOPs, memory. Nothing is trained, and no data is read.
 
     Each is a row of `sparsona methods`, with options of its own after a colon if you like, or one of which only the
     costs are known yet (`sparsona methods` names them). Several are set side by side; an option that only some of them
@@ -48,7 +48,7 @@ def cost(methods: tuple[str, ...], config: Path | None, pairs: tuple[str, ...], 
     from sparsona.costs import options_for
 
     options = gather(config, pairs, {key: value for key, value in flags.items() if value != ()})
-    check_words(find_cost, options)
+    check_reserved(find_cost, options)
     if len(methods) == 1:
         report = find_cost(methods[0], **options)
         if as_json:
@@ -64,7 +64,7 @@ def cost(methods: tuple[str, ...], config: Path | None, pairs: tuple[str, ...], 
         click.echo(json.dumps([report.to_json() for report in reports]))
     else:
         print_table([_side_by_side(method, report) for method, report in zip(methods, reports, strict=True)])
-        click.echo("totals of all rounds and clients; memory while a client trains; one METHOD alone tells more")
+        click.echo("totals of all rounds and clients; memory while a client trains; one METHOD alone shows more")
 
 
 def _side_by_side(method: str, report: CostReport) -> dict[str, str]:
@@ -81,7 +81,7 @@ def _side_by_side(method: str, report: CostReport) -> dict[str, str]:
 
 
 def show(report: CostReport) -> None:
-    """The report in words."""
+    """Print the report."""
     experiment, options = report.experiment, report.options
     density = f", density {options['density']:g}" if "density" in options else ""
     only = " (costs only: it cannot be run yet)" if report.costs_only else ""
@@ -100,7 +100,7 @@ def show(report: CostReport) -> None:
     print_table(
         [
             _traffic(name, way, report.rounds)
-            for name, way in (ways if experiment.asked.counting == "encoded" else ways[::-1])
+            for name, way in (ways if experiment.options.counting == "encoded" else ways[::-1])
         ]
     )
     flops = report.flops
@@ -124,16 +124,16 @@ def show(report: CostReport) -> None:
 
 
 def notes(report: CostReport) -> list[str]:
-    """What a reader must know to read the figures rightly."""
+    """What a reader must know to interpret the figures."""
     from sparsona.costs import QUIRKS
 
     found = [f"busiest node: {report.busiest}; both directions as encoded, one as the papers count"]
     if report.peers:
-        found.append("between peers what one sends another is sent: a round and the total count it once")
+        found.append("between peers each message is sent and received: a round and the total count it once")
     if report.flops.tuning:
         found.append(f"totals include the final tuning of all clients, {report.experiment.run.tune_epochs} epochs")
     found.append("memory: four bytes a parameter, a bit an entry of a mask; activations are not counted")
-    return [*found, *report.notes, *(f"quirk {name}: {QUIRKS[name]}" for name in report.experiment.asked.quirks)]
+    return [*found, *report.notes, *(f"quirk {name}: {QUIRKS[name]}" for name in report.experiment.options.quirks)]
 
 
 def _traffic(name: str, traffic: Traffic, rounds: int) -> dict[str, str]:

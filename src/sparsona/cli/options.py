@@ -1,6 +1,6 @@
-"""Flags that several commands have, made of the tables of options, and how they become options of a run.
+"""Flags that several commands share, made from the tables of options, and how they become options of a run.
 
-The tables are read only when a command is run or asked for its help: `sparsona --help` needs none of them.
+The tables are read only when a command runs or prints its help: `sparsona --help` needs none of them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print only the summ
 
 
 def with_table(make: Callable[[], list[click.Option]]) -> type[click.Command]:
-    """A kind of command that also has the options which `make` returns, and CONFIG and SET."""
+    """A class of commands that also have the options that `make` returns, and CONFIG and SET."""
 
     class Tabled(click.Command):
         made: list[click.Parameter] | None = None
@@ -72,9 +72,9 @@ def data_flags() -> list[click.Option]:
 
 
 def method_flags(classes: Mapping[str, Any] | None = None) -> list[click.Option]:
-    """The flags of methods' own options: the default most of them have, and who has another.
+    """The flags of methods' own options: the default that most have, and which methods have another.
 
-    `classes` are rows and the classes of their options; None: all that can be run.
+    `classes` maps rows to the classes of their options; None: all methods that can be run.
     """
     from sparsona.methods import METHODS, factory
     from sparsona.runs.declaration import options_of
@@ -87,7 +87,7 @@ def method_flags(classes: Mapping[str, Any] | None = None) -> list[click.Option]
     defaults: dict[str, dict[str, str]] = {}
     for name, (preset, kind) in rows.items():
         for key, one in options_of(kind).items():
-            defaults.setdefault(key, {})[name] = shown(preset.get(key, one.default))
+            defaults.setdefault(key, {})[name] = format_default(preset.get(key, one.default))
             if one.flag:
                 options.setdefault(key, one)
     found = []
@@ -108,22 +108,22 @@ def _flags(options: Mapping[str, Option]) -> list[click.Option]:
 
 def flag(one: Option, text: str = "", default: str = "", hidden: bool = False) -> click.Option:
     """An option of a table as a flag; its default is printed and not set, so that a config file may set it."""
-    text, default = text or one.text, default or (one.none if one.default is None else shown(one.default))
+    text, default = text or one.text, default or (one.none if one.default is None else format_default(one.default))
     written = one.flag if isinstance(one.flag, str) else f"--{one.name.replace('_', '-')}"
     name, metavar, repeats = (*written.split(), None, None)[:3]
     if one.choices:
         metavar = "|".join(map(str, one.choices))
-    said = f"{text[0].upper()}{text[1:]}." + (f"  [{default}]" if default and one.type is not bool else "")
+    help_text = f"{text[0].upper()}{text[1:]}." + (f"  [{default}]" if default and one.type is not bool else "")
     if one.type is bool:
-        return click.Option([f"{name}/--no-{str(name)[2:]}", one.name], default=None, help=said, hidden=hidden)
+        return click.Option([f"{name}/--no-{str(name)[2:]}", one.name], default=None, help=help_text, hidden=hidden)
     several = repeats is not None
     return click.Option(
-        [str(name), one.name], type=one.type, metavar=metavar, help=said, hidden=hidden, multiple=several
+        [str(name), one.name], type=one.type, metavar=metavar, help=help_text, hidden=hidden, multiple=several
     )
 
 
-def shown(value: Any) -> str:
-    """A default as one would write it."""
+def format_default(value: Any) -> str:
+    """A default as it is written on the command line."""
     if value is None:
         return "none"
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -154,8 +154,8 @@ def gather(config: Path | None, pairs: tuple[str, ...], flags: dict[str, Any]) -
     return {**(read_toml(config) if config else {}), **given, **parse_pairs(pairs)}
 
 
-def check_words(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuse options that are called like a parameter of the function they are passed to, and `method`."""
+def check_reserved(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Refuse options named like a parameter of the function they are passed to, and `method`."""
     import inspect
 
     from sparsona.runs.options import OPTIONS
@@ -165,5 +165,5 @@ def check_words(function: Callable[..., Any], options: Mapping[str, Any]) -> Non
         raise SparsonaError(
             f"'{misplaced[0]}' is no option of a run",
             expected="options, in a config file and in --set",
-            hint="methods, --out, --seeds and --profile are said on the command line itself",
+            hint="methods, --out, --seeds and --profile are given on the command line itself",
         )

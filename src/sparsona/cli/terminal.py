@@ -1,4 +1,4 @@
-"""What a person sees in a terminal: tables on stdout, progress on stderr."""
+"""Terminal output: tables on stdout, progress on stderr."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def show_rows(rows: list[dict[str, Any]], as_json: bool, hint: str) -> None:
 
 
 def print_results(rows: list[dict[str, Any]]) -> None:
-    """The columns that answer first; the others only where there is room for them (the report has them all)."""
+    """The most important columns; the others only if the terminal is wide enough (the report has them all)."""
     columns = list(rows[0])
     if sys.stdout.isatty():
         first = ["method", *(column.title for column in COLUMNS if column.is_first)]
@@ -41,11 +41,11 @@ def print_results(rows: list[dict[str, Any]]) -> None:
         columns = [column for column in columns if column in kept]
     print_table([{column: row[column] for column in columns} for row in rows])
     if sys.stdout.isatty() and left_out:
-        click.echo(f"no room here for: {', '.join(left_out)} (see the report)")
+        click.echo(f"columns that do not fit: {', '.join(left_out)} (see the report)")
 
 
 def print_text(text: str) -> None:
-    """A paragraph, wrapped between words where somebody reads it."""
+    """A paragraph, wrapped between words if stdout is a terminal."""
     if not sys.stdout.isatty():
         click.echo(text)
         return
@@ -61,7 +61,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for position, column in enumerate(rows[0]):
         numeric = all(str(row[column])[:1] in "0123456789+-−–—" for row in rows)
-        # A name is to be copied: it is never broken.
+        # Names are copied by users: they are never broken.
         table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=position == 0)
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
@@ -145,7 +145,7 @@ def print_similarity(similarity: Any) -> None:
 
 
 def _print_lines(draw: Callable[[Any, Any], list[Any]], found: Any) -> None:
-    """What `draw` makes of something for this terminal."""
+    """Print what `draw` returns for this terminal."""
     from rich.console import Console
 
     from sparsona.report.pictures.text import Terminal
@@ -159,7 +159,7 @@ def _print_lines(draw: Callable[[Any, Any], list[Any]], found: Any) -> None:
 class Bar:
     """The observer that shows the progress of one run after another, on stderr.
 
-    A run is called `title` or, without one, what its method is called, with its seed if there are several.
+    A run is labelled `title` or, without one, its method's title, with its seed if there are several.
     """
 
     def __init__(self, progress: Any, title: str | None, has_seeds: bool) -> None:
@@ -167,8 +167,8 @@ class Bar:
         self._tasks: dict[str, Any] = {}
         self._name = ""
 
-    def drop_unbegun(self) -> None:
-        """Take bars away that never got anywhere: they would stand above the message that says why."""
+    def drop_idle(self) -> None:
+        """Remove bars without progress: they would stand above the error message."""
         for task in list(self._progress.tasks):
             if not task.completed:
                 self._progress.remove_task(task.id)
@@ -200,7 +200,7 @@ class Bar:
 
 @contextmanager
 def download_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar of bytes; what it yields is told how many have come, of how many (0: unknown)."""
+    """A bar of bytes; yields a function to call with the bytes done and the total (0: unknown)."""
     from rich.progress import DownloadColumn, TransferSpeedColumn
 
     with _late_bar(title, DownloadColumn(), TransferSpeedColumn()) as listen:
@@ -218,7 +218,7 @@ def decoding_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def _late_bar(title: str, *columns: Any) -> Iterator[Callable[[int, int], None]]:
-    """A bar that appears when there is something to tell."""
+    """A bar that appears with the first progress."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -266,5 +266,5 @@ def progress_bar(title: str | None = None, has_seeds: bool = False) -> Iterator[
         try:
             yield bar
         except SparsonaError:
-            bar.drop_unbegun()
+            bar.drop_idle()
             raise

@@ -46,11 +46,11 @@ QUIRKS = {
         "the biases of norms, which start at zero, count half: the mean of the first round's messages down, "
         "where they are zero, and up, where they are not"
     ),
-    "emnist-400-rounds": "FedSpa's EMNIST figures rest on 400 rounds, its others on 1,000",
+    "emnist-400-rounds": "FedSpa's EMNIST figures are of 400 rounds, its others of 1,000",
 }
 
 
-def _parsed_shape(value: Any) -> Any:
+def _parse_shape(value: Any) -> Any:
     """'3x32x32', as it is written on a command line; one number is the length of a sequence."""
     if not isinstance(value, str | int):
         return value
@@ -64,14 +64,14 @@ _own = partial(option, cost=True)
 
 
 class CostOptions(BaseModel):
-    """What a cost asks for and a run does not: a run finds it out from its data."""
+    """What a cost needs and a run does not: a run reads it from its data."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     classes: int | None = _own(
         None, "number of classes", group="data", none="the data's, or the model's usual ones", flag=True, ge=1
     )
-    input_shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...] | None, BeforeValidator(_parsed_shape)] = _own(
+    input_shape: Annotated[tuple[Annotated[int, Field(ge=1)], ...] | None, BeforeValidator(_parse_shape)] = _own(
         None, "shape of an example", group="data", none="the data's, or the model's usual one", flag="--input CxHxW"
     )
     tokens: bool | None = _own(
@@ -92,7 +92,7 @@ class CostOptions(BaseModel):
         flag=True,
     )
     quirks: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = _own(
-        (), f"departures that printed figures rest on: {' | '.join(QUIRKS)}", group="plan", flag="--quirk NAME ..."
+        (), f"deviations that printed figures include: {' | '.join(QUIRKS)}", group="plan", flag="--quirk NAME ..."
     )
 
 
@@ -103,10 +103,10 @@ PAPERS = {"rounds": 1000, "clients": 100, "per_round": 10, "batch_size": 128}
 
 def cost_options() -> dict[str, Option]:
     """Every option of a cost besides the method's own: those of a run, with the papers' defaults, and its own."""
-    said: dict[str, dict[str, Any]] = {"data": {"default": None, "none": "none: the model says what it takes"}}
-    said["per_round"] = {"default": PAPERS["per_round"], "text": "clients sampled per round; all peers"}
+    changes: dict[str, dict[str, Any]] = {"data": {"default": None, "none": "none: the model says what it takes"}}
+    changes["per_round"] = {"default": PAPERS["per_round"], "text": "clients sampled per round; all peers"}
     of_run = {name: replace(one, default=PAPERS.get(name, one.default)) for name, one in OPTIONS.items()}
-    return {name: replace(one, **said.get(name, {})) for name, one in of_run.items()} | options_of(CostOptions)
+    return {name: replace(one, **changes.get(name, {})) for name, one in of_run.items()} | options_of(CostOptions)
 
 
 @dataclass(frozen=True)
@@ -114,17 +114,17 @@ class Experiment:
     """What is charged: the options of a run and of the cost itself, and the graph if clients send to each other."""
 
     run: RunConfig
-    asked: CostOptions
+    options: CostOptions
     graph: Graph | None
-    data: str | None  # None: nobody named any
+    data: str | None  # None: not given
 
     @property
     def rounds(self) -> int:
-        return 400 if "emnist-400-rounds" in self.asked.quirks else self.run.rounds
+        return 400 if "emnist-400-rounds" in self.options.quirks else self.run.rounds
 
     @property
     def clients(self) -> int:
-        assert self.run.clients is not None  # PAPERS says how many if nobody does
+        assert self.run.clients is not None  # PAPERS has a default
         return self.run.clients
 
     @property
@@ -172,7 +172,7 @@ def cost(method: str, *, model: Any = None, **options: Any) -> CostReport:
     name, own = parse_method(method)
     row, kind = row_of(name)
     given = {key.replace("-", "_"): value for key, value in {**options, **own}.items()}
-    asked_values = {key: given.pop(key) for key in CostOptions.model_fields if key in given}
+    cost_values = {key: given.pop(key) for key in CostOptions.model_fields if key in given}
     errors = [
         SparsonaError(f"'{key}' in a cost", expected="what a cost can count", hint=reason)
         for key in given
@@ -181,12 +181,12 @@ def cost(method: str, *, model: Any = None, **options: Any) -> CostReport:
     published = methods.preset(row, str(given["preset"])) if given.get("preset") else {}
     chosen = choose(row, kind, published, given, others=CostOptions.model_fields)
     usual = {key: value for key, value in PAPERS.items() if key != "per_round" or not row.peers}
-    asked, of_cost = check(CostOptions, asked_values, "a cost")
+    own_options, of_cost = check(CostOptions, cost_values, "a cost")
     run, of_run = check(RunConfig, {**usual, **chosen.run, "method": name}, "a cost")
     config, of_method = check(kind, chosen.method, name)
     if errors := [*chosen.errors, *errors, *of_cost, *of_run, *of_method]:
         raise merge_errors(errors)
-    return _report(row, run, asked, config, model, frozenset(chosen.run))
+    return _report(row, run, own_options, config, model, frozenset(chosen.run))
 
 
 def options_for(method: str) -> set[str]:
@@ -205,10 +205,10 @@ def row_of(name: str) -> tuple[methods.MethodCard | RuleCard, Any]:
     raise SparsonaError(error.what, expected=expected, hint=error.hint)
 
 
-def _experiment(run: RunConfig, asked: CostOptions, peers: bool, said: frozenset[str]) -> Experiment:
-    """The experiment, checked; `said` are the options that somebody gave."""
+def _check_experiment(run: RunConfig, options: CostOptions, peers: bool, given: frozenset[str]) -> Experiment:
+    """The experiment, checked; `given` are the names of the options that were given."""
     assert run.clients is not None
-    errors = [unknown_name("quirk", quirk, QUIRKS) for quirk in asked.quirks if quirk not in QUIRKS]
+    errors = [unknown_name("quirk", quirk, QUIRKS) for quirk in options.quirks if quirk not in QUIRKS]
     if peers and run.per_round not in (None, run.clients):
         what, expected = f"per_round = {run.per_round} among peers", "all clients: each trains in every round"
         errors.append(SparsonaError(what, expected=expected, hint="leave --per-round out, or set --clients"))
@@ -217,7 +217,7 @@ def _experiment(run: RunConfig, asked: CostOptions, peers: bool, said: frozenset
     if run.graph is not None and not peers:
         what, expected = "'graph' for a method with a server", "a method whose clients send to each other"
         errors.append(SparsonaError(what, expected=expected, hint="leave --graph out"))
-    if "emnist-400-rounds" in asked.quirks and "rounds" in said and run.rounds != 400:
+    if "emnist-400-rounds" in options.quirks and "rounds" in given and run.rounds != 400:
         what, expected = f"--rounds {run.rounds} with the quirk of 400 rounds", "one of the two"
         errors.append(SparsonaError(what, expected=expected, hint="leave --rounds out"))
     if errors:
@@ -226,36 +226,36 @@ def _experiment(run: RunConfig, asked: CostOptions, peers: bool, said: frozenset
     if peers:
         graph = read_graph(run.graph, run.clients)
         check_graph(graph, range(run.clients))
-    return Experiment(run, asked, graph, run.data if "data" in said else None)
+    return Experiment(run, options, graph, run.data if "data" in given else None)
 
 
 def _report(
     row: methods.MethodCard | RuleCard,
     run: RunConfig,
-    asked: CostOptions,
+    options: CostOptions,
     config: Any,
     model: Any,
-    said: frozenset[str],
+    given: frozenset[str],
 ) -> CostReport:
-    source = _source(run.data if "data" in said else None)
-    samples, samples_from = _samples(source, run, asked)
-    label, outline = _outline(model if model is not None else run.model, source, asked)
+    source = _source(run.data if "data" in given else None)
+    samples, samples_from = _samples(source, run, options)
+    label, outline = _outline(model if model is not None else run.model, source, options)
     price, peers = _price(row, outline, config)
-    all_ = _experiment(run, asked, peers, said)
+    experiment = _check_experiment(run, options, peers, given)
     layout = outline.layout
-    round_ = Round(0, all_.rounds, 1.0, run.batch_size, Seeds(0))
+    round_ = Round(0, experiment.rounds, 1.0, run.batch_size, Seeds(0))
     kinds = [
-        price(layout, Client(index, samples, capacity, num_clients=all_.clients), round_)
-        for index, capacity in enumerate(run.capacities[: all_.clients])
+        price(layout, Client(index, samples, capacity, num_clients=experiment.clients), round_)
+        for index, capacity in enumerate(run.capacities[: experiment.clients])
     ]
     kinds = [transformed_cost(cost, read_transforms(run.transform)) for cost in kinds]
     infer = [layout.forward_flops() if cost.infer_flops is None else cost.infer_flops for cost in kinds]
     flops = Flops(
-        _mean(_sum([cost.train_flops for cost in kinds], all_), all_),
-        _mean(_sum([_search_flops(cost, layout, asked.quirks) for cost in kinds], all_), all_),
-        run.tune_epochs * _sum([_tune_flops(*cost, samples) for cost in zip(kinds, infer, strict=True)], all_),
+        _mean(_sum([cost.train_flops for cost in kinds], experiment), experiment),
+        _mean(_sum([_search_flops(cost, layout, options.quirks) for cost in kinds], experiment), experiment),
+        run.tune_epochs * _sum([_tune_flops(*cost, samples) for cost in zip(kinds, infer, strict=True)], experiment),
     )
-    as_papers = partial(_paper_size, quirks=asked.quirks, uniform=getattr(config, "allocation", "erk") == "uniform")
+    as_papers = partial(_paper_size, quirks=options.quirks, uniform=getattr(config, "allocation", "erk") == "uniform")
     return CostReport(
         method=row.name,
         title=row.title,
@@ -267,15 +267,15 @@ def _report(
         exact=all(cost.exact for cost in kinds) and not outline.uncounted,
         notes=tuple(_notes(row, outline, kinds, run)),
         peers=peers,
-        experiment=all_,
+        experiment=experiment,
         options=config.model_dump(mode="json"),
         samples=samples,
         samples_from=samples_from,
         flops=flops,
         inference_flops=max(infer),
         memory=max((_memory(cost, layout) for cost in kinds), key=lambda memory: max(vars(memory).values())),
-        encoded=_traffic(kinds, all_, message_size, one_direction=False),
-        paper=_traffic(kinds, all_, as_papers, one_direction=True),
+        encoded=_traffic(kinds, experiment, message_size, one_direction=False),
+        paper=_traffic(kinds, experiment, as_papers, one_direction=True),
     )
 
 
@@ -286,28 +286,28 @@ def _source(name: str | None) -> data.SourceCard | None:
         raise SparsonaError(
             f"costs of '{name}', which would have to be read",
             expected="a row of `sparsona data`, or no data at all",
-            hint="say --input, --classes and --samples instead",
+            hint="give --input, --classes and --samples instead",
         )
     return catalog.get(name)
 
 
-def _samples(source: data.SourceCard | None, run: RunConfig, asked: CostOptions) -> tuple[int, str]:
-    """How many examples a client trains on, and where that number comes from if nobody said it."""
-    if source is None or asked.samples is not None:
-        return asked.samples or 500, ""
+def _samples(source: data.SourceCard | None, run: RunConfig, options: CostOptions) -> tuple[int, str]:
+    """How many examples a client trains on, and where that number comes from if it was not given."""
+    if source is None or options.samples is not None:
+        return options.samples or 500, ""
     if source.is_natural:
         raise SparsonaError(
             f"no number of examples for a client of {source.name}",
-            expected="samples: its clients are people, and each has as many as it has",
-            hint="say how many to reckon with, for example --samples 200",
+            expected="samples: its clients are people, with different numbers of examples",
+            hint="give a number, for example --samples 200",
         )
     assert run.clients is not None
-    all_, what = (source.num_train, "published training") if source.num_train else (source.num_examples, "published")
-    of = f"{all_:,} {what} examples / {run.clients:,} clients, none held out for validation or testing"
-    return max(1, all_ // run.clients), of
+    total, what = (source.num_train, "published training") if source.num_train else (source.num_examples, "published")
+    of = f"{total:,} {what} examples / {run.clients:,} clients, none held out for validation or testing"
+    return max(1, total // run.clients), of
 
 
-def _outline(model: Any, source: data.SourceCard | None, asked: CostOptions) -> tuple[str, Any]:
+def _outline(model: Any, source: data.SourceCard | None, options: CostOptions) -> tuple[str, Any]:
     """The model's name and outline."""
     usual: Any = source
     if model is None or isinstance(model, str):
@@ -318,21 +318,21 @@ def _outline(model: Any, source: data.SourceCard | None, asked: CostOptions) -> 
     elif not callable(model):
         expected = "the name of a network, a torch.nn.Module, or a function that builds one"
         raise SparsonaError(f"a model of type {type(model).__name__}", expected=expected)
-    elif source is None and (asked.input_shape is None or asked.classes is None):
+    elif source is None and (options.input_shape is None or options.classes is None):
         raise SparsonaError(
             "a module without its input", expected="input_shape and classes", hint="for example input_shape=(3, 32, 32)"
         )
-    shape, classes = asked.input_shape or usual.input_shape, asked.classes or usual.num_classes
+    shape, classes = options.input_shape or usual.input_shape, options.classes or usual.num_classes
     if isinstance(model, str):
         return model, models.outline(model, shape, classes)
-    from sparsona.core.task import Task  # only here: a person's own module needs torch
+    from sparsona.core.task import Task  # only here: a user's module needs torch
 
-    tokens = source is not None and source.has_tokens if asked.tokens is None else asked.tokens
+    tokens = source is not None and source.has_tokens if options.tokens is None else options.tokens
     return type(model).__name__, Task(model, shape, classes, tokens=tokens)
 
 
 def _notes(card: methods.MethodCard | RuleCard, outline: Outline, kinds: list[Cost], run: RunConfig) -> Iterator[str]:
-    """What is to be known of these figures and not of others."""
+    """Notes on these figures in particular."""
     if isinstance(card, RuleCard) and card.note:
         yield card.note
     elif not all(cost.exact for cost in kinds):
@@ -349,7 +349,7 @@ def _notes(card: methods.MethodCard | RuleCard, outline: Outline, kinds: list[Co
 def _price(
     card: methods.MethodCard | RuleCard, outline: Outline, config: Any
 ) -> tuple[Callable[[Layout, Client, Round], Cost], bool]:
-    """What says the cost of a turn, and whether clients send to each other."""
+    """The function that returns the cost of a turn, and whether clients send to each other."""
     if isinstance(card, RuleCard):
         rule = card.rule
         return (lambda layout, client, round_: rule(layout, client, round_, config)), card.peers
@@ -359,46 +359,46 @@ def _price(
 
 def _traffic(
     kinds: list[Cost],
-    asked: Experiment,
+    experiment: Experiment,
     size: Callable[[tuple[PartSize, ...]], int],
     one_direction: bool,
 ) -> Traffic:
     sizes = [size(cost.up) if cost.up else 0 for cost in kinds]
-    sent = _sum(sizes, asked)
-    if asked.graph is not None:
-        return _traffic_of_peers(sizes, sent, asked, one_direction)
-    received = _sum([size(cost.down) if cost.down else 0 for cost in kinds], asked)
-    up, down, turns = _mean(sent, asked), _mean(received, asked), asked.sampled
+    sent = _sum(sizes, experiment)
+    if experiment.graph is not None:
+        return _traffic_of_peers(sizes, sent, experiment, one_direction)
+    received = _sum([size(cost.down) if cost.down else 0 for cost in kinds], experiment)
+    up, down, turns = _mean(sent, experiment), _mean(received, experiment), experiment.sampled
     return Traffic(
         up,
         down,
         round_up=turns * up,
         round_down=turns * down,
         round=turns * (up + down),
-        tuning=received if asked.run.tune_epochs else 0,
+        tuning=received if experiment.run.tune_epochs else 0,
         busiest=turns * (max(up, down) if one_direction else up + down),
         busiest_in=turns * up,
         busiest_out=turns * down,
     )
 
 
-def _traffic_of_peers(sizes: list[int], sent: int, asked: Experiment, one_direction: bool) -> Traffic:
+def _traffic_of_peers(sizes: list[int], sent: int, experiment: Experiment, one_direction: bool) -> Traffic:
     """`sizes` are those of a message by capacity, `sent` their sum over all peers."""
-    each = asked.links.each
+    each = experiment.links.each
     if each is not None:
         once, most = each * sent, each * max(sizes)
         # Who sends the largest message receives those of others: in a random graph and on a ring, on average.
-        others = _divide(each * (sent - max(sizes)), asked.clients - 1)
+        others = _divide(each * (sent - max(sizes)), experiment.clients - 1)
     else:
-        of = [sizes[client % len(sizes)] for client in range(asked.clients)]
-        out = Counter(sender for received in asked.links.received for sender in received)
+        of = [sizes[client % len(sizes)] for client in range(experiment.clients)]
+        out = Counter(sender for received in experiment.links.received for sender in received)
         ways = [
             (out[client] * of[client], sum(of[sender] for sender in received))
-            for client, received in enumerate(asked.links.received)
+            for client, received in enumerate(experiment.links.received)
         ]
         once = sum(way[0] for way in ways)
         most, others = max(ways, key=lambda way: way[0] if one_direction else sum(way))
-    mean = _mean(once, asked)
+    mean = _mean(once, experiment)
     busiest = most if one_direction else most + others
     return Traffic(mean, mean, once, once, once, 0, busiest, busiest_in=others, busiest_out=most)
 
@@ -443,13 +443,13 @@ def _bytes(parts: Iterable[PartSize]) -> int:
     return sum(payload_size(replace(part, bits=32))[1] for part in parts)
 
 
-def _sum(values: list[int], asked: Experiment) -> int:
+def _sum(values: list[int], experiment: Experiment) -> int:
     """Over all clients, given the value of each capacity."""
-    return sum(value * count for value, count in zip(values, asked.kinds, strict=True))
+    return sum(value * count for value, count in zip(values, experiment.kinds, strict=True))
 
 
-def _mean(total: int, asked: Experiment) -> Number:
-    return _divide(total, asked.clients)
+def _mean(total: int, experiment: Experiment) -> Number:
+    return _divide(total, experiment.clients)
 
 
 def _divide(total: int, number: int) -> Number:

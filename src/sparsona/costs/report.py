@@ -13,7 +13,7 @@ Number = int | float
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes in one way of counting. Between peers what one sends another is sent: `round` counts it once."""
+    """Bytes in one way of counting. Between peers each message is both sent and received: `round` counts it once."""
 
     up: Number  # of one client in one round, the mean over clients
     down: Number
@@ -60,7 +60,7 @@ class Memory:
     kept: int  # between rounds
     at_hand: int  # kept and received; between peers, kept and what is made of all that is received
     training: int  # kept, at work, gradients and copies
-    search: int  # the same with a dense gradient to grow masks by; 0 where no gradient is looked at
+    search: int  # the same with a dense gradient to grow masks by; 0 if the search reads no gradient
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class CostReport:
     experiment: Experiment
     options: dict[str, Any]
     samples: int
-    samples_from: str  # "" where it was said
+    samples_from: str  # "" if it was given
     flops: Flops
     inference_flops: int  # of one example
     memory: Memory
@@ -97,8 +97,8 @@ class CostReport:
 
     @property
     def traffic(self) -> Traffic:
-        """Bytes in the counting that was asked for."""
-        return self.paper if self.experiment.asked.counting == "paper" else self.encoded
+        """Bytes in the counting that was chosen."""
+        return self.paper if self.experiment.options.counting == "paper" else self.encoded
 
     @property
     def neighbours(self) -> Number:
@@ -107,14 +107,14 @@ class CostReport:
 
     @property
     def graph(self) -> str:
-        """Who sends to whom."""
+        """The graph that clients send along."""
         if self.experiment.graph is None:
             return "star"
         return self.experiment.run.graph or f"random:{self.neighbours}"
 
     @property
     def busiest(self) -> str:
-        """Who is the busiest node. In a random graph a peer asks so many others, but any number may ask it."""
+        """The busiest node. In a random graph a peer receives from a fixed number of peers, but sends to any number."""
         if not self.peers:
             return "server"
         graph = self.experiment.graph
@@ -128,8 +128,8 @@ class CostReport:
         return {
             "method": self.method,
             "model": self.model,
-            "counting": self.experiment.asked.counting,
-            "quirks": list(self.experiment.asked.quirks),
+            "counting": self.experiment.options.counting,
+            "quirks": list(self.experiment.options.quirks),
             "num_parameters": self.num_parameters,
             "rounds": self.rounds,
             "clients": self.experiment.clients,
@@ -151,7 +151,7 @@ class CostReport:
             "per_client_round": {**chosen["per_client_round"], **self.flops.to_json(1)},
             "busiest_node": {
                 "who": self.busiest,
-                "directions": 1 if self.experiment.asked.counting == "paper" else 2,
+                "directions": 1 if self.experiment.options.counting == "paper" else 2,
                 **chosen["busiest_node"],
             },
             "memory": {f"{key}_mb": value / 1e6 for key, value in vars(self.memory).items()},

@@ -1,7 +1,7 @@
-"""What methods cost that the papers' tables need and that cannot be run yet.
+"""Costs of methods that the papers' tables need and that cannot be run yet.
 
 A rule is `Method.cost` with the method's options as one more argument. When a method's file arrives, its row in METHODS
-takes the place of its rule: a test sees to it that no name has both.
+takes the place of its rule: a test checks that no name has both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sparsona.sparsity.search import mask_counts
 
 @dataclass(frozen=True)
 class RuleCard:
-    """A row of `sparsona cost` that is no row of `sparsona methods`."""
+    """A row of `sparsona cost` that is not in `sparsona methods`."""
 
     name: str
     title: str
@@ -64,12 +64,12 @@ def _density(default: float, description: str) -> Any:
 class DittoConfig(Training):
     """Ditto trains two models, one after the other."""
 
-    epochs: int = Field(2, ge=1, description="passes that train the model of all")
+    epochs: int = Field(2, ge=1, description="passes that train the shared model")
     personal_epochs: int = Field(3, ge=1, description="passes that train the client's own model")
 
 
 def ditto(layout: Layout, client: Client, round_: Round, config: DittoConfig) -> Cost:
-    """FedAvg, and a dense model of one's own beside it, which is drawn to the model received."""
+    """FedAvg, and a personal dense model beside it, which is pulled towards the model received."""
     epochs = config.epochs + config.personal_epochs
     train = training_flops(layout, client, config.model_copy(update={"epochs": epochs}))
     model, kept = (_model(layout),), (_model(layout, "personal"),)
@@ -77,7 +77,7 @@ def ditto(layout: Layout, client: Client, round_: Round, config: DittoConfig) ->
 
 
 def pfedhn(layout: Layout, client: Client, round_: Round, config: Training) -> Cost:
-    """A client's part alone: it trains the dense model that a network on the server makes for it."""
+    """The client's costs only: it trains the dense model that a network on the server makes for it."""
     return Cost((_model(layout),), (_model(layout),), training_flops(layout, client, config))
 
 
@@ -152,14 +152,14 @@ class FedEMConfig(Training):
 
 
 def fedem(layout: Layout, client: Client, round_: Round, config: FedEMConfig) -> Cost:
-    """k dense models, all sent, all trained; one pass of all over the data says which answers for which example."""
+    """k dense models, all sent, all trained; one pass of all over the data assigns examples to models."""
     models = tuple(_model(layout, f"model{number}") for number in range(config.num_models))
     forward = config.num_models * layout.forward_flops()
     train = config.num_models * training_flops(layout, client, config)
-    look = client.num_examples * forward
+    assign = client.num_examples * forward
     kept = (_vector("mixture", config.num_models),)
     at_work = (_vector("responsibilities", config.num_models * client.num_examples), _model(layout, "gradient"))
-    return Cost(models, models, train, look, kept=kept, infer_flops=forward, at_work=at_work)
+    return Cost(models, models, train, assign, kept=kept, infer_flops=forward, at_work=at_work)
 
 
 class PFedGateTableConfig(Training):
@@ -228,7 +228,7 @@ COST_RULES = {
             pfedgate_table,
             PFedGateTableConfig,
             note="multiples of a dense model's costs, as its paper states them, and no bounds: the gate's size "
-            "(gate_share) hangs on the input, what is sent (upload_share) on training",
+            "(gate_share) depends on the input, what is sent (upload_share) on training",
         ),
     )
 }

@@ -41,7 +41,7 @@ class SourceCard:
     order, each a module of `readers/` and a function in it. `files` has a line for each accepted format, `folders` the
     names of the subfolders that are searched, `options` those of `read` that apply to the set. `mirrors` are tried in
     order (none: the set cannot be downloaded); `extras` are downloaded too, and may be missing. `is_natural`: clients
-    are the people whose data it is. `normalisation` is that of images stored as bytes; `augments`: training crops and
+    are the owners of the data. `normalisation` is that of images stored as bytes; `augments`: training crops and
     flips them unless `augment=False`.
     """
 

@@ -240,7 +240,14 @@ class Federation:
         """Write the federation to a folder, for `Federation.open`.
 
         Args:
-            folder: Made if need be. A federation in it is replaced; processes that have it open keep the old one.
+            folder: Made if needed. A federation in it is replaced; processes that have it open keep the old one.
+
+        Example:
+            >>> import numpy as np
+            >>> import sparsona as sp
+            >>> sp.federate(np.eye(40), np.arange(40) % 2, clients=4, partition="iid").save("saved")
+            >>> sp.Federation.open("saved").num_clients
+            4
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)

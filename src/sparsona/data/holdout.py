@@ -151,7 +151,7 @@ class Holdout:
 
 
 def choose_holdout(plan: SplitPlan, partition: Partition, pool: Pool) -> Holdout:
-    """The holdout that a plan asks for, checked against the data; "auto" becomes one of the others."""
+    """The holdout of a plan, checked against the data; "auto" becomes one of the others."""
     test, spec = plan.test, plan.partition.strip()
     name, colon, argument = test.strip().partition(":")
     if name not in TESTS:
@@ -225,7 +225,7 @@ def draw_by_shares(train_counts: Array, test_labels: Array, per_client: int | No
 
     `train_counts` (clients, classes) says how many training examples each client has of each class. Of each class a
     client is tested on its share times `per_client` (None: an even share of the test set, rounded up), rounded up: on
-    up to one example per class more than asked for, and on every class it knows. Examples are drawn without
+    up to one example per class more than `per_client`, and on all its training classes. Examples are drawn without
     repetition for one client, but for each by itself: clients are tested on some of the same. Of a class with fewer
     test examples than that all are taken, and nothing in their stead. Indices are positions in `test_labels`, sorted;
     a client's depend on its own counts, its number, `per_client` and `seed` alone.

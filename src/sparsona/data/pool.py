@@ -20,9 +20,20 @@ Indices = npt.NDArray[np.int64]
 class View:
     """How stored examples become a model's inputs. `View()` leaves them as they are.
 
-    Stored bytes are divided by 255; `mean` and `std` are per channel, of values from 0 to 1. In training an image gets
-    `pad` black pixels on each side, and a square of side `crop` (None: of its own size) is cut out at random and, with
-    `flip`, mirrored at random; otherwise the square is cut from the middle.
+    Stored bytes are divided by 255. In training, a square is cut out of the padded image at random; in testing, it is
+    cut from the middle.
+
+    Args:
+        mean: For each channel, subtracted from values from 0 to 1.
+        std: For each channel, the divisor after that.
+        pad: Black pixels added on each side, in training.
+        crop: The side of the square; None: the image's own size.
+        flip: Whether images are mirrored at random, in training.
+
+    Example:
+        >>> import sparsona as sp
+        >>> sp.View(mean=(0.5,), std=(0.25,), pad=4, flip=True).augments
+        True
     """
 
     mean: tuple[float, ...] = ()

@@ -12,7 +12,7 @@ from sparsona.data.catalog import OWN, SOURCES, parse_spec
 from sparsona.data.pool import Pool
 from sparsona.data.readers.files import Listen, Request, list_places
 
-# Far beyond what anybody trains on: a larger number is a slip that would otherwise end in a lack of memory.
+# Far beyond any practical use: a larger number is a mistake that would otherwise end in a lack of memory.
 LIMITS = {"sequence_length": 10_000, "vocabulary_size": 10_000_000, "resize": 4_096}
 
 
@@ -31,7 +31,7 @@ def read(
 
     Args:
         spec: A name of `SOURCES`, or the user's own files: `arrays:PATH.npz` or `folder:PATH`.
-        folders: Where its files are looked for, in each first in a subfolder called like the set; then in the cache.
+        folders: Folders to search for its files, in each first a subfolder named like the set; then the cache.
         sequence_length: Text comes in sequences of so many tokens (20).
         vocabulary_size: Number of words that are kept, the most frequent ones (10,000).
         resize: Side of the squares that pictures are resized to.

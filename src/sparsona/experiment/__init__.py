@@ -1,1 +1,1 @@
-"""Names and options become objects; train, compare, resume."""
+"""Build runs from names and options; train, compare, resume."""

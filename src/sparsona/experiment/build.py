@@ -1,4 +1,4 @@
-"""Names become objects: a checked config, the data it names shared out, and everything a run needs."""
+"""Builds a run from names: its checked config, its data shared out among clients, and its context."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def make_config(
 def make_configs(
     method: str | MethodCard, options: Mapping[str, Any], federation: Federation | None = None, model: Any = None
 ) -> tuple[RunConfig, BaseModel]:
-    """The same, and the method's own options as they were validated: `make_setting` takes them as they are."""
+    """The same, and the method's own options as they were validated: `make_context` takes them as they are."""
     name, own = parse_method(method) if isinstance(method, str) else (method.name, {})
     row = methods.card(name) if isinstance(method, str) else method
     _, kind = methods.factory(row)
@@ -78,7 +78,7 @@ def make_configs(
         values |= {"data": GIVEN, "clients": federation.num_clients, "partition": GIVEN, "test": GIVEN}
     source = str(values.get("data", "")).strip()
     if "partition" not in values and source in data.SOURCES and data.SOURCES[source].is_natural:
-        values["partition"] = "natural"  # such data is nobody else's
+        values["partition"] = "natural"  # each example belongs to its owner
     if model is not None:
         values["model"] = model if isinstance(model, str) else GIVEN
     if row.headline is not None:
@@ -92,7 +92,7 @@ def make_configs(
 
 
 def read_data(config: RunConfig, listen: Callable[[int, int], None] | None = None) -> Federation:
-    """The data set that a config names, shared out as it says; `listen(done, total)` hears of decoding it."""
+    """The data set that a config names, shared out among clients; `listen(done, total)` is called while decoding."""
     options = {key: value for key in in_groups("reading") if (value := getattr(config, key)) is not None}
     if config.data_dir and not Path(config.data_dir).expanduser().is_dir():
         raise SparsonaError(
@@ -114,7 +114,7 @@ def make_context(
     method_config: BaseModel | None = None,
     row: MethodCard | None = None,
 ) -> ClientContext:
-    """Everything a run needs. Only now, if the data says how many clients there are, is that number known.
+    """Everything a run needs. The number of clients is known only now if the data determines it.
 
     `method_config` are the method's options where they were validated already, by `make_configs`. `row` is that of a
     method which was passed in Python, and has no name by which it would be found.
@@ -165,7 +165,7 @@ def make_context(
 
 
 def make_plan(config: RunConfig, num_clients: int, peers: bool) -> Plan:
-    """The plan of a run: its options of the same names, and those that are worked out."""
+    """The plan of a run: its options of the same names, and those that are derived."""
     worked_out: dict[str, Any] = {
         "per_round": _sampled(config, peers),
         "points": config.all_points,
@@ -182,7 +182,7 @@ def make_plan(config: RunConfig, num_clients: int, peers: bool) -> Plan:
 
 
 def _sampled(config: RunConfig, peers: bool) -> int:
-    """Clients per round, the default worked out: half of them, or every peer."""
+    """Clients per round, or the default: half of them, or every peer."""
     if config.per_round is None and peers:
         assert config.clients is not None
         return config.clients - config.num_novel
@@ -190,7 +190,7 @@ def _sampled(config: RunConfig, peers: bool) -> int:
 
 
 def start_digest(context: ClientContext) -> str:
-    """Tells apart initial weights, which a module from Python brings along."""
+    """A digest of the initial weights, which may come from a module passed from Python."""
     state = hashlib.blake2b(digest_size=16)
     for tree in (context.params, context.buffers):
         state.update(tree.flat.cpu().numpy().tobytes())
@@ -198,13 +198,13 @@ def start_digest(context: ClientContext) -> str:
 
 
 def graph_digest(context: ClientContext) -> str | None:
-    """Tells apart graphs of one's own: a file may change between a run and its resumption."""
+    """A digest of a graph from a file, which may change before a run is resumed."""
     edges = () if context.plan.graph is None else context.plan.graph.heard
     return hashlib.blake2b(repr(edges).encode(), digest_size=16).hexdigest() if edges else None
 
 
 def latency_digest(config: RunConfig) -> str | None:
-    """Tells apart files of latencies that a method's budget is counted by; None without one, or where it is gone."""
+    """A digest of the latency file that a method's budget is counted by; None without one, or if it is gone."""
     budget = spec.parse("budget", str(config.options.get("budget")))
     if budget.name != "latency" or not budget.argument or not Path(budget.argument).is_file():
         return None
@@ -212,7 +212,7 @@ def latency_digest(config: RunConfig) -> str | None:
 
 
 def ignores_capacity(context: ClientContext) -> bool:
-    """Whether any client is handed, or keeps, more than its device is said to hold."""
+    """Whether any client is sent, or keeps, more than its capacity."""
     size, round_ = context.task.layout.size, context.plan.round_at(0)
     for client, _ in client_kinds(context.clients):
         cost = context.method.cost(context.task.layout, client, round_)

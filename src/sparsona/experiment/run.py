@@ -1,4 +1,4 @@
-"""What a finished (or stopped) run gives: accuracies, personal models, tables and the report, read from its folder."""
+"""The result of a run: accuracies, personal models, tables and the report, read from its folder."""
 
 from __future__ import annotations
 
@@ -28,7 +28,18 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A run's result, read from its folder."""
+    """A run's result, read from its folder. `train`, `resume` and `load` return it.
+
+    Args:
+        folder: the run's folder.
+        context: rebuilds the data, model and method of the run, for what needs its models.
+
+    Example:
+        >>> import sparsona as sp
+        >>> run = sp.train("fedavg", clients=4, rounds=1, data_rate=0.2, out="runs/doc")
+        >>> run.config["clients"], run.summary["method"], run.points
+        (4, 'fedavg', ['received'])
+    """
 
     def __init__(self, folder: RunFolder, context: Callable[[], ClientContext]) -> None:
         self._folder, self._make_context = folder, context
@@ -49,7 +60,16 @@ class Run:
     def accuracies(self, point: str | None = None) -> np.ndarray:
         """Each client's accuracy on its own test data, from 0 to 1; NaN for those not tested.
 
-        At the headline point, or at another of `points` as it was last looked at: "novel_tuned", say.
+        Args:
+            point: one of `points`, such as "novel_tuned", at its last evaluation. None: the headline's.
+
+        Returns:
+            float64 [clients].
+
+        Example:
+            >>> import sparsona as sp
+            >>> sp.train("local", clients=4, rounds=1, data_rate=0.2).accuracies().shape
+            (4,)
         """
         import numpy as np
 
@@ -63,15 +83,19 @@ class Run:
         return np.where(count > 0, correct / np.maximum(count, 1), np.nan)
 
     def errors(self, point: str | None = None) -> np.ndarray:
-        """Each client's mean loss where `accuracies` would count right predictions: in a regression, its squared error.
+        """Each client's mean loss on its own test data: in a regression, its squared error; NaN for those not tested.
 
-        NaN for those not tested.
+        Args:
+            point: as for `accuracies`.
+
+        Returns:
+            float64 [clients].
         """
         return summaries.losses(self._folder, point)
 
     @property
     def points(self) -> list[str]:
-        """The models, and the data, that clients were looked at with."""
+        """The evaluation points of this run: which models were evaluated, on which data."""
         return summaries.points(self._folder)
 
     @property
@@ -80,20 +104,38 @@ class Run:
         return list(self._folder.facts.novel)
 
     def curve(self, point: str = RECEIVED) -> list[tuple[int, float]]:
-        """Mean accuracy against completed rounds."""
+        """Mean accuracy (of a regression: squared error) over clients against completed rounds.
+
+        Args:
+            point: one of `points`.
+
+        Returns:
+            Pairs of completed rounds and mean.
+        """
         return summaries.curve(self._folder, point)
 
     def personal_model(self, client: int, guarded: bool = False) -> nn.Module:
         """A client's own model as a plain nn.Module in evaluation mode, its mask applied.
 
-        With `guarded`, for a run with that option: the shared model in its place, if the client keeps that one.
+        Args:
+            client: the number of the client.
+            guarded: return the shared model instead if the client keeps that one; for a run with `guard=True`.
+
+        Returns:
+            A new module.
+
+        Example:
+            >>> import sparsona as sp
+            >>> run = sp.train("fedspa", clients=4, rounds=1, data_rate=0.2)
+            >>> run.personal_model(0).training
+            False
         """
         context = self._make_context()
         if not 0 <= client < len(context.clients):
             raise SparsonaError(f"there is no client {client}", expected=f"0 to {len(context.clients) - 1}")
         if guarded and not context.plan.guard:
             raise SparsonaError(
-                f"'{self.path}' was run without a guard: its clients chose nothing",
+                f"'{self.path}' was run without a guard",
                 expected="a run with guard=True",
                 hint="run it again with --guard, or leave guarded out",
             )
@@ -130,7 +172,7 @@ class Run:
 
         Example:
             >>> import sparsona as sp
-            >>> run = sp.train("fedspa", clients=4, rounds=1, points=["global"])
+            >>> run = sp.train("fedspa", clients=4, rounds=1, data_rate=0.2, points=["global"])
             >>> [change.name for change in run.clients().changes]
             ['test']
         """
@@ -139,7 +181,7 @@ class Run:
         return client_effects(self._folder, against._folder if isinstance(against, Run) else against)
 
     def similarity(self) -> Similarity:
-        """How far apart the clients' masks or gates are, as they stand, beside how alike their labels are.
+        """The distances between the clients' current masks or gates, beside the similarity of their labels.
 
         Returns:
             Distances and label similarities of all clients or, of more than 64, of 64 that are drawn by the run's
@@ -154,61 +196,108 @@ class Run:
 
     @property
     def is_profiled(self) -> bool:
-        """Whether it was measured where the time went."""
+        """Whether the run was profiled."""
         return is_profiled(self.path)
 
     def profile(self) -> dict[str, Any]:
-        """Where the time went, phase by phase, as docs/profile.md describes it; only of a run that was profiled."""
+        """Where the time went, phase by phase; only of a run that was profiled.
+
+        Returns:
+            The content of profile.json, as docs/profile.md describes it.
+        """
         return read_profile(self.path)
 
     def report(self, path: str | Path) -> Path:
-        """Write a self-contained HTML page."""
+        """Write a self-contained HTML page; needs the extra `report`.
+
+        Args:
+            path: the file to write.
+
+        Returns:
+            The path.
+
+        Example:
+            >>> import sparsona as sp
+            >>> sp.train("local", clients=4, rounds=1, data_rate=0.2).report("page.html").name
+            'page.html'
+        """
         from sparsona.report.page import write_report
 
         return write_report([self.view], path)
 
     @cached_property
     def view(self) -> RunView:
-        """What a report draws."""
+        """The run as plain data, for tables and reports."""
         return read_view(self._folder)
 
 
 class Comparison:
-    """Several runs of the same experiment, method by method and seed by seed."""
+    """Several runs of the same experiment, method by method and seed by seed. `compare` returns it.
+
+    Args:
+        path: the folder of the comparison.
+        runs: its runs, in order.
+
+    Example:
+        >>> import sparsona as sp
+        >>> both = sp.compare(["local", "fedavg"], clients=4, rounds=1, data_rate=0.2)
+        >>> len(both.runs), [row["method"] for row in both.differences()]
+        (2, ['FedAvg'])
+    """
 
     def __init__(self, path: Path, runs: list[Run]) -> None:
         self.path, self.runs = path, runs
 
     def report(self, path: str | Path | None = None) -> Path:
-        """Write one self-contained HTML page about all of them."""
+        """Write one self-contained HTML page about all runs; needs the extra `report`.
+
+        Args:
+            path: the file to write. None: report.html in the folder of the comparison.
+
+        Returns:
+            The path.
+        """
         from sparsona.report.page import write_report
 
         return write_report(self.views(), path or self.path / "report.html")
 
     def views(self) -> list[RunView]:
+        """The runs as plain data, for tables and reports."""
         return [run.view for run in self.runs]
 
     def table(self) -> list[dict[str, str]]:
-        """One row per method: mean ± spread over seeds, ready to print."""
+        """One row per method, ready to print.
+
+        Returns:
+            A dict per method from the titles of columns to mean ± spread over seeds.
+        """
         from sparsona.analysis.table import rows
 
         return rows(self.views())
 
     def figures(self) -> list[dict[str, Any]]:
-        """The same as numbers: mean and spread of every column, unrounded."""
+        """The table as numbers.
+
+        Returns:
+            A dict per method from the names of columns to mean and spread over seeds, unrounded.
+        """
         from sparsona.analysis.table import figures
 
         return figures(self.views())
 
     def differences(self) -> list[dict[str, str]]:
-        """Differences to the first method, paired by seed, with an interval."""
+        """Differences in mean accuracy to the first method, paired by seed.
+
+        Returns:
+            A dict for each further method with its difference in percentage points and a 95% interval.
+        """
         from sparsona.analysis.table import differences
 
         return differences(self.views())
 
 
 def views_in(path: str | Path) -> list[RunView]:
-    """What a report needs of the run in this folder, or of every run of a comparison that has results."""
+    """The run in this folder, or every run of a comparison that has results, as plain data."""
     path = Path(path)
     if not (path / "comparison.json").exists():
         return [read_view(RunFolder.open(path))]
@@ -218,7 +307,7 @@ def views_in(path: str | Path) -> list[RunView]:
         raise SparsonaError(
             f"no run of the comparison '{path}' has results yet",
             expected="at least one evaluated round",
-            hint=f"`sparsona resume {path}` goes on with it",
+            hint=f"`sparsona resume {path}` resumes it",
         )
     return found
 

@@ -1,8 +1,7 @@
-"""Train, resume, load and compare, for Python and for the command line alike."""
+"""Train, resume and load a run, for Python and for the command line alike."""
 
 from __future__ import annotations
 
-import json
 import re
 import secrets
 import time
@@ -16,12 +15,12 @@ from pydantic import BaseModel
 from sparsona import methods
 from sparsona.analysis import summary as summaries
 from sparsona.core import spec
-from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.errors import SparsonaError
 from sparsona.data.federation import Federation
 from sparsona.engine.context import ClientContext
 from sparsona.engine.plan import novel_clients
 from sparsona.engine.profiler import OFF, START, Clock
-from sparsona.engine.rounds import check_plan, shared_model
+from sparsona.engine.rounds import shared_model
 from sparsona.executors import choose
 from sparsona.experiment.build import (
     GIVEN,
@@ -32,19 +31,16 @@ from sparsona.experiment.build import (
     make_context,
     start_digest,
 )
-from sparsona.experiment.run import Comparison, Run, planned_runs, views_in
+from sparsona.experiment.run import Run
 from sparsona.methods import MethodCard
 from sparsona.runs.facts import RunFacts
-from sparsona.runs.folder import RunFolder, environment, make_empty_folder, warn, write_atomically
+from sparsona.runs.folder import RunFolder, environment, warn
 from sparsona.runs.observers import ObserverList, ProgressUpdate
-from sparsona.runs.options import CONDITIONS, OPTIONS, RunConfig, dump
+from sparsona.runs.options import RunConfig, dump
 from sparsona.runs.profile import is_profiled
-from sparsona.runs.request import parse_method
 from sparsona.runs.session import Session
 from sparsona.runs.validation import validated
-from sparsona.runs.warm_start import WarmStart, leave_global_model, stored_start, warm_start_from
-
-__all__ = ["Comparison", "Run", "compare", "load", "resume", "resume_comparison", "train", "views_in"]
+from sparsona.runs.warm_start import WarmStart, save_global_model, stored_start, warm_start_from
 
 RUNS = Path("runs")
 
@@ -61,42 +57,53 @@ def train(
 ) -> Run:
     """Train a method and return the finished run.
 
-    `method` is a row of `sparsona methods`, with options after a colon if you like, or a method of your own: a
-    MethodCard, or a factory `f(task, config)`; see docs/add-a-method.md.
-    `federation` and `model` are a person's own data and network; left out, `data=` and `model=` name built-in ones.
-    `model` may be an nn.Module (its present weights are the start) or a function that builds one (called under the
-    seed). `options` are those of the run and of the method, as `sparsona run --help` and `sparsona methods` list them.
-    `out` is the run's folder, made anew. `observers` get typed records of what happens: objects with
-    `on_round` and the like, functions, or texts such as "run.jsonl" (docs/observers.md); `observers=[print]` shows that
-    it is alive.
-    `profile` measures where the time goes, for `run.profile()`: the run takes longer, its result is the same. A Clock
-    in place of True has begun earlier.
+    Args:
+        method: a row of `sparsona methods`, with options after a colon if needed ("fedspa:density=0.2"); or a method of
+            your own, as a MethodCard or a factory `f(task, config)`: see docs/add-a-method.md.
+        federation: your own data. None: the data set that the option `data` names.
+        model: an nn.Module (its current weights are the start), a function that builds one (called under the seed), or
+            the name of a built-in network. None: the default of the data set.
+        out: the run's folder, which must not exist yet. None: a new one in ./runs.
+        observers: receive typed records of what happens: objects with `on_round` and the like, functions, or texts
+            such as "run.jsonl" (docs/observers.md). `observers=[print]` shows progress.
+        profile: measure where the time goes, for `run.profile()`: the run takes longer, its result is the same. Pass a
+            Clock instead of True to include time before this call.
+        options: those of the run and of the method, as `sparsona run --help` and `sparsona methods` list them.
+
+    Returns:
+        The finished (or stopped) run.
+
+    Example:
+        >>> import sparsona as sp
+        >>> run = sp.train("fedavg", clients=4, rounds=1, out="runs/first")
+        >>> run.summary["rounds"], len(run.accuracies())
+        (1, 4)
     """
-    clock = _clock(profile)
+    clock = _make_clock(profile)
     row = None if isinstance(method, str) else methods.given(method)
     config, own = make_configs(row or str(method), options, federation, model)
     path = Path(out) if out else _new_path(config)
-    with _hint_resume(path):
-        return _train(config, federation, model, path, ObserverList(observers), clock, own, row)
+    with hint_resume(path):
+        return start_run(config, federation, model, path, ObserverList(observers), clock, own, row)
 
 
-def _clock(profile: bool | Clock) -> Clock:
+def _make_clock(profile: bool | Clock) -> Clock:
     if isinstance(profile, Clock):
         return profile
     return Clock() if profile else OFF
 
 
 @contextmanager
-def _hint_resume(path: Path) -> Iterator[None]:
+def hint_resume(path: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
         if path.exists():
-            warn(f"`sparsona resume {path}` goes on where it was stopped")
+            warn(f"`sparsona resume {path}` resumes it")
         raise
 
 
-def _train(
+def start_run(
     config: RunConfig,
     federation: Federation | None,
     model: Any,
@@ -109,10 +116,10 @@ def _train(
     row = row or methods.card(config.method)
     observers.on_progress(_first_progress(config, federation, row))
     with clock.measure(f"{START}build"):
-        start = _start_of(config)
+        start = load_warm_start(config)
         context = make_context(config, federation, model, clock, start, method_config, row)
         session = Session(context, observers)
-        config, facts = _described(config, context, row, start)
+        config, facts = _describe_run(config, context, row, start)
     with RunFolder.create(path, dump(config), facts, None if start is None else start.file) as folder:
         return _play(folder, session, config)
 
@@ -122,18 +129,18 @@ def _first_progress(config: RunConfig, federation: Federation | None, row: Metho
     return ProgressUpdate(row.title, config.seed, 0, config.rounds, doing, 0.0)
 
 
-def _start_of(config: RunConfig) -> WarmStart | None:
+def load_warm_start(config: RunConfig) -> WarmStart | None:
     return None if config.warm_start is None else warm_start_from(config.warm_start)
 
 
-def _described(
+def _describe_run(
     config: RunConfig, context: ClientContext, row: MethodCard, start: WarmStart | None = None
 ) -> tuple[RunConfig, RunFacts]:
-    """The config with what was left to be found out, and the facts of the run."""
-    found = {"clients": context.federation.num_clients, "device": context.device.type}
-    found["novel"] = context.plan.num_novel
-    found["executor"] = choose(config.executor, context)
-    config = config.model_copy(update=found)
+    """The config with its defaults resolved, and the facts of the run."""
+    resolved = {"clients": context.federation.num_clients, "device": context.device.type}
+    resolved["novel"] = context.plan.num_novel
+    resolved["executor"] = choose(config.executor, context)
+    config = config.model_copy(update=resolved)
     method, federation, task = context.method, context.federation, context.task
     counts, digest = federation.label_counts("train"), federation.digest()
     facts = RunFacts(
@@ -159,7 +166,7 @@ def _described(
         is_regression=task.is_regression,
         sizes=federation.sizes().numpy(),
         label_counts=None if counts is None else counts.numpy(),
-        warm_start=None if start is None else start.described(task.layout, digest),
+        warm_start=None if start is None else start.describe(task.layout, digest),
     )
     if (known := facts.warm_start) is not None:
         if not known.same_data:
@@ -177,7 +184,7 @@ def _play(folder: RunFolder, session: Session, config: RunConfig) -> Run:
     try:
         played = session.play(folder, config.executor, config)
         if played.progress.finished:
-            leave_global_model(folder.path, shared_model(context.server_side, played.progress.population))
+            save_global_model(folder.path, shared_model(context.server_side, played.progress.population))
         summary = summaries.summarize(folder, played.progress.seconds)
         folder.write_summary(summary)
     except BaseException as error:
@@ -186,7 +193,7 @@ def _play(folder: RunFolder, session: Session, config: RunConfig) -> Run:
     session.end(played, summary)
     if played.stopped_by is not None:
         reached = f"after round {played.progress.completed} of {config.rounds}"
-        warn(f"stopped by {played.stopped_by} {reached}; resume goes on")
+        warn(f"stopped by {played.stopped_by} {reached}; `sparsona resume` continues it")
     return Run(folder, lambda: context)
 
 
@@ -199,15 +206,30 @@ def resume(
     observers: Sequence[object] = (),
     profile: bool | Clock = False,
 ) -> Run:
-    """Go on with a run from its last checkpoint; the result is what it would have been without the interruption.
+    """Resume a run from its last checkpoint; the result is the same as without the interruption.
 
-    A run of a person's own data, model or method needs them again. A profiled run goes on being profiled.
+    Args:
+        path: the run's folder.
+        federation: the data, again, if the run was started with a federation.
+        model: the model, again, if the run was started with a module or function.
+        method: the method, again, if the run was started with a MethodCard or factory.
+        observers: as for `train`.
+        profile: as for `train`. A profiled run stays profiled.
+
+    Returns:
+        The finished (or stopped) run.
+
+    Example:
+        >>> import sparsona as sp
+        >>> run = sp.train("local", clients=4, rounds=3, data_rate=0.2, max_seconds=1e-9, out="runs/stopped")
+        >>> run.summary["rounds"], sp.resume("runs/stopped").summary["rounds"]  # the limit counts anew
+        (1, 2)
     """
-    with _hint_resume(Path(path)):
-        return _resume(Path(path), federation, model, ObserverList(observers), profile, method)
+    with hint_resume(Path(path)):
+        return resume_run(Path(path), federation, model, ObserverList(observers), profile, method)
 
 
-def _resume(
+def resume_run(
     path: Path,
     federation: Federation | None,
     model: Any,
@@ -215,11 +237,11 @@ def _resume(
     profile: bool | Clock = False,
     method: Any = None,
 ) -> Run:
-    clock = _clock(profile or is_profiled(path))
+    clock = _make_clock(profile or is_profiled(path))
     folder = RunFolder.open(path)
     folder.check_resumable()
     config = validated(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
-    row = _row_again(folder, config.method, method)
+    row = _find_row(folder, config.method, method)
     with folder:
         if folder.summary is None:
             observers.on_progress(_first_progress(config, federation, row))
@@ -239,22 +261,38 @@ def load(
     *,
     method: MethodCard | Callable[..., Any] | None = None,
 ) -> Run:
-    """A run's result as it stands, without going on with it."""
+    """Load a run's result without resuming it.
+
+    Args:
+        path: the run's folder.
+        federation: the data, again, if the run was started with a federation; needed for its models only.
+        model: the model, again, if the run was started with a module or function; likewise.
+        method: the method, again, if the run was started with a MethodCard or factory; likewise.
+
+    Returns:
+        The run, finished or not; it must have evaluated a round.
+
+    Example:
+        >>> import sparsona as sp
+        >>> run = sp.train("fedavg", clients=4, rounds=1, data_rate=0.2, out="runs/loaded")
+        >>> sp.load("runs/loaded").curve() == run.curve()
+        True
+    """
     folder = RunFolder.open(Path(path))
     config = validated(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
 
     def context() -> ClientContext:
-        return _rebuild_context(folder, config, federation, model, _row_again(folder, config.method, method))
+        return _rebuild_context(folder, config, federation, model, _find_row(folder, config.method, method))
 
     return Run(folder, context)
 
 
-def _row_again(folder: RunFolder, name: str, method: Any) -> MethodCard:
-    """The row of a run's method, which must be passed again if it was passed in Python."""
+def _find_row(folder: RunFolder, name: str, method: Any) -> MethodCard:
+    """The row of a run's method, which must be passed again if it was passed from Python."""
     row = methods.find(name) if method is None else methods.given(method)
     if row is None:
         raise SparsonaError(
-            f"'{folder.path}' is a run of '{name}', which is no method of this installation",
+            f"'{folder.path}' is a run of '{name}', which is not installed",
             expected="that method again: it was passed from Python, or its package is not installed",
             hint=f"call sparsona.resume or sparsona.load with method={name}, or install its package",
         )
@@ -275,7 +313,7 @@ def _rebuild_context(
     row: MethodCard,
     clock: Clock = OFF,
 ) -> ClientContext:
-    """A run's context rebuilt, and checked to be the same."""
+    """Rebuild a run's context, and check that it is the same."""
     for what, value, given in (("data", config.data, federation), ("model", config.model, model)):
         if value == GIVEN and given is None:
             raise SparsonaError(
@@ -315,134 +353,8 @@ def _rebuild_context(
 def _new_path(config: RunConfig) -> Path:
     source = spec.parse("data set", config.data)
     own = re.sub("[^A-Za-z0-9._+]+", "-", Path(source.argument or "").stem).strip("-.")
-    return RUNS / f"{config.method}-{own or source.name}-seed{config.seed}-{_stamp()}"
+    return RUNS / f"{config.method}-{own or source.name}-seed{config.seed}-{timestamp()}"
 
 
-def _stamp() -> str:
+def timestamp() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-
-
-def compare(
-    names: Sequence[str],
-    federation: Federation | None = None,
-    model: Any = None,
-    *,
-    seeds: int | Sequence[int] = 1,
-    out: str | Path | None = None,
-    observers: Sequence[object] = (),
-    **options: Any,
-) -> Comparison:
-    """Train several methods under the same seeds: same partition, split, initial weights and sampled clients.
-
-    An option that only some of the methods have, or a preset, is given to those. `seeds` is a number of seeds, counted
-    from `seed`, or a list of them. `observers` are those of `train`; they get the records of one run after another.
-    """
-    watching = ObserverList(observers)
-    if not names:
-        raise SparsonaError("no method to compare", expected="one or more rows of `sparsona methods`")
-    if unnamed := [name for name in names if not isinstance(name, str)]:
-        raise SparsonaError(
-            f"a {type(unnamed[0]).__name__} among the methods to compare",
-            expected="names of rows of `sparsona methods`: a comparison is resumed by them",
-            hint=f"give your method an entry point in the group '{methods.ENTRY_POINTS}', or train it by itself",
-        )
-    if len(set(names)) < len(names):
-        raise SparsonaError(
-            f"a method twice in {', '.join(names)}",
-            expected="methods that differ",
-            hint="give one of them other options: fedspa:density=0.2",
-        )
-    first = options.pop("seed", 0)
-    if not isinstance(first, int):
-        raise SparsonaError(f"seed = {first!r}", expected="a whole number, 0 or more", hint="for example --seed 1")
-    numbers = list(range(first, first + seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
-    if not numbers or len(set(numbers)) < len(numbers):
-        raise SparsonaError(
-            f"seeds {numbers}" if numbers else "no seeds", expected="at least one, all different", hint="--seeds 3"
-        )
-    planned: list[tuple[str, RunConfig, BaseModel]] = []
-    used: set[str] = set()
-    cards = [methods.card(parse_method(name)[0]) for name in names]
-    has_peers, has_presets = any(card.peers for card in cards), any(card.presets for card in cards)
-    for name in names:
-        row, own = parse_method(name)
-        _, kind = methods.factory(row)
-        # All peers take part where a server samples some: that is the method.
-        if common := sorted((CONDITIONS - ({"per_round"} if methods.card(row).peers else set())) & set(own)):
-            raise SparsonaError(
-                f"'{name}' sets {', '.join(common)} for one method alone",
-                expected="the same data, clients, model and seeds for all, or their results would not compare",
-                hint=f"set it for all: --{common[0].replace('_', '-')} or --set {common[0]}=...",
-            )
-        mine = {key: value for key, value in options.items() if key in OPTIONS or key in kind.model_fields}
-        used |= set(mine)
-        if has_peers and not methods.card(row).peers:
-            mine.pop("graph", None)
-        if has_presets and not methods.card(row).presets:
-            mine.pop("preset", None)
-        for seed in numbers:
-            planned.append((name, *make_configs(name, {**mine, "seed": seed}, federation, model)))
-    if unused := set(options) - used:
-        known = set(OPTIONS).union(*(methods.factory(parse_method(n)[0])[1].model_fields for n in names))
-        raise unknown_name(f"option of {', '.join(names)}", sorted(unused)[0], known)
-    alike = [name for name, config, _ in planned if sum(config == other for _, other, _ in planned) > 1]
-    if alike:
-        raise SparsonaError(
-            f"{' and '.join(dict.fromkeys(alike))} are the same method with the same options",
-            expected="methods that differ",
-            hint="leave one of them out, or give it other options: fedspa:density=0.2",
-        )
-    # What is wrong with the data, the model or the executor is told before a folder is made.
-    for name in names:
-        config, of_method = next((config, own) for planned_name, config, own in planned if planned_name == name)
-        context = make_context(config, federation, model, start=_start_of(config), method_config=of_method)
-        choose(config.executor, context)
-        check_plan(context.server_side)
-    path = Path(out) if out else RUNS / f"compare-{_stamp()}"
-    make_empty_folder(path)
-    entries = [
-        {
-            "folder": f"{re.sub('[^a-z0-9.+-]+', '_', name.lower().replace('=', '-'))}-seed{config.seed}",
-            "config": config.model_dump(mode="json"),
-        }
-        for name, config, _ in planned
-    ]
-    write_atomically(path / "comparison.json", (json.dumps(entries, indent=1) + "\n").encode())
-    folders = [path / str(entry["folder"]) for entry in entries]
-    runs = [(folder, config, own) for folder, (_, config, own) in zip(folders, planned, strict=True)]
-    with _hint_resume(path):
-        return _compare(path, runs, federation, model, watching)
-
-
-def resume_comparison(
-    path: str | Path,
-    federation: Federation | None = None,
-    model: Any = None,
-    *,
-    observers: Sequence[object] = (),
-) -> Comparison:
-    """Go on with a comparison: finished runs are kept, the others go on or start."""
-    path = Path(path)
-    with _hint_resume(path):
-        where = f"'{path / 'comparison.json'}'"
-        runs = [(folder, validated(RunConfig, values, where), None) for folder, values in planned_runs(path)]
-        return _compare(path, runs, federation, model, ObserverList(observers))
-
-
-def _compare(
-    path: Path,
-    planned: Sequence[tuple[Path, RunConfig, BaseModel | None]],
-    federation: Federation | None,
-    model: Any,
-    observers: ObserverList,
-) -> Comparison:
-    runs = []
-    for folder, config, method_config in planned:
-        if (folder / "config.json").exists():
-            runs.append(_resume(folder, federation, model, observers))
-        else:
-            runs.append(_train(config, federation, model, folder, observers, method_config=method_config))
-    reached = {run.summary["rounds"] for run in runs}
-    if len(reached) > 1:
-        warn(f"these runs stopped at different rounds ({sorted(reached)}): their results do not compare")
-    return Comparison(path, runs)

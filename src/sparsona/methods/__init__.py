@@ -20,7 +20,7 @@ ENTRY_POINTS = "sparsona.methods"  # the group in which another package names it
 
 @dataclass(frozen=True)
 class MethodCard:
-    """A row of `sparsona methods`, and all that is known of a method before it is built.
+    """A row of `sparsona methods`, which describes a method before it is built.
 
     Args:
         module: where the factory `f(task, config)` is: a file in this folder, whose factory has the file's name;
@@ -43,15 +43,15 @@ class MethodCard:
     config: str | type[Any]
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method
     engine: Mapping[str, Any] = field(default_factory=dict)  # of the engine: see sparsona.runs.options
-    # What `--preset NAME` sets, of the method and the engine alike; whatever a person gives as well has the last word.
+    # What `--preset NAME` sets, of the method and the engine alike; options that the user gives override it.
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    peers: bool = False  # clients send to each other: `graph` says who to whom, and all take part unless told otherwise
+    peers: bool = False  # clients send to each other: along `graph`; all take part unless per_round is given
     headline: str | None = None
     density_bounds: tuple[Literal["up", "down"], ...] = ()
 
 
 class Published(Protocol):
-    """What is read of a row for its presets."""
+    """What `preset` reads of a row."""
 
     @property
     def name(self) -> str: ...
@@ -206,7 +206,7 @@ METHODS = {
 }
 
 
-# What `sparsona cost` knows the costs of, by the rules in cost_rules.py; a name leaves when its method arrives.
+# Methods with a rule in costs/rules.py only; a name is removed when its method is added.
 COST_ONLY = (*("ditto", "pfedhn", "subsampling", "sub-fedavg", "dpsgd", "dpsgd-ft", "fomo", "fedem", "pfedgate-table"),)
 
 
@@ -229,7 +229,7 @@ def card(name: str) -> MethodCard:
         raise SparsonaError(
             f"'{name}' cannot be run yet: only its costs are known",
             expected=f"one of {', '.join(names())}",
-            hint=f"`sparsona cost {name}` tells what it would cost",
+            hint=f"`sparsona cost {name}` shows what it would cost",
         )
     raise unknown_name("method", name, names())
 
@@ -279,10 +279,10 @@ def _load(name: str, point: EntryPoint) -> MethodCard:
 
 
 def given(method: Any) -> MethodCard:
-    """The row of a method that is passed in Python: a card, or a factory `f(task, config)`.
+    """The row of a method passed from Python: a card, or a factory `f(task, config)`.
 
-    A factory's options are of the class that its second parameter is annotated with. No method of one's own may have
-    the name of a row: a run is known by its method's name, also when it is resumed.
+    A factory's options are of the class that its second parameter is annotated with. It must not have
+    the name of a row: a run is identified by its method's name, also when it is resumed.
     """
     if not isinstance(method, MethodCard) and not callable(method):
         raise SparsonaError(
@@ -295,13 +295,13 @@ def given(method: Any) -> MethodCard:
         if known == row or (row is None and factory(known)[0] is method):
             return known
         raise SparsonaError(
-            f"a method of one's own named '{name}'",
+            f"a method passed from Python is named '{name}'",
             expected="a name that is no row of `sparsona methods`",
             hint="rename it, or pass a MethodCard with another name",
         )
     if row is not None:
         return row
-    about = (method.__doc__ or "a method of one's own").strip().splitlines()[0]
+    about = (method.__doc__ or "a method passed from Python").strip().splitlines()[0]
     return MethodCard(name, name, about, "as its factory says", "as its factory says", method, _config_of(method))
 
 
@@ -322,7 +322,7 @@ def _config_of(make: Callable[..., Any]) -> type[Any]:
 
 
 def preset(row: Published, name: str) -> Mapping[str, Any]:
-    """What this preset of a method sets."""
+    """The options that this preset of a method sets."""
     if not row.presets:
         raise SparsonaError(
             f"{row.name} has no presets", expected="a method of one of the papers", hint="leave --preset out"
@@ -348,7 +348,7 @@ def make(task: Any, *, row: MethodCard, config: Any) -> Any:
     method = replace(factory(row)[0](task, config), name=row.name)
     if (method.peer is not None) != row.peers:
         raise SparsonaError(
-            f"{row.name} is {'a' if method.peer is not None else 'no'} method of peers, and its card says otherwise",
+            f"{row.name} is {'a' if method.peer is not None else 'no'} method of peers, but its card disagrees",
             expected="peers=True in the cards of methods whose clients send to each other, and of no others",
             hint=f"pass a MethodCard with peers={method.peer is not None}",
         )

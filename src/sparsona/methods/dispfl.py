@@ -3,7 +3,7 @@
 Paper: Dai, Shen, He, Tian, Tao, DisPFL: Towards Communication-Efficient Personalized Federated Learning via
 Decentralized Sparse Training, ICML 2022, Algorithms 1 and 2.
 
-Kept: the model, the mask it was trained in, the next mask. Travels, to each neighbour that asks: the model inside the
+Kept: the model, the mask it was trained in, the next mask. Travels, to each neighbour: the model inside the
 mask it was trained in, with that mask as bits; where one divides by new masks, these as well. Costs: sparse training,
 and one dense gradient batch where masks regrow by gradient.
 
@@ -20,8 +20,8 @@ is pruned at first; 0.5 is the code's.
 
 Differences from the text in both: all start from the same weights, cut down by their masks, where Algorithm 1 draws
 each model (with the code); the gradient norm is clipped (with the code); the cosine ends after T rounds (with the code;
-the text has no formula). A peer that never trained (novel, or not sampled yet) only listens: its initial weights are
-nobody's knowledge. Tensors that ERK makes dense are left alone: all they could regrow is what they pruned.
+the text has no formula). A peer that never trained (novel, or not sampled yet) only receives: its initial weights hold
+no knowledge. Tensors that ERK makes dense are left alone: all they could regrow is what they pruned.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class DisPFLState:
 
 @dataclass(frozen=True)
 class DisPFLWork:
-    """The model at hand, the mask as numbers to multiply by, and the optimizer's memory."""
+    """The current model, the mask as numbers to multiply by, and the optimizer's memory."""
 
     params: Tree
     buffers: Tree
@@ -115,19 +115,19 @@ def dispfl(task: Task, config: DisPFLConfig) -> Method:
         return DisPFLState(cut_down(params, mask), empty_mask(params.layout), mask, buffers, memory)
 
     def receive(state: DisPFLState, inbox: Inbox, probe: Probe, round_: Round) -> DisPFLWork:
-        heard = tuple(inbox)
+        received = tuple(inbox)
 
         def models() -> Iterator[tuple[Tree, Tree]]:
-            has_trained = state.used.flat.any()  # a number to multiply by: asking for its value would wait for the GPU
+            has_trained = state.used.flat.any()  # a number to multiply by: reading its value would wait for the GPU
             own = state.mask if by_new else state.used
             yield tree.scale(state.params, has_trained), own.like(own.flat & has_trained)
-            for update in heard:
+            for update in received:
                 part = update.parts["model"]
                 assert part.mask is not None
                 yield part.tree(), update.parts["mask"].tree() if by_new else part.mask
 
-        # Algorithm 1 lines 6 to 8; who hears nobody goes on with its own.
-        mean = count_mean(models()) if heard else state.params
+        # Algorithm 1 lines 6 to 8; a peer without messages continues with its own model.
+        mean = count_mean(models()) if received else state.params
         memory = optimizer.begin(state.memory, mean)
         mask = tree.as_numbers(state.mask, mean.dtype)
         return DisPFLWork(cut_down(mean, state.mask), state.buffers, mask, memory)
@@ -139,7 +139,7 @@ def dispfl(task: Task, config: DisPFLConfig) -> Method:
         mask = next_mask(task, work.params, work.buffers, state.mask, probe, round_, config)  # Algorithm 2
         if by_new:
             parts["mask"] = dense(mask)
-        memory = inside(optimizer.end(work.memory), mask)  # what grows has no past
+        memory = inside(optimizer.end(work.memory), mask)  # regrown entries start without momentum
         return DisPFLState(work.params, state.mask, mask, work.buffers, memory), message(round_, parts)
 
     def cost(layout: Layout, client: Client, round_: Round) -> Cost:
@@ -165,7 +165,7 @@ def dispfl(task: Task, config: DisPFLConfig) -> Method:
             tune_flops=turn_flops((replace(phase, epochs=1),), client, round_, per_example, per_step),
         )
 
-    def consensus(inbox: Inbox, round_: Round) -> Tree:  # each entry's mean over those who trained it
+    def consensus(inbox: Inbox, round_: Round) -> Tree:  # each entry's mean over the peers that trained it
         def models() -> Iterator[tuple[Tree, Tree]]:
             for update in inbox:
                 part = update.parts["model"]

@@ -88,7 +88,7 @@ class FedAltWork:
 
 @dataclass(frozen=True)
 class FedAltServer:
-    """u, the rest of the model as it began, and what the optimizer remembers."""
+    """u, the rest of the initial model, and the state of the server's optimizer."""
 
     shared: Tree
     rest: Tree
@@ -138,7 +138,7 @@ def fedalt(task: Task, config: FedAltConfig) -> Method:
         return value, buffers
 
     def update(work: FedAltWork, grads: Grads, tick: Tick) -> FedAltWork:
-        # torch clips gradients where they lie, one of an earlier phase too.
+        # torch clips gradients in place, those of an earlier phase too.
         stale = work.stale if "personal" not in grads else None
         share = clip_share(config.clip_norm, *grads.values(), *(() if stale is None else (stale,)))
         new: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""FedAvg: one model for all, the mean of the clients' models weighted by their number of examples.
+"""FedAvg: one shared model, the mean of the clients' models weighted by their number of examples.
 
 Paper: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017.
 Kept: nothing but BatchNorm statistics. Travels: the dense model, both ways. Costs: dense training.
@@ -63,14 +63,14 @@ class FedAvgState:
 
 @dataclass(frozen=True)
 class FedAvgServer:
-    """The model of all, and what the server's optimizer remembers."""
+    """The shared model, and the state of the server's optimizer."""
 
     params: Tree
     moments: tuple[Moments, ...]
 
 
 def fedavg(task: Task, config: FedAvgConfig) -> Method:
-    """One model for all."""
+    """One shared model."""
     optimizer = make_optimizer(config)
     phase = training_phase(task, config)
     tune = part_phase(task, config, config.personal) if isinstance(config, FedAvgPartConfig) else phase

@@ -66,7 +66,7 @@ class FedSpaState:
 
 @dataclass(frozen=True)
 class FedSpaWork:
-    """The model at hand, where it started, the mask as numbers to multiply by, and the optimizer's memory."""
+    """The current model, where it started, the mask as numbers to multiply by, and the optimizer's memory."""
 
     params: Tree
     buffers: Tree
@@ -85,7 +85,7 @@ class FedSpaServer:
 
 @dataclass(frozen=True)
 class FedSpaSum:
-    """The changes of a round, and the next mask of everybody who sent one."""
+    """The changes of a round, and the next mask of every client that sent one."""
 
     changes: WeightedSum
     masks: dict[int, Tree]
@@ -124,7 +124,7 @@ def fedspa(task: Task, config: FedSpaConfig) -> Method:
             to_zero = config.anneal == "paper"
             mask = next_mask(task, work.params, work.buffers, mask, probe, round_, config, to_zero)
             parts["mask"] = dense(mask)
-        memory = inside(optimizer.end(work.memory), mask)  # what grows has no past
+        memory = inside(optimizer.end(work.memory), mask)  # regrown entries start without momentum
         return FedSpaState(mask, work.buffers, memory), message(round_, parts)
 
     def cost(layout: Layout, client: Client, round_: Round) -> Cost:
@@ -166,7 +166,7 @@ def fedspa(task: Task, config: FedSpaConfig) -> Method:
         return FedSpaSum(one.changes.merge(other.changes), one.masks | other.masks)
 
     def step(server: FedSpaServer, total: FedSpaSum, round_: Round) -> FedSpaServer:
-        # A plain mean over those who took part, not over those who hold a coordinate: Algorithm 1 line 11.
+        # A plain mean over the clients that took part, not over those that hold a coordinate: Algorithm 1 line 11.
         mean = total.changes.mean(otherwise=tree.zeros_like(server.params))
         return FedSpaServer(tree.subtract(server.params, mean), server.masks | total.masks)
 

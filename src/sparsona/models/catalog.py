@@ -247,7 +247,7 @@ _TRANSFORMER = {
     "adapters": Option(0, "width of the adapters in each block, 0 for none; the paper has 16 and 64"),
     "adapter_form": Option(
         "paper",
-        "where the second adapter sits. paper: on the feed-forward output; authors: on the skip branch",
+        "where the second adapter is. paper: on the feed-forward output; authors: on the skip branch",
         ("paper", "authors"),
     ),
     "dropout": Option(0.0, "rate, inside the adapters, or in the residual branches where there are none"),

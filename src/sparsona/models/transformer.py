@@ -68,7 +68,7 @@ class Transformer(nn.Module):
 class Block(nn.Module):
     """Causal attention, then two linear layers; the norm comes after each sum.
 
-    Adapters sit where Houlsby et al. have them: after the attention's projection and after the feed-forward layers,
+    Adapters are placed as by Houlsby et al.: after the attention's projection and after the feed-forward layers,
     inside the residual branch. With `adapts_skip` the second one acts on the skip branch instead, as in the authors'
     code.
     """

@@ -1,1 +1,1 @@
-"""Pages and pictures out of numbers."""
+"""Report pages and pictures."""

@@ -180,7 +180,7 @@ def _partitions(views: Sequence[RunView]) -> dict[str, str]:
 
 
 def _pictures(found: Sequence[tuple[RunView, ClientEffects | Similarity]]) -> dict[str, str]:
-    """Pictures of single runs, by names that tell the runs apart."""
+    """Pictures of single runs, by unique names."""
     titles = [view.title for view, _ in found]
     names = [view.title if titles.count(view.title) == 1 else f"{view.title}, {view.name}" for view, _ in found]
     if len(set(names)) < len(names):  # runs of one name from different folders

@@ -1,7 +1,7 @@
 """Plotly figures of runs.
 
 Backgrounds are transparent and text has no colour of its own, so that a page may put its light or dark under them.
-Names come from people: they are escaped, because plotly reads a subset of HTML in every text it draws.
+Names come from users: they are escaped, because plotly reads a subset of HTML in every text it draws.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def learning_curves(views: Sequence[RunView], against: Literal["rounds", "bytes"
         if not rounds:
             continue
         level = against == "bytes" and most > 0 and _sent(group, rounds[-1:]) == [0]
-        if level:  # no traffic: all its rounds lie at 0 bytes, so its last accuracy is drawn across
+        if level:  # no traffic: all its rounds are at 0 bytes, so its last accuracy is drawn across
             curves, rounds = [{rounds[-1]: curve[rounds[-1]]} for curve in curves], [rounds[-1]] * 2
         x: list[float] = [0, most] if level else _abscissa(group, rounds, against)
         values = 100 * np.array([[curve[r] for r in rounds] for curve in curves])

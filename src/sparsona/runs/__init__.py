@@ -1,1 +1,1 @@
-"""A run is a folder: what was asked for, what happened, and how to go on."""
+"""A run is a folder: its options, its records, and the checkpoint it is resumed from."""

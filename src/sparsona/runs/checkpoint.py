@@ -1,6 +1,6 @@
-"""Where a run stands, on disk. The manifest is the truth: what it does not name does not exist.
+"""Checkpoints on disk. The manifest is authoritative: what it does not name does not exist.
 
-One file per owner (the server, the server's memory of a client, a client, what a peer said last, a tuned model),
+One file per owner (the server, the server's memory of a client, a client, a peer's last message, a tuned model),
 written only if that owner changed since the last checkpoint, so that the cost follows change and not the number of
 clients.
 """
@@ -50,14 +50,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class _LastMessage:
-    """What a peer said last. Where all of it is in its state as well, as a model is, only that is written."""
+    """A peer's last message. What its state holds as well, such as a model, is written only once."""
 
     message: Message
     state: Any
 
     @property
     def marks(self) -> tuple[object, ...]:
-        """As `_marks`: an old message must not be held for the sake of a comparison."""
+        """As `_marks`: an old message must not be kept alive to compare with it."""
         if isinstance(self.message, bytes):
             return (hash(self.message),)
         found = [thing for part in self.message.parts.values() for thing in (part.whole, part.mask, part.arrived)]
@@ -81,7 +81,7 @@ class _LastMessage:
 
 
 def _read_message(stored: dict[str, Tensor], state: Any, what: str) -> Message:
-    """What `_Said` wrote."""
+    """Read what `_LastMessage` wrote."""
     if "message" in stored:
         return stored["message"].numpy().tobytes()
     leaves = {path: leaf for path, leaf in parts(state) if isinstance(leaf, Tree)}
@@ -100,7 +100,7 @@ def _read_message(stored: dict[str, Tensor], state: Any, what: str) -> Message:
         }
     except (KeyError, ValueError) as error:
         raise SparsonaError(
-            f"the checkpoint of {what} does not go with that client's state: {error}",
+            f"the checkpoint of {what} does not match that client's state: {error}",
             expected="both as they were written",
             hint="use the version of sparsona, the model and the data this run was started with",
         ) from None
@@ -174,10 +174,10 @@ class Checkpoints:
         self._number, self._files = manifest["number"], manifest["files"]
         server = None
         if initial.server is not None:
-            server = self._filled_server(initial.server, context.spill_store)
+            server = self._fill_server(initial.server, context.spill_store)
         states: dict[int, Any] = {}
         for client, entry in self._of_kind("client"):
-            states[client] = _filled(context.fresh_state(client), self._read(entry), f"client {client}")
+            states[client] = _fill(context.fresh_state(client), self._read(entry), f"client {client}")
             context.spill_store.store(states[client])
         messages = {
             client: _read_message(self._read(entry), states.get(client), f"client {client}'s message")
@@ -187,7 +187,7 @@ class Checkpoints:
         tuned: dict[int, Any] = {}
         for client, entry in self._of_kind("tuned"):
             work = received_work(context, population, client)
-            tuned[client] = _filled(work, self._read(entry), f"client {client}'s tuned model")
+            tuned[client] = _fill(work, self._read(entry), f"client {client}'s tuned model")
             context.spill_store.store(tuned[client])
         self._saved = {
             owner: _marks(value)
@@ -201,16 +201,16 @@ class Checkpoints:
         start = f"{kind}/"
         return [(int(owner[len(start) :]), entry) for owner, entry in self._files.items() if owner.startswith(start)]
 
-    def _filled_server(self, server: Any, spill_store: SpillStore) -> Any:
+    def _fill_server(self, server: Any, spill_store: SpillStore) -> Any:
         """The server as stored: its own fields from one file, its memory of each changed client from another."""
         memory = memories(self._method, server)
         bare = replace(server, **{name: {} for name in memory})
         if "server" in self._files:
-            bare = _filled(bare, self._read(self._files["server"]), "the server")
+            bare = _fill(bare, self._read(self._files["server"]), "the server")
         changed = {name: dict(values) for name, values in memory.items()}
         for client, entry in self._of_kind("server"):
             own = {name: values[client] for name, values in memory.items() if client in values}
-            found = _filled(own, self._read(entry), f"the server's memory of client {client}")
+            found = _fill(own, self._read(entry), f"the server's memory of client {client}")
             spill_store.store(found)
             for name, value in found.items():
                 changed[name][client] = value
@@ -239,9 +239,9 @@ def _checksum(manifest: Mapping[str, Any]) -> str:
 def _owners(
     method: Method, population: Population, tuned: Mapping[int, Any], initial: Population, saved: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Everything to be stored, by who owns it. A server's dict by client is one owner per client.
+    """Everything to be stored, by owner. A server's dict by client is one owner per client.
 
-    What neither was saved before nor differs from the start has no owner: most clients of many.
+    What was not saved before and equals the start is left out: most clients, if there are many.
     """
     server, first = population.server, initial.server
     if server is not None:
@@ -265,7 +265,7 @@ def _owners(
     yield from ((f"tuned/{client}", work) for client, work in sorted(tuned.items()))
 
 
-def _filled(template: Any, stored: dict[str, Tensor], what: str) -> Any:
+def _fill(template: Any, stored: dict[str, Tensor], what: str) -> Any:
     """The template's structure with the stored tensors in it."""
     expected = dict(parts(template))
     if expected.keys() != stored.keys() or any(
@@ -277,11 +277,11 @@ def _filled(template: Any, stored: dict[str, Tensor], what: str) -> Any:
             hint="use the version of sparsona, the model and the data this run was started with",
         )
 
-    def fill(path: str, leaf: Tree | Tensor) -> Tree | Tensor:
+    def put(path: str, leaf: Tree | Tensor) -> Tree | Tensor:
         tensor = stored[path].to(leaf.device)
         return leaf.like(tensor) if isinstance(leaf, Tree) else tensor
 
-    return map_parts(fill, template)
+    return map_parts(put, template)
 
 
 def _shapes(tensors: Mapping[str, Tree | Tensor]) -> str:
@@ -291,7 +291,7 @@ def _shapes(tensors: Mapping[str, Tree | Tensor]) -> str:
 
 
 def _marks(value: Any) -> tuple[object, ...]:
-    """What tells a value from another without holding it: values are never edited in place."""
+    """Identifies a value without holding it: values are never edited in place."""
     if isinstance(value, _LastMessage):
         return (*value.marks, *_marks(value.state))
     return tuple(leaf.identity if isinstance(leaf, Tree) else leaf for _, leaf in parts(value))

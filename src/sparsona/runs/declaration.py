@@ -1,8 +1,8 @@
 """How an option is declared: once, as a pydantic field. The command line, config files, Python, costs and listings read
 the declarations through `options_of`. Free of torch.
 
-A run's own options are declared with `option`. Options of a method are plain pydantic fields, which may say in
-`json_schema_extra` that they are worth a flag of their own (`{"flag": True}`) or that they name files (`paths`).
+A run's own options are declared with `option`. Options of a method are plain pydantic fields, which may set in
+`json_schema_extra` that they have a flag of their own (`{"flag": True}`) or that they name files (`paths`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GROUPS = {  # in the order in which they are listed
 
 @dataclass(frozen=True)
 class Option:
-    """One option as everybody but the validation sees it."""
+    """An option as declared; validation itself is pydantic's."""
 
     name: str
     type: Any  # of one value on a command line: int, float, bool or str
@@ -42,8 +42,8 @@ class Option:
     group: str  # a key of GROUPS; "" for an option of a method
     flag: bool | str  # has a flag of its own on the command line; a text says how it is written: "--quirk NAME ..."
     condition: bool  # must be the same for all runs of a comparison
-    circumstance: bool  # says where a run was made or what was evaluated, not what was tried
-    cost: bool | str  # whether costs depend on it; a text: they do in a way that is not counted, and what to do
+    circumstance: bool  # where a run is made or what is evaluated: it does not define the experiment
+    cost: bool | str  # whether costs depend on it; a text: they do but are not counted, and this is the hint
     paths: tuple[str, ...]  # names after which a path follows; "": the value is a path
 
 
@@ -63,8 +63,8 @@ def option(
     """Declare an option of a run: a pydantic field whose other properties `Option` lists.
 
     Args:
-        default: its value where nobody gives one.
-        text: what it says, in a few words.
+        default: its value if none is given.
+        text: a short description.
         group: a key of `GROUPS`.
         none: what None stands for, where that is the default.
         flag, condition, circumstance, cost, paths: see `Option`.
@@ -79,10 +79,10 @@ def option(
         >>> options_of(Tea)["cups"].default
         2
     """
-    said: dict[str, Any] = {"text": text, "none": none, "group": group, "flag": flag, "condition": condition}
-    said |= {"circumstance": circumstance, "cost": cost, "paths": paths}
+    extra: dict[str, Any] = {"text": text, "none": none, "group": group, "flag": flag, "condition": condition}
+    extra |= {"circumstance": circumstance, "cost": cost, "paths": paths}
     description = f"{text}; none: {none}" if none else text
-    return Field(default, description=description, json_schema_extra=said, **constraints)
+    return Field(default, description=description, json_schema_extra=extra, **constraints)
 
 
 def options_of(kind: type[BaseModel]) -> dict[str, Option]:
@@ -93,30 +93,30 @@ def options_of(kind: type[BaseModel]) -> dict[str, Option]:
 
 
 def _option(name: str, field: FieldInfo) -> Option:
-    said: Mapping[str, Any] = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    extra: Mapping[str, Any] = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     kinds = [field.annotation]
     if get_origin(field.annotation) in (Union, UnionType):
         kinds = [kind for kind in get_args(field.annotation) if kind is not NoneType]
     plain = kinds[0] if len(kinds) == 1 and kinds[0] in (int, float, bool) else str
     choices = get_args(kinds[0]) if get_origin(kinds[0]) is Literal else ()
-    texts = {"text": said.get("text", field.description or ""), "none": said.get("none", "")}
+    texts = {"text": extra.get("text", field.description or ""), "none": extra.get("none", "")}
     return Option(
         name,
         plain,
         field.get_default(call_default_factory=True),
         **texts,
         choices=choices,
-        group=said.get("group", ""),
-        flag=said.get("flag", False),
-        condition=said.get("condition", False),
-        circumstance=said.get("circumstance", False),
-        cost=said.get("cost", True),
-        paths=tuple(said.get("paths", ())),
+        group=extra.get("group", ""),
+        flag=extra.get("flag", False),
+        condition=extra.get("condition", False),
+        circumstance=extra.get("circumstance", False),
+        cost=extra.get("cost", True),
+        paths=tuple(extra.get("paths", ())),
     )
 
 
 def with_absolute_paths(options: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with their paths as they are from anywhere: a run may be resumed in another working folder."""
+    """The values with absolute paths: a run may be resumed in another working folder."""
     found = dict(values)
     for name in values.keys() & options.keys():
         value, paths = values[name], options[name].paths
@@ -131,7 +131,7 @@ def with_absolute_paths(options: Mapping[str, Option], values: Mapping[str, Any]
 
 
 def as_tuple(value: Any) -> Any:
-    """One value where several may stand, as a tuple of one."""
+    """A single value as a tuple of one; tuples and lists stay."""
     return (value,) if isinstance(value, str | float | int) else value
 
 

@@ -1,6 +1,6 @@
-"""Facts of a run: what was found out about its data, model and method when it was made (about.json).
+"""Facts of a run: what is known of its data, model and method when it starts (about.json).
 
-Options are what somebody asked for and stand in config.json; facts are what came of them. Free of torch.
+Options are in config.json; facts are derived from options and data. Free of torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from sparsona.core.errors import SparsonaError
 
-FORMAT = 2  # of a run folder that this version writes, and goes on with
+FORMAT = 2  # of a run folder that this version writes and resumes
 READABLE = (1, 2)  # of those that it reads: format 1 lacks nothing that a report needs
 
 
@@ -37,13 +37,13 @@ class WarmStartFacts:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunFacts:
-    """What is known about a run besides its options. Digests tell whether data or a model are the same again.
+    """What is known about a run besides its options. Digests identify data and models.
 
-    `point` is the headline's evaluation point. `alone`: clients send nothing to anybody; `peers`: they send to each
-    other. `partial_global`: the server's model is nobody's whole one. `graph` and `latency` are digests of files, if
-    there are any. `tested_on` says how test data was chosen, `left_out` how many people lack what. `sizes` has a row of
-    training, validation and test examples for each client; `label_counts` counts its training labels, and is None where
-    labels are tokens or numbers.
+    `point` is the headline's evaluation point. `alone`: clients send nothing; `peers`: they send to each other.
+    `partial_global`: the server's model is no client's whole model. `graph` and `latency` are digests of files, if
+    there are any. `tested_on` says how test data was chosen, `left_out` how many owners were left out, by reason.
+    `sizes` has a row of training, validation and test examples for each client; `label_counts` counts its training
+    labels, and is None where labels are tokens or numbers.
     """
 
     method: str
@@ -94,8 +94,8 @@ class RunFacts:
         try:
             if missing:
                 raise ValueError(f"it lacks {', '.join(missing)}")
-            known["sizes"] = _frozen(known["sizes"])
-            known["label_counts"] = None if known["label_counts"] is None else _frozen(known["label_counts"])
+            known["sizes"] = _freeze(known["sizes"])
+            known["label_counts"] = None if known["label_counts"] is None else _freeze(known["label_counts"])
             known["novel"] = tuple(known.get("novel", ()))
             if known.get("warm_start") is not None:
                 known["warm_start"] = WarmStartFacts(**known["warm_start"])
@@ -108,7 +108,7 @@ class RunFacts:
             ) from None
 
 
-def _frozen(values: Any) -> np.ndarray:
+def _freeze(values: Any) -> np.ndarray:
     found = np.array(values, dtype=np.int64)
     found.flags.writeable = False
     return found

@@ -30,7 +30,7 @@ MANIFEST = Path("checkpoint") / "manifest.json"  # what it does not name does no
 
 @contextlib.contextmanager
 def explain_disk_errors(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals into messages a person can act on."""
+    """Turn operating system errors into messages that a user can act on."""
     try:
         yield
     except OSError as error:
@@ -54,7 +54,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
-    """A file of ours, or an error that says what is wrong with it."""
+    """Read a file that sparsona wrote, or raise an error that says what is wrong with it."""
     hint = "restore it from a copy, or start the run again in another folder"
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -137,7 +137,7 @@ class RunFolder:
         folder = cls(path, facts)
         folder._acquire()
         try:
-            _check_unused(path)  # again, now that nobody else can be at it
+            _check_unused(path)  # again, now that no other process can write to it
             write_atomically(path / "environment.json", _json(environment()))
             write_atomically(path / "about.json", _json(facts.as_json()))
             if start is not None:
@@ -166,12 +166,12 @@ class RunFolder:
         return cls(path, RunFacts.from_json(read_json(path / "about.json"), str(path)))
 
     def check_resumable(self) -> None:
-        """Refuse to go on with what another version wrote and this one only reads."""
+        """Refuse to resume what another version wrote and this one only reads."""
         if self.facts.format != FORMAT:
             version = self.environment.get("sparsona", "of another version")
             raise SparsonaError(
                 f"'{self.path}' was written in format {self.facts.format} by sparsona {version}: it can be read, not "
-                "gone on with",
+                "resumed",
                 expected=f"a run in format {FORMAT}",
                 hint="resume it with the version that wrote it, or start the run again in another folder",
             )
@@ -187,7 +187,7 @@ class RunFolder:
         except filelock.Timeout:
             raise SparsonaError(
                 f"'{self.path}' is in use by another process",
-                expected="a run that nobody is working on",
+                expected="a run that no other process uses",
                 hint="wait for it, or stop the other process",
             ) from None
         except OSError as error:
@@ -208,7 +208,7 @@ class RunFolder:
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        """What the run began in."""
+        """The environment that the run started in."""
         return read_json(self.path / "environment.json")
 
     @property
@@ -222,7 +222,7 @@ class RunFolder:
         write_atomically(self.path / "summary.json", _json(summary))
 
     def drop_summary(self) -> None:
-        """Remove the result of an earlier stop; it can be worked out again."""
+        """Remove the result of an earlier stop; it can be computed again."""
         with explain_disk_errors(self.path):
             (self.path / "summary.json").unlink(missing_ok=True)
 
@@ -230,12 +230,12 @@ class RunFolder:
 def make_empty_folder(path: Path) -> None:
     """Make it, or refuse one that holds anything."""
     with explain_disk_errors(path):
-        with contextlib.suppress(FileExistsError):  # a file of that name is told below
+        with contextlib.suppress(FileExistsError):  # a file of that name is reported below
             path.mkdir(parents=True, exist_ok=True)
         _check_unused(path)
 
 
-# What making a run writes before its config: what a kill may leave of a run that was never begun.
+# Files written before the config: what a killed process may leave of a run that never started.
 _BEFORE_CONFIG = {
     "lock",
     "environment.json",
@@ -262,5 +262,5 @@ def _json(value: dict[str, Any]) -> bytes:
 
 
 def warn(text: str) -> None:
-    """A line a person should see, on stderr so that --json stays clean."""
+    """Print a warning, on stderr so that --json stays clean."""
     print(f"warning: {text}", file=sys.stderr)

@@ -10,12 +10,12 @@ from typing import Any
 from sparsona.runs.folder import explain_disk_errors
 from sparsona.runs.observers import ClientEvaluation, EvaluationResult, RoundResult, RunEnd, RunStart
 
-LARGE = ("sizes", "label_counts")  # a number for every client and class; they stand in about.json
+LARGE = ("sizes", "label_counts")  # a number for every client and class; they are in about.json
 
 
 class JsonLines:
-    """Appends to a file. A run that goes on starts with a line "start" that says how many rounds were completed;
-    lines before it that tell of later rounds are of a part that was lost and is played again."""
+    """Appends to a file. A resumed run starts with a line "start" that says how many rounds were completed;
+    lines before it that report later rounds are of a part that was lost and is played again."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

@@ -1,4 +1,4 @@
-"""What runs there are, read from their folders. Free of torch."""
+"""Lists runs, read from their folders. Free of torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _is_used(folder: Path) -> bool:
             return False
     except filelock.Timeout:
         return True
-    except OSError:  # not ours to write to, so nobody here is working on it
+    except OSError:  # no permission to write, so no process of this user runs it
         return False
 
 

@@ -1,4 +1,4 @@
-"""Observers: who is told what happens in a run, as typed records. They return nothing and cannot change it.
+"""Observers receive typed records of what happens in a run. They return nothing and cannot change it.
 
 The progress bar (terminal.py), the records (recorder.py) and the log (json_lines.py) are observers. Free of torch.
 """
@@ -19,9 +19,16 @@ from sparsona.runs.facts import RunFacts
 
 @dataclass(frozen=True)
 class RunStart:
-    """A run begins, or goes on after `completed` of its `rounds`.
+    """A run starts, or is resumed after `completed` of its `rounds`.
 
-    `options` are those of config.json. After a resumption rounds past `completed` are played again, the same.
+    After a resumption rounds past `completed` are played again, with the same results.
+
+    Args:
+        path: the run's folder.
+        facts: what is known of its data, model and method.
+        options: those of config.json.
+        completed: rounds completed.
+        rounds: rounds planned.
     """
 
     path: Path
@@ -36,9 +43,21 @@ class RunStart:
 
 @dataclass(frozen=True)
 class ProgressUpdate:
-    """What a long round, or a start, is doing; `doing` is empty when a start is over.
+    """The current activity of a start or of a long round.
 
-    It may come before `RunStart`: data is read before a run is made. `title` and `seed` say of which run it is.
+    It may come before `RunStart`: data is read before a run is made.
+
+    Args:
+        title: the title of the run's method.
+        seed: the run's seed.
+        completed: rounds completed.
+        rounds: rounds planned.
+        doing: the activity; empty when a start is over.
+        seconds: since the run started.
+
+    Example:
+        >>> print(ProgressUpdate("FedAvg", 0, 0, 30, "reading digits", 0.0))
+        FedAvg: reading digits
     """
 
     title: str
@@ -54,8 +73,23 @@ class ProgressUpdate:
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
-    """What one client did in one round. A peer that did not train, and whose last message was received, has a turn,
-    too. `paper_*` count bytes as the papers do: four for each float value."""
+    """What one client did in one round. A peer that only sent its last message has a turn, too.
+
+    Args:
+        client: the number of the client.
+        loss: mean training loss over examples.
+        examples: examples trained on, counted in every epoch.
+        steps: steps made.
+        trained: whether it trained.
+        aggregated: whether its update was aggregated.
+        dropped: whether its update was lost; of a peer, whether it was out of reach.
+        bytes_up: bytes sent, as encoded.
+        bytes_down: bytes received, as encoded.
+        paper_up: bytes sent as the papers count, four for each float value.
+        paper_down: bytes received as the papers count.
+        train_flops: FLOPs of training.
+        search_flops: FLOPs of mask search.
+    """
 
     client: int
     loss: float
@@ -76,7 +110,16 @@ class TurnResult:
 class RoundResult:
     """One round: its turns, and how long it took, evaluation included.
 
-    `is_tuning`: final tuning, after the last round. It has the index of a round that there is not.
+    Args:
+        index: the round, from 0; of final tuning, the number of rounds.
+        lr_scale: the learning rate as a share of the first round's.
+        turns: what each client did.
+        seconds: wall time.
+        is_tuning: whether this is final tuning, after the last round.
+
+    Example:
+        >>> print(RoundResult(0, 1.0, (), 0.5))
+        round 1: 0 clients trained, 0.5 s
     """
 
     index: int
@@ -87,7 +130,7 @@ class RoundResult:
 
     @property
     def loss(self) -> float | None:
-        """Mean training loss over examples; None if nobody trained."""
+        """Mean training loss over examples; None if no client trained."""
         examples = self.total("examples")
         return sum(turn.loss * turn.examples for turn in self.turns) / examples if examples else None
 
@@ -103,9 +146,15 @@ class RoundResult:
 
 @dataclass(frozen=True, slots=True)
 class ClientEvaluation:
-    """One client at one point of core/points.py; `correct` is None in a regression, in which only the loss tells.
+    """The evaluation of one client at one point of core/points.py.
 
-    `confusion` counts true classes by row and predictions by column, where it was kept. It cannot be written to.
+    Args:
+        client: the number of the client.
+        point: the name of the point.
+        correct: right predictions; None in a regression, which has only a loss.
+        count: predictions.
+        loss: mean loss.
+        confusion: counts by true class (row) and prediction (column), read-only; None where it was not kept.
     """
 
     client: int
@@ -118,7 +167,18 @@ class ClientEvaluation:
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """All evaluations after `completed` rounds; `point` is the one to show."""
+    """All evaluations after a round.
+
+    Args:
+        completed: rounds completed.
+        point: the point to show.
+        clients: the evaluations, one per client and point.
+
+    Example:
+        >>> found = EvaluationResult(1, "received", (ClientEvaluation(0, "received", 3, 4, 0.5),))
+        >>> print(found)
+        evaluated after round 1, accuracy 75.0% at 'received' on test data
+    """
 
     completed: int
     point: str
@@ -128,8 +188,8 @@ class EvaluationResult:
     def accuracy(self) -> float | None:
         """Mean accuracy over clients at `point`; None in a regression.
 
-        This is accuracy on TEST data, for display. Whoever chooses anything by it (a tuner, an early stop) has no test
-        data left: choose by a point on validation data, such as received/validation.
+        This is accuracy on TEST data, for display. Choosing anything by it (a tuner, an early stop) uses the test data
+        up: choose by a point on validation data, such as received/validation.
         """
         return self.mean(self.point)
 
@@ -145,9 +205,19 @@ class EvaluationResult:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """A run ends: `finished`, or stopped for a `reason`, such as "max_seconds", "interrupted" or an error.
+    """A run ends. What was reached is saved.
 
-    What was reached is saved. `summary` is that of summary.json, and None after an interruption or an error.
+    Args:
+        completed: rounds completed.
+        rounds: rounds planned.
+        seconds: wall time.
+        finished: whether the run is complete.
+        reason: why it stopped, such as "max_seconds", "interrupted" or an error; None if it is finished.
+        summary: that of summary.json; None after an interruption or an error.
+
+    Example:
+        >>> print(RunEnd(3, 30, 1.5, False, "max_seconds", None))
+        stopped (max_seconds) after round 3 of 30
     """
 
     completed: int
@@ -191,7 +261,7 @@ class ObserverRow:
     text: str
 
 
-# `--log NAME:PLACE`, or a place that ends in .NAME; imported when it is asked for.
+# `--log NAME:PLACE`, or a place that ends in .NAME; imported when it is used.
 OBSERVERS = {
     "jsonl": ObserverRow("sparsona.runs.json_lines:JsonLines", "a line of JSON for the start, each round and the end"),
 }
@@ -220,19 +290,19 @@ class ObserverList:
         self._receivers = {event: [_receiver(one, event) for one in found] for event in EVENTS}
 
     def on_start(self, start: RunStart) -> None:
-        self._tell("on_start", start)
+        self._notify("on_start", start)
 
     def on_progress(self, progress: ProgressUpdate) -> None:
-        self._tell("on_progress", progress)
+        self._notify("on_progress", progress)
 
     def on_round(self, result: RoundResult) -> None:
-        self._tell("on_round", result)
+        self._notify("on_round", result)
 
     def on_evaluation(self, result: EvaluationResult) -> None:
-        self._tell("on_evaluation", result)
+        self._notify("on_evaluation", result)
 
     def on_end(self, end: RunEnd) -> None:
-        self._tell("on_end", end)
+        self._notify("on_end", end)
 
     def on_failure(self, end: RunEnd, error: BaseException) -> None:
         """The end by an error. What fails here is noted on that error and does not take its place."""
@@ -242,13 +312,13 @@ class ObserverList:
             except Exception as other:
                 error.add_note(f"an observer failed at the end, too: {other!r}")
 
-    def _tell(self, event: str, record: Record) -> None:
+    def _notify(self, event: str, record: Record) -> None:
         for receive in self._receivers[event]:
             receive(record)
 
 
 def _receiver(observer: Any, event: str) -> Callable[[Any], object]:
-    """What is called with the records of an event."""
+    """The function that is called with the records of an event."""
     known = [name for name in dir(observer) if name.startswith("on_")]
     if isinstance(observer, type) or (not known and not callable(observer)):
         raise SparsonaError(
@@ -265,4 +335,4 @@ def _receiver(observer: Any, event: str) -> Callable[[Any], object]:
 
 
 def _ignore(record: object) -> None:
-    """For what an observer has no method for."""
+    """For events that an observer has no method for."""

@@ -1,4 +1,4 @@
-"""What a run is asked to do: the table of its options, each declared once. Free of torch."""
+"""The options of a run, each declared once. Free of torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sparsona.runs.declaration import Option, as_int, as_tuple, option, options_
 from sparsona.runs.stopping import Stopping
 from sparsona.transforms import TRANSFORMS, read_transforms, split_transforms
 
-NUM_CLIENTS = 20  # where neither a person nor the partition says how many
+NUM_CLIENTS = 20  # if neither the user nor the partition says how many
 KNOW_THEIR_CLIENTS = ("natural", "file")  # partitions
 
 _SPLIT = SplitPlan()
@@ -30,15 +30,15 @@ _sharing = partial(option, group="sharing", condition=True)
 _plan = partial(option, group="plan")
 _evaluation = partial(option, group="evaluation")
 _place = partial(option, group="place")
-_SAY_INPUT, _SAY_SAMPLES = "say --input and --classes instead", "say --samples instead"
+_SAY_INPUT, _SAY_SAMPLES = "give --input and --classes instead", "give --samples instead"
 
 
 def _any_of(forms: Iterable[str]) -> str:
     return " | ".join(forms)
 
 
-def known_points(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Evaluation points that may be asked for."""
+def check_points(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Check the names of evaluation points."""
     for name in names:
         try:
             eval_points.check_option(name)
@@ -47,8 +47,8 @@ def known_points(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def known_transforms(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """Transforms that there are, with options that they have."""
+def check_transforms(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Check the names and options of transforms."""
     try:
         read_transforms(texts)
     except SparsonaError as error:
@@ -64,7 +64,7 @@ class RunConfig(Stopping):
 
     data: str = _data("digits", "data set, a row of `sparsona data`", flag=True, cost=True, paths=("arrays", "folder"))
     data_dir: str | None = _data(
-        None, "folder where the data's files are looked for first", none="the cache alone", flag=True, paths=("",)
+        None, "folder that is searched first for the data's files", none="the cache alone", flag=True, paths=("",)
     )
     augment: bool | None = _reading(None, "crop and mirror training images", none="as usual for the data")
     resize: int | None = _reading(
@@ -93,21 +93,21 @@ class RunConfig(Stopping):
     )
     test: str = _sharing(_SPLIT.test, "what is tested on, a choice that `sparsona data` lists", flag=True)
     data_rate: float = _sharing(
-        _SPLIT.data_rate, "share of the examples (partition natural: of people) used", cost=_SAY_SAMPLES, gt=0, le=1
+        _SPLIT.data_rate, "share of the examples (partition natural: of owners) used", cost=_SAY_SAMPLES, gt=0, le=1
     )
     validation_rate: float = _sharing(
-        _SPLIT.validation_rate, "share of a client's data held for decisions", cost=_SAY_SAMPLES, ge=0, lt=1
+        _SPLIT.validation_rate, "share of a client's data held for validation", cost=_SAY_SAMPLES, ge=0, lt=1
     )
     test_rate: float = _sharing(
-        _SPLIT.test_rate, "share of a client's data held for the final word", cost=_SAY_SAMPLES, gt=0, lt=1
+        _SPLIT.test_rate, "share of a client's data held for testing", cost=_SAY_SAMPLES, gt=0, lt=1
     )
     min_size: int | None = _sharing(
         None, "fewest examples a client may be dealt", none="10, or what can be split (natural)", ge=2
     )
     min_train: int = _sharing(
-        _SPLIT.min_train, "fewest examples to train and decide on; people with less are left out", ge=0
+        _SPLIT.min_train, "fewest examples to train and validate on; owners with less are left out", ge=0
     )
-    min_test: int = _sharing(_SPLIT.min_test, "fewest test examples; people with less are left out", ge=0)
+    min_test: int = _sharing(_SPLIT.min_test, "fewest test examples; owners with less are left out", ge=0)
     max_examples: int | None = _sharing(
         None, "most examples a client keeps of what it is dealt", none="all", cost=_SAY_SAMPLES, ge=2
     )
@@ -139,13 +139,13 @@ class RunConfig(Stopping):
     )
     graph: str | None = _plan(
         None,
-        f"who hears from whom, among peers: {_any_of(GRAPHS)}",
+        f"who receives from whom, among peers: {_any_of(GRAPHS)}",
         none=f"random:{USUAL_DEGREE}, or fewer",
         flag=True,
         cost=True,
         paths=("file",),
     )
-    transform: Annotated[tuple[str, ...], BeforeValidator(split_transforms), AfterValidator(known_transforms)] = _plan(
+    transform: Annotated[tuple[str, ...], BeforeValidator(split_transforms), AfterValidator(check_transforms)] = _plan(
         (),
         f"what messages go through, in order: {_any_of(card.example for card in TRANSFORMS.values())}",
         flag="--transform NAME ...",
@@ -160,7 +160,7 @@ class RunConfig(Stopping):
     )
     warm_start: str | None = _plan(
         None,
-        "a finished run whose global model is everybody's start",
+        "a finished run whose global model all clients start from",
         none="weights drawn from the seed",
         flag="--warm-start RUN",
     )
@@ -186,7 +186,7 @@ class RunConfig(Stopping):
         False,
         "all train each round, only the sampled are aggregated",
         condition=True,
-        cost="say how many train with --per-round",
+        cost="give the number of clients that train with --per-round",
     )
     stateless: bool = _plan(
         False,
@@ -198,14 +198,14 @@ class RunConfig(Stopping):
         0,
         "clients held out of training and met at the end; below 1: a share",
         condition=True,
-        cost="say how many take part with --clients",
+        cost="give the number of clients that take part with --clients",
         ge=0,
         allow_inf_nan=False,
     )
     novel_epochs: int | None = _plan(
         None,
         "epochs of tuning for the novel clients alone",
-        none="tune_epochs, as for everybody",
+        none="tune_epochs, as for all clients",
         cost="leave it out: novel clients are not charged",
         ge=0,
     )
@@ -219,7 +219,7 @@ class RunConfig(Stopping):
     eval_clients: int | None = _evaluation(
         None, "clients tested after rounds and final tuning, drawn once", none="all", condition=True, ge=1
     )
-    points: Annotated[tuple[str, ...], BeforeValidator(as_tuple), AfterValidator(known_points)] = _evaluation(
+    points: Annotated[tuple[str, ...], BeforeValidator(as_tuple), AfterValidator(check_points)] = _evaluation(
         (),
         "which models to evaluate besides the headline's: "
         f"{', '.join(eval_points.OPTIONS)}; each also on other data, such as received/validation",
@@ -227,7 +227,7 @@ class RunConfig(Stopping):
     )
     record_traits: bool = _evaluation(
         False,
-        "at evaluations, write down how far apart clients' masks or gates are, if they have any",
+        "at evaluations, record how far apart clients' masks or gates are, if they have any",
         circumstance=True,
     )
     train_accuracy: bool = _evaluation(False, "evaluate the last models on clients' training data, too")
@@ -248,13 +248,13 @@ class RunConfig(Stopping):
 
     @property
     def sampled(self) -> int:
-        """Clients per round, the default worked out; `clients` must be known."""
+        """Clients per round, with its default; `clients` must be known."""
         assert self.clients is not None
         return self.per_round or max(1, (self.clients - self.num_novel) // 2)
 
     @property
     def num_novel(self) -> int:
-        """Novel clients, a share worked out; `clients` must be known."""
+        """Novel clients as a number, also if given as a share; `clients` must be known."""
         if 0 < self.novel < 1:
             assert self.clients is not None
             return max(1, round(self.novel * self.clients))
@@ -272,13 +272,13 @@ class RunConfig(Stopping):
         return (eval_points.RECEIVED, *(point for point in dict.fromkeys(self.points) if point not in always))
 
     def conflicts(self) -> list[SparsonaError]:
-        """What single fields cannot see."""
+        """Errors in combinations of fields."""
         found = []
         try:
             lr_schedule(self.lr_schedule)
         except SparsonaError as error:
             found.append(error)
-        # None: only the data will tell.
+        # None: known once the data is read.
         taking_part = None if self.clients is None else self.clients - self.num_novel
         if taking_part is None:
             pass

@@ -1,4 +1,4 @@
-"""RUN/profile.json: where the time went, one part for each time a profiled run was started or gone on with."""
+"""RUN/profile.json: where the time went, one part for each time a profiled run was started or resumed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read_profile(folder: Path) -> dict[str, Any]:
     value = read_json(folder / NAME)
     if value.get("format") != FORMAT or not isinstance(value.get("parts"), list):
         raise SparsonaError(
-            f"'{folder / NAME}' is none of this version's profiles",
+            f"'{folder / NAME}' is not a profile of this version",
             expected=f"format {FORMAT}, as sparsona wrote it",
             hint="remove it: the run itself does not need it",
         )

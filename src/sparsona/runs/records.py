@@ -1,6 +1,6 @@
 """RUN/records.sqlite: rounds, turns, evaluations and traits as typed rows. All of the SQL is here.
 
-The holder of a folder's lock writes; anybody may read at any time, and leaves no trace.
+The holder of a folder's lock writes; any process may read at any time, and leaves no trace.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ class Records:
             self.writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     def rewind(self, completed: int, points: Sequence[str]) -> None:
-        """Drop what the checkpoint does not know of: it will be made again, the same. Of the round that was reached,
+        """Drop rows past the checkpoint: they will be made again, the same. Of the round that was reached,
         the evaluations at `points` stay; none are evaluated there without an interruption where `points` is empty."""
         db = self.writer
         with self.writing():
@@ -249,7 +249,7 @@ class Records:
                 hint="restore it from a copy, or start the run again in another folder",
             )
 
-    # Reading: for anybody, at any time.
+    # Reading: for any process, at any time.
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -297,8 +297,8 @@ class Records:
 
     def evaluations(self, completed: int | None = None, point: str | None = None) -> list[EvaluationRow]:
         """Evaluations after so many rounds, at this point, or all; in the order of rounds, clients and points."""
-        asked = {"completed": completed, "point": point}
-        given = {name: value for name, value in asked.items() if value is not None}
+        wanted = {"completed": completed, "point": point}
+        given = {name: value for name, value in wanted.items() if value is not None}
         which = f"WHERE {' AND '.join(f'{name} = ?' for name in given)}" if given else ""
         query = f"SELECT {_FIGURES} FROM evaluations {which} ORDER BY completed, client, point"
         return self._rows(EvaluationRow, query, tuple(given.values()))
@@ -314,12 +314,12 @@ class Records:
         return self.last_evaluated() is not None
 
     def last_evaluated(self, point: str | None = None) -> int | None:
-        """The number of rounds after which somebody was last evaluated, at this point or at any."""
+        """The number of rounds after the last evaluation, at this point or at any."""
         which, values = ("", ()) if point is None else ("WHERE point = ?", (point,))
         return self._value(f"SELECT MAX(completed) AS value FROM evaluations {which}", values)
 
     def points(self) -> list[str]:
-        """Every point at which somebody was evaluated."""
+        """Every point at which clients were evaluated."""
         found: list[dict[str, Any]] = self._rows(dict, "SELECT DISTINCT point FROM evaluations ORDER BY point")
         return [row["point"] for row in found]
 
@@ -377,7 +377,7 @@ class Records:
 
 @contextlib.contextmanager
 def explain_record_errors(path: Path) -> Iterator[None]:
-    """Turn SQLite's refusals into messages a person can act on."""
+    """Turn SQLite errors into messages that a user can act on."""
     try:
         yield
     except sqlite3.Error as error:

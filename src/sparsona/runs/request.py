@@ -1,4 +1,4 @@
-"""What a person asks for: options from a method's text, a file, a preset and keywords, sorted by whose they are.
+"""Options from a method's text, a file, a preset and keywords, sorted into those of the run and of the method.
 
 Free of torch.
 """
@@ -20,7 +20,7 @@ from sparsona.runs.options import OPTIONS
 
 
 class Row(Protocol):
-    """What is read of a row of `sparsona methods`."""
+    """What `choose` reads of a row of `sparsona methods`."""
 
     @property
     def name(self) -> str: ...
@@ -42,13 +42,13 @@ class Chosen:
 def choose(
     row: Row, kind: type[BaseModel], published: Mapping[str, Any], given: Mapping[str, Any], others: Iterable[str] = ()
 ) -> Chosen:
-    """Sort flat options into those of the run and those of the method; the more special wins.
+    """Sort flat options into those of the run and those of the method; the more specific source wins.
 
     Args:
         row: the method's row, whose options come first.
         kind: the class of the method's options.
-        published: what a preset sets; a person's schedule stands in place of the published one.
-        given: what a person gave, in whatever way.
+        published: what a preset sets; a schedule in `given` replaces the published one.
+        given: the user's options, from all sources.
         others: further names that are known, to be suggested for a misspelt one.
 
     Returns:
@@ -79,10 +79,10 @@ def choose(
                 SparsonaError(
                     f"lr_decay together with the schedule '{schedule}'",
                     expected="one of them: lr_decay belongs to the schedule 'decay'",
-                    hint="leave --lr-decay out, or say --lr-schedule decay",
+                    hint="leave --lr-decay out, or use --lr-schedule decay",
                 )
             )
-        of_run["lr_decay"] = 1.0  # so is it recorded: nothing decays
+        of_run["lr_decay"] = 1.0  # recorded as it acts: no decay
     of_run, of_method = with_absolute_paths(OPTIONS, of_run), with_absolute_paths(own, of_method)
     return Chosen({**row.engine, **of_run}, {**row.options, **of_method}, errors)
 

@@ -1,8 +1,8 @@
-"""Plays a run from where it stands to its end: rounds, evaluations, records, checkpoints.
+"""Plays a run from its last checkpoint to its end: rounds, evaluations, records, checkpoints.
 
-In this order: a round's rows are written in one transaction; then observers are told; then, if one is due, a
+In this order: a round's rows are written in one transaction; then observers are notified; then, if one is due, a
 checkpoint is saved, for which the rows are brought to the disk first and the manifest is written last. The manifest is
-the truth: rows past it are dropped when a run goes on.
+authoritative: rows past it are dropped when a run is resumed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Played:
 
 
 class Session:
-    """Plays one run. It is made before the run's folder: what method and plan cannot do together is refused here."""
+    """Plays one run. It is made before the run's folder: a plan that the method does not support is refused here."""
 
     def __init__(self, context: ClientContext, observers: ObserverList) -> None:
         self.context, self.clock, self.observers = context, context.clock, observers
@@ -94,10 +94,10 @@ class Session:
         assert self._progress is not None, "not played yet"
         return self._progress
 
-    # How it begins.
+    # Start.
 
     def _open(self, folder: RunFolder) -> None:
-        """Load the checkpoint, or save the first one, and check that the records go with it."""
+        """Load the checkpoint, or save the first one, and check that the records match it."""
         self._folder, self._records = folder, folder.records
         self._recorder = Recorder(folder.records)
         self._checkpoints = Checkpoints(folder.path, self.context.method)
@@ -115,7 +115,7 @@ class Session:
             if self._records.exist:
                 raise SparsonaError(
                     f"'{folder.path / MANIFEST}' is missing",
-                    expected="the manifest that goes with the records of this run",
+                    expected="the manifest that belongs to the records of this run",
                     hint="restore it from a copy, or start the run again in another folder",
                 )
             with self.clock.measure("checkpoint"):
@@ -132,7 +132,7 @@ class Session:
         completed, rounds = self.progress.completed, self.context.plan.rounds
         self.observers.on_start(RunStart(self._folder.path, self._folder.facts, options, completed, rounds))
 
-    # How it goes.
+    # Rounds.
 
     def _play_rounds(self, limits: Stopping) -> str | None:
         """Play until the last round or a stop; why it was stopped, or None if it is finished."""
@@ -185,7 +185,7 @@ class Session:
         self._keep(replace(self.progress, tuned=tuned, finished=True), result if is_any else None, evaluation)
 
     def _keep(self, progress: Progress, result: RoundResult | None, evaluation: EvaluationResult | None) -> None:
-        """Record what was reached, all of it or nothing, and then tell the observers."""
+        """Record what was reached, all of it or nothing, and then notify the observers."""
         traits = []
         if self._traits is not None and evaluation is not None and not progress.finished:
             traits = [self._traits.row(progress.population, progress.completed)]
@@ -209,7 +209,7 @@ class Session:
         shown = headline if any(one.point == headline for one in found) else RECEIVED
         return EvaluationResult(completed, shown, tuple(map(_client_evaluation, found)))
 
-    # How it is saved.
+    # Checkpoints.
 
     def _checkpoint_is_due(self) -> bool:
         since = time.monotonic() - self._checkpoint_at
@@ -227,14 +227,14 @@ class Session:
         self._checkpoint_at = time.monotonic()
         self._checkpoint_cost = self._checkpoint_at - began
 
-    # What is said of it.
+    # Reports to observers.
 
     @property
     def _seconds(self) -> float:
         return time.monotonic() - self._began
 
     def report(self, doing: str) -> None:
-        """Tell observers what is being done; "" when a start is over."""
+        """Report the current activity to observers; "" when a start is over."""
         title, plan = self._folder.facts.title, self.context.plan
         self._reported_at = time.monotonic()
         self.observers.on_progress(
@@ -242,7 +242,7 @@ class Session:
         )
 
     def _report_outcome(self, kind: str, done: int) -> None:
-        """What a long round is at: at most every PROGRESS_SECONDS."""
+        """Report the progress of a long round, at most every PROGRESS_SECONDS."""
         if time.monotonic() - self._reported_at >= PROGRESS_SECONDS:
             plan, num = self.context.plan, len(self.context.clients)
             trains = num - plan.num_novel if plan.everyone_trains else plan.per_round
@@ -253,7 +253,7 @@ class Session:
             self.report(f"{done}/{total} {what}")
 
     def end(self, played: Played, summary: dict[str, object]) -> None:
-        """Tell observers of the end of what was played, if they were told of a start."""
+        """Report the end to observers, if a start was reported."""
         if self._started:
             reason, progress = played.stopped_by, played.progress
             rounds, finished = self.context.plan.rounds, progress.finished
@@ -262,7 +262,7 @@ class Session:
             )
 
     def fail(self, error: BaseException) -> None:
-        """Tell observers of an end by an interruption or an error."""
+        """Report an end by an interruption or an error to observers."""
         if self._started:
             reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
             completed, seconds = self.progress.completed, self.progress.seconds
@@ -293,7 +293,7 @@ class _ReportingExecutor:
 
         outcomes = self._executor.run(seen())
         for done in count(1):
-            with self._clock.measure(OTHER):  # whoever asks for outcomes (the server) has not spent this
+            with self._clock.measure(OTHER):  # not time of the server, which iterates over outcomes
                 outcome = next(outcomes, None)
                 if outcome is None:
                     return

@@ -1,4 +1,4 @@
-"""What tells a run's clients apart (Method.trait), and how far apart they are: masks by bits, vectors by length."""
+"""Traits of a run's clients (Method.trait), and the distances between them: masks by bits, vectors by length."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Traits:
 
 
 def check_traits(context: ClientContext) -> None:
-    """Refuse a run whose clients have nothing to be told apart by."""
+    """Refuse a run whose clients have no traits to compare."""
     method = context.method
     if method.trait is None:
         raise SparsonaError(
@@ -65,12 +65,12 @@ def check_traits(context: ClientContext) -> None:
 
 
 def has_traits(context: ClientContext) -> bool:
-    """Whether clients have something to be told apart by, and keep it."""
+    """Whether clients have traits, and keep them."""
     return context.method.trait is not None and not context.plan.stateless
 
 
 def compared_clients(context: ClientContext) -> tuple[int, ...]:
-    """Who is compared: all that take part or, of many, MOST of them, drawn once by the run's seed."""
+    """The clients to compare: all that take part or, of many, MOST of them, drawn once by the run's seed."""
     novel = novel_clients(context.plan, context.clients)
     pool = [client.index for client in context.clients if client.index not in novel]
     if len(pool) <= MOST:
@@ -106,14 +106,14 @@ def _row(trait: Any) -> tuple[Literal["mask", "vector"], np.ndarray, int]:
 
 
 class TraitRecord:
-    """Writes down, at evaluations, how far apart the clients are and how far each has come."""
+    """Records, at evaluations, how far apart the clients are and how far each has moved from its start."""
 
     def __init__(self, context: ClientContext) -> None:
         self._context, self._clients = context, compared_clients(context)
         self._first = read_traits(context, None, self._clients)
 
     def row(self, population: Population, completed: int) -> TraitsRow:
-        """How things stand after so many rounds."""
+        """The distances after so many rounds."""
         now = read_traits(self._context, population, self._clients)
         distances = now.distances()
         pairs = distances[np.triu_indices(len(distances), 1)]

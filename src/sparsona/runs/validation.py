@@ -47,7 +47,7 @@ def validated(kind: type[BaseModel], values: Mapping[str, Any], where: str) -> A
 
 
 def merge_errors(errors: list[SparsonaError]) -> SparsonaError:
-    """One error that names all of them, so that a person corrects a config once and not once per mistake."""
+    """One error that names all of them, so that a config is corrected once and not once per mistake."""
     if len(errors) == 1:
         return errors[0]
     lines = [f"{number}. {str(error).replace(chr(10), chr(10) + '   ')}" for number, error in enumerate(errors, 1)]
@@ -62,10 +62,10 @@ def _error(kind: type[BaseModel], item: Any, where: str) -> SparsonaError:
         return SparsonaError(f"{key} is missing from {where}", expected="a config as sparsona writes it")
     if not item["loc"]:  # each is right by itself, but not together: the rule says what is wrong
         rule = item["msg"].removeprefix("Value error, ")
-        return SparsonaError(f"options of {where} that do not go together", expected=rule, hint="change one of them")
+        return SparsonaError(f"options of {where} that cannot be combined", expected=rule, hint="change one of them")
     field = kind.model_fields.get(str(item["loc"][0]))
     about = f" ({field.description})" if field is not None and field.description else ""
-    if item["type"] == "value_error":  # our own words: what would be right
+    if item["type"] == "value_error":  # our own message: what is expected
         expected = str(item["ctx"]["error"])
     else:
         expected = item["msg"].removeprefix("Input should be ").lower()

@@ -17,7 +17,7 @@ from sparsona.core.tree import Tree
 from sparsona.runs.facts import WarmStartFacts
 from sparsona.runs.folder import START_FILE, RunFolder, reached, write_atomically
 
-GLOBAL_FILE = "global.safetensors"  # what a finished run's server holds for all, by the names of its parameters
+GLOBAL_FILE = "global.safetensors"  # a finished run's shared model, by the names of its parameters
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,15 +31,15 @@ class WarmStart:
     def file(self) -> bytes:
         return _as_file(self.weights)
 
-    def described(self, layout: Layout, federation: str) -> WarmStartFacts:
-        """What a run that begins with it records."""
+    def describe(self, layout: Layout, federation: str) -> WarmStartFacts:
+        """The facts that a run with this start records."""
         taken = sum(slot.name in self.weights for slot in layout.slots)
         same = self.facts.federation == federation
         return replace(self.facts, taken=taken, of=len(layout.slots), same_data=same)
 
 
-def leave_global_model(folder: Path, model: Tree | None) -> None:
-    """Write the model of all beside the checkpoint, for other runs to begin with."""
+def save_global_model(folder: Path, model: Tree | None) -> None:
+    """Write the shared model beside the checkpoint, for other runs to start from."""
     if model is not None and not (folder / GLOBAL_FILE).exists():
         write_atomically(folder / GLOBAL_FILE, _as_file({name: model[name] for name in model}))
 
@@ -52,11 +52,11 @@ def warm_start_from(path: str | Path) -> WarmStart:
         raise SparsonaError(
             f"a warm start from '{folder.path}', which reached round {found.completed} of {folder.config['rounds']}",
             expected="a finished run",
-            hint=f"`sparsona resume {folder.path}` goes on with it",
+            hint=f"`sparsona resume {folder.path}` resumes it",
         )
     if not (folder.path / GLOBAL_FILE).exists():
         raise SparsonaError(
-            f"a warm start from '{folder.path}': {facts.title} leaves no model for all behind",
+            f"a warm start from '{folder.path}': {facts.title} has no global model",
             expected="a run of a method with a global model, such as fedavg",
             hint="a run of an older version gets its model when it is resumed"
             if not facts.alone

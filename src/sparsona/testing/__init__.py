@@ -1,4 +1,4 @@
-"""What every method owes, as functions that check one property each. Needs torch and nothing else.
+"""Properties that every method must have, as functions that check one each. Needs torch and nothing else.
 
     from sparsona.testing import check
     check(CARD, options={"mu": 0.1}, accuracy=0.35)
@@ -29,7 +29,7 @@ def _by_name(*properties: Property) -> Mapping[str, Property]:
     return MappingProxyType({found.__name__: found for found in properties})
 
 
-# For a further row of a file that has been through all of them: what its other options may change.
+# For a further row of a file that is checked with all of them: what its other options may change.
 SHORT = _by_name(
     repetition.same_seed_same_bits,
     repetition.state_keeps_its_structure,
@@ -67,18 +67,21 @@ def check(
     accuracy: float = 0.35,
     properties: Mapping[str, Property] = PROPERTIES,
 ) -> None:
-    """Check all that every method owes, on a problem of seconds.
+    """Check every property of a method, on a problem that takes seconds.
 
     Args:
         card: the method. It need not be installed.
-        options: of the method and the run, under which it meets its hardest code.
+        options: of the method and the run; choose those that reach most of its code.
         model: a function that builds the network for images of 1x8x8 pixels in ten classes, or a row of
             `sparsona models`; None: the default of `digits`.
-        accuracy: what it must reach where guessing gets a tenth.
+        accuracy: the mean accuracy it must exceed; guessing reaches 0.1.
         properties: which of them to check: `PROPERTIES`, or `SHORT` for a further row of a file.
 
+    Returns:
+        None if every property holds.
+
     Raises:
-        AssertionError: with the name of the first property that does not hold.
+        AssertionError: names the first property that does not hold.
 
     Example:
         >>> from sparsona.methods import card

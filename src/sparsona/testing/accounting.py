@@ -1,4 +1,4 @@
-"""What a method says of its costs is what happens: bytes, FLOPs and memory, client by client."""
+"""The costs that a method states are those that are measured: bytes, FLOPs and memory, client by client."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ def every_update_survives_the_wire(case: Case) -> None:
         for name, part in update.parts.items():
             same = part.values.cpu().numpy().tobytes() == arrived.parts[name].values.cpu().numpy().tobytes()
             require(same, f"{who}: part '{name}' arrives with other values")
-        require(encode(arrived) == body, f"{who}: it is another one when it is sent on")
+        require(encode(arrived) == body, f"{who}: it changes when it is encoded again")
 
 
 def costs_equal_the_ledger(case: Case) -> None:
-    """`cost` says the bytes and FLOPs of every turn: to the last one, or as a bound where training decides."""
+    """`cost` states the bytes and FLOPs of every turn: exactly, or as a bound where training decides."""
     history = case.history
     for index, record in enumerate(history.records):
-        require(record.turns, f"nobody had a turn in round {index}")
+        require(record.turns, f"no client had a turn in round {index}")
         for turn in record.turns:
             cost, who = history.cost(turn.client, index), f"client {turn.client} in round {index}"
             if turn.trained:
                 found = (turn.tally.train_flops, turn.tally.search_flops)
-                for what, spent, told in zip(
+                for what, spent, stated in zip(
                     ("training", "search"), found, (cost.train_flops, cost.search_flops), strict=True
                 ):
-                    _compare(f"{who}: FLOPs of {what}", spent, told, cost.exact)
+                    _compare(f"{who}: FLOPs of {what}", spent, stated, cost.exact)
             if history.method.peer is None:
                 traffic = turn.traffic
                 for way, parts, size, paper in (
@@ -47,17 +47,17 @@ def costs_equal_the_ledger(case: Case) -> None:
                 ):
                     _compare(f"{who}: bytes {way}", size, message_size(parts) if parts else 0, cost.exact)
                     _compare(f"{who}: bytes {way} as papers count", paper, paper_size(parts), cost.exact)
-                    require(bool(size) == bool(parts), f"{who}: something is sent {way}, or nothing, against the cost")
+                    require(bool(size) == bool(parts), f"{who}: whether something is sent {way} contradicts the cost")
     if history.method.peer is not None:
         _messages_of_peers(history)
 
 
-def _compare(what: str, found: int, told: int, exact: bool) -> None:
-    require(found == told if exact else found <= told, f"{what}: {found:,}, and the cost says {told:,}")
+def _compare(what: str, found: int, stated: int, exact: bool) -> None:
+    require(found == stated if exact else found <= stated, f"{what}: {found:,}, but the cost is {stated:,}")
 
 
 def _messages_of_peers(history: History) -> None:
-    """Each peer's message has the size that its cost says, and is sent so many times: what one sends others receive."""
+    """Each peer's message has the size that its cost says, and all that is sent is received."""
     for index, record in enumerate(history.records):
         for client, message in history.populations[index + 1].messages.items():
             body = message if isinstance(message, bytes) else encode(message)
@@ -84,13 +84,13 @@ def costs_say_what_is_kept(case: Case) -> None:
     for index, state in history.last.states.items():
         cost = history.cost(index)
         own = [tensor for path, tensor in leaves(state) if not path.startswith("buffers")]
-        masks, told = [t for t in own if t.dtype == torch.bool], [part for part in cost.kept if part.is_mask]
-        entries = sum(tensor.numel() for tensor in masks), sum(part.num_values for part in told)
+        masks, stated = [t for t in own if t.dtype == torch.bool], [part for part in cost.kept if part.is_mask]
+        entries = sum(tensor.numel() for tensor in masks), sum(part.num_values for part in stated)
         require(entries[0] == entries[1], f"client {index} keeps masks of {entries[0]} entries, cost says {entries[1]}")
-        rest, parts = [t for t in own if t.dtype != torch.bool], [part for part in cost.kept if not part.is_mask]
-        sizes = sum(tensor.numel() for tensor in rest), sum(part.layout.size for part in parts)
+        others, parts = [t for t in own if t.dtype != torch.bool], [part for part in cost.kept if not part.is_mask]
+        sizes = sum(tensor.numel() for tensor in others), sum(part.layout.size for part in parts)
         require(sizes[0] == sizes[1], f"client {index} keeps {sizes[0]} numbers, and the cost says {sizes[1]}")
-        held = sum(int(tensor.count_nonzero()) for tensor in rest)
+        held = sum(int(tensor.count_nonzero()) for tensor in others)
         most = sum(part.num_values for part in parts)
         require(held <= most, f"client {index} keeps {held} numbers that are not zero, and the cost says {most}")
         _check_inference(history, index)
@@ -101,9 +101,9 @@ def _check_inference(history: History, client: int) -> None:
     found = None if deploy is None else deploy(history.work(client))
     if found is None or isinstance(found, nn.Module):
         return
-    params, told, dense = found[0], history.cost(client).infer_flops, layout.forward_flops()
+    params, stated, dense = found[0], history.cost(client).infer_flops, layout.forward_flops()
     used = layout.forward_flops([int(params[key].count_nonzero()) for key in params])
-    most = dense if told is None else told
+    most = dense if stated is None else stated
     require(used <= most <= dense, f"client {client}: a prediction takes {used} FLOPs, cost says {most} of {dense}")
 
 

@@ -1,4 +1,4 @@
-"""A method under test: its options, and a short run of it that all properties look at."""
+"""A method under test: its options, and a short run of it that all properties read."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class History:
         self.constants = fingerprint((self.context.params, self.context.buffers))
 
     def play(self, rounds: int) -> History:
-        """Go on until so many rounds were played."""
+        """Play until this number of rounds."""
         if not self.populations:
             self._keep(self.engine.start())
         while len(self.records) < rounds:
@@ -97,7 +97,7 @@ class History:
     def round(self, index: int) -> Round:
         return self.context.plan.round_at(index)
 
-    def entered(self, phase: Phase, work: Work, client: int) -> Work:
+    def enter(self, phase: Phase, work: Work, client: int) -> Work:
         """Work as it is before this phase's first step."""
         round_ = self.round(len(self.records)).on(self.context.clients[client])
         data = self.context.federation
@@ -106,7 +106,7 @@ class History:
         return work if phase.enter is None else phase.enter(work, probe, round_)
 
     def batch(self, phase: Phase, client: int) -> Any:
-        """What one step of this phase looks at."""
+        """The batch of one step of this phase."""
         batches = list(in_order(self.context.federation.examples(client, "train"), 4))[: phase.batches_per_step]
         return batches[0] if phase.batches_per_step == 1 else tuple(batches)
 
@@ -118,19 +118,19 @@ def step(phase: Phase, work: Work, batch: Any, lr_scale: float) -> Work:
 
 
 def trained_print(phase: Phase, work: Work) -> str:
-    """Tells apart what a phase trains; statistics and momentum may move at any learning rate."""
+    """A fingerprint of what a phase trains; statistics and momentum may change at any learning rate."""
     return fingerprint(tuple(getattr(work, name) for name in phase.trains))
 
 
 @dataclass(frozen=True)
 class Case:
-    """A method, and the line that a test file has for it: see `sparsona.testing.check`.
+    """A method under test: see `sparsona.testing.check`.
 
     Args:
         card: the method.
-        options: of the method and the run, under which it meets its hardest code.
+        options: of the method and the run; choose those that reach most of its code.
         model: a function that builds its network, or a name; None: the default of `digits`.
-        accuracy: what it must reach on the toy problem, where guessing gets a tenth.
+        accuracy: the mean accuracy it must exceed; guessing reaches 0.1.
 
     Example:
         >>> from sparsona.methods import card
@@ -154,7 +154,7 @@ class Case:
         config = build.make_config(self.card, options, model=model)
         make, kind = methods.factory(self.card)
         sent: list[Sent] = []
-        watched = replace(self.card, module=partial(_watched, make, sent), config=kind)
+        watched = replace(self.card, module=partial(_record_sent, make, sent), config=kind)
         return History(build.make_context(config, None, model, row=watched), sent)
 
     def option(self, name: str) -> Any:
@@ -162,8 +162,8 @@ class Case:
         return build.make_config(self.card, {**COMMON, **self.options}, model=self.model).options.get(name)
 
 
-def _watched(make: Any, sent: list[Sent], task: Any, config: Any) -> Method:
-    """The method, which also writes down what it sends."""
+def _record_sent(make: Any, sent: list[Sent], task: Any, config: Any) -> Method:
+    """The method, which also records what it sends."""
     method: Method = make(task, config)
 
     def finish(state: Any, work: Any, inbox: Any, probe: Any, round_: Round) -> Any:
@@ -184,7 +184,7 @@ def _watched(make: Any, sent: list[Sent], task: Any, config: Any) -> Method:
 
 
 def fingerprint(value: Any) -> str:
-    """Tells apart values by the bits of their tensors."""
+    """A hash of the bits of a value's tensors."""
     state = hashlib.sha256()
     for path, tensor in sorted(leaves(value), key=lambda item: item[0]):
         state.update(path.encode() + tensor.contiguous().cpu().numpy().tobytes())
@@ -192,7 +192,7 @@ def fingerprint(value: Any) -> str:
 
 
 def population_print(population: Population) -> str:
-    """Tells apart populations: the server, the clients, and what peers sent last."""
+    """A fingerprint of a population: the server, the clients, and the last messages of peers."""
     last = {k: m if isinstance(m, bytes) else encode(m) for k, m in sorted(population.messages.items())}
     return fingerprint((population.server, population.states)) + hashlib.sha256(repr(last).encode()).hexdigest()
 
@@ -210,7 +210,7 @@ def net_with_statistics() -> nn.Module:
 
 
 def smooth_net() -> nn.Module:
-    """Without kinks: where ReLU falls either way, rounding becomes a difference."""
+    """Without kinks: near one of a ReLU, rounding errors become differences."""
     return nn.Sequential(
         *(nn.Conv2d(1, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten()),
         *(nn.Linear(128, 24), nn.Tanh(), nn.Linear(24, 10)),

@@ -1,5 +1,5 @@
-"""Clients that forget, are lost, come late, or train without being asked: the engine's options, which every method
-must stand."""
+"""Clients that forget, are dropped, join late, or train without being sampled: options of the engine that every method
+must support."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def clients_without_memory(case: Case) -> None:
         return
     history = case.start(stateless=True).play(2)
     require(history.last.states == {}, "stateless clients kept something")
-    require(history.records[-1].turns, "nobody had a turn")
+    require(history.records[-1].turns, "no client had a turn")
 
 
 def _require_refusal(case: Case, option: str, words: str) -> None:
@@ -28,8 +28,8 @@ def _require_refusal(case: Case, option: str, words: str) -> None:
 
 
 def lost_updates_change_nobody(case: Case) -> None:
-    """A dropped client keeps its old State, and the server never hears of it: their masks cannot drift apart. A peer
-    that is out of reach trains alone."""
+    """A dropped client keeps its old State, and the server does not use its update: their masks cannot drift apart.
+    A peer that is out of reach trains alone."""
     history = case.start(drop_rate=0.6, rounds=5)
     lost = 0
     for index in range(5):
@@ -60,7 +60,7 @@ def lost_updates_change_nobody(case: Case) -> None:
 
 
 def novel_clients_join_at_the_end(case: Case) -> None:
-    """Novel clients take no part in training and are served after it."""
+    """Novel clients take no part in training and are evaluated after it."""
     history = case.start(novel=2, rounds=2).play(2)
     novel = novel_clients(history.context.plan, history.context.clients)
     require(len(novel) == 2 and not novel & set(history.last.states), "a novel client has a State before it joins")
@@ -71,14 +71,14 @@ def novel_clients_join_at_the_end(case: Case) -> None:
 
 
 def everyone_trains_some_are_aggregated(case: Case) -> None:
-    """Also a method whose clients move on without the server's knowledge (masks) goes on: it is sent what it lacks."""
+    """A method works also if clients change without the server's knowledge (masks): they are sent what they lack."""
     if case.history.method.peer is not None:
         _require_refusal(case, "everyone_trains", "no server that could leave some of them out")
         return
     history = case.start(everyone_trains=True).play(2)
     turns = history.records[-1].turns
     require(len(turns) == len(history.context.clients), f"{len(turns)} clients had a turn, not all")
-    require(len(history.engine.evaluate(history.last, 2)) == len(turns), "not everybody was evaluated")
+    require(len(history.engine.evaluate(history.last, 2)) == len(turns), "not every client was evaluated")
     require(history.work(0), "a client cannot receive")
     if history.method.server is not None:
         require(sum(turn.aggregated for turn in turns) == 3, "not the sampled clients alone were aggregated")

@@ -1,4 +1,4 @@
-"""Doing it again gives the same: with the same seed, after a checkpoint, on copies, and for several clients at once."""
+"""Repetition gives the same: with the same seed, after a checkpoint, on copies, and for several clients at once."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def same_seed_same_bits(case: Case) -> None:
 
 
 def generators_are_untouched(case: Case) -> None:
-    """Every draw has a name and a seed: nobody uses the generators of the process."""
+    """Every draw has a name and a seed: the global generators are not used."""
 
     def states() -> tuple[Any, ...]:
         return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]
@@ -92,7 +92,7 @@ def loss_and_update_are_pure(case: Case) -> None:
     history = case.history
     work = history.work(0)
     for phase in history.method.phases:
-        here, batch = history.entered(phase, work, 0), history.batch(phase, 0)
+        here, batch = history.enter(phase, work, 0), history.batch(phase, 0)
         before = fingerprint(here)
         copy = map_leaves(lambda _path, value: value.clone(), here)
         loss, again = phase.loss(here, batch)[0], phase.loss(copy, batch)[0]

@@ -1,4 +1,4 @@
-"""What training and prediction owe: a model that learns, depends on its own input, and can be deployed."""
+"""Training and prediction: the model learns, predictions depend on their own input, and it can be deployed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparsona.testing.case import Case, net_with_statistics, require, step, trai
 def is_named_like_its_row(case: Case) -> None:
     """Errors, records and reports call a method by its row's name, also where rows share a file."""
     name = case.history.method.name
-    require(name == case.card.name, f"it calls itself '{name}'")
+    require(name == case.card.name, f"its name is '{name}'")
 
 
 def learns(case: Case) -> None:
@@ -22,7 +22,7 @@ def learns(case: Case) -> None:
     found = history.final[0].evaluations or history.engine.evaluate(history.last, 5)
     own = [e for e in found if "/" not in e.point]
     accuracy = sum((e.correct or 0) / e.count for e in own) / len(own)
-    require(accuracy > case.accuracy, f"accuracy {accuracy:.3f}, and {case.accuracy} is asked of it")
+    require(accuracy > case.accuracy, f"accuracy {accuracy:.3f}, but more than {case.accuracy} is required")
 
 
 def predictions_ignore_their_batch(case: Case) -> None:
@@ -57,7 +57,7 @@ def learning_rate_takes_effect(case: Case) -> None:
     """A step at another learning rate gives another model, and `update` at learning rate 0 moves nothing."""
     history = case.history
     for phase in history.method.phases:
-        work, batch = history.entered(phase, history.work(0), 0), history.batch(phase, 0)
+        work, batch = history.enter(phase, history.work(0), 0), history.batch(phase, 0)
         found = [trained_print(phase, step(phase, work, batch, scale)) for scale in (1.0, 0.1, 0.0)]
         require(len(set(found)) == 3, f"phase '{phase.name}': a step is the same whatever `tick.lr_scale`")
         require(
@@ -96,6 +96,6 @@ def shared_model_is_evaluated(case: Case) -> None:
     )
     assert model is not None
     require(bool(model.flat.isfinite().all()), f"the {point} model has values that are not finite")
-    asked = case.start(points=[point])
-    found = [e.client for e in asked.engine.evaluate(history.last, len(history.records)) if e.point == point]
+    other = case.start(points=[point])
+    found = [e.client for e in other.engine.evaluate(history.last, len(history.records)) if e.point == point]
     require(sorted(found) == list(range(len(history.context.clients))), f"point '{point}' was evaluated for {found}")

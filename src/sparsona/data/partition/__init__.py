@@ -12,7 +12,7 @@ import numpy as np
 
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.data.partition import by_class, by_owner, from_file
-from sparsona.data.partition.kind import Dealing, Partition
+from sparsona.data.partition.kind import Partition, PartitionInput
 from sparsona.data.pool import Array, Indices
 
 PARTITIONS: dict[str, Partition] = {row.name: row for row in (*by_class.ROWS, by_owner.ROW, from_file.ROW)}
@@ -74,7 +74,7 @@ def partition(
             hint=f"ask for at most {max(1, len(labels) // min_size)} clients, or lower min_size",
         )
     rng = np.random.Generator(np.random.PCG64(seed))
-    parts = row.deal(Dealing(labels, num_clients, rng, min_size, owners), *arguments)
+    parts = row.deal(PartitionInput(labels, num_clients, rng, min_size, owners), *arguments)
     return [np.sort(part) for part in parts]
 
 

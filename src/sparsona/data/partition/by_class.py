@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsona.core.errors import SparsonaError
-from sparsona.data.partition.kind import CONCENTRATION, Dealing, Partition, count
+from sparsona.data.partition.kind import CONCENTRATION, Partition, PartitionInput, count
 from sparsona.data.pool import Array, Indices
 
 Floats = npt.NDArray[np.float64]
@@ -18,16 +18,16 @@ MAX_TRIES, MAX_DRAWS = 5_000, 50_000  # of sizes until every client has enough; 
 MAX_SHARES = 10_000_000  # of those drawn for all classes and clients at once
 
 
-def cut_shards(dealing: Dealing, per_client: int) -> list[Indices]:
+def cut_shards(inputs: PartitionInput, per_client: int) -> list[Indices]:
     """McMahan et al. (2017): sorted by label, cut into C*K shards, C of them to each client at random."""
-    labels, num_clients, rng = dealing.labels, dealing.num, dealing.rng
+    labels, num_clients, rng = inputs.labels, inputs.num, inputs.rng
     num_shards = per_client * num_clients
     size = len(labels) // num_shards
-    if size * per_client < dealing.min_size or not size:
+    if size * per_client < inputs.min_size or not size:
         raise SparsonaError(
             f"shards:{per_client} for {num_clients} clients cuts {len(labels)} examples into {num_shards} shards "
             f"of {size}, {size * per_client} for some clients",
-            expected=f"shards of at least 1 example, and at least {dealing.min_size} examples per client (min_size)",
+            expected=f"shards of at least 1 example, and at least {inputs.min_size} examples per client (min_size)",
             hint="use a smaller C, fewer clients or a smaller min_size",
         )
     shards = np.array_split(np.argsort(labels, kind="stable"), num_shards)
@@ -35,24 +35,24 @@ def cut_shards(dealing: Dealing, per_client: int) -> list[Indices]:
     return [np.concatenate([shards[shard] for shard in hand]) for hand in dealt]
 
 
-def share_dirichlet(dealing: Dealing, concentration: float) -> list[Indices]:
+def share_dirichlet(inputs: PartitionInput, concentration: float) -> list[Indices]:
     """FedML's "hetero": class after class shared out by Dir(A) among the clients that have less than n/K so far."""
-    labels, num_clients, rng = dealing.labels, dealing.num, dealing.rng
+    labels, num_clients, rng = inputs.labels, inputs.num, inputs.rng
     members = _by_class(labels)
     class_sizes = [len(indices) for indices in members]
     counts = _draw_until_enough(
         lambda: _dirichlet_counts(class_sizes, num_clients, concentration, rng),
         f"dirichlet:{concentration:g}",
         min(max(100, MAX_DRAWS // len(members)), MAX_TRIES),
-        dealing.min_size,
+        inputs.min_size,
         "use a larger A, fewer clients or a smaller min_size; dirichlet-equal:A has equal sizes by design",
     )
     return _deal(members, counts, rng)
 
 
-def share_dirichlet_uncapped(dealing: Dealing, concentration: float) -> list[Indices]:
+def share_dirichlet_uncapped(inputs: PartitionInput, concentration: float) -> list[Indices]:
     """pFedGate: each class shared out by Dir(A) among all clients, each example going its own way (multinomial)."""
-    labels, num_clients, rng = dealing.labels, dealing.num, dealing.rng
+    labels, num_clients, rng = inputs.labels, inputs.num, inputs.rng
     members = _by_class(labels)
     class_sizes = [len(indices) for indices in members]
     concentrations = np.full(num_clients, concentration)
@@ -60,7 +60,7 @@ def share_dirichlet_uncapped(dealing: Dealing, concentration: float) -> list[Ind
         lambda: rng.multinomial(class_sizes, rng.dirichlet(concentrations, size=len(members))),
         f"dirichlet-uncapped:{concentration:g}",
         min(max(10, MAX_SHARES // (len(members) * num_clients)), MAX_TRIES),
-        dealing.min_size,
+        inputs.min_size,
         "use a larger A, fewer clients or a smaller min_size; dirichlet:A evens sizes out, dirichlet-equal:A more so",
     )
     return _deal(members, counts, rng)
@@ -115,13 +115,13 @@ def _dirichlet_counts(
     return counts
 
 
-def share_in_groups(dealing: Dealing, num_groups: int, concentration: float) -> list[Indices]:
+def share_in_groups(inputs: PartitionInput, num_groups: int, concentration: float) -> list[Indices]:
     """DisPFL: equal sizes; examples drawn one by one, by class priors from Dir(A), for a client that still lacks some.
 
     "dir" is as many groups as clients. In its section 4.4 ("my_part") a group's clients, which follow each other,
     share one prior. The last clients to be filled take the classes that are left, whatever their prior.
     """
-    labels, num_clients, rng = dealing.labels, dealing.num, dealing.rng
+    labels, num_clients, rng = inputs.labels, inputs.num, inputs.rng
     if num_groups > num_clients:
         raise SparsonaError(
             f"{num_groups} groups of {num_clients} clients",
@@ -165,7 +165,7 @@ def _cumulative(priors: Floats, pools: list[list[int]]) -> list[list[float]]:
     if not is_left.any():
         return []
     left = np.where(is_left, priors, 0.0)
-    # A client whose every liked class is exhausted likes the others equally; redrawing would never end.
+    # If every class with a positive prior is exhausted, the others are equally likely; redrawing would never end.
     left = np.where(left.sum(axis=1, keepdims=True) > 1e-300, left, is_left.astype(np.float64))
     bounds = np.cumsum(left, axis=1)
     bounds /= bounds[:, -1:]  # the last entry becomes exactly 1, and every draw is below 1
@@ -173,7 +173,7 @@ def _cumulative(priors: Floats, pools: list[list[int]]) -> list[list[float]]:
     return rows
 
 
-def deal_classes(dealing: Dealing, per_client: int) -> list[Indices]:
+def deal_classes(inputs: PartitionInput, per_client: int) -> list[Indices]:
     """Exactly C classes for each client, and every example to exactly one client.
 
     Classes are dealt like cards: every class is held by the same number of clients, C*K over the number of classes,
@@ -181,7 +181,7 @@ def deal_classes(dealing: Dealing, per_client: int) -> list[Indices]:
     are dealt evenly among its holders, the odd ones to those who have least so far. Where C*K is less than the number
     of classes, some class would have no client: an error, since a class dropped in silence is never tested.
     """
-    labels, num_clients, rng = dealing.labels, dealing.num, dealing.rng
+    labels, num_clients, rng = inputs.labels, inputs.num, inputs.rng
     members = _by_class(labels)
     class_sizes = np.array([len(indices) for indices in members])
     _check_num_classes(f"pathological:{per_client}", per_client, len(members))
@@ -204,7 +204,7 @@ def deal_classes(dealing: Dealing, per_client: int) -> list[Indices]:
         lambda: _hand_counts(class_sizes, _deal_hands(class_sizes, num_clients, per_client, rng), rng),
         f"pathological:{per_client}",
         min(max(10, MAX_DRAWS // num_clients), MAX_TRIES),
-        dealing.min_size,
+        inputs.min_size,
         "use a larger C, fewer clients or a smaller min_size",
     )
     return _deal(members, counts, rng)
@@ -246,14 +246,14 @@ def _hand_counts(class_sizes: Indices, hands: npt.NDArray[np.bool_], rng: np.ran
     return counts
 
 
-def refill_classes(dealing: Dealing, per_client: int) -> list[Indices]:
+def refill_classes(inputs: PartitionInput, per_client: int) -> list[Indices]:
     """DisPFL's "n_cls": equal sizes; each client draws C classes, and its examples from these in equal parts by chance.
 
     A class's examples are given out one after another. When they are used up, they are given out again from a random
     place on: CLIENTS THEN SHARE EXAMPLES. Classes that few clients drew are left over in part, others altogether.
     A client never gets an example twice (the authors' code lets it): it takes another of the class at random.
     """
-    labels, num_clients, rng = dealing.labels, dealing.num, dealing.rng
+    labels, num_clients, rng = inputs.labels, inputs.num, inputs.rng
     orders = [rng.permutation(indices).tolist() for indices in _by_class(labels)]
     _check_num_classes(f"pathological-refill:{per_client}", per_client, len(orders))
     classes = [rng.choice(len(orders), per_client, replace=False).tolist() for _ in range(num_clients)]
@@ -303,14 +303,14 @@ def _by_class(labels: Array) -> list[Indices]:
     return np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
 
 
-def deal_evenly(dealing: Dealing) -> list[Indices]:
+def deal_evenly(inputs: PartitionInput) -> list[Indices]:
     """Shuffled, and cut into parts of equal size."""
-    return np.array_split(dealing.rng.permutation(len(dealing.labels)), dealing.num)
+    return np.array_split(inputs.rng.permutation(len(inputs.labels)), inputs.num)
 
 
-def share_equally(dealing: Dealing, concentration: float) -> list[Indices]:
+def share_equally(inputs: PartitionInput, concentration: float) -> list[Indices]:
     """DisPFL's "dir": as many groups as clients."""
-    return share_in_groups(dealing, dealing.num, concentration)
+    return share_in_groups(inputs, inputs.num, concentration)
 
 
 ROWS = (

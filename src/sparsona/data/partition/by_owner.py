@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from sparsona.core.errors import SparsonaError
-from sparsona.data.partition.kind import Dealing, Partition
+from sparsona.data.partition.kind import Partition, PartitionInput
 from sparsona.data.pool import Array, Indices, has_scored_token
 
 PIECE = 1 << 20
 
 
-def deal_to_owners(dealing: Dealing) -> list[Indices]:
-    """Each owner of `dealing.min_size` examples is a client; with a number of clients, so many of them at random."""
-    owners, count, num_clients = dealing.owners, len(dealing.labels), dealing.num_clients
+def deal_to_owners(inputs: PartitionInput) -> list[Indices]:
+    """Each owner of `inputs.min_size` examples is a client; with a number of clients, so many of them at random."""
+    owners, count, num_clients = inputs.owners, len(inputs.labels), inputs.num_clients
     if owners is None:
         raise SparsonaError(
             "partition natural, but these examples have no owners",
@@ -36,16 +36,16 @@ def deal_to_owners(dealing: Dealing) -> list[Indices]:
     order = np.argsort(owners, kind="stable")
     order = order[np.searchsorted(owners[order], 0) :]
     _, starts, sizes = np.unique(owners[order], return_index=True, return_counts=True)
-    taken = np.flatnonzero(sizes >= dealing.min_size)
+    taken = np.flatnonzero(sizes >= inputs.min_size)
     if len(taken) < max(1, num_clients or 0):
         raise SparsonaError(
-            f"{len(taken)} of {len(sizes)} owners have {dealing.min_size} examples or more"
+            f"{len(taken)} of {len(sizes)} owners have {inputs.min_size} examples or more"
             + (f", but {num_clients} clients were asked for" if num_clients else ""),
             expected=f"at least {num_clients or 1} of them",
             hint="ask for fewer clients or for a smaller min_size" if len(taken) else "ask for a smaller min_size",
         )
     if num_clients is not None:
-        taken = np.sort(dealing.rng.choice(taken, num_clients, replace=False))
+        taken = np.sort(inputs.rng.choice(taken, num_clients, replace=False))
     return [order[starts[owner] : starts[owner] + sizes[owner]] for owner in taken]
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from sparsona.core.errors import SparsonaError
-from sparsona.data.partition.kind import Argument, Dealing, Partition
+from sparsona.data.partition.kind import Argument, Partition, PartitionInput
 from sparsona.data.pool import Indices
 
 
-def read_partition(dealing: Dealing, text: str) -> list[Indices]:
+def read_partition(inputs: PartitionInput, text: str) -> list[Indices]:
     """The examples of each client of the file; the number of clients, if given, must be the file's."""
-    path, count, num_clients = Path(text).expanduser(), len(dealing.labels), dealing.num_clients
+    path, count, num_clients = Path(text).expanduser(), len(inputs.labels), inputs.num_clients
     what = f"partition file '{path}'"
     if path.suffix not in (".npy", ".json"):
         raise SparsonaError(

@@ -16,10 +16,10 @@ MAX_CONCENTRATION = 1e6  # beyond it shares are even to a millionth, and far bey
 
 
 @dataclass(frozen=True)
-class Dealing:
-    """What a partition works with: one label (or row of tokens) per example, and whose each example is.
+class PartitionInput:
+    """The input of a partition: one label (or row of tokens) per example, and the owner of each.
 
-    `num_clients` is None where the partition itself knows the clients. Clients get `min_size` examples or more.
+    `num_clients` is None if the partition determines the clients. Clients get `min_size` examples or more.
     """
 
     labels: Array
@@ -51,7 +51,7 @@ class Argument:
 class Partition:
     """A row of `sparsona data`: `deal` gives the examples of each client, in any order.
 
-    `by_class`: it needs one class per example. `finds_clients`: it knows the clients by itself, so that their number
+    `by_class`: it needs one class per example. `finds_clients`: it determines the clients, so that their number
     may be left out. `repeats_examples`: some examples are given to several clients.
     """
 

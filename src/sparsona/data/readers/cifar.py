@@ -60,7 +60,7 @@ def _read_binary(path: Path, name: str, count: int) -> tuple[Array, Array]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes arrays of what CIFAR's pickles hold and nothing else: a pickle may ask for any function to be called."""
+    """Makes arrays of what CIFAR's pickles hold and nothing else: a pickle may call any function."""
 
     def find_class(self, module: str, name: str) -> Any:
         allowed = {
@@ -73,14 +73,14 @@ class _Unpickler(pickle.Unpickler):
         }
         place = module.rpartition(".")[2] if module.startswith("numpy") else module
         if (place, name) not in allowed:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which a data set does not need")
+            raise pickle.UnpicklingError(f"it uses {module}.{name}, which a data set does not need")
         return allowed[place, name]
 
 
 def _encode(text: str, encoding: str) -> bytes:
     """How Python 3 writes bytes into the old form of a pickle."""
     if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it asks for the encoding {encoding}")
+        raise pickle.UnpicklingError(f"it uses the encoding {encoding}")
     return text.encode("latin1")
 
 

@@ -45,7 +45,7 @@ def decode_once(
         _decode(name, folder, decode)
         arrays = _load(folder)
     if arrays is None:
-        raise SparsonaError(f"'{folder}' was damaged at once", expected="what was decoded", hint="try again")
+        raise SparsonaError(f"'{folder}' is damaged right away", expected="what was decoded", hint="try again")
     return arrays
 
 

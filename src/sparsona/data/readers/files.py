@@ -1,4 +1,4 @@
-"""Files of data sets: where a reader looks for them, and the error for one that is damaged."""
+"""Files of data sets: where a reader searches for them, and the error for one that is damaged."""
 
 from __future__ import annotations
 

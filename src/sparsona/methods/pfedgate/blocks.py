@@ -1,6 +1,6 @@
 """Models cut into blocks that are kept or dropped as a whole. Free of torch until values are spread.
 
-`chunks` knows nothing of layers, as pFedGate has it (section 5.2.2). `filters`, `channels` and `heads` follow what a
+`chunks` ignores layers, as in pFedGate (section 5.2.2). `filters`, `channels` and `heads` follow what a
 network computes: what they drop need not be computed.
 """
 
@@ -34,12 +34,12 @@ class Strip:
 
 @dataclass(frozen=True)
 class Blocks:
-    """Every entry of a layout in one block. `strips` says for each tensor where its blocks lie."""
+    """Every entry of a layout in one block. `strips` gives the blocks of each tensor."""
 
     sizes: tuple[int, ...]  # entries of each block
     flops: tuple[int, ...]  # FLOPs of one forward pass through each block; they add up to the layout's
     always: tuple[bool, ...]  # kept whatever the scores are
-    groups: tuple[int, ...]  # the budget that each block is paid from
+    groups: tuple[int, ...]  # the budget that each block is charged to
     layout: Layout
     strips: tuple[Strip, ...]
 
@@ -47,7 +47,7 @@ class Blocks:
         return len(self.sizes)
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}  # not what can be worked out again
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}  # without what is derived from them
 
     def owner(self) -> Tensor:
         """The block of each entry: int64, as long as the layout."""
@@ -88,8 +88,8 @@ class Blocks:
 def spread(blocks: Blocks, values: Tensor) -> Tensor:
     """The value of each entry's block: [..., blocks] -> [..., entries].
 
-    Lengths are fixed and no index is looked up: the way back is a sum over stretches, in one order always, where that
-    of an index adds every entry to one of a few cells, which is slow, and on a GPU in any order.
+    Lengths are fixed and no index is used: the backward pass sums over stretches in a fixed order, where that of an
+    index adds every entry to one of a few cells, which is slow, and on a GPU in any order.
     """
     import torch
 

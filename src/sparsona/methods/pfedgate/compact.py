@@ -1,7 +1,7 @@
 """Real savings: a network without the filters that were dropped, run through the same module.
 
 A filter without weight and bias gives 0, and so does ReLU of it: neither it nor what the next layer makes of it need be
-computed. `chain` finds out once whether a network lets itself be narrowed so; `compact` then gives the smaller tensors,
+computed. `chain` checks once whether a network can be narrowed like this; `compact` then gives the smaller tensors,
 for Task.forward. Shapes follow what was kept: a phase whose loss does this is not traceable, and runs one client at a
 time.
 """
@@ -109,7 +109,7 @@ def compact(chain: Chain, params: Mapping[str, Tensor], kept: Tensor, scale: Ten
 
 
 def _left(tensor: Tensor, cut: Cut | None, flags: list[bool], dim: int = 0, width: int = 1) -> Tensor:
-    """The stretches of kept blocks. One split: its way back is one concatenation, not a scatter of rows."""
+    """The stretches of kept blocks. One split: its backward pass is one concatenation, not a scatter of rows."""
     import torch
 
     if cut is None or all(flags[block] for block in cut.blocks):
@@ -142,7 +142,7 @@ def _weight_and_bias(name: str, slots: list[Slot]) -> tuple[Slot, Slot | None]:
     matrices = [slot for slot in slots if len(slot.shape) > 1]
     others = [slot for slot in slots if len(slot.shape) <= 1]
     if len(matrices) != 1 or len(others) > 1 or any(slot.shape != matrices[0].shape[:1] for slot in others):
-        raise _refusal(f"'{name}' is no convolution and no linear layer", "these alone: a norm turns 0 into something")
+        raise _refusal(f"'{name}' is no convolution and no linear layer", "these only: a norm maps 0 to other values")
     return matrices[0], others[0] if others else None
 
 

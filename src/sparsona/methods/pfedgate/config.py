@@ -1,4 +1,4 @@
-"""What pFedGate is made of: its options, and budgets counted in blocks."""
+"""pFedGate's options, and budgets counted in blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from sparsona.core.layout import Layout
 
-FINE = 2**16  # finer than any gate can tell blocks apart, coarser than rounding: ties stay ties on every executor
+FINE = 2**16  # finer than the differences between scores, coarser than rounding: ties stay ties on every executor
 
 
 class PFedGateConfig(Training):
@@ -92,13 +92,13 @@ class PFedGateConfig(Training):
     @model_validator(mode="before")
     @classmethod
     def _has_its_own_momentum(cls, values: Any) -> Any:
-        """The default goes with SGD alone."""
+        """The default applies to SGD only."""
         if isinstance(values, dict) and values.get("optimizer", "sgd") != "sgd":
             return {"momentum": 0.0, **values}
         return values
 
     @model_validator(mode="after")
-    def _go_together(self) -> Self:
+    def _check_combinations(self) -> Self:
         if self.split_budget and not (self.equal_chunks and self.blocks == "chunk" and self.budget == "parameters"):
             raise ValueError("split_budget with equal_chunks=true, blocks=chunk and budget=parameters only")
         if self.steps == "all" and self.aggregation == "uploaded":
@@ -117,7 +117,7 @@ class PFedGateConfig(Training):
 
 @dataclass(frozen=True)
 class Budget:
-    """What each block costs, what is left for those that are not always kept, and the pocket each is paid from."""
+    """What each block costs, what is left for those that are not always kept, and the budget each is charged to."""
 
     costs: Tensor
     left: Tensor
@@ -141,14 +141,14 @@ def block_costs(blocks: Blocks, config: PFedGateConfig) -> tuple[int, ...]:
     return blocks.sizes if config.budget == "parameters" else blocks.flops
 
 
-def free(blocks: Blocks, config: PFedGateConfig, share: float, smallest: float) -> tuple[int, ...]:
-    """What each pocket has left for blocks that are not always kept."""
+def budget_left(blocks: Blocks, config: PFedGateConfig, share: float, smallest: float) -> tuple[int, ...]:
+    """What each budget has left for blocks that are not always kept."""
     costs = block_costs(blocks, config)
-    pockets = range(max(blocks.groups) + 1) if config.split_budget else (0,)
-    if config.split_budget:  # first chunks are not paid for, and yet a share of s_min is taken off for them
+    budgets = range(max(blocks.groups) + 1) if config.split_budget else (0,)
+    if config.split_budget:  # first chunks are not charged, and yet a share of s_min is taken off for them
         of = [
             [c for c, a, g in zip(costs, blocks.always, blocks.groups, strict=True) if g == p and not a]
-            for p in pockets
+            for p in budgets
         ]
         return tuple(sum(one) if share == 1 else round(sum(one) * (share - smallest)) for one in of)
     total, always = sum(costs), sum(c for c, a in zip(costs, blocks.always, strict=True) if a)
@@ -171,7 +171,7 @@ def make_budget(blocks: Blocks, config: PFedGateConfig, share: float, smallest: 
     groups = blocks.groups if config.split_budget else [0] * len(blocks)
     return Budget(
         torch.tensor(costs, dtype=torch.int64, device=like.device),
-        torch.tensor(free(blocks, config, share, smallest), dtype=torch.int64, device=like.device),
+        torch.tensor(budget_left(blocks, config, share, smallest), dtype=torch.int64, device=like.device),
         torch.tensor(blocks.always, dtype=torch.float32, device=like.device),
         torch.tensor(groups, dtype=torch.int64, device=like.device),
     )
@@ -194,15 +194,15 @@ def select(budget: Budget, scores: Tensor, config: PFedGateConfig) -> Tensor:
 
 def most_flops(blocks: Blocks, config: PFedGateConfig, left: Iterable[float]) -> int:
     """An upper bound of the FLOPs of a forward pass inside the budget, of which so much is left for blocks that are not
-    always kept: the dearest first, the last in part."""
-    costs, pockets = block_costs(blocks, config), list(left)
+    always kept: those with the most FLOPs for their cost first, the last in part."""
+    costs, budgets = block_costs(blocks, config), list(left)
     groups = blocks.groups if config.split_budget else (0,) * len(blocks)
-    # What the papers' counter charges in full whatever the mask says.
+    # The papers' counter charges these in full, masked or not.
     dense = sum(slot.size * slot.flops_per_weight for slot in blocks.layout.slots if slot.bias_counts_dense)
     found = dense + sum(f for f, a in zip(blocks.flops, blocks.always, strict=True) if a)
-    rest = [b for b in range(len(blocks)) if not blocks.always[b]]
-    for b in sorted(rest, key=lambda b: blocks.flops[b] / max(costs[b], 1e-12), reverse=True):
-        part = min(1.0, pockets[groups[b]] / max(costs[b], 1e-12))
+    optional = [b for b in range(len(blocks)) if not blocks.always[b]]
+    for b in sorted(optional, key=lambda b: blocks.flops[b] / max(costs[b], 1e-12), reverse=True):
+        part = min(1.0, budgets[groups[b]] / max(costs[b], 1e-12))
         found += math.ceil(part * blocks.flops[b])
-        pockets[groups[b]] -= part * costs[b]
+        budgets[groups[b]] -= part * costs[b]
     return min(found, blocks.layout.forward_flops())

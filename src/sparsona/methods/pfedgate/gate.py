@@ -113,7 +113,7 @@ class Gate:
 
 
 def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
-    """The mean over the first dimension; finite also if nothing has any weight."""
+    """The mean over the first dimension; finite also if all weights are 0."""
     return (values * weight.reshape(-1, *[1] * (values.dim() - 1))).sum(0) / weight.sum().clamp(min=1.0)
 
 

@@ -34,7 +34,7 @@ def greedy(scores: Tensor, costs: Tensor, budget: Tensor, by: Literal["score", "
     rank = scores if by == "score" else torch.where(costs > 0, scores / costs, math.inf)
     order = rank.argsort(dim=-1, descending=True, stable=True)
     ordered = costs.gather(-1, order)
-    fits = _opaque(_walked)(ordered, budget.to(torch.promote_types(costs.dtype, budget.dtype)).expand(costs.shape[:-1]))
+    fits = _opaque(_walk)(ordered, budget.to(torch.promote_types(costs.dtype, budget.dtype)).expand(costs.shape[:-1]))
     return torch.zeros_like(scores).scatter(-1, order, fits.to(scores.dtype))
 
 
@@ -52,13 +52,13 @@ def exact(scores: Tensor, costs: Tensor, budget: Tensor, buckets: int = 1024) ->
     scores, costs = torch.broadcast_tensors(scores.detach().double(), costs)  # type: ignore[no-untyped-call]
     budget = budget.expand(costs.shape[:-1])
     weights, top = _in_buckets(costs, budget, buckets)
-    planned = _opaque(_planned)(scores, weights, top, torch.zeros(buckets + 2, device=scores.device))
+    planned = _opaque(_plan_blocks)(scores, weights, top, torch.zeros(buckets + 2, device=scores.device))
     walked = greedy(scores, costs, budget)
     poorer_plan = (scores * planned).sum(dim=-1, keepdim=True) < (scores * walked).sum(dim=-1, keepdim=True)
     return torch.where(poorer_plan, walked, planned).to(dtype)
 
 
-def _walked(costs: Tensor, budget: Tensor) -> Tensor:
+def _walk(costs: Tensor, budget: Tensor) -> Tensor:
     """Which of these costs, in their order, still fit."""
     import torch
 
@@ -75,11 +75,11 @@ def _walked(costs: Tensor, budget: Tensor) -> Tensor:
     return fits
 
 
-def _planned(scores: Tensor, weights: Tensor, top: Tensor, room: Tensor) -> Tensor:
+def _plan_blocks(scores: Tensor, weights: Tensor, top: Tensor, room: Tensor) -> Tensor:
     """The dynamic program: which blocks to keep. `room` has as many entries as there are buckets, and two more."""
     import torch
 
-    # best[1 + j]: the best sum that j buckets can buy. best[0] stands for what no money buys.
+    # best[1 + j]: the best sum for a budget of j buckets. best[0] stands for over budget.
     places = torch.arange(room.shape[-1], device=weights.device)
     best = torch.where(places > 0, 0.0, -math.inf).double().expand(*scores.shape[:-1], len(places))
     poorer = (places - weights.unsqueeze(-1)).clamp(min=0)
@@ -97,8 +97,8 @@ def _planned(scores: Tensor, weights: Tensor, top: Tensor, room: Tensor) -> Tens
 
 @lru_cache(maxsize=2)
 def _opaque(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function as one operation, of bools shaped as its first argument: a compiler that looks inside such a chain
-    of small steps takes half a minute over it. The last dimension is never stacked over, so that any others may be."""
+    """The function as one operation, of bools shaped as its first argument: a compiler needs half a minute to trace
+    such a chain of small steps. The last dimension is never stacked over, so that any others may be."""
     import torch
 
     names = tuple(function.__annotations__)[:-1]
@@ -140,6 +140,6 @@ def in_groups(solve: Solver, scores: Tensor, costs: Tensor, budgets: Tensor, gro
 
     own = groups == torch.arange(budgets.shape[-1], device=groups.device).unsqueeze(-1)
     limits = budgets.unsqueeze(-1)
-    # To every other group a block is too dear.
+    # In every other group a block is over budget.
     kept = solve(scores.expand(own.shape), torch.where(own, costs, limits + 1), budgets)
     return (kept * own).sum(dim=0)

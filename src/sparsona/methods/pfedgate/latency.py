@@ -1,4 +1,4 @@
-"""Measured latency as a budget: layers are timed once, into a file, and runs read the file. So results stay exact."""
+"""Measured latency as a budget: layers are timed once, into a file that runs read, so that results are reproducible."""
 
 from __future__ import annotations
 

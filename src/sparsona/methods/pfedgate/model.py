@@ -16,7 +16,7 @@ from sparsona.learning.optimizer import Memory, make_optimizer
 from sparsona.learning.phases import turn_flops
 from sparsona.methods.pfedgate.blocks import Blocks, spread
 from sparsona.methods.pfedgate.compact import chain, compact
-from sparsona.methods.pfedgate.config import Budget, PFedGateConfig, cut, free, most_flops, select
+from sparsona.methods.pfedgate.config import Budget, PFedGateConfig, budget_left, cut, most_flops, select
 from sparsona.methods.pfedgate.gate import Gate, weighted_mean
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Traces:
 
 @dataclass(frozen=True)
 class GatedWork:
-    """The model and the gate at hand. `budget` has one entry, whose name, s_min, says how the model is cut."""
+    """The current model and gate. `budget` has one entry, whose name, s_min, says how the model is cut."""
 
     params: Tree
     gate: Tree
@@ -48,7 +48,7 @@ class GatedWork:
     scores: Tensor  # of the last turn, [2, blocks]
     memory: dict[str, Memory]  # of the optimizers of `params` and `gate`
     budget: dict[str, Budget]
-    pooled: Tensor  # the mean input, if that is what the gate looks at
+    pooled: Tensor  # the mean input, if that is the gate's input
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class GatedModel:
         return self.task.mean_loss(self.answer(outputs), batch), after
 
     def update(self, work: GatedWork, grads: Grads, tick: Tick) -> GatedWork:
-        """Lines 7 and 8, for whichever of model and gate is trained."""
+        """Lines 7 and 8, for the model, the gate, or both."""
         new: dict[str, Any] = {}
         memory, used = dict(work.memory), None
         if "params" in grads:
@@ -254,18 +254,18 @@ class GatedModel:
             replace(gate, name="the gate's gradient"),
             replace(whole, name="gradient"),
         )
-        flops = self.forward_flops(here, list(free(here.blocks, config, share, smallest)))
+        flops = self.forward_flops(here, list(budget_left(here.blocks, config, share, smallest)))
 
         def of(phases: tuple[Phase, ...]) -> int:
             return sum(turn_flops((p,), client, round_, 3 * flops, self.step_flops(here, p.trains)) for p in phases)
 
-        looks = len(phases) * client.num_examples if config.gating == "client" else 0
+        pooled = len(phases) * client.num_examples if config.gating == "client" else 0
         change = replace(whole, is_change=True)
         return Cost(
             down=(replace(whole, name="model"),),
             up=(replace(change, support=Support.KNOWN), bits) if config.aggregation == "uploaded" else (change,),
             train_flops=of(phases),
-            search_flops=looks * layout.forward_flops(),
+            search_flops=pooled * layout.forward_flops(),
             exact=False,
             kept=(*kept, *memory) if keeps else kept,
             infer_flops=flops - (here.form.layout.forward_flops() if config.deploy_gate == "stored" else 0),

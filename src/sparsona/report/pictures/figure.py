@@ -53,20 +53,20 @@ STYLE = {
 
 @dataclass(eq=False)
 class Picture:
-    """A figure, what it shows in words, and what a reader's pointer finds in its parts."""
+    """A figure, its description, and the tooltips of its parts."""
 
     figure: Figure
     label: str
     hints: dict[str, list[str]] = field(default_factory=dict)
 
     def hint(self, artist: Artist, *texts: str) -> None:
-        """Say something of an artist or, with several texts, of each of its parts."""
+        """Add a tooltip to an artist or, with several texts, to each of its parts."""
         name = f"hint{len(self.hints)}"
         artist.set_gid(name)
         self.hints[name] = list(texts)
 
     def hint_bands(self, axes: Axes, texts: Sequence[str], size: int = 1, are_columns: bool = False) -> None:
-        """Say something of each row (or column) of a plot whose first begins at -0.5."""
+        """Add a tooltip to each row (or column) of a plot whose first begins at -0.5."""
         edges = [(place * size - 0.5, (place + 1) * size - 0.5) for place in range(len(texts))]
         corners = [[(0.0, low), (1.0, low), (1.0, high), (0.0, high)] for low, high in edges]
         if are_columns:
@@ -118,8 +118,8 @@ class Picture:
 
     def inline(self) -> str:
         """The SVG as a page contains it: namespaces are for files of their own."""
-        head, mark, rest = self.svg().partition(">")
-        return re.sub(r' xmlns(:\w+)?="[^"]*"', "", head) + mark + rest
+        head, mark, body = self.svg().partition(">")
+        return re.sub(r' xmlns(:\w+)?="[^"]*"', "", head) + mark + body
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the picture to `path`, a .svg or a .png, and return it."""
@@ -143,7 +143,7 @@ class Picture:
 
 
 def style(salt: str = "") -> AbstractContextManager[None]:
-    """The look of everything that is drawn inside; ids of the SVG follow from `salt`, not from the clock."""
+    """The style of everything drawn inside; ids of the SVG follow from `salt`, not from the clock."""
     found: AbstractContextManager[None] = import_extra("matplotlib", "pictures").rc_context(
         {**STYLE, "svg.hashsalt": salt}
     )

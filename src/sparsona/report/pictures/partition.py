@@ -1,4 +1,4 @@
-"""The picture of a partition: who holds how much of what."""
+"""The picture of a partition: examples by client and class."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ def _stack(partition: Partition, rows: Sequence[np.ndarray], bar: object, stairs
     base = np.zeros(len(rows))
     for part, size in partition.parts:
         held = np.array([size[members].mean() for members in rows])
-        look = {"color": PARTS[part], "label": part}
+        style = {"color": PARTS[part], "label": part}
         if len(rows) <= 60:
-            bar(np.arange(len(rows)), held, 0.8, base, **look)  # type: ignore[operator]
+            bar(np.arange(len(rows)), held, 0.8, base, **style)  # type: ignore[operator]
         else:
             way = "horizontal" if getattr(bar, "__name__", "") == "barh" else "vertical"
             edges = np.arange(len(rows) + 1) * step - 0.5
-            stairs(base + held, edges, baseline=base, fill=True, orientation=way, **look)  # type: ignore[operator]
+            stairs(base + held, edges, baseline=base, fill=True, orientation=way, **style)  # type: ignore[operator]
         base = base + held
 
 
@@ -108,7 +108,7 @@ def _about(partition: Partition, members: np.ndarray) -> str:
 
 
 def _labels(held: np.ndarray, most: int = 6) -> str:
-    """The classes that somebody has most of."""
+    """The largest classes of a client or group."""
     first = [int(c) for c in np.argsort(-held, kind="stable")[:most] if held[c]]
     more = int((held > 0).sum()) - len(first)
     shares = ", ".join(f"{c}: {100 * held[c] / held.sum():.0f}%" for c in first)

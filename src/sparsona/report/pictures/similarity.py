@@ -1,4 +1,4 @@
-"""Pictures of who is like whom: two heatmaps side by side, or a tree over its leaves' labels."""
+"""Pictures of the similarity of clients: two heatmaps side by side, or a tree over its leaves' labels."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _heatmap(
 ) -> None:
     order, clients = similarity.order, similarity.clients
     shown = likeness[np.ix_(order, order)].astype(float)
-    np.fill_diagonal(shown, np.nan)  # everybody is like itself
+    np.fill_diagonal(shown, np.nan)  # the diagonal says nothing
     image = axes.imshow(shown, heat_map(), vmin=low, vmax=high, interpolation="none")
     add_scale(picture, image, axes, label, format=lambda value, _: f"{abs(value):.3g}", ticks=np.linspace(low, high, 5))
     names = [str(clients[place]) for place in order]
