@@ -23,7 +23,7 @@ from sparsona.methods.fedspa import FedSpaConfig
 from sparsona.runs.declaration import GROUPS, options_of
 from sparsona.runs.options import CIRCUMSTANCES, CONDITIONS, OF_DATA, OPTIONS, RunConfig, dump
 from sparsona.runs.request import read_toml
-from sparsona.runs.validation import errors_in, merge_errors, validated
+from sparsona.runs.validation import check, merge_errors, validate
 
 
 def test_our_own_words_about_options_that_do_not_go_together():
@@ -52,7 +52,7 @@ def test_every_option_of_a_method_is_stored():
 
 def test_a_stored_config_is_read_back_the_same():
     config = make_config("fedspa", {"capacities": [0.2, 1.0], "points": ["global"], "partition_seed": 3, "rounds": 7})
-    assert validated(RunConfig, json.loads(dump(config)), "a run") == config
+    assert validate(RunConfig, json.loads(dump(config)), "a run") == config
 
 
 def test_how_many_are_sampled():
@@ -167,7 +167,7 @@ def test_values_out_of_range(key, value):
 
 def test_a_config_of_another_version():
     values = {**json.loads(dump(make_config("fedavg", {}))), "telepathy": True}
-    (found,) = errors_in(RunConfig, values, "a run")
+    _, (found,) = check(RunConfig, values, "a run")
     assert found.what == "unknown option of a run 'telepathy'"
 
 

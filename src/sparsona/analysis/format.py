@@ -21,12 +21,12 @@ def human_bytes(value: float, digits: int = 3) -> str:
         >>> human_bytes(1_300_000), human_bytes(1_300_000, digits=4)
         ('1.30 MB', '1.300 MB')
     """
-    return _scaled(value, ("B", "kB", "MB", "GB", "TB", "PB"), digits)
+    return _scale(value, ("B", "kB", "MB", "GB", "TB", "PB"), digits)
 
 
 def human_flops(value: float) -> str:
     """A number of floating-point operations with three digits: 0 FLOP, 14.2 GFLOP."""
-    return _scaled(value, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"), 3)
+    return _scale(value, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"), 3)
 
 
 def human_seconds(value: float) -> str:
@@ -61,7 +61,7 @@ def cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _scaled(value: float, units: Sequence[str], digits: int) -> str:
+def _scale(value: float, units: Sequence[str], digits: int) -> str:
     if round(value) < 1000:
         return f"{round(value)} {units[0]}"
     for unit in units[1:]:

@@ -89,12 +89,12 @@ def class_rows(views: Sequence[RunView]) -> list[dict[str, str]]:
         blocks = [view.summary["classes"] for view in group.views if view.summary.get("classes")]
         if any(block["unseen"]["clients"] for block in blocks):
             found.append(
-                {"method": group.label} | {name: _seen([b[name] for b in blocks]) for name in ("seen", "unseen")}
+                {"method": group.label} | {name: _format_seen([b[name] for b in blocks]) for name in ("seen", "unseen")}
             )
     return found
 
 
-def _seen(blocks: Sequence[dict[str, Any]]) -> str:
+def _format_seen(blocks: Sequence[dict[str, Any]]) -> str:
     """The mean over seeds and clients, and how many test examples are behind it."""
     known = [block for block in blocks if block["mean"] is not None]
     if not known:

@@ -92,7 +92,7 @@ def print_profile(profile: dict[str, Any]) -> None:
 
 
 def _print_phases(phases: list[dict[str, Any]], where: str = "") -> None:
-    def shown(value: float | None) -> str:
+    def format_ms(value: float | None) -> str:
         return "–" if value is None else f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
 
     print_table(
@@ -102,14 +102,14 @@ def _print_phases(phases: list[dict[str, Any]], where: str = "") -> None:
                 "seconds": f"{phase['seconds']:,.2f}",
                 "share": f"{phase['share']:.1%}",
                 "calls": f"{phase['calls']:,}" if phase["calls"] else "–",
-                "ms per call": shown(phase["ms_per_call"]),
+                "ms per call": format_ms(phase["ms_per_call"]),
             }
             for phase in phases
         ]
     )
     for phase in phases:
         if phase.get("steps"):
-            speed = f"{shown(phase['ms_per_step'])} ms each, {phase['examples_per_second']:,.0f} examples/s{where}"
+            speed = f"{format_ms(phase['ms_per_step'])} ms each, {phase['examples_per_second']:,.0f} examples/s{where}"
             print_text(f"{phase['phase']}: {phase['steps']:,} client-steps, {speed}")
 
 

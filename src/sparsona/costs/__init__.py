@@ -387,7 +387,7 @@ def _traffic_of_peers(sizes: list[int], sent: int, experiment: Experiment, one_d
     each = experiment.links.each
     if each is not None:
         once, most = each * sent, each * max(sizes)
-        # Who sends the largest message receives those of others: in a random graph and on a ring, on average.
+        # The peer with the largest message receives those of others: in a random graph and on a ring, on average.
         others = _divide(each * (sent - max(sizes)), experiment.clients - 1)
     else:
         of = [sizes[client % len(sizes)] for client in range(experiment.clients)]

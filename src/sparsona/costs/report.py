@@ -47,7 +47,7 @@ class Flops:
     tuning: Number
 
     def to_json(self, turns: int, with_tuning: bool = False) -> dict[str, Number]:
-        """Of so many turns."""
+        """The FLOPs of this number of turns."""
         tuning = self.tuning if with_tuning else 0
         train, search = self.train * turns + tuning, self.search * turns
         return {"flops": train + search, "train_flops": train, "search_flops": search}

@@ -111,7 +111,7 @@ def sub_fedavg(layout: Layout, client: Client, round_: Round, config: SubFedAvgC
 class DPSGDConfig(Training):
     """What D-PSGD adds to the options of training."""
 
-    density: float = _density(1.0, "share of the parameters of a smaller model for all, cut out by one static mask")
+    density: float = _density(1.0, "share of the parameters of a smaller shared model, cut out by one static mask")
     allocation: Literal["uniform", "erk"] = Field("uniform", description="how density is shared among the tensors")
 
 

@@ -77,7 +77,7 @@ def download(name: str, folder: Path, listen: Listen | None = None, notify: Noti
             else f"use it as it is: --data {name}",
         )
     target = Path(folder).expanduser() / name
-    found, is_checked = next((seen for mirror in card.mirrors if (seen := _present(target, mirror))[0]), ([], False))
+    found, is_checked = next((seen for mirror in card.mirrors if (seen := _find_files(target, mirror))[0]), ([], False))
     if not found:
         found = _try_mirrors(card, target, listen, notify)
     elif is_checked:
@@ -85,7 +85,7 @@ def download(name: str, folder: Path, listen: Listen | None = None, notify: Noti
     else:
         notify(f"{name} is there, in {target}, but was not checked: move it away to download it")
     for extra in card.extras:
-        found += _present(target, (extra,))[0] or _download_extra(extra, target, listen, notify)
+        found += _find_files(target, (extra,))[0] or _download_extra(extra, target, listen, notify)
     return found
 
 
@@ -112,7 +112,7 @@ def _download_extra(extra: Download, target: Path, listen: Listen, notify: Notif
         return []
 
 
-def _present(target: Path, mirror: Mirror) -> tuple[list[Path], bool]:
+def _find_files(target: Path, mirror: Mirror) -> tuple[list[Path], bool]:
     """The files of this mirror, if all are present and not known to be damaged; and whether they were checked."""
     noted = _read_note(target)
     if any(download.tree for download in mirror):

@@ -50,7 +50,7 @@ def federate(
         seed: Decides all that is random.
         num_classes: The number of classes; None: as many as there are labels.
         name: What the data set is called in results.
-        num_train: The first so many rows are a published training set and the others a published test set.
+        num_train: The number of rows, the first ones, that are a published training set; the others are its test set.
         owners: Whose each row is, whole numbers from 0; below 0: unknown.
         view: How stored images of bytes become a model's inputs.
         tokens: Rows of `x` are token numbers, and `y` may have the same shape: the next token at each position. Then 0

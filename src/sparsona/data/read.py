@@ -32,7 +32,7 @@ def read(
     Args:
         spec: A name of `SOURCES`, or the user's own files: `arrays:PATH.npz` or `folder:PATH`.
         folders: Folders to search for its files, in each first a subfolder named like the set; then the cache.
-        sequence_length: Text comes in sequences of so many tokens (20).
+        sequence_length: Tokens in a sequence of text (20).
         vocabulary_size: Number of words that are kept, the most frequent ones (10,000).
         resize: Side of the squares that pictures are resized to.
         crop: Side of the squares that training cuts out of images at random.
@@ -64,7 +64,7 @@ def read(
         pool: Pool | None = getattr(import_module(f"sparsona.data.readers.{module}"), function)(request)
         if pool is not None:
             return pool
-    raise _absent(SOURCES[name], places)
+    raise _not_found(SOURCES[name], places)
 
 
 def _check_options(spec: str, known: Sequence[str], numbers: dict[str, int | None], augment: bool | None) -> None:
@@ -81,7 +81,7 @@ def _check_options(spec: str, known: Sequence[str], numbers: dict[str, int | Non
         raise SparsonaError(f"{wrong[0]} is {numbers[wrong[0]]}", expected=f"at most {LIMITS[wrong[0]]:,}")
 
 
-def _absent(card: SourceCard, places: Sequence[Path]) -> SparsonaError:
+def _not_found(card: SourceCard, places: Sequence[Path]) -> SparsonaError:
     formats = "\n            or ".join(card.files)
     searched = "\n            ".join(f"'{place}'" for place in places)
     get = f"`sparsona data get {card.name}` downloads it" if card.mirrors else f"see {card.address}"

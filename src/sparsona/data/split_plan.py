@@ -22,7 +22,7 @@ class SplitPlan:
         min_train: The fewest examples for training and validation. Owners with fewer are left out (partition
             "natural"); for other partitions a client with fewer is an error.
         min_test: The fewest test examples, likewise.
-        max_examples: A client keeps at most so many of the examples that it is dealt.
+        max_examples: The most examples that a client keeps of those it is dealt.
     """
 
     clients: int | None = None

@@ -33,7 +33,7 @@ from sparsona.runs.declaration import as_tuple
 from sparsona.runs.listing import find_run
 from sparsona.runs.options import OF_DATA, RunConfig, in_groups
 from sparsona.runs.request import choose, parse_method
-from sparsona.runs.validation import check, merge_errors, validated
+from sparsona.runs.validation import check, merge_errors, validate
 from sparsona.runs.warm_start import WarmStart, check_layout
 from sparsona.transforms import read_transforms
 
@@ -149,7 +149,7 @@ def make_context(
     device = choose_device(config.device, config.precision)
     task.half = torch.bfloat16 if config.precision == "bf16" else None
     if method_config is None:
-        method_config = validated(methods.factory(row)[1], config.options, config.method)
+        method_config = validate(methods.factory(row)[1], config.options, config.method)
     named = partial(methods.make, row=row, config=method_config)
     make_method = with_chain(named, read_transforms(config.transform))
     plan = make_plan(config, federation.num_clients, row.peers)

@@ -22,7 +22,7 @@ from sparsona.runs.folder import make_empty_folder, warn, write_atomically
 from sparsona.runs.observers import ObserverList
 from sparsona.runs.options import CONDITIONS, OPTIONS, RunConfig
 from sparsona.runs.request import parse_method
-from sparsona.runs.validation import validated
+from sparsona.runs.validation import validate
 
 
 def compare(
@@ -143,7 +143,7 @@ def resume_comparison(
     path = Path(path)
     with hint_resume(path):
         where = f"'{path / 'comparison.json'}'"
-        runs = [(folder, validated(RunConfig, values, where), None) for folder, values in planned_runs(path)]
+        runs = [(folder, validate(RunConfig, values, where), None) for folder, values in planned_runs(path)]
         return _compare(path, runs, federation, model, ObserverList(observers))
 
 

@@ -39,7 +39,7 @@ from sparsona.runs.observers import ObserverList, ProgressUpdate
 from sparsona.runs.options import RunConfig, dump
 from sparsona.runs.profile import is_profiled
 from sparsona.runs.session import Session
-from sparsona.runs.validation import validated
+from sparsona.runs.validation import validate
 from sparsona.runs.warm_start import WarmStart, save_global_model, stored_start, warm_start_from
 
 RUNS = Path("runs")
@@ -80,7 +80,7 @@ def train(
         (1, 4)
     """
     clock = _make_clock(profile)
-    row = None if isinstance(method, str) else methods.given(method)
+    row = None if isinstance(method, str) else methods.as_card(method)
     config, own = make_configs(row or str(method), options, federation, model)
     path = Path(out) if out else _new_path(config)
     with hint_resume(path):
@@ -240,7 +240,7 @@ def resume_run(
     clock = _make_clock(profile or is_profiled(path))
     folder = RunFolder.open(path)
     folder.check_resumable()
-    config = validated(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
+    config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
     row = _find_row(folder, config.method, method)
     with folder:
         if folder.summary is None:
@@ -279,7 +279,7 @@ def load(
         True
     """
     folder = RunFolder.open(Path(path))
-    config = validated(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
+    config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
 
     def context() -> ClientContext:
         return _rebuild_context(folder, config, federation, model, _find_row(folder, config.method, method))
@@ -289,7 +289,7 @@ def load(
 
 def _find_row(folder: RunFolder, name: str, method: Any) -> MethodCard:
     """The row of a run's method, which must be passed again if it was passed from Python."""
-    row = methods.find(name) if method is None else methods.given(method)
+    row = methods.find(name) if method is None else methods.as_card(method)
     if row is None:
         raise SparsonaError(
             f"'{folder.path}' is a run of '{name}', which is not installed",

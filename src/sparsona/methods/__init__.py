@@ -278,7 +278,7 @@ def _load(name: str, point: EntryPoint) -> MethodCard:
     return row
 
 
-def given(method: Any) -> MethodCard:
+def as_card(method: Any) -> MethodCard:
     """The row of a method passed from Python: a card, or a factory `f(task, config)`.
 
     A factory's options are of the class that its second parameter is annotated with. It must not have

@@ -7,8 +7,8 @@ Kept: the model, the mask it was trained in, the next mask. Travels, to each nei
 mask it was trained in, with that mask as bits; where one divides by new masks, these as well. Costs: sparse training,
 and one dense gradient batch where masks regrow by gradient.
 
-A round: the sum of one's own model and the neighbours', entry by entry over the number of masks that cover it; what is
-inside one's own mask of that (`received`); training in it (`trained`); then the mask is pruned and regrown.
+A round: the sum of a peer's own model and its neighbours', entry by entry over the number of masks that cover it; what
+is inside its own mask of that (`received`); training in it (`trained`); then the mask is pruned and regrown.
 
 `--preset paper` is the text, `--preset authors` their published code and scripts. They differ in this:
 - The divisor. The text divides by the masks of the coming round, which are not those the weights live in: an entry just

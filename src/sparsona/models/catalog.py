@@ -38,14 +38,14 @@ def outline_conv_net(
     place = 0  # in the nn.Sequential
     for outputs in channels:
         if split and not slots:
-            upper, lower = (_shrunk((rows, side[1]), kernel, padding=padding) for rows in split_rows(side[0]))
+            upper, lower = (_shrink((rows, side[1]), kernel, padding=padding) for rows in split_rows(side[0]))
             slots += _conv("0.upper", inputs, outputs, kernel, upper, bias=True)
             slots += _conv("0.lower", inputs, outputs, kernel, lower, bias=True)
             side = (upper[0] + lower[0], upper[1])
         else:
-            side = _shrunk(side, kernel, padding=padding)
+            side = _shrink(side, kernel, padding=padding)
             slots += _conv(f"{place}", inputs, outputs, kernel, side, bias=True)
-        side = _shrunk(side, 2, stride=2)
+        side = _shrink(side, 2, stride=2)
         if adapters:
             slots += _conv(f"{place + 1}.adapter", outputs, outputs, 1, side)
         inputs, place = outputs, place + 3
@@ -92,7 +92,7 @@ def outline_vgg11(input_shape: tuple[int, ...], num_classes: int) -> Outline:
             norms += _norm(f"{place + 1}", outputs)
             slots += norms[-2:]
             inputs, place = outputs, place + 3
-        side, place = _shrunk(side, 2, stride=2), place + 1
+        side, place = _shrink(side, 2, stride=2), place + 1
     slots += _linear(f"{place + 2}", inputs, num_classes)
     roles = Roles(input=_names(slots[:2]), output=_names(slots[-2:]), norm=_names(norms))
     return Outline(Layout(tuple(slots)), input_shape, num_classes, roles)
@@ -110,9 +110,9 @@ def outline_resnet18(
 ) -> Outline:
     side = _side(input_shape)
     if stem == "7x7":
-        side = _shrunk(side, 7, stride=2, padding=3)
+        side = _shrink(side, 7, stride=2, padding=3)
         slots = _conv("conv1", input_shape[0], 64, 7, side)
-        side = _shrunk(side, 3, stride=2, padding=1)
+        side = _shrink(side, 3, stride=2, padding=1)
     else:
         slots = _conv("conv1", input_shape[0], 64, 3, side)
     slots += _norm("bn1", 64)
@@ -121,7 +121,7 @@ def outline_resnet18(
         for block in range(2):
             name = f"layer{stage}.{block}"
             stride = 2 if stage > 1 and block == 0 else 1
-            side = _shrunk(side, 3, stride, padding=1)
+            side = _shrink(side, 3, stride, padding=1)
             for part, width in ((1, inputs), (2, outputs)):
                 slots += _conv(f"{name}.conv{part}", width, outputs, 3, side)
                 if adapters:
@@ -200,7 +200,7 @@ def _side(input_shape: tuple[int, ...]) -> tuple[int, int]:
     return height, width
 
 
-def _shrunk(side: tuple[int, int], kernel: int, stride: int = 1, padding: int = 0) -> tuple[int, int]:
+def _shrink(side: tuple[int, int], kernel: int, stride: int = 1, padding: int = 0) -> tuple[int, int]:
     """Height and width after a convolution or a pooling layer."""
     height, width = ((length + 2 * padding - kernel) // stride + 1 for length in side)
     if min(height, width) < 1:

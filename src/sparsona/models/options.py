@@ -26,10 +26,10 @@ class Option:
     def read(self, text: str) -> Value:
         """The value that this text stands for; ValueError if it is none."""
         for choice in self.choices:
-            if text.lower() == _written(choice):
+            if text.lower() == _format(choice):
                 return choice
         if self.choices:
-            raise ValueError(" | ".join(map(_written, self.choices)))
+            raise ValueError(" | ".join(map(_format, self.choices)))
         if isinstance(self.default, str):
             return text
         if isinstance(self.default, int):
@@ -45,7 +45,7 @@ class Option:
         return rate
 
 
-def _written(value: Value) -> str:
+def _format(value: Value) -> str:
     return str(value).lower()
 
 

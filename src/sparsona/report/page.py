@@ -90,7 +90,7 @@ def render_report(views: Sequence[RunView], title: str | None = None) -> str:
         differences=differences(views),
         classes=class_rows(views),
         charts=charts,
-        figures={chart.key: [_plain(figure) for figure in chart.figures.values()] for chart in charts if chart.figures},
+        figures={chart.key: [_dump(figure) for figure in chart.figures.values()] for chart in charts if chart.figures},
         settings=[
             ("Configuration", *_settings(views, [flatten(view.config) for view in views])),
             ("Environment", *_settings(views, [flatten(view.environment) for view in views])),
@@ -126,7 +126,7 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
             f"Who gains over {groups[0].label}",
             "The difference for each client, in percentage points of accuracy, sorted. A mean can rise while some "
             "clients lose.",
-            _present({group.label: plots.client_differences(views, i) for i, group in enumerate(groups) if i}),
+            _drop_missing({group.label: plots.client_differences(views, i) for i, group in enumerate(groups) if i}),
         ),
         Chart(
             "partition",
@@ -139,7 +139,7 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
             "What is taken for what",
             f"Test examples by true and predicted class, summed over clients{' and seeds' if many else ''}. "
             "Colour is the share of the true class.",
-            _present({group.label: plots.confusion(views, i) for i, group in enumerate(groups)}),
+            _drop_missing({group.label: plots.confusion(views, i) for i, group in enumerate(groups)}),
         ),
         Chart(
             "effects",
@@ -194,11 +194,11 @@ def _partition(view: RunView) -> Partition:
     return Partition(title or view.name, sizes, view.label_counts)
 
 
-def _present(figures: dict[str, Figure | None]) -> dict[str, Figure]:
+def _drop_missing(figures: dict[str, Figure | None]) -> dict[str, Figure]:
     return {name: figure for name, figure in figures.items() if figure is not None}
 
 
-def _plain(figure: Figure) -> dict[str, Any]:
+def _dump(figure: Figure) -> dict[str, Any]:
     found: dict[str, Any] = figure.to_plotly_json()
     found["layout"].pop("template", None)
     return found
@@ -230,14 +230,14 @@ def _protocols(groups: Sequence[Group]) -> list[tuple[str, str]]:
     """Each protocol once, with the methods it holds for."""
     users: dict[str, list[str]] = {}
     for group in groups:
-        for protocol in _merged([view.protocol for view in group.views]):
+        for protocol in _merge_sentences([view.protocol for view in group.views]):
             users.setdefault(protocol, []).append(group.label)
     if len(users) == 1:
         return [("", protocol) for protocol in users]
     return [(", ".join(labels), protocol) for protocol, labels in users.items()]
 
 
-def _merged(sentences: Sequence[str]) -> list[str]:
+def _merge_sentences(sentences: Sequence[str]) -> list[str]:
     """Sentences that differ only in numbers (sizes of a seed's test sets) become one, with the numbers' ranges."""
     alike: dict[tuple[str, ...], list[list[str]]] = {}
     for sentence in sentences:

@@ -97,7 +97,7 @@ def client_accuracies(views: Sequence[RunView]) -> Figure:
             hovertemplate="%{customdata}<extra></extra>",
             marker={"color": colour, "size": 6, "opacity": 0.75},
             line={"color": colour, "width": 1.5},
-            fillcolor=_faint(colour),
+            fillcolor=_fade(colour),
         )
     figure.update_xaxes(title_text="client accuracy", ticksuffix="%")
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
@@ -193,7 +193,7 @@ def _add_line(
             x=[*x, *reversed(x)],
             y=[*high.tolist(), *low[::-1].tolist()],
             fill="toself",
-            fillcolor=_faint(colour),
+            fillcolor=_fade(colour),
             line={"width": 0},
             mode="lines",
             hoverinfo="skip",
@@ -255,7 +255,7 @@ def trait_distances(views: Sequence[RunView]) -> Figure:
     """How far apart clients' masks or gates are, and how far each has come from its first, round by round."""
     figure = _figure(height=340)
     for index, group in enumerate(group_views(views)):
-        for place, what in ((1, "between clients"), (2, "to one's own first")):
+        for place, what in ((1, "between clients"), (2, "to its own start")):
             curves = [{row[0]: row[place] for row in view.distances} for view in group.views]
             if rounds := _common_rounds(curves):
                 name = f"{html.escape(group.label)}, {what}"
@@ -349,6 +349,6 @@ def _colour(index: int) -> str:
     return COLOURS[index % len(COLOURS)]
 
 
-def _faint(colour: str) -> str:
+def _fade(colour: str) -> str:
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},0.15)"

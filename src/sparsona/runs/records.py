@@ -98,7 +98,7 @@ class EvaluationRow:
 class TraitsRow:
     """How far apart clients' traits were: `apart` between two, `moved` of each from its start, both in the mean.
 
-    `clients` and `pairs` are packed (`pack_numbers`): who was compared, and the distance of every two.
+    `clients` and `pairs` are packed (`pack_numbers`): the clients compared, and the distance of every two.
     """
 
     completed: int

@@ -67,7 +67,7 @@ class Session:
         self._progress: Progress | None = None
 
     def play(self, folder: RunFolder, executor: str, limits: Stopping) -> Played:
-        """Go on from the last checkpoint, or from the start. The folder must be locked by the caller.
+        """Continue from the last checkpoint, or from the start. The folder must be locked by the caller.
 
         Whatever ends it (the last round, a stop, Ctrl-C, an error), what was reached is on disk.
         """

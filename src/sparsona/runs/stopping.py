@@ -30,7 +30,12 @@ class Stopping(BaseModel):
         None, "stop after the round in which this time is reached", group="stop", none="never", condition=True, gt=0
     )
     max_bytes: int | None = option(
-        None, "stop after the round in which so many bytes are sent", group="stop", none="never", condition=True, gt=0
+        None,
+        "stop after the round in which these bytes are sent",
+        group="stop",
+        none="never",
+        condition=True,
+        gt=0,
     )
 
 
@@ -41,7 +46,7 @@ MEASURES: dict[str, Callable[[Spent], float]] = {
 
 
 def reached(limits: Stopping, spent: Spent) -> str | None:
-    """The option whose limit is reached; None: go on."""
+    """The option whose limit is reached; None: continue."""
     for name, measure in MEASURES.items():
         limit = getattr(limits, name)
         if limit is not None and measure(spent) >= limit:

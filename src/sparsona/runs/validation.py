@@ -33,13 +33,8 @@ def check(kind: type[BaseModel], values: Mapping[str, Any], where: str) -> tuple
         return None, [_error(kind, item, where) for item in error.errors()]
 
 
-def errors_in(kind: type[BaseModel], values: Mapping[str, Any], where: str) -> list[SparsonaError]:
-    """Everything that is wrong with these values for `kind`."""
-    return check(kind, values, where)[1]
-
-
-def validated(kind: type[BaseModel], values: Mapping[str, Any], where: str) -> Any:
-    """`kind` from plain values, or one error that lists all that is wrong."""
+def validate(kind: type[BaseModel], values: Mapping[str, Any], where: str) -> Any:
+    """Build `kind` from plain values, or raise one error that lists all that is wrong."""
     found, errors = check(kind, values, where)
     if errors:
         raise merge_errors(errors)

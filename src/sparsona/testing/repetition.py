@@ -68,7 +68,7 @@ def state_keeps_its_structure(case: Case) -> None:
 
 
 def state_survives_the_store(case: Case) -> None:
-    """A run that goes on from a checkpoint is the one that was never interrupted."""
+    """A run resumed from a checkpoint equals one that was never interrupted."""
     history, rounds = case.history, len(case.history.records) - 1
     population, (_, tuned) = history.populations[rounds], history.final
     fresh = case.start()

@@ -78,8 +78,8 @@ def test_odd_examples_go_to_those_who_have_least():
 @pytest.mark.parametrize(
     ("spec", "clients", "message"),
     [
-        ("pathological:11", 20, r"pathological:11 asks for 11 classes per client, but there are 10(.|\n)*at most 10"),
-        ("pathological-refill:11", 20, "pathological-refill:11 asks for 11 classes per client, but there are 10"),
+        ("pathological:11", 20, r"pathological:11 needs 11 classes per client, but there are 10(.|\n)*at most 10"),
+        ("pathological-refill:11", 20, "pathological-refill:11 needs 11 classes per client, but there are 10"),
         (
             "pathological:1",
             4,

@@ -60,7 +60,7 @@ def test_the_seed_chooses_among_owners():
 
 
 def test_too_few_owners_are_told():
-    message = r"2 of 3 owners have 2 examples or more, but 3 clients were asked for\n(.*)at least 3 of them"
+    message = r"2 of 3 owners have 2 examples or more, but 3 clients were requested\n(.*)at least 3 of them"
     with pytest.raises(SparsonaError, match=message):
         natural([7, 2, -1, 7, 2, 5, 7, -1], 3, min_size=2)
     with pytest.raises(SparsonaError, match=r"0 of 3 owners have 9 examples or more\n(.|\n)*smaller min_size"):
@@ -108,6 +108,6 @@ def test_people_are_left_out_for_the_first_thing_they_lack():
     assert left_out == {"no arms": 1, "no legs": 1}
     assert whose.describe_left_out(left_out, "but ") == "but 1 with no arms, 1 with no legs"
     assert whose.describe_left_out({}, "but ") == ""
-    message = r"2 of 4 owners can be clients, but 3 clients were asked for; left out: 1 with no arms, 1 with no legs"
+    message = r"2 of 4 owners can be clients, but 3 clients were requested; left out: 1 with no arms, 1 with no legs"
     with pytest.raises(SparsonaError, match=message):
         whose.keep_eligible(people, has, 3)

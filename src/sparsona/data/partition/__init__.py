@@ -24,16 +24,16 @@ def partition(
     """Share examples out among clients.
 
     Every example is given to exactly one client, except by a file (as it says), by `natural` (examples without an
-    owner, and of owners who are no clients, are left out) and by `pathological-refill:C`, which GIVES SOME EXAMPLES TO
+    owner, and of owners without a client, are left out) and by `pathological-refill:C`, which GIVES SOME EXAMPLES TO
     SEVERAL CLIENTS, though never twice to one, and leaves others out.
 
     Args:
         spec: One of the forms that `sparsona data` lists, for example "dirichlet:0.3".
         labels: One class per example; or a row of tokens or numbers per example, for `iid`, `natural` and `file:PATH`.
         num_clients: The number of clients; `natural` and `file:PATH` take all their clients if it is None, and
-            `natural` takes so many at random otherwise.
+            `natural` takes that many at random otherwise.
         seed: Decides all that is random.
-        min_size: Each client gets so many examples or more, or there is an error; a file may have smaller clients.
+        min_size: The fewest examples per client, or there is an error; a file may have smaller clients.
         owners: Whose each example is, for `natural`: whole numbers from 0, -1 if unknown.
 
     Returns:

@@ -286,7 +286,7 @@ def refill_classes(inputs: PartitionInput, per_client: int) -> list[Indices]:
 def _check_num_classes(spec: str, per_client: int, num_classes: int) -> None:
     if per_client > num_classes:
         raise SparsonaError(
-            f"{spec} asks for {per_client} classes per client, but there are {num_classes}",
+            f"{spec} needs {per_client} classes per client, but there are {num_classes}",
             expected="no more classes per client than there are classes",
             hint=f"use at most {num_classes}",
         )
@@ -325,7 +325,7 @@ ROWS = (
     ),
     Partition(
         "dirichlet-uncapped",
-        "The same, where a client may go on receiving after it has its even share: sizes differ more.",
+        "The same, where a client may receive more than its even share: sizes differ more.",
         share_dirichlet_uncapped,
         (CONCENTRATION,),
     ),

@@ -40,7 +40,7 @@ def deal_to_owners(inputs: PartitionInput) -> list[Indices]:
     if len(taken) < max(1, num_clients or 0):
         raise SparsonaError(
             f"{len(taken)} of {len(sizes)} owners have {inputs.min_size} examples or more"
-            + (f", but {num_clients} clients were asked for" if num_clients else ""),
+            + (f", but {num_clients} clients were requested" if num_clients else ""),
             expected=f"at least {num_clients or 1} of them",
             hint="ask for fewer clients or for a smaller min_size" if len(taken) else "ask for a smaller min_size",
         )
@@ -100,7 +100,7 @@ def keep_eligible(owners: Array, has: Mapping[str, Array], num_clients: int | No
         is_eligible &= is_met
     found = int(np.count_nonzero(is_eligible))
     if found < (num_clients or 1):
-        wanted = f", but {num_clients} clients were asked for" if num_clients else ""
+        wanted = f", but {num_clients} clients were requested" if num_clients else ""
         raise SparsonaError(
             f"{found} of {len(owners)} owners can be clients{wanted}" + describe_left_out(left_out, "; left out: "),
             expected=f"at least {num_clients or 1} of them",

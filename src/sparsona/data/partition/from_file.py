@@ -29,7 +29,7 @@ def read_partition(inputs: PartitionInput, text: str) -> list[Indices]:
     parts = _read_npy(path, what, count) if path.suffix == ".npy" else _read_json(path, what, count)
     if num_clients not in (None, len(parts)):
         raise SparsonaError(
-            f"{what} is for {len(parts)} clients, but {num_clients} were asked for",
+            f"{what} is for {len(parts)} clients, but {num_clients} were requested",
             expected="the same number of clients in both",
             hint=f"ask for {len(parts)} clients, or use another file",
         )

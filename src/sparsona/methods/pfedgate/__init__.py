@@ -148,7 +148,7 @@ def pfedgate(task: Task, config: PFedGateConfig) -> Method:
     def step(  # line 10
         server: PFedGateServer, total: IndexedSum | WeightedSum, round_: Round
     ) -> PFedGateServer:
-        if isinstance(total, WeightedSum):  # a mean over all clients, of whom those who sent nothing stand still
+        if isinstance(total, WeightedSum):  # a mean over all clients; those that sent nothing count as unchanged
             total = replace(total, weight=float(server.sizes.sum()))
         return replace(server, params=tree.add(server.params, total.mean(tree.zeros_like(server.params))))
 

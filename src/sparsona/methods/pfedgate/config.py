@@ -72,7 +72,7 @@ class PFedGateConfig(Training):
     )
     logits_relu: bool = Field(False, description="ReLU on the model's outputs (authors)")
     aggregation: Literal["uploaded", "dense"] = Field(
-        "uploaded", description="mean of each entry over those who used it, or over all clients (authors)"
+        "uploaded", description="mean of each entry over the clients that used it, or over all clients (authors)"
     )
     deploy_gate: Literal["stored", "sample", "transductive"] = Field(
         "stored", description="gate in use: of the last training, of each example, or of the test batch (authors)"
@@ -84,14 +84,14 @@ class PFedGateConfig(Training):
 
     @field_validator("budget")
     @classmethod
-    def _is_known(cls, value: str) -> str:
+    def _check_budget(cls, value: str) -> str:
         if value not in ("parameters", "flops") and not value.startswith("latency:"):
             raise ValueError("parameters, flops or latency:FILE.json")
         return value
 
     @model_validator(mode="before")
     @classmethod
-    def _has_its_own_momentum(cls, values: Any) -> Any:
+    def _default_momentum(cls, values: Any) -> Any:
         """The default applies to SGD only."""
         if isinstance(values, dict) and values.get("optimizer", "sgd") != "sgd":
             return {"momentum": 0.0, **values}
@@ -192,7 +192,7 @@ def select(budget: Budget, scores: Tensor, config: PFedGateConfig) -> Tensor:
     return torch.maximum(kept, budget.always)
 
 
-def most_flops(blocks: Blocks, config: PFedGateConfig, left: Iterable[float]) -> int:
+def max_flops(blocks: Blocks, config: PFedGateConfig, left: Iterable[float]) -> int:
     """An upper bound of the FLOPs of a forward pass inside the budget, of which so much is left for blocks that are not
     always kept: those with the most FLOPs for their cost first, the last in part."""
     costs, budgets = block_costs(blocks, config), list(left)

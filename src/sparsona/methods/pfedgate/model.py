@@ -16,7 +16,7 @@ from sparsona.learning.optimizer import Memory, make_optimizer
 from sparsona.learning.phases import turn_flops
 from sparsona.methods.pfedgate.blocks import Blocks, spread
 from sparsona.methods.pfedgate.compact import chain, compact
-from sparsona.methods.pfedgate.config import Budget, PFedGateConfig, budget_left, cut, most_flops, select
+from sparsona.methods.pfedgate.config import Budget, PFedGateConfig, budget_left, cut, max_flops, select
 from sparsona.methods.pfedgate.gate import Gate, weighted_mean
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class GatedModel:
         outputs, buffers = self.task.forward(params, work.buffers.model, inputs, noise is not None, noise)
         return outputs, buffers, kept
 
-    def _floored(self, scores: Tensor, smallest: float) -> Tensor:
+    def _floor(self, scores: Tensor, smallest: float) -> Tensor:
         return scores.clamp(min=smallest) if self.config.floors_scores else scores
 
     def answer(self, outputs: Tensor) -> Tensor:
@@ -144,9 +144,9 @@ class GatedModel:
         counts = batch.weight.new_ones(1) if config.gating == "client" else batch.weight
         seen = (work.pooled[None],) if config.gating == "client" else (batch.inputs, counts)
         scores, weights, statistics = here.form.scores(work.gate, traces.gate, *seen)  # Algorithm 1 line 5
-        means = torch.stack([self._floored(weighted_mean(scores, counts), smallest), weighted_mean(weights, counts)])
+        means = torch.stack([self._floor(weighted_mean(scores, counts), smallest), weighted_mean(weights, counts)])
         if config.gating == "sample":
-            outputs, kept = self.each(work, batch.inputs, self._floored(scores, smallest), weights, batch.noise)
+            outputs, kept = self.each(work, batch.inputs, self._floor(scores, smallest), weights, batch.noise)
             kept, buffers = (kept * (batch.weight > 0).unsqueeze(1)).amax(0), traces.model
         else:
             outputs, buffers, kept = self.run(work, means[0], means[1], batch.inputs, batch.noise)  # line 6
@@ -211,7 +211,7 @@ class GatedModel:
 
     def forward_flops(self, here: Cut, left: list[float]) -> int:
         """Of the gate, and of the model inside the budget, at most."""
-        return most_flops(here.blocks, self.config, left) + here.form.layout.forward_flops()
+        return max_flops(here.blocks, self.config, left) + here.form.layout.forward_flops()
 
     def current(self, work: GatedWork) -> Tensor:
         """Scores and weights to deploy: means over this turn's training, or what the last turn left."""
@@ -232,9 +232,9 @@ class GatedModel:
         here, _, smallest = self.of(work)
         scores, weights, _ = here.form.scores(work.gate, work.buffers.gate, inputs)
         if self.config.deploy_gate == "sample":
-            return self.answer(self.each(work, inputs, self._floored(scores, smallest), weights, None)[0])
+            return self.answer(self.each(work, inputs, self._floor(scores, smallest), weights, None)[0])
         # By the test batch, whose mean is cut off and not each example.
-        return self.answer(self.run(work, self._floored(scores.mean(0), smallest), weights.mean(0), inputs)[0])
+        return self.answer(self.run(work, self._floor(scores.mean(0), smallest), weights.mean(0), inputs)[0])
 
     def cost(
         self, client: Client, round_: Round, share: float, smallest: float, phases: tuple[Phase, ...], tune: Phase

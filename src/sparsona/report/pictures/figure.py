@@ -88,7 +88,7 @@ class Picture:
         root.remove(root.find(f"{{{SVG}}}metadata"))  # type: ignore[arg-type]
         root.attrib |= {"class": "drawing", "role": "img", "aria-label": _printable(self.label)}
         for place in list(root.iter()):
-            for element, text in zip(*self._hinted(place), strict=True):
+            for element, text in zip(*self._find_hinted(place), strict=True):
                 title = ElementTree.Element(f"{{{SVG}}}title")
                 title.text = _printable(text)
                 element.insert(0, title)
@@ -106,7 +106,7 @@ class Picture:
             left, bottom, width, height = (round(value, 4) for value in axes.get_position(original=True).bounds)
             axes.set_position((left, bottom, width, height))
 
-    def _hinted(self, place: ElementTree.Element) -> tuple[list[ElementTree.Element], list[str]]:
+    def _find_hinted(self, place: ElementTree.Element) -> tuple[list[ElementTree.Element], list[str]]:
         """The parts of a group that hints are of: markers (uses of one path) or paths of their own."""
         texts = self.hints.get(place.attrib.get("id", ""), [])
         if not texts:
@@ -151,7 +151,7 @@ def style(salt: str = "") -> AbstractContextManager[None]:
 
 
 def new_picture(title: str, sentences: Sequence[str], height: float) -> Picture:
-    """A page of this height in inches under a title and some lines; drawing goes on inside `style()`."""
+    """A page of this height in inches under a title and some lines; draw on it inside `style()`."""
     lines = [cut(" ".join(_printable(sentence).split()), 150) for sentence in sentences]
     head = 0.55 + 0.2 * len(lines)
     figure = import_extra("matplotlib.figure", "pictures").Figure(figsize=(WIDTH, height + head))

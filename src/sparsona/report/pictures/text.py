@@ -152,7 +152,7 @@ def _scatter_lines(change: Change, terminal: Terminal) -> list[Text]:
     np.add.at(counts, (row_of(change.gains), across), 1)
     zero, dot, rule, side = int(row_of(0.0)), *(("o", "-", "|") if terminal.is_ascii else ("•", "─", "│"))
     labels = {0: signed(high, 1), PLOT_ROWS - 1: signed(low, 1), zero: "0"}
-    lines = [Text(f"{change.name}: percentage points gained against training examples; a digit: so many", "bold")]
+    lines = [Text(f"{change.name}: percentage points gained against training examples; a digit counts clients", "bold")]
     for row in range(PLOT_ROWS):
         line = Text(f"{labels.get(row, ''):>{left}} {side}", "dim", end="", no_wrap=True)
         for count in counts[row].tolist():
