@@ -1,11 +1,13 @@
-"""The figures of benchmarks/compare.py as a bar chart (SVG) and as a table for docs/performance.md.
+"""The figures of benchmarks/compare.py or benchmarks/scale.py as a picture and as a table for docs/performance.md.
 
 python benchmarks/draw.py benchmarks/results/compare.json docs/performance.md
+python benchmarks/draw.py benchmarks/results/scale.json docs/performance.md
+
+Needs the extra `report`.
 """
 
 from __future__ import annotations
 
-import html
 import json
 import sys
 from pathlib import Path
@@ -13,14 +15,16 @@ from typing import Any
 
 from record import NAMES, write_between
 
+from sparsona.report.palette import BETTER, EQUAL, INK, WORSE
+from sparsona.report.pictures.figure import Picture, new_picture, style
+
 WORKS = {"cnn": "CNN of 256,830 parameters, 3x32x32", "lenet5": "LeNet5, 28x28"}
-# Readable on white and on dark grey; ours stands out.
-STYLE = """text{font:13px system-ui,-apple-system,'Segoe UI',Roboto,Arial,sans-serif;fill:#1f2328}
-.head{font-weight:600}.bar{fill:#8c959f}.ours{fill:#0969da}.limit{stroke:#cf222e;stroke-dasharray:4 3;fill:none}
-.told{fill:#cf222e}@media(prefers-color-scheme:dark){text{fill:#e6edf3}.bar{fill:#6e7681}.ours{fill:#58a6ff}
-.limit{stroke:#ff7b72}.told{fill:#ff7b72}}"""
-BEGIN, END = "<!-- cpu: written by benchmarks/draw.py -->", "<!-- cpu: end -->"
-LEFT, BAR, ROW, HEAD, RIGHT = 190, 380, 24, 34, 110
+# The measurements of scale.py: key, title, what the x axis counts, and the figure on the y axis.
+CHARTS = (
+    ("memory", "Peak memory, MiB", "clients, all touched", "peak_mib_here"),
+    ("round", "Seconds a round", "clients sampled", "round_seconds"),
+    ("start", "Seconds to start", "clients registered", "start_seconds"),
+)
 
 
 def best_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -37,33 +41,55 @@ def name_of(row: dict[str, Any]) -> str:
     return " ".join([NAMES[row["contender"]], *(version.split("+")[0] for version in versions)])
 
 
-def svg(found: dict[str, Any]) -> str:
+def draw_comparison(found: dict[str, Any]) -> Picture:
     """A group of bars for each piece of work: seconds a round, and where the sgemm rate would end it."""
-    parts, top = [], 0
-    for work, result in found["results"].items():
-        rows = best_rows(result["rows"])
-        longest = max(row["best_s"] for row in rows)
-        limit = result["flops_a_round"] / found["sgemm_flops"]
-        parts.append(f'<text class="head" x="0" y="{top + 18}">{html.escape(WORKS[work])}: seconds a round</text>')
-        for place, row in enumerate(rows):
-            y, width = top + HEAD + place * ROW, BAR * row["best_s"] / longest
-            ours = row["contender"] == "sparsona"
-            told = f"{row['best_s']:.2f}" if ours else f"{row['best_s']:.2f} ({row['times_ours']:.1f}x)"
-            parts.append(f'<text x="{LEFT - 8}" y="{y + 13}" text-anchor="end">{html.escape(name_of(row))}</text>')
-            kind = "ours" if ours else "bar"
-            parts.append(f'<rect class="{kind}" x="{LEFT}" y="{y}" width="{width:.1f}" height="18" rx="2"/>')
-            parts.append(f'<text x="{LEFT + width + 6:.1f}" y="{y + 13}">{told}</text>')
-        end = top + HEAD + len(rows) * ROW
-        x = LEFT + BAR * limit / longest
-        parts.append(f'<path class="limit" d="M{x:.1f} {top + HEAD - 5}V{end}"/>')
-        parts.append(f'<text class="told" x="{x + 4:.1f}" y="{end + 9}">limit of matrix products: {limit:.2f}</text>')
-        top = end + 34
-    label = "Seconds a round on a CPU, by contender; shorter is better"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + BAR + RIGHT} {top}" role="img"'
-    return f'{head} aria-label="{label}"><style>{STYLE}</style>{"".join(parts)}</svg>\n'
+    groups = {work: best_rows(result["rows"]) for work, result in found["results"].items()}
+    sizes = [len(rows) + 2 for rows in groups.values()]
+    with style("comparison"):
+        title = "Seconds a round on a CPU, by contender; shorter is better"
+        picture = new_picture(title, ["Dashed: the limit of matrix products."], 0.32 * sum(sizes))
+        panels = picture.figure.subplots(len(groups), squeeze=False, height_ratios=sizes)[:, 0]
+        for axes, (work, rows) in zip(panels, groups.items(), strict=True):
+            seconds = [row["best_s"] for row in rows]
+            colours = [BETTER if row["contender"] == "sparsona" else EQUAL for row in rows]
+            bars = axes.barh([name_of(row) for row in rows], seconds, color=colours)
+            axes.bar_label(bars, [_bar_label(row) for row in rows], padding=4, color=INK)
+            limit = found["results"][work]["flops_a_round"] / found["sgemm_flops"]
+            axes.axvline(limit, color=WORSE, linestyle="--", linewidth=1)
+            axes.text(limit, 1, f"{limit:.2f}", transform=axes.get_xaxis_transform(), color=WORSE, ha="center")
+            axes.set_title(WORKS[work], loc="right")
+            axes.set_xlim(0, 1.2 * max(seconds))
+            axes.invert_yaxis()
+    return picture
 
 
-def table(found: dict[str, Any]) -> str:
+def _bar_label(row: dict[str, Any]) -> str:
+    return f"{row['best_s']:.2f}" + ("" if row["contender"] == "sparsona" else f" ({row['times_ours']:.1f}x)")
+
+
+def draw_scale(found: dict[str, Any]) -> Picture:
+    """A curve for each measurement, on logarithmic axes."""
+    with style("scale"):
+        picture = new_picture("Memory, rounds and start-up by clients", ["Both axes are logarithmic."], 2.6)
+        for axes, (kind, title, along, key) in zip(picture.figure.subplots(1, 3), CHARTS, strict=True):
+            points = [(row["clients"], row[key]) for row in found["results"][kind]]
+            axes.loglog(*zip(*points, strict=True), marker="o", color=BETTER)
+            for point in points:
+                axes.annotate(_format(point[1]), point, (0, 7), textcoords="offset points", ha="center")
+            axes.set(title=title, xlabel=along)
+            axes.margins(0.15, 0.25)
+            axes.grid(axis="y")
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_major_formatter("{x:,g}")
+                axis.set_minor_formatter("")
+    return picture
+
+
+def _format(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def comparison_table(found: dict[str, Any]) -> str:
     lines = [
         "| work | contender | threads | s a round, best (median) | times ours (low to high) | % of sgemm |",
         "|---|---|---|---|---|---|",
@@ -79,21 +105,33 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def block(found: dict[str, Any], picture: str) -> str:
-    """What stands between the marks."""
-    about = found["environment"]
-    where = f"{about['processor']}, {found['cores']} cores, Python {about['python']}, torch {about['torch']}"
-    how = f"best of {found['repeats']} x {found['rounds']} rounds, in turns; commit {about['commit']}"
-    return f"![Seconds a round, by contender]({picture})\n\n{table(found)}\n\n{where}; {how}."
+def scale_table(found: dict[str, Any]) -> str:
+    lines: list[str] = []
+    for kind, title, along, key in CHARTS:
+        sizes, values = ([_format(row[name]) for row in found["results"][kind]] for name in ("clients", key))
+        lines += [f"| {along} | {' | '.join(sizes)} |", f"|{'---|' * (1 + len(sizes))}"]
+        lines += [f"| {title} | {' | '.join(values)} |", ""]
+    return "\n".join(lines[:-1])
 
 
 def main() -> None:
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     found, page = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
-    picture = page.with_name("performance-cpu.svg")
-    write_between(page, BEGIN, END, block(found, picture.name))
-    picture.write_text(svg(found))
+    about = found["environment"]
+    versions = f"Python {about['python']}, torch {about['torch']}"
+    if "sgemm_flops" in found:
+        mark, picture, table = "cpu", draw_comparison(found), comparison_table(found)
+        how = f"best of {found['repeats']} x {found['rounds']} rounds, in turns; commit {about['commit']}"
+        label = "Seconds a round, by contender"
+        where = f"{about['processor']}, {found['cores']} cores, {versions}; {how}."
+    else:
+        mark, picture, table = "scale", draw_scale(found), scale_table(found)
+        label = "Memory, rounds and start-up by clients"
+        where = f"{about['processor']}, {versions}; commit {about['commit']}."
+    path = picture.save(page.with_name(f"performance-{mark}.svg"))
+    begin, end = f"<!-- {mark}: written by benchmarks/draw.py -->", f"<!-- {mark}: end -->"
+    write_between(page, begin, end, f"![{label}]({path.name})\n\n{table}\n\n{where}")
 
 
 if __name__ == "__main__":

@@ -98,8 +98,8 @@ def test_benchmarks_run(tmp_path):
     (tmp_path / "scale.json").write_text(json.dumps(found))
     page = tmp_path / "performance.md"
     shutil.copy(ROOT / "docs" / "performance.md", page)
-    run([sys.executable, str(ROOT / "benchmarks" / "draw_scale.py"), "scale.json", page.name], tmp_path)
-    assert (tmp_path / "performance-scale.svg").read_text().count("<circle") == 3
+    run([sys.executable, str(ROOT / "benchmarks" / "draw.py"), "scale.json", page.name], tmp_path)
+    assert "Peak memory, MiB" in (tmp_path / "performance-scale.svg").read_text()
 
 
 @pytest.mark.long
@@ -117,7 +117,7 @@ def test_the_comparison_runs(tmp_path):
     for _ in range(2):  # the second time over what the first wrote
         run([sys.executable, str(ROOT / "benchmarks" / "draw.py"), "found.json", page.name], tmp_path)
         assert page.read_text().count("\n| LeNet5") == len(rows)
-    assert (tmp_path / "performance-cpu.svg").read_text().count("<rect") == 2
+    assert "deepcopy + DataLoader" in (tmp_path / "performance-cpu.svg").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
