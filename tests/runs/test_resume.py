@@ -154,7 +154,7 @@ def test_interrupted(forks, tmp_path, reference, sign):
     assert code == 130
     assert out == ""
     assert "Traceback" not in err
-    assert "`sparsona resume run` goes on" in err
+    assert "`sparsona resume run` continues it" in err
     assert err.rstrip().endswith("stopped")
     assert completed(tmp_path / "run") == 3
     assert finish(forks, tmp_path, "fedspa") == reference["fedspa"]
@@ -202,7 +202,9 @@ def test_stopped_by_the_clock(say, tmp_path, reference, method):
         assert completed(tmp_path / "run") == reached
         assert json.loads(said.out)["rounds"] == reached
         if reached < ROUNDS:
-            assert f"stopped by max_seconds after round {reached} of {ROUNDS}; resume goes on" in said.err
+            assert (
+                f"stopped by max_seconds after round {reached} of {ROUNDS}; `sparsona resume` continues it" in said.err
+            )
             said = say("resume", "run", "--json")
     assert "stopped" not in said.err
     assert traces(tmp_path / "run") == reference[method]

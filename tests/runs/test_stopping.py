@@ -33,7 +33,7 @@ def test_a_run_stops_when_so_many_bytes_are_sent_and_goes_on_when_resumed(say, t
     args = ("--clients", 4, "--rounds", 4, "--epochs", 1, "--executor", "serial", "--device", "cpu", "--out", "run")
     said = say("run", "fedavg", *args, "--set", f"max_bytes={a_round + 1}", "--json")
     assert said.code == 0
-    assert "stopped by max_bytes after round 2 of 4; resume goes on" in said.err
+    assert "stopped by max_bytes after round 2 of 4; `sparsona resume` continues it" in said.err
     said = say("resume", "run", "--json")
     assert "stopped by max_bytes after round 4 of 4" not in said.err
     assert sp.load(tmp_path / "run").summary["accuracy"] == whole.summary["accuracy"]

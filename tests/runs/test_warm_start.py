@@ -111,7 +111,7 @@ def test_other_networks_are_refused(federation, source, tmp_path):
 def test_runs_that_leave_no_model(federation, source, tmp_path):
     alone = sp.train("local", federation, net, out=tmp_path / "alone", **SMALL)
     half = sp.train("fedavg", federation, net, out=tmp_path / "half", max_seconds=1e-9, **SMALL)
-    for run, word in ((alone, "Local leaves no model for all"), (half, "reached round 1 of 2")):
+    for run, word in ((alone, "Local has no global model"), (half, "reached round 1 of 2")):
         with pytest.raises(sp.SparsonaError, match=word):
             sp.train("fedavg", federation, net, warm_start=run, out=tmp_path / "b", **SMALL)
     with pytest.raises(sp.SparsonaError, match="there is no run 'nowhere'"):

@@ -349,6 +349,7 @@ _CARDS = (
     ),
 )
 
+# The data sets by name: `SOURCES["cifar10"].num_examples`.
 SOURCES: dict[str, SourceCard] = {card.name: card for card in _CARDS}
 
 OWN: dict[str, OwnData] = {

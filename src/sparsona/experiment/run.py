@@ -307,7 +307,7 @@ def views_in(path: str | Path) -> list[RunView]:
         raise SparsonaError(
             f"no run of the comparison '{path}' has results yet",
             expected="at least one evaluated round",
-            hint=f"`sparsona resume {path}` resumes it",
+            hint=f"`sparsona resume {path}` continues it",
         )
     return found
 

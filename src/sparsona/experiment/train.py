@@ -99,7 +99,7 @@ def hint_resume(path: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if path.exists():
-            warn(f"`sparsona resume {path}` resumes it")
+            warn(f"`sparsona resume {path}` continues it")
         raise
 
 

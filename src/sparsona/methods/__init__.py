@@ -81,6 +81,7 @@ PFEDGATE_AUTHORS = {
     "deploy_gate": "transductive",
 }
 
+# The methods of this package by name: `METHODS["fedspa"].paper`. `card` also finds those of installed packages.
 METHODS = {
     card.name: card
     for card in (

@@ -253,6 +253,7 @@ _TRANSFORMER = {
     "dropout": Option(0.0, "rate, inside the adapters, or in the residual branches where there are none"),
 }
 
+# The networks by name: `MODELS["lenet5"].num_parameters`.
 MODELS = {
     card.name: card
     for card in (

@@ -52,7 +52,7 @@ def warm_start_from(path: str | Path) -> WarmStart:
         raise SparsonaError(
             f"a warm start from '{folder.path}', which reached round {found.completed} of {folder.config['rounds']}",
             expected="a finished run",
-            hint=f"`sparsona resume {folder.path}` resumes it",
+            hint=f"`sparsona resume {folder.path}` continues it",
         )
     if not (folder.path / GLOBAL_FILE).exists():
         raise SparsonaError(
