@@ -1,6 +1,6 @@
 """FedAvg written out in plain torch, without the framework's contract, engine or wire.
 
-Only the draws are borrowed: who is sampled, which batches, which initial weights. It ends with the same model as
+Only the random draws are taken from the framework: the clients sampled, the batches, the initial weights. It ends with the same model as
 `sp.train("fedavg")`, which the last lines check: read this first, then src/sparsona/methods/fedavg.py.
 """
 
