@@ -101,7 +101,7 @@ def test_killed_and_resumed(forks, tmp_path):
     assert traces(path) == traces(tmp_path / "whole" / "run")
     code, _, err = start(forks, tmp_path / "killed", "resume", "run").wait()  # without the package
     assert code == 1
-    assert "which is no method of this installation" in err
+    assert "which is not installed" in err
     assert "install its package" in err
 
 
@@ -202,7 +202,7 @@ def test_a_factory_or_a_card_in_python(tmp_path):
     assert traces(run.path)["tensors"] == traces(known.path)["tensors"]
     assert about(run.path)["title"] == "own_method"
     assert sp.load(run.path, method=own_method).personal_model(0)
-    with pytest.raises(sp.SparsonaError, match="which is no method of this installation"):
+    with pytest.raises(sp.SparsonaError, match="which is not installed"):
         sp.load(run.path).personal_model(0)
     with pytest.raises(sp.SparsonaError, match="is a run of 'own_method', not of 'fedavg'"):
         sp.resume(run.path, method=fedavg)
@@ -221,7 +221,7 @@ def test_what_is_no_method_is_refused():
     for method, words in (
         (3, "a int where a method is expected"),
         (unannotated, "annotate its second parameter"),
-        (fedspa, "a method of one's own named 'fedspa'"),
+        (fedspa, "a method passed from Python is named 'fedspa'"),
         (replace(methods.card("fedavg"), options={"lr": 0.3}), "pass a MethodCard with another name"),
         (replace(methods.card("dispfl"), name="alone", peers=False), "pass a MethodCard with peers=True"),
     ):

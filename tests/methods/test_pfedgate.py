@@ -355,7 +355,9 @@ def test_bad_combinations_are_refused(options, said):
     with pytest.raises(SparsonaError, match=said) as told:
         build.make_config("pfedgate", options)
     # Where no single one is wrong, the rule is told, and not a list of all options.
-    assert told.value.what.startswith("budget = " if "budget" in options else "options of pfedgate that do not go")
+    assert told.value.what.startswith(
+        "budget = " if "budget" in options else "options of pfedgate that cannot be combined"
+    )
 
 
 def test_bad_models_are_refused():
