@@ -34,6 +34,7 @@ class Support(enum.IntEnum):
 class Levels:
     """How quantised values are read: level v of tensor t stands for scales[t] * (v - top) / top, top = 2^(bits-1) - 1.
 
+    One bit is a sign: its top is a half, so that its levels stand for -scales[t] and scales[t].
     `counts` says how many values belong to each tensor: a receiver may have to read them before it knows the mask.
     """
 
@@ -42,9 +43,9 @@ class Levels:
     counts: tuple[int, ...]
 
     @property
-    def top(self) -> int:
+    def top(self) -> float:
         """The highest step of a scale; levels are 0 to twice this."""
-        return (1 << self.bits - 1) - 1
+        return (1 << self.bits - 1) - 1 or 0.5
 
     def spread(self) -> Tensor:
         """The scale of each value."""
@@ -229,7 +230,7 @@ class PartSize:
     num_values: int
     support: Support = Support.DENSE
     is_mask: bool = False
-    bits: int = 32  # of a float value: 32, 16 (half precision), or 2 to 8 (levels, with a scale per tensor)
+    bits: int = 32  # of a float value: 32, 16 (half precision), or 1 to 8 (levels, with a scale per tensor)
     is_change: bool = False
 
 
