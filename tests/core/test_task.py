@@ -273,7 +273,7 @@ class Wrapped(nn.Module):
     ],
 )
 def test_predictions_that_depend_on_the_batch_are_refused(change, untouched_generators):
-    with pytest.raises(SparsonaError, match="changes with the batch that it is in"):
+    with pytest.raises(SparsonaError, match="depends on the batch that it is in"):
         Task(lambda: Wrapped(change), (6,), 3)
 
 
