@@ -247,7 +247,7 @@ def test_buffers_that_would_be_changed_silently_are_refused():
         return net
 
     task = Task(drawn, (6,), 3)
-    with pytest.raises(SparsonaError, match=r"the buffer 'table' \(torch.float64\) is drawn anew"):
+    with pytest.raises(SparsonaError, match=r"the buffer 'table' \(torch.float64\) depends on the seed"):
         task.init(1)
 
 

@@ -143,7 +143,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(temporary, monkeypatch):
 
     def full(path, mode="r", *args, **more):
         file = real(path, mode, *args, **more)
-        if path.suffix == ".rest" and "x" in mode:
+        if path.suffix == ".tree" and "x" in mode:
             file.write(b"half")
             file.close()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -199,7 +199,7 @@ class Method:
             rounds.
         receive: `receive(state, inbox, probe, round)` returns the Work: the model to train, made of the messages.
         phases: the training, in order.
-        finish: `finish(state, work, inbox, probe, round)` returns the new State and the Update to send (None: no message).
+        finish: `finish(state, work, inbox, probe, round)` returns the new State and the Update to send (or None).
             The new State is provisional: the engine keeps the old one if the Update is lost.
         predict: `predict(work, inputs)` returns the outputs of the model that the client would deploy; each prediction
             depends on its own input alone. Executors capture it, so it follows the rules of a Phase's loss.
