@@ -1,6 +1,6 @@
 """Two methods under equal conditions, over two seeds: means, spread and paired differences.
 
-A few rounds only, to be quick: too few to judge a method by. docs/results has the real thing.
+Only a few rounds, to be quick: too few to judge a method. docs/results has full comparisons.
 """
 
 import sparsona as sp

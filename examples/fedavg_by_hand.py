@@ -1,7 +1,7 @@
 """FedAvg written out in plain torch, without the framework's contract, engine or wire.
 
-Only the draws are borrowed: who is sampled, which batches, which initial weights. It ends with the same model as
-`sp.train("fedavg")`, which the last lines check: read this first, then src/sparsona/methods/fedavg.py.
+Only the random draws are taken from the framework: the clients sampled, the batches, the initial weights. It ends with
+the same model as `sp.train("fedavg")`, as the last lines check. Read this first, then src/sparsona/methods/fedavg.py.
 """
 
 import copy

@@ -15,6 +15,7 @@ from sparsona.costs import cost
 from sparsona.methods import METHODS, card
 from sparsona.testing import PROPERTIES, SHORT, Case
 
+pytestmark = pytest.mark.long
 DEVICE = os.environ.get("SPARSONA_TEST_DEVICE", "cpu")
 LINES, MEMORY = battery(), memory()
 FIRST = {row.module: row.name for row in reversed(METHODS.values())}
