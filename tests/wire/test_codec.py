@@ -315,7 +315,7 @@ class TestHostile:
         for extra in (b"\0", b"\0\0\0\0", data):
             with pytest.raises(SparsonaError):
                 decode(data + extra)
-            with pytest.raises(SparsonaError, match="calls for"):
+            with pytest.raises(SparsonaError, match="declares"):
                 decode(seal(data[:-4] + extra))
 
     def test_another_version_says_so(self) -> None:
@@ -384,11 +384,11 @@ class TestHostile:
             # What a reader of signed numbers would take for -1.
             (head() + PART.pack(0, 0, 0, 1, 0) + SLOT.pack(0, 2) + b"\xff" * 8, "entries"),
             (head() + PART.pack(0, 0, 0, 1, 0) + SLOT.pack(0, 4) + bytes(4) + b"\xff" * 12, "entries"),
-            (head() + PART.pack(0, 0, 0, 1, 2**39) + SLOT.pack(0, 2) + struct.pack("<II", 2**20, 2**19), "calls for"),
-            (head() + PART.pack(0, 1, 0, 1, 2**39) + SLOT.pack(0, 2) + struct.pack("<II", 2**20, 2**19), "calls for"),
+            (head() + PART.pack(0, 0, 0, 1, 2**39) + SLOT.pack(0, 2) + struct.pack("<II", 2**20, 2**19), "declares"),
+            (head() + PART.pack(0, 1, 0, 1, 2**39) + SLOT.pack(0, 2) + struct.pack("<II", 2**20, 2**19), "declares"),
             (
                 head() + PART.pack(0, 0, 1, 1, 0) + bytes(8) + SLOT.pack(0, 1) + struct.pack("<I", 2**32 - 1),
-                "calls for",
+                "declares",
             ),
             (head() + PART.pack(1, 0, 0, 0, 0) + b"p" + b"\0\0\1", "padding"),
             (head() + PART.pack(0, 1, 0, 1, 1) + SLOT.pack(0, 0) + b"\0" + b"\1\0\1\0", "padding"),
