@@ -247,7 +247,7 @@ def test_buffers_that_would_be_changed_silently_are_refused():
         return net
 
     task = Task(drawn, (6,), 3)
-    with pytest.raises(SparsonaError, match=r"the buffer 'table' \(torch.float64\) is drawn anew"):
+    with pytest.raises(SparsonaError, match=r"the buffer 'table' \(torch.float64\) depends on the seed"):
         task.init(1)
 
 
@@ -273,7 +273,7 @@ class Wrapped(nn.Module):
     ],
 )
 def test_predictions_that_depend_on_the_batch_are_refused(change, untouched_generators):
-    with pytest.raises(SparsonaError, match="changes with the batch that it is in"):
+    with pytest.raises(SparsonaError, match="depends on the batch that it is in"):
         Task(lambda: Wrapped(change), (6,), 3)
 
 

@@ -152,7 +152,7 @@ def test_test_data_never_decides(tmp_path):
 def test_guard_needs_a_shared_model_and_validation_data(federation, tmp_path):
     with pytest.raises(sp.SparsonaError, match="local has no shared model"):
         sp.train("local", federation, net, guard=True, out=tmp_path / "run", **SMALL)
-    with pytest.raises(sp.SparsonaError, match=r"fedalt has no shared model .* nobody trained all of the global one"):
+    with pytest.raises(sp.SparsonaError, match=r"fedalt has no shared model .* no client trains all of the global one"):
         sp.train("fedalt", federation, net, guard=True, personal="2.*", out=tmp_path / "run", **SMALL)
     bare = sp.federate(*arrays(), clients=5, partition="iid", seed=0, validation_rate=0)
     with pytest.raises(sp.SparsonaError, match="5 clients have no validation data"):

@@ -27,7 +27,7 @@ from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.wire.codec import encode
 
 ALL = Graph("full")
-CHAIN = Graph("file", heard=((2,), (0,), (1,)))  # 0 to 1 to 2 to 0
+CHAIN = Graph("file", sources=((2,), (0,), (1,)))  # 0 to 1 to 2 to 0
 
 
 @dataclass(frozen=True)
@@ -201,11 +201,11 @@ def test_the_consensus_is_tested_on_everybody():
 @pytest.mark.parametrize(
     ("plan", "told"),
     [
-        ({"stateless": True}, "forget what they learn"),
+        ({"stateless": True}, "do not keep what they learn"),
         ({"everyone_trains": True}, "no server"),
         ({"points": ("global",)}, "use 'consensus'"),
-        ({"graph": Graph("random", 3)}, "each of 3 peers hears from 3"),
-        ({"graph": Graph("file", heard=((1,), (0,), ()))}, "client 2 hears from nobody"),
+        ({"graph": Graph("random", 3)}, "each of 3 peers receives from 3"),
+        ({"graph": Graph("file", sources=((1,), (0,), ()))}, "client 2 receives from no client"),
     ],
 )
 def test_what_peers_cannot_do(plan, told):

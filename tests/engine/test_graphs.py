@@ -1,4 +1,4 @@
-"""Who hears from whom: degrees, determinism, one's own graphs, and what is refused."""
+"""Who receives from whom: degrees, determinism, one's own graphs, and what is refused."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_everybody_is_equally_likely_to_be_heard():
 def test_few_peers_have_fewer_neighbours_unless_a_number_was_said():
     assert heard(None, range(4)) == heard("full", range(4))
     assert {len(others) for others in heard(None, range(30)).values()} == {10}
-    with pytest.raises(SparsonaError, match="each of 4 peers hears from 10"):
+    with pytest.raises(SparsonaError, match="each of 4 peers receives from 10"):
         heard("random:10", range(4))
     assert heard("random:3", range(4)) == heard("random:3:bounded", range(4)) == heard("full", range(4))
 
@@ -101,7 +101,7 @@ def test_ones_own_graph(tmp_path, name, content, found):
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     graph = read_graph(f"file:{path}", 3)
     check(graph, range(3))
-    assert graph.heard == found
+    assert graph.sources == found
 
 
 def test_a_graph_among_those_who_take_part(tmp_path):
@@ -110,21 +110,21 @@ def test_a_graph_among_those_who_take_part(tmp_path):
     graph = read_graph(f"file:{path}", 4)
     assert senders(graph, [0, 1, 2], 3, Seeds(0)) == (2,)  # it joins
     assert senders(graph, [0, 1, 2], 2, Seeds(0)) == (1,)
-    with pytest.raises(SparsonaError, match="client 0 hears from nobody who takes part"):
+    with pytest.raises(SparsonaError, match="client 0 receives from no client that takes part"):
         check(graph, [0, 2, 3])
 
 
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("0,1\n", "client 2 hears from nobody"),
-        ("from,to\n0,1\n1,2\n", "client 0 hears from nobody"),
+        ("0,1\n", "client 2 receives from no client"),
+        ("from,to\n0,1\n1,2\n", "client 0 receives from no client"),
         ("0,1\n1,2\n2,2\n", "links client 2 to itself"),
         ("0,1\n1,7\n", "names client 7"),
         ("0,1\n1,-1\n", "names client -1"),
         ("0,1,2\n", "cannot be read"),
         ("0,x\n", "cannot be read"),
-        ("", "client 0 hears from nobody"),
+        ("", "client 0 receives from no client"),
     ],
 )
 def test_what_is_wrong_with_ones_own_graph(tmp_path, content, told):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sparsona.engine import profiler as clocks
-from sparsona.engine.profiler import OFF, Clock, Report, Span
+from sparsona.engine.profiler import OFF, Clock, Span, WorkerReport
 from sparsona.engine.turn import Tally
 
 
@@ -85,7 +85,7 @@ def test_a_clock_that_is_off_is_one_block_that_does_nothing(hand):
     assert OFF.measure("a") is OFF.measure("b") is OFF.training("train", [Tally()])
     with OFF.measure("a"):
         hand(3)
-    OFF.record_worker(OFF.add_worker(), Report({"train": Span(1.0, 1)}, 5))
+    OFF.record_worker(OFF.add_worker(), WorkerReport({"train": Span(1.0, 1)}, 5))
     assert [row["phase"] for row in OFF.profile()["phases"]] == ["other"]
     assert OFF.profile()["workers"] is None
 
@@ -105,7 +105,7 @@ def test_workers_are_told_against_the_time_they_lived(hand):
     parent.end_worker(numbers[0])
     assert parent.profile()["workers"]["seconds"] == 12  # 6 of the first, and of the second, which still lives
     hand(4)
-    parent.record_worker(numbers[1], Report({"train": Span(2.0, 1, 8, 80), "idle": Span(7.0, 1)}, 123))
+    parent.record_worker(numbers[1], WorkerReport({"train": Span(2.0, 1, 8, 80), "idle": Span(7.0, 1)}, 123))
     parent.end_worker(numbers[1])
     hand(50)
     found = parent.profile()

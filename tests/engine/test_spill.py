@@ -44,7 +44,7 @@ def mask_of(seed: int) -> Tree:
 
 
 def files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("sparsona-rest-*/*.rest"))
+    return sorted(folder.glob("sparsona-spill-*/*.tree"))
 
 
 def test_a_resting_mask_is_the_same_mask_in_an_eighth_of_the_memory():
@@ -143,7 +143,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(temporary, monkeypatch):
 
     def full(path, mode="r", *args, **more):
         file = real(path, mode, *args, **more)
-        if path.suffix == ".rest" and "x" in mode:
+        if path.suffix == ".tree" and "x" in mode:
             file.write(b"half")
             file.close()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -151,7 +151,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(temporary, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", full)
-        with pytest.raises(SparsonaError, match=r"cannot be put into files.*No space left"):
+        with pytest.raises(SparsonaError, match=r"cannot be written to files.*No space left"):
             spill_store.store(tree)
     assert torch.equal(tree.flat, some(1).flat)
     assert files(temporary) == []

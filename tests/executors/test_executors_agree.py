@@ -172,11 +172,11 @@ def test_images_are_cropped_and_mirrored_alike(executor):
 
 @pytest.mark.parametrize("name", ["stacked", "graphed"])
 def test_they_can_tell_of_compiling(name):
-    def tell(text):
+    def report(text):
         assert text == ""  # nothing is compiled here
 
     context = build.make_context(build.make_config("fedavg", {"device": "cpu"}))
-    assert open_executor(name, context, tell)._programs.tell is tell
+    assert open_executor(name, context, report)._programs.report is report
 
 
 class _Recurrent(nn.Module):

@@ -75,7 +75,7 @@ def population_of(divide_by, heard):
     options = {"rounds": 3, "per_round": 4, "batch_size": 4, "epochs": 1, "lr": 0.5, "weight_decay": 0.0}
     options |= {"density": 0.5, "prune_rate": 0.5, "divide_by": divide_by}
     context = build.make_context(build.make_config("dispfl", options, federation, model), federation, model)
-    object.__setattr__(context.plan, "graph", Graph("file", heard=heard))
+    object.__setattr__(context.plan, "graph", Graph("file", sources=heard))
     states, messages = {}, {}
     for k in (A, B, C):
         params = context.params.like(torch.tensor(WEIGHTS[k], dtype=torch.float32))

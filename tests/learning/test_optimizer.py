@@ -16,7 +16,14 @@ from sparsona.engine.rounds import simulate
 from sparsona.executors.serial import Serial
 from sparsona.executors.stacked import Stacked
 from sparsona.experiment import build
-from sparsona.learning.optimizer import OPTIMIZERS, OptimizerName, OptimizerOptions, clip_share, inside, make_optimizer
+from sparsona.learning.optimizer import (
+    OPTIMIZERS,
+    OptimizerName,
+    OptimizerOptions,
+    clip_share,
+    make_optimizer,
+    mask_memory,
+)
 from sparsona.runs.checkpoint import Checkpoints, Progress
 
 TORCH = {
@@ -98,7 +105,7 @@ def test_a_memory_inside_a_mask_keeps_its_count():
     optimizer = make_optimizer(OptimizerOptions(optimizer="adam"))
     params = Tree.of({"a": torch.ones(3)})
     _, memory = optimizer.step(params, params, optimizer.init(params), Tick(torch.tensor(1.0), torch.tensor(0)))
-    (found,) = inside(memory, params.like(torch.tensor([True, False, True])))
+    (found,) = mask_memory(memory, params.like(torch.tensor([True, False, True])))
     assert (found.first.flat > 0).tolist() == (found.second.flat > 0).tolist() == [True, False, True]
     assert float(found.step) == 1
 

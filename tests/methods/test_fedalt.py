@@ -94,7 +94,7 @@ def play(context, make=Serial):
         ("digits-cnn", {"personal": ""}, ["no part of the model is personal", "--personal output"]),
         ("digits-cnn", {"personal": "ouput"}, ["'ouput'", "0.weight", "output"]),
         ("digits-cnn", {"personal": "conv.*"}, ["'conv.*'", "9.bias"]),
-        ("digits-cnn", {"personal": "*"}, ["nothing would travel"]),
+        ("digits-cnn", {"personal": "*"}, ["nothing would be sent"]),
         ("digits-cnn", {"personal": "adapter"}, ["no adapter", "resnet18:adapters=true", "transformer:adapters=16"]),
         ("digits-cnn", {"personal": "norm"}, ["no norm"]),
         ("cnn28", {"personal": "split"}, ["no split", "cnn28:split=true"]),

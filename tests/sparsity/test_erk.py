@@ -26,18 +26,18 @@ fractions = st.floats(0.001, 1.0)
 
 
 @settings(deadline=None)
-@given(layouts, fractions, st.sampled_from([0.0, 0.5, 1.0, 2.0]))
-def test_kept_entries_add_up_to_the_budget(layout: Layout, density: float, power: float) -> None:
-    kept = sum(kept_counts(layout, erk_densities(layout, density, power)))
+@given(layouts, fractions)
+def test_kept_entries_add_up_to_the_budget(layout: Layout, density: float) -> None:
+    kept = sum(kept_counts(layout, erk_densities(layout, density)))
     budget = density * layout.size
     assert budget - len(layout.slots) < kept + 1e-9
     assert kept <= budget + 1e-9
 
 
 @settings(deadline=None)
-@given(layouts, fractions, st.sampled_from([0.0, 1.0, 1.5]))
-def test_densities_are_between_zero_and_one(layout: Layout, density: float, power: float) -> None:
-    assert all(0 < value <= 1 for value in erk_densities(layout, density, power))
+@given(layouts, fractions)
+def test_densities_are_between_zero_and_one(layout: Layout, density: float) -> None:
+    assert all(0 < value <= 1 for value in erk_densities(layout, density))
 
 
 @settings(deadline=None)
@@ -53,19 +53,10 @@ def test_more_density_keeps_no_less_anywhere(layout: Layout, one: float, other: 
 
 
 @settings(deadline=None)
-@given(layouts, fractions)
-def test_power_zero_is_uniform(layout: Layout, density: float) -> None:
-    assert erk_densities(layout, density, power=0.0) == pytest.approx(uniform_densities(layout, density), rel=1e-12)
-    assert kept_counts(layout, erk_densities(layout, density, 0.0)) == kept_counts(
-        layout, uniform_densities(layout, density)
-    )
-
-
-@settings(deadline=None)
-@given(layouts, st.floats(0.0, 3.0))
-@example(layout_of((), (1, 1)), 2.220446049250313e-16)
-def test_density_one_keeps_everything(layout: Layout, power: float) -> None:
-    assert erk_densities(layout, 1.0, power) == (1.0,) * len(layout.slots)
+@given(layouts)
+@example(layout_of((), (1, 1)))
+def test_density_one_keeps_everything(layout: Layout) -> None:
+    assert erk_densities(layout, 1.0) == (1.0,) * len(layout.slots)
     assert kept_counts(layout, uniform_densities(layout, 1)) == layout.sizes
 
 
@@ -93,8 +84,6 @@ def test_a_scalar_is_a_bias_of_one_entry() -> None:
 def test_degenerate_layouts_have_densities() -> None:
     assert erk_densities(Layout(()), 0.5) == uniform_densities(Layout(()), 0.5) == kept_counts(Layout(()), ()) == ()
     assert kept_counts(layout_of((0, 5), (4, 4)), erk_densities(layout_of((0, 5), (4, 4)), 0.5)) == (0, 8)
-    # A power so steep that all but the first tensor's share underflows.
-    assert erk_densities(layout_of((2, 2), (100, 100)), 0.0001, power=1e6) == pytest.approx((10004 * 0.0001 / 4, 0.0))
 
 
 @pytest.mark.parametrize("density", [0, -0.1, 1.0001, nan])
@@ -109,8 +98,6 @@ def test_counts_that_make_no_sense_are_refused() -> None:
         kept_counts(layout_of((2,), (2,)), (0.5,))
     with pytest.raises(SparsonaError, match="tensor 't0'"):
         kept_counts(layout_of((2,)), (1.5,))
-    with pytest.raises(SparsonaError, match="power"):
-        erk_densities(layout_of((2,)), 0.5, power=-1)
 
 
 def test_the_room_imports_without_torch() -> None:

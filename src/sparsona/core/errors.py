@@ -1,4 +1,4 @@
-"""The one error a person is meant to read."""
+"""The one error that is meant for the user."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SparsonaError(Exception):
         super().__init__("\n".join(lines))
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Errors cross from worker processes to the parent; keyword arguments need a hand.
+        # Worker processes send errors to the parent, and pickle cannot pass keyword arguments by itself.
         return (_rebuild, (type(self), self.what, self.expected, self.hint))
 
 

@@ -14,7 +14,7 @@ def replace_file(path: Path, *, is_durable: bool = False) -> Iterator[BinaryIO]:
     """Write a file under a temporary name beside `path`, then rename it to `path`.
 
     A reader, or a process that has the old file mapped, sees the old content or the new one, never a part. After an
-    error nothing has changed. With `is_durable` that also holds if power fails, at the price of waiting for the disk.
+    error nothing has changed. With `is_durable` that also holds after a power failure, but calls wait for the disk.
     """
     draft = path.with_name(f".{path.name}.part")
     try:

@@ -1,4 +1,4 @@
-"""Names, shapes and places of the tensors inside one flat buffer. Free of torch, so that costs need none."""
+"""Names, shapes and positions of the tensors inside one flat buffer. Free of torch, so that costs need none."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from functools import cached_property
 class Slot:
     """One named tensor of a layout, and what a non-zero entry of it costs in a forward pass.
 
-    `flops_per_weight` is counted per example as the papers do: twice the output positions for the weight of a
-    convolution or linear layer, once for its bias, nothing for norms. `bias_counts_dense` marks convolution biases,
-    which the papers' counter charges in full whatever their mask says.
+    Args:
+        name: the name of the parameter or buffer.
+        shape: its shape.
+        flops_per_weight: counted per example as the papers do: twice the output positions for the weight of a
+            convolution or linear layer, once for its bias, nothing for norms.
+        bias_counts_dense: True for convolution biases, which the papers' counter charges in full whatever their mask.
     """
 
     name: str
@@ -35,10 +38,10 @@ class Layout:
     slots: tuple[Slot, ...]
 
     def __hash__(self) -> int:
-        return self._hash  # asked for with every client, by what remembers results
+        return self._hash  # cached: layouts are keys of caches that are read for every client
 
     def __getstate__(self) -> dict[str, object]:
-        return {"slots": self.slots}  # not the hash: another process has another
+        return {"slots": self.slots}  # not the hash: it differs between processes
 
     @cached_property
     def _hash(self) -> int:
@@ -62,8 +65,8 @@ class Layout:
 
     @cached_property
     def digest(self) -> bytes:
-        """Eight bytes that differ when names, order or shapes differ (costs do not count)."""
-        # Names are preceded by their length: no name can pass for a name and a shape.
+        """Eight bytes that differ when names, order or shapes differ (costs are not included)."""
+        # Names are preceded by their length, so that no name can be mistaken for a name and a shape.
         text = ";".join(f"{len(slot.name)}:{slot.name}:{','.join(map(str, slot.shape))}" for slot in self.slots)
         return hashlib.blake2b(text.encode(), digest_size=8).digest()
 

@@ -1,7 +1,7 @@
-"""What a method is: pure functions for ONE client, and for the server if there is one.
+"""The contract of a method: pure functions for ONE client, and for the server if there is one.
 
-The loop belongs to the engine. A method never sees the other clients' data, the test data, the clock or the global
-generator, and never changes what it is handed.
+The loop belongs to the engine. A method never sees other clients' data, test data, the clock or the global random
+generator, and never modifies its arguments.
 """
 
 from __future__ import annotations
@@ -21,28 +21,45 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 # A State, Server or Work is a frozen dataclass of tensors, trees, and tuples or dicts of those; every method has its
-# own. Its structure never changes during a run: what is stored is read back into the structure `init_*` makes.
+# own. Its structure is constant during a run: checkpoints are read back into the structure that `init_*` makes.
 State = Any
 Server = Any
 Work = Any
-Sum = Any  # what a server adds up in a round; it may also hold plain numbers, and is gone when the round is
+Sum = Any  # what a server adds up in a round; it may also hold plain numbers, and is discarded after the round
 Grads = Mapping[str, Any]
 
 
 def always(_: Round) -> bool:
+    """The default of `Phase.when`: the phase runs in every round."""
     return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Some training: which fields of Work get gradients, the loss, and how a gradient changes Work.
+    """A stretch of local training: which fields of Work get gradients, the loss, and how a gradient changes Work.
 
-    `loss(work, batch)` returns a scalar and the new value of `work.buffers` (BatchNorm statistics, or anything else a
-    forward pass leaves behind); `batch` is a tuple of batches when `batches_per_step` > 1. `update(work, grads, tick)`
-    returns the new Work; `grads` has one entry per name in `trains`, built like that field. Both are pure, without
-    `.item()`, Python branches on tensors, boolean indexing or in-place operations on what they are handed: the executor
-    may compile them, capture them, or run them for many clients at once. Inside a loss, differentiate with
-    torch.func.grad, and keep constants in Work, so that they follow the device.
+    `loss` and `update` are pure, without `.item()`, Python branches on tensors, boolean indexing or in-place operations
+    on their arguments: the executor may compile them, capture them, or run them for many clients at once. Inside a
+    loss, differentiate with torch.func.grad, and keep constants in Work, so that they move to the device with it.
+
+    Args:
+        name: part of the names of random draws, and the row of the phase in a profile.
+        trains: the fields of Work that are differentiated.
+        loss: `loss(work, batch)` returns a scalar and the new value of `work.buffers` (BatchNorm statistics, or what
+            else a forward pass updates); `batch` is a tuple of batches if `batches_per_step` > 1.
+        update: `update(work, grads, tick)` returns the new Work; `grads` has one entry for each name in `trains`, with
+            the structure of that field.
+        epochs: passes over the client's training data.
+        max_steps: stops the phase early, in the middle of an epoch if need be; repeats do not count.
+        batches_per_step: batches that one step reads; Per-FedAvg needs two.
+        repeats: steps taken on each batch; pFedMe takes several.
+        after_batch: `after_batch(work, batch, tick)` runs after the last repeat on a batch.
+        when: whether the phase runs in a given round.
+        enter: `enter(work, probe, round)` runs before the first step; FedEM computes its responsibilities there.
+        mixes_examples: the loss of an example depends on its batch (BatchNorm), so batches are never padded.
+        traceable: False if the phase must not be compiled, captured or run for several clients at once.
+        flops: FLOPs per example and step; None: three dense forward passes.
+        step_flops: FLOPs per step whatever its number of examples, such as those of an optimizer.
     """
 
     name: str
@@ -50,35 +67,62 @@ class Phase:
     loss: Callable[[Work, Any], tuple[Tensor, Any]]
     update: Callable[[Work, Grads, Tick], Work]
     epochs: int = 1
-    max_steps: int | None = None  # stop early, in the middle of an epoch if need be; repeats do not count
-    batches_per_step: int = 1  # Per-FedAvg looks at two batches in one step
-    repeats: int = 1  # pFedMe takes several steps on one batch ...
-    after_batch: Callable[[Work, Any, Tick], Work] | None = None  # ... and then does something else
+    max_steps: int | None = None
+    batches_per_step: int = 1
+    repeats: int = 1
+    after_batch: Callable[[Work, Any, Tick], Work] | None = None
     when: Callable[[Round], bool] = always
-    enter: Callable[[Work, Probe, Round], Work] | None = None  # before the first step: FedEM's responsibilities
-    mixes_examples: bool = False  # the loss of an example depends on its batch (BatchNorm): nothing may be padded
-    traceable: bool = True  # False: it must not be compiled, captured or run for several clients at once
-    flops: Callable[[Work], int] | None = None  # per example and step; None: three dense forward passes
-    step_flops: Callable[[Work], int] | None = None  # per step, whatever its examples: what an optimizer adds
+    enter: Callable[[Work, Probe, Round], Work] | None = None
+    mixes_examples: bool = False
+    traceable: bool = True
+    flops: Callable[[Work], int] | None = None
+    step_flops: Callable[[Work], int] | None = None
 
     def batch_size(self, num_examples: int, batch_size: int) -> int:
-        """The size of its batches. One that takes two at once needs two, also of data that would fit into one."""
+        """The size of this phase's batches: a phase that reads two at once gets two, even if one could hold all."""
         return max(1, min(batch_size, num_examples // self.batches_per_step))
 
 
 def examples_seen(phase: Phase, client: Client, round_: Round) -> int:
-    """How many examples a client's phase goes through, each as often as it is seen; its FLOPs are so many times
-    `phase.flops`."""
+    """How many examples a client's phase processes in a round, each counted as often as it is used.
+
+    Args:
+        phase: a phase of a method.
+        client: the client, for its number of examples.
+        round_: the round, for its batch size.
+
+    Returns:
+        The number of examples. The FLOPs of the phase are this number times `phase.flops`.
+
+    Example:
+        >>> phase = Phase(name="train", trains=("params",), loss=lambda w, b: b, update=lambda w, g, t: w, epochs=2)
+        >>> examples_seen(phase, Client(0, num_examples=10), Round(0, 1, 1.0, 4, Seeds(0)))
+        20
+    """
     return _amounts(phase, client, round_)[0]
 
 
 def steps_taken(phase: Phase, client: Client, round_: Round) -> int:
-    """How many steps a client's phase takes."""
+    """How many steps a client's phase takes in a round.
+
+    Args:
+        phase: a phase of a method.
+        client: the client, for its number of examples.
+        round_: the round, for its batch size.
+
+    Returns:
+        The number of optimizer steps.
+
+    Example:
+        >>> phase = Phase(name="train", trains=("params",), loss=lambda w, b: b, update=lambda w, g, t: w, epochs=2)
+        >>> steps_taken(phase, Client(0, num_examples=10), Round(0, 1, 1.0, 4, Seeds(0)))
+        6
+    """
     return _amounts(phase, client, round_)[1]
 
 
 def _amounts(phase: Phase, client: Client, round_: Round) -> tuple[int, int]:
-    """Examples and steps: the last batch of a pass may be smaller, and what does not fill a step is left out."""
+    """Examples and steps: the last batch of a pass may be smaller, and batches that do not fill a step are left out."""
     count = client.num_examples
     if not count or not phase.when(round_):
         return 0, 0
@@ -96,19 +140,24 @@ def _amounts(phase: Phase, client: Client, round_: Round) -> tuple[int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerHalf:
-    """What the server does: functions of a Server, which only it holds.
+    """The server's side of a method: functions of a Server, which only the server holds.
 
-    - `init(params, clients, seeds)`: the Server before the first round.
-    - `reply(server, client, round)`: what a client is sent.
-    - `zero(server, round)`: the Sum of a round in which nothing has arrived.
-    - `add(server, total, update)`: the Sum with one update more. It may change `total` in place, which nobody uses
-      afterwards, so that memory does not grow with the number of clients. Updates are added in client order.
-    - `step(server, total, round)`: the next Server; not called if nothing was added.
-    - `merge(one, other)`: the Sum of what was added to either; None: a round's updates must be added one by one.
-    - `global_model(server)`: the shared model, where there is one. State.buffers are then those of the task's module.
-    - `client_memory`: the fields of Server that are dicts by client, and hold what it remembers of each.
+    All are pure except `add` and `merge`, which may modify the sums that they are given.
 
-    All are pure but for `add` and `merge`, which may consume the sums that they are handed.
+    Args:
+        init: `init(params, clients, seeds)` returns the Server before the first round.
+        reply: `reply(server, client, round)` returns the message to a client.
+        zero: `zero(server, round)` returns the Sum of a round before any update was added.
+        add: `add(server, total, update)` returns the Sum with one more update. It may modify `total` in place, which is
+            not used afterwards, so that memory does not grow with the number of clients. Updates are added in client
+            order.
+        step: `step(server, total, round)` returns the next Server; not called if nothing was added.
+        merge: `merge(one, other)` returns the Sum of everything added to either; None: the updates of a round must be
+            added one by one.
+        global_model: `global_model(server)` returns the shared model, where there is one. State.buffers are then those
+            of the task's module.
+        is_partial: some of the global model keeps its initial values, so it is not a model to serve a client with.
+        client_memory: the fields of Server that are dicts by client, with what the server keeps for each.
     """
 
     init: Callable[[Tree, tuple[Client, ...], Seeds], Server]
@@ -118,16 +167,19 @@ class ServerHalf:
     step: Callable[[Server, Sum, Round], Server]
     merge: Callable[[Sum, Sum], Sum] | None = None
     global_model: Callable[[Server], Tree] | None = None
-    is_partial: bool = False  # some of the global model is as it began: no model that a client would be served by
+    is_partial: bool = False
     client_memory: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerHalf:
-    """What peers do beyond training: whom to ask for a model (None: as the graph says), and the shared model.
+    """The peers' side of a method without a server: which models to request, and the shared model.
 
-    `wants` is handed a Round bound to the client. `consensus(inbox, round)` makes one model of everybody's last
-    messages; each says in which round it was made.
+    Args:
+        wants: `wants(state, round)` returns the peers whose messages this client requests, with `round` bound to the
+            client; None: its neighbours in the graph.
+        consensus: `consensus(inbox, round)` returns one model made of every peer's last message; each message says in
+            which round it was made.
     """
 
     wants: Callable[[State, Round], tuple[int, ...]] | None = None
@@ -136,26 +188,33 @@ class PeerHalf:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A federated method as a value. Made by a factory `name(task, config)`; see docs/add-a-method.md.
+    """A federated method as a value, made by a factory `name(task, config)`; see docs/add-a-method.md.
 
-    - `init_client(params, buffers, client, seeds)`: what stays on the client between rounds.
-    - `receive(state, inbox, probe, round)`: what arrived becomes the model at hand.
-    - `phases`: what is trained.
-    - `finish(state, work, inbox, probe, round)`: the new State, and the Update to send (None: nothing is sent). The new
-      State is provisional: the engine keeps the old one if the Update is lost.
-    - `predict(work, inputs)`: what the client would deploy; each prediction depends on its own input alone. Executors
-      capture it, too: it keeps the rules of a Phase's loss.
-    - `cost(layout, client, round)`: messages and FLOPs of one turn without training; equals the ledger exactly.
-    - `deploy(work)`: predict as plain (params, buffers) of the task's module, or as an nn.Module of its own where the
-      client's network is another; None where no plain weights do it.
-    - `adapt(work, probe, round)`: the Work to predict with, where a model is adapted to a client's data before use
-      without being trained in rounds (Per-FedAvg's step, statistics); not called for models that were tuned.
-    - `tune`: the phase of final fine-tuning and of onboarding novel clients.
-    - `trait(state)`: what tells clients apart, for analysis: a mask (a bool tree) or a gate's scores (a vector).
-    - `server`, `peer`: the other half. A method with neither is a client alone.
+    A method with neither `server` nor `peer` trains each client alone. `inbox` is in client order and can be iterated
+    once per call. A State has a field `buffers`: the shared model is evaluated with each client's own.
 
-    `inbox` is in client order and may be walked once per call. A State has a field `buffers`: the shared model is
-    evaluated with those of each client.
+    Args:
+        name: the row of the method, for messages.
+        init_client: `init_client(params, buffers, client, seeds)` returns the State, which stays on the client between
+            rounds.
+        receive: `receive(state, inbox, probe, round)` returns the Work: the model to train, made of the messages.
+        phases: the training, in order.
+        finish: `finish(state, work, inbox, probe, round)` returns the new State and the Update to send (or None).
+            The new State is provisional: the engine keeps the old one if the Update is lost.
+        predict: `predict(work, inputs)` returns the outputs of the model that the client would deploy; each prediction
+            depends on its own input alone. Executors capture it, so it follows the rules of a Phase's loss.
+        cost: `cost(layout, client, round)` returns messages and FLOPs of one turn without training; it equals the
+            ledger exactly.
+        deploy: `deploy(work)` returns plain (params, buffers) of the task's module that predict the same, or an
+            nn.Module where the client's network is a different one; None if plain weights cannot express the model.
+        tune: the phase of final fine-tuning and of onboarding novel clients.
+        server: the server's side.
+        peer: the peers' side.
+        trait: `trait(state)` returns what distinguishes clients in analysis: a mask (a bool tree) or a gate's scores (a
+            vector).
+        adapt: `adapt(work, probe, round)` returns the Work to predict with, where a model is adapted to a client's data
+            before use without training (Per-FedAvg's step, statistics); not called for models that were tuned.
+        transductive: a prediction depends on its batch, so batches are never padded, and results say so.
     """
 
     name: str = ""
@@ -171,7 +230,7 @@ class Method:
     peer: PeerHalf | None = None
     trait: Callable[[State], Tree | Tensor] | None = None
     adapt: Callable[[Work, Probe, Round], Work] | None = None
-    transductive: bool = False  # a prediction depends on its batch: nothing is padded there, and results say so
+    transductive: bool = False
 
     @property
     def shared_point(self) -> str | None:
@@ -181,7 +240,7 @@ class Method:
         return CONSENSUS if self.peer is not None and self.peer.consensus is not None else None
 
 
-# Everything a method file needs of the contract, from one place.
+# Everything that a method file needs of the contract, from one place.
 __all__ = [
     "Batch",
     "Client",

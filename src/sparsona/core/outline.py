@@ -1,4 +1,4 @@
-"""A task without its network: enough for a method to say what it costs. Free of torch."""
+"""A task without its network: enough to compute what a method costs. Free of torch."""
 
 from __future__ import annotations
 
@@ -9,18 +9,26 @@ from sparsona.core.layout import Layout
 
 @dataclass(frozen=True)
 class Roles:
-    """Names of the parameters that partial personalisation speaks of."""
+    """Names of the parameters that partial personalisation refers to.
+
+    Args:
+        input: those of the first layer.
+        output: those of the last layer.
+        norm: those of normalisation layers.
+        adapter: those of adapters.
+        split: those of the personal one of two first layers side by side.
+    """
 
     input: tuple[str, ...] = ()
     output: tuple[str, ...] = ()
     norm: tuple[str, ...] = ()
     adapter: tuple[str, ...] = ()
-    split: tuple[str, ...] = ()  # of first layers side by side, the one for a client's own
+    split: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Outline:
-    """What is known of a model before it is built. A factory takes it in place of a Task if only `cost` is wanted."""
+    """What is known of a model before it is built. A factory accepts it in place of a Task if only `cost` is needed."""
 
     layout: Layout
     input_shape: tuple[int, ...]

@@ -1,6 +1,6 @@
 """Evaluation points: whose model is evaluated, on which data, and when. Free of torch.
 
-This table is the only place that knows a point's name. A point is written NAME for a model on a client's test data and
+This table is the only place that defines points. A point is written NAME for a model on a client's test data and
 NAME/train or NAME/validation for the same model on other data of that client.
 """
 
@@ -19,8 +19,15 @@ Data = Literal["test", "train", "validation"]
 class Point:
     """One evaluation point.
 
-    `model`: a client's own, the one that all share, or the one that training started from. `when`: after a round, at
-    the end of each client's turn, or once after the last round. `of` says which clients are evaluated.
+    Args:
+        name: how it is written.
+        model: a client's own, the shared one, or the one that training started from.
+        when: after a round, at the end of each client's turn, or once after the last round.
+        text: what is evaluated, for lists.
+        of: which clients are evaluated.
+        is_option: it can be requested with `points=`.
+        is_derived: computed from the results of other points, without evaluating a model.
+        data: the data that the model is evaluated on.
     """
 
     name: str
@@ -28,13 +35,13 @@ class Point:
     when: Literal["round", "turn", "end"]
     text: str
     of: Literal["participants", "novel"] = "participants"
-    is_option: bool = False  # may be asked for with `points=`
-    is_derived: bool = False  # made of other points' results: no model is evaluated
+    is_option: bool = False
+    is_derived: bool = False
     data: Data = "test"
 
     @property
     def base(self) -> str:
-        """The name of the model, whatever the data."""
+        """The name without the data."""
         return self.name.partition("/")[0]
 
 
@@ -52,9 +59,9 @@ POINTS = {
         Point(GLOBAL, "shared", "round", "the server's model", is_option=True),
         Point(CONSENSUS, "shared", "round", "the mean of all peers' models", is_option=True),
         Point(START, "start", "end", "the model that training started from"),
-        Point(NOVEL, "own", "end", "what a novel client is handed", of="novel"),
+        Point(NOVEL, "own", "end", "the model that a novel client receives", of="novel"),
         Point(NOVEL_TUNED, "own", "end", "a novel client's model after tuning", of="novel"),
-        # What a guard decides by: the client's own model and the shared one, both on validation data.
+        # What a guard compares: the client's own model and the shared one, both on validation data.
         Point(PERSONAL, "own", "end", "the client's own model, as the guard compares it"),
         Point(SHARED, "shared", "end", "the shared model, as the guard compares it", is_derived=True),
         Point(GUARDED, "own", "end", "the model that each client keeps under guard", is_derived=True),
@@ -70,7 +77,7 @@ def point(name: str) -> Point:
         name: such as "received" or "received/validation".
 
     Returns:
-        The row of the table, with `name` and `data` as asked for.
+        The row of the table, with this `name` and `data`.
 
     Example:
         >>> point("received/validation").data
@@ -91,16 +98,39 @@ def point(name: str) -> Point:
 
 
 def on(name: str, data: Data) -> str:
-    """The name of the point that evaluates the same model on other data."""
+    """The name of the point that evaluates the same model on other data.
+
+    Args:
+        name: any point.
+        data: the data to evaluate on.
+
+    Returns:
+        The name of the other point.
+
+    Example:
+        >>> on("received", "validation")
+        'received/validation'
+    """
     base = name.partition("/")[0]
     return base if data == "test" else f"{base}/{data}"
 
 
 def check_option(name: str) -> str:
-    """The name, if it may be asked for with `points=`."""
+    """Check that a point can be requested with `points=`.
+
+    Args:
+        name: what the user wrote.
+
+    Returns:
+        The same name.
+
+    Example:
+        >>> check_option("global/train")
+        'global/train'
+    """
     if not point(name).is_option:
         raise SparsonaError(
-            f"point '{name}' is evaluated by itself where it applies",
+            f"point '{name}' is evaluated automatically where it applies",
             expected=f"one of {', '.join(OPTIONS)}, or one of them with /train or /validation",
             hint="leave it out of points",
         )
@@ -108,16 +138,50 @@ def check_option(name: str) -> str:
 
 
 def headline(tune_epochs: int) -> str:
-    """The point whose accuracy is the result, unless the method's card names another."""
+    """The point whose accuracy is the result, unless the method's card names another.
+
+    Args:
+        tune_epochs: epochs of final tuning.
+
+    Returns:
+        The name of the point.
+
+    Example:
+        >>> headline(tune_epochs=0)
+        'received'
+    """
     return TUNED if tune_epochs else RECEIVED
 
 
 def select(names: Iterable[str], when: Literal["round", "turn", "end"]) -> tuple[str, ...]:
-    """Those of the named points that are evaluated at this time, in order."""
+    """The points among these that are evaluated at this time.
+
+    Args:
+        names: some points.
+        when: after a round, at the end of a turn, or after the last round.
+
+    Returns:
+        Their names, in the same order.
+
+    Example:
+        >>> select(["received", "trained", "global"], "round")
+        ('received', 'global')
+    """
     return tuple(name for name in names if point(name).when == when)
 
 
 def is_own(name: str) -> bool:
-    """Whether the point evaluates a client's own model on its test data."""
+    """Whether a point evaluates a client's own model on its test data.
+
+    Args:
+        name: any point.
+
+    Returns:
+        True or False.
+
+    Example:
+        >>> is_own("trained"), is_own("trained/validation")
+        (True, False)
+    """
     found = point(name)
     return found.model == "own" and found.data == "test"

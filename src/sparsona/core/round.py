@@ -1,4 +1,4 @@
-"""Who takes part, when, and what a client may look at."""
+"""What a method is called with: the client, the round, batches, and the data that a client may read."""
 
 from __future__ import annotations
 
@@ -15,17 +15,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Client:
-    """A participant: its index among how many, how much data it has, and the density its device can hold."""
+    """A participant of a federation.
+
+    Args:
+        index: the number of the client, from 0.
+        num_examples: its training examples.
+        capacity: the highest density that it can hold.
+        num_validation: its validation examples.
+        num_clients: how many clients there are.
+    """
 
     index: int
-    num_examples: int  # for training
+    num_examples: int
     capacity: float = 1.0
     num_validation: int = 0
     num_clients: int = 1
 
 
 def client_kinds(clients: Iterable[Client]) -> Iterator[tuple[Client, int]]:
-    """One client of each kind, and how many there are of it: costs follow from capacity and amounts of data."""
+    """One client of each kind, and how many there are of it: costs depend on capacity and amounts of data only."""
     first: dict[tuple[float, ...], Client] = {}
     counts: Counter[tuple[float, ...]] = Counter()
     for client in clients:
@@ -37,9 +45,16 @@ def client_kinds(clients: Iterable[Client]) -> Iterator[tuple[Client, int]]:
 
 @dataclass(frozen=True)
 class Round:
-    """Where a run stands. On a client, `client` is that client and `seeds` is bound to it; on the server it is None.
+    """A round, as a client or the server sees it.
 
-    `is_new`: the client's State is fresh, made by `init_client` for this very turn.
+    Args:
+        index: the number of the round, from 0.
+        total: how many rounds the run has.
+        lr_scale: the factor of the learning rate.
+        batch_size: the size of training batches.
+        seeds: the seeds of the round, bound to `client`.
+        client: the client whose turn it is; None on the server.
+        is_new: the client's State was made by `init_client` for this turn.
     """
 
     index: int
@@ -51,11 +66,12 @@ class Round:
     is_new: bool = False
 
     def on(self, client: Client) -> Round:
+        """The round as this client sees it."""
         return replace(self, client=client, seeds=self.seeds.of(client.index))
 
 
 class Tick(NamedTuple):
-    """What an update may know of time: 0-dim tensors, so that a captured step sees them change."""
+    """The time of a step: 0-dim tensors, so that a captured step reads their current values."""
 
     lr_scale: Tensor
     step: Tensor
@@ -63,8 +79,15 @@ class Tick(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """Some examples. `weight` is 0 for padding; `index` says which of the client's examples these are; `noise` seeds
-    whatever is random in a forward pass (dropout)."""
+    """Some examples.
+
+    Args:
+        inputs: the inputs of the model.
+        targets: classes, tokens or numbers.
+        weight: 1 for each example, 0 for padding.
+        index: the positions of the examples in the client's data.
+        noise: the seed of what is random in a forward pass (dropout).
+    """
 
     inputs: Tensor
     targets: Tensor
@@ -74,17 +97,17 @@ class Batch:
 
 
 class Probe(Protocol):
-    """What a client may read outside a training step. Never test data; every use is charged to FLOPs."""
+    """The data that a client may read outside a training step: never test data. Every use is charged in FLOPs."""
 
     def batch(self) -> Batch:
-        """The first batch of a freshly shuffled, augmented pass over the training data; charged as one gradient."""
+        """The first batch of a newly shuffled, augmented pass over the training data; charged as one gradient."""
         ...
 
     def train(self, flops: int | None = None) -> Iterator[Batch]:
         """One pass over the training data in order, not augmented.
 
         Args:
-            flops: what is done with each example; None: one dense forward pass.
+            flops: what each example is charged; None: one dense forward pass.
         """
         ...
 
@@ -93,5 +116,5 @@ class Probe(Protocol):
         ...
 
     def label_counts(self) -> Tensor:
-        """How many training examples of each class there are; costs nothing."""
+        """How many training examples of each class there are; not charged."""
         ...

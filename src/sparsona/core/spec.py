@@ -20,11 +20,16 @@ _COMMA = re.compile(r",(?![^\[]*\])")  # not inside [...]
 class Spec:
     """A text of the form `name`, `name:value:value`, `name:value,value` or `name:key=value,key=value`.
 
-    `argument` is everything after the first colon as it was written (a path may hold any sign); None: no colon.
-    `args` are the values before the first key, `options` the values by key, as text.
+    Args:
+        kind: what it names, for messages.
+        text: the whole text.
+        name: the part before the colon.
+        argument: everything after the first colon, unchanged (a path may contain any character); None: no colon.
+        args: the values before the first key.
+        options: the values by key, as text.
     """
 
-    kind: str  # what it names, for messages
+    kind: str
     text: str
     name: str
     argument: str | None = None
@@ -32,7 +37,15 @@ class Spec:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def wrong(self, expected: str, example: str) -> SparsonaError:
-        """The error that this text is not what was expected."""
+        """The error for a text that is not what was expected.
+
+        Args:
+            expected: the accepted forms.
+            example: a valid text.
+
+        Returns:
+            An error to raise.
+        """
         return SparsonaError(f"{self.kind} '{shorten(self.text)}'", expected=expected, hint=f"for example {example}")
 
 
@@ -44,7 +57,7 @@ def parse(kind: str, text: str) -> Spec:
 
     Args:
         kind: what is named, for messages: "graph".
-        text: what a person wrote.
+        text: what the user wrote.
 
     Returns:
         The parts of the text.
@@ -78,11 +91,11 @@ def read(kind: str, text: str, forms: Iterable[str]) -> Spec:
 
     Args:
         kind: what is named, for messages.
-        text: what a person wrote.
+        text: what the user wrote.
         forms: how each is written, such as "random:N".
 
     Returns:
-        The parts of the text; how many values there must be is for the caller to say.
+        The parts of the text; the caller checks the number of values.
 
     Example:
         >>> read("graph", "ring", ("ring", "random:N")).name
@@ -104,14 +117,36 @@ def read(kind: str, text: str, forms: Iterable[str]) -> Spec:
 
 
 def named_options(spec: Spec) -> dict[str, Any]:
-    """The options of a spec that has nothing else, as values: numbers, truth values, lists or text."""
+    """The options of a spec that has nothing else, as values: numbers, truth values, lists or text.
+
+    Args:
+        spec: a spec without positional values.
+
+    Returns:
+        The values by key.
+
+    Example:
+        >>> named_options(parse("method", "fedspa:density=0.2,regrowth=random"))
+        {'density': 0.2, 'regrowth': 'random'}
+    """
     if spec.args:
         raise _no_option(spec.args[0])
     return {key: parse_value(value) for key, value in spec.options.items()}
 
 
 def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
-    """Values from key=value texts, one option each."""
+    """Values from key=value texts, one option each.
+
+    Args:
+        pairs: the texts.
+
+    Returns:
+        The values by key.
+
+    Example:
+        >>> parse_pairs(["density=0.2", "clip-norm=none"])
+        {'density': 0.2, 'clip_norm': None}
+    """
     found = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -122,7 +157,18 @@ def parse_pairs(pairs: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """The value in `key=value` as TOML would read it; anything else is a string, `none` is None."""
+    """The value in `key=value` as TOML would read it; anything else is a string, `none` is None.
+
+    Args:
+        text: the text after the equals sign.
+
+    Returns:
+        The value.
+
+    Example:
+        >>> parse_value("1e-3"), parse_value("[1, 2]"), parse_value("erk"), parse_value("none")
+        (0.001, [1, 2], 'erk', None)
+    """
     if text.lower() == "none":
         return None
     if text in ("true", "false") or text[:1] in "[0123456789+-.'\"":
@@ -137,12 +183,34 @@ def parse_value(text: str) -> Any:
 
 
 def as_count(text: str) -> int | None:
-    """The whole number from 1 to nine digits that a text is; None: it is none."""
+    """A text as a whole number.
+
+    Args:
+        text: any text.
+
+    Returns:
+        The number, from 1 to 999999999; None: the text is something else.
+
+    Example:
+        >>> as_count("10"), as_count("0"), as_count("ten")
+        (10, None, None)
+    """
     return int(text) if re.fullmatch("[0-9]{1,9}", text) and int(text) > 0 else None
 
 
 def as_number(text: str) -> float | None:
-    """The finite number that a text is; None: it is none."""
+    """A text as a finite number.
+
+    Args:
+        text: any text.
+
+    Returns:
+        The number; None: the text is something else.
+
+    Example:
+        >>> as_number("0.5"), as_number("inf")
+        (0.5, None)
+    """
     try:
         number = float(text) if text.isascii() and "_" not in text else math.nan
     except ValueError:
@@ -151,7 +219,7 @@ def as_number(text: str) -> float | None:
 
 
 def shorten(text: str) -> str:
-    """A text as it fits into a message."""
+    """A text cut to at most 60 characters, for a message."""
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

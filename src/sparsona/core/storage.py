@@ -1,4 +1,4 @@
-"""Tensors put away until somebody asks for them: masks as bits, and whatever does not fit on the host or in a file."""
+"""Tensors stored until their next use: masks as bits, and large ones on the host or in files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class Stored:
-    """A tensor put away, without a loss of bits: a bool tensor takes one bit an entry.
+    """A tensor stored without loss: a bool tensor takes one bit an entry.
 
-    It lies where the tensor was until it is moved. A file belongs to this value alone and goes with it.
+    It stays on the tensor's device until it is moved. Its file belongs to this value alone and is deleted with it.
     """
 
     __slots__ = ("__weakref__", "_folder", "_kept", "_path", "device", "dtype", "is_bits", "shape")
@@ -30,7 +30,7 @@ class Stored:
         tensor = tensor.detach()
         self.is_bits = tensor.dtype is torch.bool
         self.shape, self.dtype, self.device = tuple(tensor.shape), tensor.dtype, tensor.device
-        self._kept: Tensor | None = tensor if not self.is_bits else _shelved(pack_there(tensor.reshape(-1)))
+        self._kept: Tensor | None = tensor if not self.is_bits else _pooled(pack_there(tensor.reshape(-1)))
         self._path: Path | None = None
         self._folder: object = None
 
@@ -39,15 +39,15 @@ class Stored:
         """A bool tensor that was packed elsewhere."""
         import torch
 
-        rest = cls(torch.zeros(0, dtype=torch.bool))
-        rest.shape, rest._kept = tuple(shape), _shelved(packed)
-        return rest
+        stored = cls(torch.zeros(0, dtype=torch.bool))
+        stored.shape, stored._kept = tuple(shape), _pooled(packed)
+        return stored
 
     def __del__(self) -> None:
-        self._let_go()
+        self._release()
 
-    def _let_go(self) -> None:
-        """Give back the place of bits on the host; nobody else has seen that memory."""
+    def _release(self) -> None:
+        """Return the memory of bits on the host to the pool; no other object has a reference to it."""
         kept, self._kept = getattr(self, "_kept", None), None
         if kept is not None and self.is_bits and kept.device.type == "cpu" and len(kept) > SMALL and _FREE is not None:
             _FREE.setdefault(len(kept), []).append(kept)
@@ -64,7 +64,7 @@ class Stored:
         return "device" if self._kept.device == self.device else "host"
 
     def load(self) -> Tensor:
-        """The tensor, on the device it came from. What had to be unpacked, moved or read is not kept."""
+        """The tensor, on the device it came from. A tensor that had to be unpacked, moved or read is not cached."""
         stored = self._stored()
         if self.is_bits:
             return unpack_there(stored.to(self.device), prod(self.shape)).view(self.shape)
@@ -76,10 +76,15 @@ class Stored:
 
     def move_to_host(self) -> None:
         if self._kept is not None and self._kept.device.type != "cpu":
-            self._kept = _shelved(self._kept.cpu()) if self.is_bits else self._kept.cpu()
+            self._kept = _pooled(self._kept.cpu()) if self.is_bits else self._kept.cpu()
 
     def move_to_file(self, path: Path, folder: object = None) -> None:
-        """Into a new file; `folder` is kept alive as long as it is needed. If that fails, all stays as it was."""
+        """Write the tensor to a new file and free its memory; after an error nothing has changed.
+
+        Args:
+            path: the file, which must not exist.
+            folder: an object to keep alive as long as the file is needed.
+        """
         stored = self._stored().cpu()
         import torch
 
@@ -89,7 +94,7 @@ class Stored:
         except BaseException:
             _remove(path)
             raise
-        self._let_go()
+        self._release()
         self._path, self._folder = path, folder
         weakref.finalize(self, _remove, path)
 
@@ -99,7 +104,7 @@ class Stored:
         import torch
 
         assert self._path is not None
-        # Into memory that torch aligned: where a buffer starts may decide how a product is summed.
+        # Into memory that torch aligned: the alignment of a buffer can change the order in which a product is summed.
         raw = torch.empty(self.num_bytes, dtype=torch.uint8)
         try:
             with self._path.open("rb") as file:
@@ -111,15 +116,15 @@ class Stored:
         return raw if self.is_bits else raw.view(self.dtype).view(self.shape)
 
 
-# Bits of idle clients lie side by side in large blocks. On their own, between the large tensors that come and go while
-# clients train, each would keep a hole of the heap open: ten times what they hold themselves.
+# Bits of idle clients are allocated side by side in large blocks. Allocated singly, between the large temporary tensors
+# of training, they would fragment the heap: it would hold ten times their own size.
 BLOCK = 4 * 2**20
-SMALL = 4096  # bytes up to which bits lie on their own: no hole of the heap is that small
+SMALL = 4096  # bytes up to which bits are allocated singly: too small to fragment the heap
 _FREE: dict[int, list[Tensor]] = {}
 
 
-def _shelved(packed: Tensor) -> Tensor:
-    """A copy of these bits in a place among others of their length."""
+def _pooled(packed: Tensor) -> Tensor:
+    """A copy of these bits in a block of bits of the same length."""
     import torch
 
     size = len(packed)
@@ -140,9 +145,9 @@ def _remove(path: Path) -> None:
 
 def _lost(path: Path, why: str) -> SparsonaError:
     return SparsonaError(
-        f"what a client keeps was put away in '{path}' and cannot be read again: {why}",
+        f"a client's state was stored in '{path}' and cannot be read again: {why}",
         expected="the file as it was written",
-        hint="leave that folder alone while the run lasts; `sparsona resume` goes on from the last checkpoint",
+        hint="leave that folder alone during a run; `sparsona resume` continues from the last checkpoint",
     )
 
 
@@ -164,14 +169,14 @@ def unpack_bits(packed: Tensor, size: int) -> Tensor:
 
 
 def pack_there(flags: Tensor) -> Tensor:
-    """pack_bits without leaving the device."""
+    """pack_bits on the tensor's own device."""
     if flags.device.type == "cpu":
         return pack_bits(flags)
     return _pack(flags)
 
 
 def unpack_there(packed: Tensor, size: int) -> Tensor:
-    """unpack_bits without leaving the device."""
+    """unpack_bits on the tensor's own device."""
     if packed.device.type == "cpu":
         return unpack_bits(packed, size)
     return _unpack(packed, size)

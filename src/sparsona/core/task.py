@@ -1,4 +1,4 @@
-"""The learning problem as pure functions around a torch.nn.Module that stays inside."""
+"""The learning problem as pure functions around a private torch.nn.Module."""
 
 from __future__ import annotations
 
@@ -19,14 +19,29 @@ from sparsona.core.tree import Tree
 
 Builder = Callable[[], nn.Module]
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm)
-EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)  # they look rows up
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)  # table lookups: no FLOPs
 
 
 class Task:
     """A model and its loss as pure functions of trees.
 
-    `model` is a module, whose present weights are then the start of every run, or a function that builds one, called
-    under each run's seed. The module inside is private to this task and to one thread.
+    The module is private to this task and to one thread.
+
+    Args:
+        model: a module, whose current weights are then the start of every run, or a function that builds one, called
+            under each run's seed.
+        input_shape: the shape of one example.
+        num_classes: the last dimension of the outputs.
+        losses: `losses(outputs, batch)` returns the losses and their weights.
+        score: `score(outputs, batch)` returns the number of correct predictions and of all.
+        roles: which parameters are input, output and norms; None: read from the module, or guessed.
+        tokens: the inputs are int64, not float32.
+
+    Example:
+        >>> task = Task(nn.Linear(4, 3), input_shape=(4,), num_classes=3)
+        >>> params, buffers = task.init(seed=0)
+        >>> task.forward(params, buffers, torch.zeros(2, 4), train=False)[0].shape
+        torch.Size([2, 3])
     """
 
     def __init__(
@@ -38,21 +53,21 @@ class Task:
         losses: Callable[[Tensor, Batch], tuple[Tensor, Tensor]] = cross_entropy,
         score: Callable[[Tensor, Batch], tuple[Tensor, Tensor]] = argmax_score,
         roles: Roles | None = None,
-        tokens: bool = False,  # the inputs are int64, not float32
+        tokens: bool = False,
     ) -> None:
         self.input_shape, self.num_classes = tuple(input_shape), num_classes
         self.losses, self.score = losses, score
         self.takes_tokens, self.is_regression = tokens, losses is squared_error
-        # How a forward pass is done, not what it means: an executor may say so.
+        # How a forward pass is computed, not what it computes: set by executors.
         self.half: torch.dtype | None = None  # convolutions and products in this type, weights in float32
-        self.channels_last: bool | None = None  # None: on a CPU, where the network is one that gains by it
+        self.channels_last: bool | None = None  # None: on a CPU, if the network supports it
         self._start = copy.deepcopy(model) if isinstance(model, nn.Module) else model
         self._given: dict[str, Tensor] = {}
         self._module = self._build(0)
         trial = _random_pair(self.input_shape, tokens)
         self.layout, self.uncounted = _parameter_layout(self._module, trial[:1], num_classes)
         _check_independence(self._module, trial)
-        # What a forward pass in training mode draws or leaves behind, and whether examples of a batch see each other.
+        # Whether a forward pass in training mode draws noise, changes buffers, or mixes the examples of a batch.
         self.draws_noise, moved = _train_once(self._module, trial)
         self.moves_buffers = bool(moved)
         self.mixes_examples = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self._module.modules())
@@ -61,7 +76,7 @@ class Task:
         self.buffer_layout = Layout(tuple(Slot(name, shapes[name]) for name in self._buffer_kinds))
         self._places = _places(self._module, self._buffer_kinds)
         self.takes_channels_last = _takes_channels_last(self._module, trial)
-        # A network that knows its parts says so in an attribute `roles`.
+        # A network can name its parts in an attribute `roles`.
         self.roles = roles or getattr(self._module, "roles", None) or _guess_roles(self._module)
 
     def _build(self, seed: int) -> nn.Module:
@@ -75,18 +90,29 @@ class Task:
         return module
 
     def begin_with(self, weights: Mapping[str, Tensor]) -> None:
-        """Let `init` give these parameters in place of its own; those that are not among them stay as they are."""
+        """Make `init` return these parameters in place of its own.
+
+        Args:
+            weights: parameters by name; those that are missing keep their own initial values.
+        """
         self._given = dict(weights)
 
     def init(self, seed: int) -> tuple[Tree, Tree]:
-        """Initial parameters and buffers."""
+        """Initial parameters and buffers.
+
+        Args:
+            seed: the seed that the model is built with, if `model` is a function.
+
+        Returns:
+            The trees of parameters and of buffers.
+        """
         module = self._build(seed)
         own = dict(self._module.named_buffers())
         for name, value in module.named_buffers():
             if name not in self._buffer_kinds and not _is_same(value, own[name]):
                 raise SparsonaError(
-                    f"the buffer '{name}' ({value.dtype}) is drawn anew with each seed",
-                    expected="the same values always, or values that float32 holds exactly",
+                    f"the buffer '{name}' ({value.dtype}) depends on the seed",
+                    expected="the same values for every seed, or values that float32 represents exactly",
                     hint=f"register '{name}' as float32, or draw it from a generator of its own",
                 )
         named = {name: value.detach() for name, value in module.named_parameters()}
@@ -94,16 +120,25 @@ class Task:
         return params, self._buffer_tree(dict(module.named_buffers()))
 
     def _buffer_tree(self, named: Mapping[str, Tensor], layout: Layout | None = None) -> Tree:
-        # Counters (num_batches_tracked) are integers; a tree has one dtype, and float32 counts batches well enough.
+        # Counters (num_batches_tracked) are integers; a tree has one dtype, and float32 is exact for counts of batches.
         return Tree.of({name: named[name].float() for name in self._buffer_kinds}, layout or self.buffer_layout)
 
     def forward(
         self, params: Mapping[str, Tensor], buffers: Tree, inputs: Tensor, train: bool, noise: Tensor | None = None
     ) -> tuple[Tensor, Tree]:
-        """Outputs, and the buffers after this pass (the same tree where the module has none, or in evaluation).
+        """A forward pass with these weights.
 
-        `params` is a tree or any named tensors; their shapes, and those of `buffers`, need not be the module's, if its
-        layers take them."""
+        Args:
+            params: a tree, or any named tensors; their shapes, and those of `buffers`, may differ from the module's if
+                its layers accept them.
+            buffers: the tree of buffers.
+            inputs: a batch of inputs.
+            train: training mode instead of evaluation mode.
+            noise: the batch's noise, which a model that draws noise in training needs.
+
+        Returns:
+            The outputs, and the buffers after this pass (the same tree in evaluation mode).
+        """
         named: dict[str, Tensor] = {name: params[name] for name in params}
         for name, kind in self._buffer_kinds.items():
             named[name] = buffers[name].to(kind, copy=True)
@@ -122,8 +157,8 @@ class Task:
         return outputs, buffers
 
     def _call(self, named: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        """The module with these tensors in place of its own: torch.func.functional_call without its checks, which cost
-        a quarter of a small network's forward pass. A buffer that the pass replaces is replaced in `named`."""
+        """Call the module with these tensors in place of its own: torch.func.functional_call without its checks, which
+        cost a quarter of a small network's forward pass. A buffer that the pass replaces is replaced in `named`."""
         own = [store[key] for store, key, _ in self._places]
         last = self.channels_last
         if last is None:
@@ -155,26 +190,51 @@ class Task:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._places = _places(self._module, self._buffer_kinds)  # they point into the module, which is another one now
+        self._places = _places(self._module, self._buffer_kinds)  # references into the module, which is a new object
 
     def count_right(self, sum_of_scores: float) -> int | None:
-        """How many predictions are right; None where numbers are asked for, which are only more or less wrong."""
+        """The number of correct predictions; None in a regression, which has none."""
         return None if self.is_regression else int(sum_of_scores)
 
     def mean_loss(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """The mean of the losses over the examples (or tokens) that count."""
+        """The weighted mean of the losses.
+
+        Args:
+            outputs: what `forward` returned for the batch.
+            batch: the batch.
+
+        Returns:
+            A scalar.
+        """
         losses, weight = self.losses(outputs, batch)
         return (losses * weight).sum() / weight.sum()
 
     def gradient(self, params: Tree, buffers: Tree, batch: Batch) -> Tree:
-        """The gradient of the mean loss at `params`, with the model in evaluation mode, over every entry."""
+        """The gradient of the mean loss with the model in evaluation mode.
+
+        Args:
+            params: where to differentiate.
+            buffers: the buffers of the model.
+            batch: the batch.
+
+        Returns:
+            A tree of the layout of `params`, dense.
+        """
         at = params.like(params.flat.detach().requires_grad_())
         outputs, _ = self.forward(at, buffers, batch.inputs, train=False)
         (flat,) = torch.autograd.grad(self.mean_loss(outputs, batch), [at.flat])
         return params.like(flat)
 
     def module(self, params: Tree, buffers: Tree) -> nn.Module:
-        """A fresh nn.Module that carries these weights, in evaluation mode."""
+        """A new nn.Module with these weights, in evaluation mode.
+
+        Args:
+            params: the parameters.
+            buffers: the buffers.
+
+        Returns:
+            The module.
+        """
         module = self._build(0)
         with torch.no_grad():
             for name, parameter in module.named_parameters():
@@ -186,7 +246,7 @@ class Task:
 
 
 def _random_pair(input_shape: tuple[int, ...], tokens: bool) -> Tensor:
-    """Two examples to try a model on; of tokens, only 0 and 1 are in every vocabulary."""
+    """Two examples to test a model with; as tokens, only 0 and 1 are in every vocabulary."""
     generator = torch.Generator().manual_seed(0)
     if tokens:
         return torch.randint(0, 2, (2, *input_shape), generator=generator)
@@ -194,22 +254,22 @@ def _random_pair(input_shape: tuple[int, ...], tokens: bool) -> Tensor:
 
 
 def _check_independence(module: nn.Module, pair: Tensor) -> None:
-    """Tried: in evaluation mode an example's outputs must not depend on its batch, nor on chance."""
+    """Test that in evaluation mode an example's outputs depend neither on its batch nor on random draws."""
     trial = copy.deepcopy(module).eval()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         together, alone = trial(pair), torch.cat([trial(example[None]) for example in pair])
     slack = 1e-3 * float(alone.nan_to_num().abs().max()) + 1e-5  # rounding differs with the size of a batch
     if together.shape != alone.shape or not torch.allclose(together, alone, rtol=0.0, atol=slack, equal_nan=True):
         raise SparsonaError(
-            "what the model predicts for an example, in evaluation mode, changes with the batch that it is in",
+            "the model's prediction for an example, in evaluation mode, depends on the batch that it is in",
             expected="each prediction to depend on its own input alone",
             hint="BatchNorm with track_running_stats=True, dropout in training alone, no means over the batch",
         )
 
 
 def _train_once(module: nn.Module, inputs: Tensor) -> tuple[bool, dict[str, Tensor]]:
-    """Whether a pass in training mode moves the generator, and the buffers that it changed: tried, since dropout and
-    statistics hide in many layers."""
+    """Whether a pass in training mode draws noise, and the buffers that it changed. Tested by a pass, since many kinds
+    of layers have dropout or statistics."""
     trial = copy.deepcopy(module).train()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         before = torch.get_rng_state()
@@ -221,8 +281,8 @@ def _train_once(module: nn.Module, inputs: Tensor) -> tuple[bool, dict[str, Tens
 
 
 def with_channels_last(images: Tensor) -> Tensor:
-    """The same images, their channels side by side in memory. With one channel there is nothing to move; the strides
-    must say so all the same, or convolutions fall back to channels first, whose pooling takes ten times as long."""
+    """The same images in the channels-last memory format. With one channel nothing moves, but the strides must be those
+    of channels last, or convolutions fall back to channels first, whose pooling takes ten times as long."""
     _, channels, height, width = images.shape
     if channels == 1 and images.device.type == "cpu":
         return images.contiguous().as_strided(images.shape, (height * width, 1, width, 1))
@@ -230,21 +290,21 @@ def with_channels_last(images: Tensor) -> Tensor:
 
 
 def _takes_channels_last(module: nn.Module, images: Tensor) -> bool:
-    """Whether the network convolves images and does not mind how they lie in memory. Tried: a view() that asks for
-    channels first fails, and training must not. A rule of the network alone, never of a clock: every machine has the
-    same bits."""
+    """Whether the network convolves images and accepts channels-last ones. Tested by a pass, since a view() that needs
+    channels first would fail in training. It depends on the network alone, never on timings, so that every machine has
+    the same bits."""
     if images.dim() != 4 or not any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
         return False
     trial: nn.Module = copy.deepcopy(module)
 
-    def look(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        # torch's own backward pass of such a norm, over images as they come in, ends the process.
+    def check(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        # torch's backward pass of a GroupNorm over the input images crashes the process.
         if not inputs[0].requires_grad:
-            raise RuntimeError("a norm of the images themselves")
+            raise RuntimeError("a norm of the input images")
 
     for layer in trial.modules():
         if isinstance(layer, nn.GroupNorm):
-            layer.register_forward_pre_hook(look)
+            layer.register_forward_pre_hook(check)
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             expected = trial.eval()(images)
@@ -252,7 +312,7 @@ def _takes_channels_last(module: nn.Module, images: Tensor) -> bool:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             found = trial(with_channels_last(images)).detach()
             trial.train()(with_channels_last(images)).sum().backward()
-    except Exception:  # whatever it raises, it did not before: it is a model for channels first
+    except Exception:  # any error is new here: the model needs channels first
         return False
     return torch.allclose(found, expected, rtol=1e-3, atol=1e-4, equal_nan=True)
 
@@ -262,8 +322,8 @@ def _is_same(first: Tensor, second: Tensor) -> bool:
 
 
 def _kept_buffers(module: nn.Module, moved: Mapping[str, Tensor]) -> dict[str, torch.dtype]:
-    """Names and types of the buffers that belong in a float32 tree. One that such a tree cannot hold exactly stays in
-    the module, as it is there, unless training changes it."""
+    """Names and types of the buffers that belong in a float32 tree. One that float32 cannot represent exactly stays in
+    the module; if training changes it, that is an error."""
     kept: dict[str, torch.dtype] = {}
     for name, value in module.named_buffers():
         if _fits(value) and _fits(moved.get(name, value)):
@@ -272,7 +332,7 @@ def _kept_buffers(module: nn.Module, moved: Mapping[str, Tensor]) -> dict[str, t
             raise SparsonaError(
                 f"training changes the buffer '{name}', whose values ({value.dtype}) float32 cannot hold exactly",
                 expected="a float32 buffer, or whole numbers up to 2**24",
-                hint=f"register '{name}' as float32, or keep it as it is in training",
+                hint=f"register '{name}' as float32, or do not change it in training",
             )
     return kept
 
@@ -281,7 +341,7 @@ def _fits(value: Tensor) -> bool:
     if value.dtype in (torch.float32, torch.float16, torch.bfloat16):
         return True
     if value.is_floating_point() or value.is_complex():
-        return False  # also where its present values fit: the next ones may not
+        return False  # even if its current values fit: later ones may not
     return torch.equal(value.float().to(value.dtype), value)
 
 
@@ -300,15 +360,15 @@ def _places(module: nn.Module, buffers: Collection[str]) -> list[tuple[dict[str,
 
 
 def _parameter_layout(module: nn.Module, example: Tensor, num_classes: int) -> tuple[Layout, tuple[str, ...]]:
-    """Names, shapes and FLOPs per non-zero, counted by hooks on one forward pass (convolutions and linear layers); and
-    the names of matrices that no such layer uses: what is done with them is not counted."""
+    """Names, shapes and FLOPs per non-zero entry, counted by hooks in one forward pass (convolutions and linear
+    layers); and the names of matrices that no such layer uses, whose FLOPs are not counted."""
     if lazy := [name for name, value in module.named_parameters() if nn.parameter.is_lazy(value)]:
         raise SparsonaError(
             f"the model has layers without a size yet: {', '.join(lazy)}",
-            expected="layers that know their inputs",
-            hint="write nn.Linear for nn.LazyLinear, or call the model once before it is handed over",
+            expected="layers with known input sizes",
+            hint="write nn.Linear for nn.LazyLinear, or call the model once before you pass it",
         )
-    costs: dict[int, tuple[int, bool]] = {}  # by the tensor itself: tied weights have one name, and every use costs
+    costs: dict[int, tuple[int, bool]] = {}  # by id of the tensor: tied weights have one name, and every use counts
 
     def count(layer: Any, inputs: Any, output: Tensor) -> None:
         is_conv = isinstance(layer, nn.modules.conv._ConvNd)
@@ -351,7 +411,7 @@ def _parameter_layout(module: nn.Module, example: Tensor, num_classes: int) -> t
         raise SparsonaError(
             f"the model has frozen parameters: {', '.join(frozen)}",
             expected="parameters that are all trained",
-            hint="make them buffers (register_buffer), which are kept as they are, or set requires_grad_(True)",
+            hint="make them buffers (register_buffer), which are not trained, or set requires_grad_(True)",
         )
     slots = []
     for name, value in module.named_parameters():
@@ -366,7 +426,7 @@ def _parameter_layout(module: nn.Module, example: Tensor, num_classes: int) -> t
 
 
 def _guess_roles(module: nn.Module) -> Roles:
-    """First and last layer with a weight matrix, and every norm: right for plain networks; others pass their own."""
+    """First and last layer with a weight matrix, and every norm: correct for plain networks; others pass their own."""
     matrices: list[tuple[str, ...]] = []
     norms: list[str] = []
     for name, layer in module.named_modules():

@@ -1,5 +1,5 @@
 """The first numbers of every vocabulary. Free of torch."""
 
-# Padding is neither trained nor scored; the others are trained, but guessing them earns nothing.
+# Padding is neither trained nor scored; the others are trained, but not scored.
 PAD, BEGIN, END, UNKNOWN = range(4)
 NUM_SPECIAL = 4

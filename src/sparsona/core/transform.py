@@ -1,7 +1,7 @@
-"""What may stand between `finish` and the wire, and between the wire and `add`, whatever the method is.
+"""Transforms of messages between `finish` and the wire, and between the wire and `add`, for any method.
 
-Transforms make a chain: a sender goes through it in order, a receiver backwards. `with_transforms` makes a method of a
-method and a chain, so that whoever runs methods (an executor, a process on another machine, a cost report) runs these.
+Transforms form a chain: a sender applies it in order, a receiver backwards. `with_transforms` makes a new method of a
+method and a chain, so that everything that runs methods (an executor, another process, a cost report) applies it.
 Free of torch, as costs are.
 """
 
@@ -21,16 +21,13 @@ from sparsona.core.tree import Tree
 from sparsona.core.update import Cost, Inbox, PartSize, Update
 
 Way = Literal["up", "down", "both"]
-Memory = Mapping[str, Tree]  # by the part of a message that it is about
+Memory = Mapping[str, Tree]  # by the name of a part of the message
 
 
 class Transform(Protocol):
     """A frozen value that changes messages.
 
-    `send` is handed float32 values, as the method or the transform before it gave them; it returns the message to send
-    and what to keep until the client's next turn. `receive` gives float32 values back. Flags of masks pass untouched.
-    `size` is what `send` makes of a part, and `keeps` says whether it keeps a number for each of its entries (zero
-    before the first turn); both are known before training. Draws are named: `round.seeds`, never a global generator.
+    Flags of masks are never changed. Random draws come from `round.seeds`, never from a global generator.
     """
 
     @property
@@ -45,20 +42,37 @@ class Transform(Protocol):
 
     @property
     def for_changes(self) -> bool:
-        """Whether it makes sense only for a change of a model, not for a model."""
+        """Whether it is for changes of a model only, not for models."""
         ...
 
     def describe(self) -> str:
         """A few words for the protocol of a run."""
         ...
 
-    def send(self, update: Update, memory: Memory, round_: Round) -> tuple[Update, Memory]: ...
+    def send(self, update: Update, memory: Memory, round_: Round) -> tuple[Update, Memory]:
+        """Transform a message at its sender.
 
-    def receive(self, update: Update) -> Update: ...
+        Args:
+            update: float32 values, from the method or from the transform before this one.
+            memory: what this client kept at its last turn; zeros before the first.
+            round_: the round, for its seeds.
 
-    def size(self, part: PartSize) -> PartSize: ...
+        Returns:
+            The message to send, and what to keep until the client's next turn.
+        """
+        ...
 
-    def keeps(self, part: PartSize) -> bool: ...
+    def receive(self, update: Update) -> Update:
+        """The message with float32 values again, at its receiver."""
+        ...
+
+    def size(self, part: PartSize) -> PartSize:
+        """The size of a part after `send`, known before training."""
+        ...
+
+    def keeps(self, part: PartSize) -> bool:
+        """Whether it keeps a number for each entry of a part; known before training."""
+        ...
 
 
 Chain = Sequence[Transform]
@@ -66,8 +80,8 @@ Chain = Sequence[Transform]
 
 @dataclass(frozen=True)
 class TransformedState:
-    """What a client keeps of its method, and of each transform. As a method's State it is provisional: it stays as it
-    was if the message is lost, and stateless clients forget it."""
+    """A client's State of its method, and the memory of each transform. Like any State it is provisional: the old one
+    is kept if the message is lost, and stateless clients do not keep it."""
 
     state: State
     memory: tuple[Memory, ...]
@@ -79,7 +93,17 @@ class TransformedState:
 
 
 def send(chain: Chain, update: Update, memory: tuple[Memory, ...], round_: Round) -> tuple[Update, tuple[Memory, ...]]:
-    """What is sent in place of `update`, and what each transform keeps."""
+    """Apply a chain to a message at its sender.
+
+    Args:
+        chain: the transforms.
+        update: the method's message.
+        memory: what each transform kept at the client's last turn.
+        round_: the round, for its seeds.
+
+    Returns:
+        The message to send, and what each transform keeps.
+    """
     kept = []
     for transform, before in zip(chain, memory, strict=True):
         for name, part in update.parts.items():
@@ -87,22 +111,38 @@ def send(chain: Chain, update: Update, memory: tuple[Memory, ...], round_: Round
         update, after = transform.send(update, before, round_)
         if after.keys() != before.keys():
             raise SparsonaError(
-                f"the transform '{transform.name}' keeps something of the parts {sorted(after)}",
-                expected=f"{sorted(before)}, which the method's `cost` says that it sends",
+                f"the transform '{transform.name}' keeps memory for the parts {sorted(after)}",
+                expected=f"{sorted(before)}, the parts that the method's `cost` lists",
             )
         kept.append(after)
     return update, tuple(kept)
 
 
 def receive(chain: Chain, update: Update) -> Update:
-    """What a method reads of what was sent: float32 values and flags."""
+    """Apply a chain backwards to a message at its receiver.
+
+    Args:
+        chain: the transforms.
+        update: the message as it was sent.
+
+    Returns:
+        The message as a method reads it: float32 values and flags.
+    """
     for transform in reversed(chain):
         update = transform.receive(update)
     return update
 
 
 def init_memory(chain: Chain, parts: Sequence[PartSize]) -> tuple[Memory, ...]:
-    """What the transforms keep before a client's first turn."""
+    """The memory of the transforms before a client's first turn: zeros.
+
+    Args:
+        chain: the transforms.
+        parts: the parts that the method sends.
+
+    Returns:
+        The memory of each transform.
+    """
     import torch
 
     return tuple(
@@ -111,13 +151,31 @@ def init_memory(chain: Chain, parts: Sequence[PartSize]) -> tuple[Memory, ...]:
 
 
 def _kept(chain: Chain, parts: Sequence[PartSize]) -> Iterator[list[PartSize]]:
-    """For each transform, the parts of which it keeps something."""
+    """For each transform, the parts that it keeps memory for."""
     for transform, before in zip(chain, _stages(chain, parts), strict=False):
         yield [part for part in before if not part.is_mask and transform.keeps(part)]
 
 
 def sizes(chain: Chain, parts: Sequence[PartSize]) -> tuple[PartSize, ...]:
-    """What a message will hold once it went through the chain. Refuses a model where only a change makes sense."""
+    """The sizes of a message's parts after a chain.
+
+    Args:
+        chain: the transforms.
+        parts: the parts that the method sends.
+
+    Returns:
+        The parts that are sent.
+
+    Raises:
+        SparsonaError: a part is a model, and a transform is for changes only.
+
+    Example:
+        >>> from sparsona.core.layout import Slot
+        >>> from sparsona.transforms import read_transforms
+        >>> model = PartSize("model", Layout((Slot("w", (3,)),)), num_values=3)
+        >>> sizes(read_transforms(["half"]), [model])[0].bits
+        16
+    """
     return tuple(list(_stages(chain, parts))[-1])
 
 
@@ -132,7 +190,7 @@ def _stages(chain: Chain, parts: Sequence[PartSize]) -> Iterator[Sequence[PartSi
 
 
 def plain(update: Update) -> Update:
-    """An update whose parts hold float32 values or flags, whatever form they travelled in."""
+    """A message with float32 values or flags, whatever type they were sent in."""
     parts = {name: part.plain() for name, part in update.parts.items()}
     return update if all(parts[name] is part for name, part in update.parts.items()) else replace(update, parts=parts)
 
@@ -145,7 +203,16 @@ def with_transforms(method: Method, chain: Chain) -> Method:
         chain: the transforms, in the order in which a sender applies them.
 
     Returns:
-        A method whose messages, `cost` and State take account of the chain.
+        A method whose messages, `cost` and State include the chain.
+
+    Example:
+        >>> from torch import nn
+        >>> from sparsona.core.task import Task
+        >>> from sparsona.methods.fedavg import FedAvgConfig, fedavg
+        >>> from sparsona.transforms import read_transforms
+        >>> method = fedavg(Task(nn.Linear(4, 3), (4,), 3), FedAvgConfig())
+        >>> with_transforms(method, read_transforms(["half"])).phases == method.phases
+        True
     """
     if not chain:
         return method
@@ -163,7 +230,7 @@ def with_transforms(method: Method, chain: Chain) -> Method:
 
     def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> TransformedState:
         state = method.init_client(params, buffers, client, seeds)
-        # What a message holds does not depend on when it is sent.
+        # The parts of a message do not depend on the round.
         sent = method.cost(params.layout, client, Round(0, 1, 1.0, 1, seeds)).up
         return TransformedState(state, init_memory(up, sent or ()))
 
@@ -180,7 +247,7 @@ def with_transforms(method: Method, chain: Chain) -> Method:
         return TransformedState(after, memory), update
 
     def cost(layout: Layout, client: Client, round_: Round) -> Cost:
-        return transformed_cost(method.cost(layout, client, round_), chain)
+        return transform_cost(method.cost(layout, client, round_), chain)
 
     trait = method.trait
     return replace(
@@ -196,7 +263,15 @@ def with_transforms(method: Method, chain: Chain) -> Method:
 
 
 def with_chain(make: Callable[[Any], Method], chain: Chain) -> Callable[[Any], Method]:
-    """A factory of methods whose messages go through a chain; it can be sent to another process if `make` can."""
+    """A factory of methods with a chain of transforms; it can be pickled if `make` can.
+
+    Args:
+        make: makes a method for a task.
+        chain: the transforms.
+
+    Returns:
+        A factory like `make`.
+    """
     return partial(_make, make, chain) if chain else make
 
 
@@ -209,7 +284,7 @@ def _server_half(half: ServerHalf, up: Chain, down: Chain) -> ServerHalf:
         return half.add(server, total, receive(up, update))
 
     def reply(server: Server, client: Client, round_: Round) -> Update:
-        # Nothing on the way down keeps anything: a server would have to, for each of its clients.
+        # Transforms of the server's messages keep no memory: it would need one for each client.
         return send(down, half.reply(server, client, round_), ({},) * len(down), round_)[0]
 
     return replace(half, add=add, reply=reply)
@@ -218,19 +293,27 @@ def _server_half(half: ServerHalf, up: Chain, down: Chain) -> ServerHalf:
 def _peer_half(half: PeerHalf, up: Chain) -> PeerHalf:
     wants, consensus = half.wants, half.consensus
 
-    def common_model(inbox: Inbox, round_: Round) -> Tree:
+    def consensus_model(inbox: Inbox, round_: Round) -> Tree:
         assert consensus is not None
         return consensus((receive(up, update) for update in inbox), round_)
 
     return replace(
         half,
         wants=None if wants is None else lambda state, round_: wants(state.state, round_),
-        consensus=None if consensus is None else common_model,
+        consensus=None if consensus is None else consensus_model,
     )
 
 
-def transformed_cost(cost: Cost, chain: Chain) -> Cost:
-    """What a turn costs with transforms: other messages, and what they keep on the client."""
+def transform_cost(cost: Cost, chain: Chain) -> Cost:
+    """The cost of a turn with transforms: the sizes of its messages, and the memory kept on the client.
+
+    Args:
+        cost: the cost without them.
+        chain: the transforms.
+
+    Returns:
+        The cost with them.
+    """
     up = upward(chain)
     kept = [
         PartSize(f"{part.name} ({transform.name})", part.layout, part.layout.size)
@@ -248,8 +331,8 @@ def transformed_cost(cost: Cost, chain: Chain) -> Cost:
 def describe(chain: Chain, among_peers: bool = False) -> str:
     """A sentence for the protocol of a run."""
     ways = {"clients send": upward(chain), "the server sends": () if among_peers else downward(chain)}
-    said = [f"what {who}: {', then '.join(one.describe() for one in found)}" for who, found in ways.items() if found]
-    return f"Messages are transformed; {'; '.join(said)}."
+    texts = [f"what {who}: {', then '.join(one.describe() for one in found)}" for who, found in ways.items() if found]
+    return f"Messages are transformed; {'; '.join(texts)}."
 
 
 def upward(chain: Chain) -> Chain:

@@ -1,7 +1,7 @@
 """Named tensors in one flat buffer, and arithmetic over them.
 
 A `Tree` maps names to tensors; all of them are views of `flat`, so that scaling, masking or adding a whole model is one
-operation. Trees are values: nothing here changes its arguments.
+operation. Trees are values: no function here modifies its arguments.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ T = TypeVar("T")
 
 
 class ValueIdentity:
-    """What was found out about a tree's value, shared by all trees that are known to hold that very value.
+    """Cached facts about a tree's value, shared by all trees that are known to hold the same value.
 
-    The same object means the same value, whether it is at hand or rests: trees are compared by it instead of by bits.
+    The same object means the same value, loaded or stored: trees are compared by it instead of entry by entry.
     """
 
     __slots__ = ("counts", "digest")
 
     def __init__(self) -> None:
-        # On a GPU each question waits for all that is under way.
+        # Cached because reading either from a GPU waits for all pending work.
         self.counts: tuple[int, ...] | None = None
         self.digest: bytes | None = None
 
@@ -37,7 +37,18 @@ class ValueIdentity:
 class Tree(Mapping[str, "Tensor"]):
     """An immutable mapping of names to tensors that share one flat buffer.
 
-    A tree may rest, packed or moved elsewhere: `flat` then brings the buffer back each time it is asked for.
+    A tree can be stored, packed or moved to another memory: `flat` then loads the buffer on each access.
+
+    Args:
+        layout: names and shapes of the tensors, in the order of the buffer.
+        flat: the buffer; its last dimension has `layout.size` entries.
+        identity: that of another tree which holds the same value.
+
+    Example:
+        >>> import torch
+        >>> tree = Tree.of({"weight": torch.ones(2, 2), "bias": torch.zeros(2)})
+        >>> tree["bias"].shape, tree.flat.tolist()
+        (torch.Size([2]), [1.0, 1.0, 1.0, 1.0, 0.0, 0.0])
     """
 
     __slots__ = ("__weakref__", "_flat", "_identity", "_stored", "_views", "layout")
@@ -53,7 +64,20 @@ class Tree(Mapping[str, "Tensor"]):
 
     @classmethod
     def of(cls, named: Mapping[str, Tensor], layout: Layout | None = None) -> Tree:
-        """Copy named tensors of one dtype, detached, into a flat buffer, in the mapping's order or the layout's."""
+        """Copy named tensors into a flat buffer, detached.
+
+        Args:
+            named: tensors of one dtype.
+            layout: the order of the tensors; None: that of `named`.
+
+        Returns:
+            The tree.
+
+        Example:
+            >>> import torch
+            >>> Tree.of({"w": torch.ones(3)})
+            Tree(1 tensors, 3 entries, torch.float32)
+        """
         import torch
 
         if layout is None:
@@ -64,7 +88,7 @@ class Tree(Mapping[str, "Tensor"]):
 
     @property
     def flat(self) -> Tensor:
-        """The buffer. That of a resting tree is brought back, and not kept."""
+        """The buffer. That of a stored tree is loaded on each access."""
         if self._flat is not None:
             return self._flat
         assert self._stored is not None
@@ -72,7 +96,7 @@ class Tree(Mapping[str, "Tensor"]):
 
     @property
     def identity(self) -> ValueIdentity:
-        """What is known of this value; the same object for every tree that is known to have it."""
+        """Cached facts about this value; the same object for every tree that is known to hold it."""
         if self._identity is None:
             self._identity = ValueIdentity()
         return self._identity
@@ -93,11 +117,15 @@ class Tree(Mapping[str, "Tensor"]):
 
     @property
     def device(self) -> torch.device:
-        """Where the buffer is, or will be brought back to."""
+        """The device of the buffer, or the one that it will be loaded to."""
         return self._backing.device
 
     def store(self) -> Stored:
-        """Put the buffer away, packed if it is bool; returns where it lies, for it to be moved elsewhere."""
+        """Store the buffer, packed if it is bool.
+
+        Returns:
+            The stored buffer, which can be moved to another memory.
+        """
         if self._stored is None:
             assert self._flat is not None
             self._stored = Stored(self._flat)
@@ -105,11 +133,11 @@ class Tree(Mapping[str, "Tensor"]):
         return self._stored
 
     def loaded(self) -> Tree:
-        """The same value with its buffer at hand, for those who will ask for it often. This tree goes on resting."""
+        """The same value with its buffer loaded, for repeated access. This tree stays stored."""
         if self._flat is not None:
             return self
         tree = Tree(self.layout, self.flat, self.identity)
-        tree._stored = self._stored  # should that one rest, too, they share what is put away
+        tree._stored = self._stored  # if that tree is stored as well, the two share one stored buffer
         return tree
 
     def bits(self) -> Tensor:
@@ -141,7 +169,7 @@ class Tree(Mapping[str, "Tensor"]):
     def __reduce__(self) -> tuple[Any, ...]:
         import torch
 
-        if self.dtype is torch.bool and self.device.type == "cpu":  # travels, and arrives, as bits
+        if self.dtype is torch.bool and self.device.type == "cpu":  # pickled as bits, and stored at the other end
             return (_from_bits, (self.layout, self.bits(), self.shape, self.identity.counts, self.identity.digest))
         return (Tree, (self.layout, self.flat))
 
@@ -149,13 +177,27 @@ class Tree(Mapping[str, "Tensor"]):
         return f"Tree({len(self)} tensors, {self.layout.size} entries, {self.dtype})"
 
     def like(self, flat: Tensor) -> Tree:
-        """Another tree of the same layout."""
+        """Another tree of the same layout.
+
+        Args:
+            flat: its buffer.
+
+        Returns:
+            The tree.
+        """
         return Tree(self.layout, flat)
 
     def select(self, names: Iterator[str] | tuple[str, ...] | list[str]) -> Tree:
-        """A tree of some of the tensors: a detached copy."""
-        layout, at_hand = self.layout.select(names), self.loaded()
-        return Tree.of({name: at_hand[name] for name in layout.names}, layout)
+        """A tree of some of the tensors.
+
+        Args:
+            names: the tensors, in any order.
+
+        Returns:
+            A detached copy, in this tree's order.
+        """
+        layout, loaded = self.layout.select(names), self.loaded()
+        return Tree.of({name: loaded[name] for name in layout.names}, layout)
 
 
 def _from_bits(
@@ -167,7 +209,21 @@ def _from_bits(
 
 
 def join(layout: Layout, *parts: Tree) -> Tree:
-    """One tree of the tensors of several, in the layout's order; gradients flow through, unlike through Tree.of."""
+    """One tree of the tensors of several; gradients flow through it, unlike through `Tree.of`.
+
+    Args:
+        layout: the order of the tensors.
+        parts: trees that have all of them between them.
+
+    Returns:
+        The tree.
+
+    Example:
+        >>> import torch
+        >>> head, body = Tree.of({"b": torch.ones(1)}), Tree.of({"a": torch.zeros(1)})
+        >>> join(Layout((Slot("a", (1,)), Slot("b", (1,)))), head, body).flat.tolist()
+        [0.0, 1.0]
+    """
     import torch
 
     owner = {name: part for part in map(Tree.loaded, parts) for name in part}
@@ -175,68 +231,162 @@ def join(layout: Layout, *parts: Tree) -> Tree:
 
 
 def check_layouts(first: Tree, *others: Tree) -> None:
-    """Refuse trees whose entries do not stand for the same parameters."""
+    """Raise ValueError for trees whose entries are not the same parameters.
+
+    Args:
+        first: a tree.
+        others: trees that must have its layout.
+    """
     for other in others:
         if other.layout is not first.layout and other.layout.digest != first.layout.digest:
             raise ValueError(f"trees of different layouts: {first} and {other}")
 
 
 def add(a: Tree, b: Tree) -> Tree:
+    """The sum of two trees, entry by entry.
+
+    Args:
+        a: a tree.
+        b: a tree of the same layout.
+
+    Returns:
+        A new tree.
+
+    Example:
+        >>> import torch
+        >>> one = Tree.of({"w": torch.ones(2)})
+        >>> add(one, one).flat.tolist()
+        [2.0, 2.0]
+    """
     check_layouts(a, b)
     return a.like(a.flat + b.flat)
 
 
 def subtract(a: Tree, b: Tree) -> Tree:
+    """The difference of two trees, entry by entry.
+
+    Args:
+        a: a tree.
+        b: the tree to subtract, of the same layout.
+
+    Returns:
+        A new tree.
+
+    Example:
+        >>> import torch
+        >>> one = Tree.of({"w": torch.ones(2)})
+        >>> subtract(one, one).flat.tolist()
+        [0.0, 0.0]
+    """
     check_layouts(a, b)
     return a.like(a.flat - b.flat)
 
 
-def multiply(a: Tree, b: Tree) -> Tree:
-    check_layouts(a, b)
-    return a.like(a.flat * b.flat)
-
-
 def scale(a: Tree, factor: float | Tensor) -> Tree:
+    """A tree times a number.
+
+    Args:
+        a: a tree.
+        factor: a number, or a tensor that broadcasts with the flat buffer.
+
+    Returns:
+        A new tree.
+
+    Example:
+        >>> import torch
+        >>> scale(Tree.of({"w": torch.ones(2)}), 0.5).flat.tolist()
+        [0.5, 0.5]
+    """
     return a.like(a.flat * factor)
 
 
 def zeros_like(a: Tree) -> Tree:
+    """A tree of zeros.
+
+    Args:
+        a: a tree, for its layout, dtype and device.
+
+    Returns:
+        A new tree.
+
+    Example:
+        >>> import torch
+        >>> zeros_like(Tree.of({"w": torch.ones(2)})).flat.tolist()
+        [0.0, 0.0]
+    """
     return a.like(a.flat.new_zeros(a.flat.shape))
 
 
 def norm(a: Tree) -> Tensor:
-    """The Euclidean norm over all entries."""
+    """The Euclidean norm over all entries.
+
+    Args:
+        a: a tree.
+
+    Returns:
+        A 0-dim tensor (one value for each client of a stack).
+
+    Example:
+        >>> import torch
+        >>> norm(Tree.of({"w": torch.tensor([3.0, 4.0])})).item()
+        5.0
+    """
     length: Tensor = a.flat.norm(dim=-1)
     return length
 
 
 def counts(mask: Tree) -> tuple[int, ...]:
-    """Number of non-zero entries of each tensor; remembered, since a mask is a value."""
+    """The number of non-zero entries of each tensor; cached, since a tree does not change.
+
+    Args:
+        mask: a tree.
+
+    Returns:
+        One number for each tensor, in the layout's order.
+
+    Example:
+        >>> import torch
+        >>> counts(Tree.of({"w": torch.tensor([True, False]), "b": torch.tensor([True])}))
+        (1, 1)
+    """
     import torch
 
     if mask.identity.counts is None:
-        at_hand, found = mask.loaded(), []
+        tree, found = mask.loaded(), []
         if len(mask):
-            found = torch.stack([at_hand[name].count_nonzero() for name in mask]).tolist()  # one wait for all
+            found = torch.stack([tree[name].count_nonzero() for name in mask]).tolist()  # one wait for the GPU
         mask.identity.counts = tuple(found)
     return mask.identity.counts
 
 
 def as_numbers(mask: Tree, dtype: torch.dtype) -> Tree:
-    """A bool mask as numbers to multiply by: 1 inside, 0 outside. It has the same counts."""
+    """A bool mask as numbers to multiply by: 1 inside, 0 outside. Its counts are cached already.
+
+    Args:
+        mask: a bool tree.
+        dtype: the type of the numbers.
+
+    Returns:
+        A new tree.
+
+    Example:
+        >>> import torch
+        >>> as_numbers(Tree.of({"w": torch.tensor([True, False])}), torch.float32).flat.tolist()
+        [1.0, 0.0]
+    """
     numbers = mask.like(mask.flat.to(dtype))
     numbers.identity.counts = counts(mask)
     return numbers
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors inside a State, Server or Work, each with a path that names its place."""
+    """The tensors inside a State, Server or Work, each with the path of its field."""
     for place, leaf in parts(value, path):
         yield place, leaf.flat if isinstance(leaf, Tree) else leaf
 
 
 def parts(value: Any, path: str = "") -> Iterator[tuple[str, Tree | Tensor]]:
-    """The trees and single tensors inside a State, Server or Work; trees that rest are left to rest."""
+    """The trees and single tensors inside a State, Server or Work; stored trees stay stored."""
     if value is None:
         return
     if isinstance(value, Tree):
@@ -255,12 +405,12 @@ def parts(value: Any, path: str = "") -> Iterator[tuple[str, Tree | Tensor]]:
     else:
         raise TypeError(
             f"'{path}' is a {type(value).__name__}; a State, Server or Work holds tensors and trees, in tuples, "
-            "dicts and dataclasses of them (a plain number would be baked into a compiled step: make it a 0-dim tensor)"
+            "dicts and dataclasses of them (a plain number would be a constant of a compiled step: use a 0-dim tensor)"
         )
 
 
 def map_leaves(fn: Callable[[str, Tensor], Tensor], value: T, path: str = "") -> T:
-    """The same structure with every tensor replaced by fn(path, tensor); a tree whose tensor stays is the same tree."""
+    """The same structure with every tensor replaced by fn(path, tensor); an unchanged tree is the same object."""
 
     def change(place: str, leaf: Any) -> Any:
         if not isinstance(leaf, Tree):
@@ -295,5 +445,5 @@ def map_parts(fn: Callable[[str, Any], Any], value: T, path: str = "") -> T:
 
 
 def loaded(value: T) -> T:
-    """The same structure with every tree's buffer at hand."""
+    """The same structure with every tree loaded."""
     return map_parts(lambda _path, leaf: leaf.loaded() if isinstance(leaf, Tree) else leaf, value)

@@ -1,4 +1,4 @@
-"""The only thing that travels: named trees, each with the support on which its values live."""
+"""Messages: named trees, each with the support that its values cover."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ SERVER = -1
 
 
 class Support(enum.IntEnum):
-    """How the receiver learns which entries the values belong to."""
+    """How the receiver knows which entries the values belong to."""
 
     DENSE = 0  # all of them
-    BITS = 1  # a bitmap travels along
-    SEED = 2  # a 16-byte seed travels along, from which the receiver draws the mask
-    KNOWN = 3  # the receiver has the mask; only its digest travels
+    BITS = 1  # the message has a bitmap
+    SEED = 2  # the message has a 16-byte seed, from which the receiver draws the mask
+    KNOWN = 3  # the receiver has the mask; the message has its digest only
 
 
 @dataclass(frozen=True)
 class Levels:
-    """How quantised values are read: level v of tensor t stands for scales[t] * (v - top) / top, top = 2^(bits-1) - 1.
+    """The scales of quantised values: level v of tensor t means scales[t] * (v - top) / top, with top = 2^(bits-1) - 1.
 
-    `counts` says how many values belong to each tensor: a receiver may have to read them before it knows the mask.
+    Args:
+        bits: the bits of a level, 1 to 8. One bit is a sign: its top is a half.
+        scales: the largest magnitude of each tensor.
+        counts: how many values belong to each tensor: a receiver may have to read them before it has the mask.
     """
 
     bits: int
@@ -42,9 +45,9 @@ class Levels:
     counts: tuple[int, ...]
 
     @property
-    def top(self) -> int:
-        """The highest step of a scale; levels are 0 to twice this."""
-        return (1 << self.bits - 1) - 1
+    def top(self) -> float:
+        """The level of value 0; levels are 0 to twice this."""
+        return (1 << self.bits - 1) - 1 or 0.5
 
     def spread(self) -> Tensor:
         """The scale of each value."""
@@ -58,11 +61,20 @@ class Levels:
 class Part:
     """One tree of an update, reduced to the values inside its support.
 
-    `values` is one-dimensional, in the layout's order: float32, or bool (one bit each on the wire). `mask` is there at
-    the sender, and at the receiver if it travelled; `digest` is what arrived of it otherwise. A part that never left
-    this process holds the `whole` tree: its values are gathered only if it is encoded. Between a transform's `send` and
-    its `receive`, values may also be float16, or uint8 with the `levels` they stand for; `plain` reads them.
-    `is_change`: the difference to a model rather than a model; it does not travel.
+    Make parts with `dense` or `masked`. Between a transform's `send` and its `receive`, values may also be float16, or
+    uint8 with `levels`; `plain` converts them to float32.
+
+    Args:
+        layout: names and shapes of the tree.
+        arrived: the values of a decoded part: one-dimensional, in the layout's order, float32 or bool (one bit each on
+            the wire); None: they are in `whole`.
+        support: which entries there are values for.
+        mask: the mask; at a receiver only if the message had it.
+        digest: the digest of the mask, where the message had that only.
+        seed: the seed of the mask, with support SEED.
+        whole: the tree of a part that was not encoded: its values are gathered only when it is.
+        levels: the scales of quantised values.
+        is_change: the difference to a model rather than a model; not part of the message.
     """
 
     layout: Layout
@@ -77,7 +89,7 @@ class Part:
 
     @property
     def values(self) -> Tensor:
-        """The values inside the support; gathered anew each time if this part holds a whole tree."""
+        """The values inside the support; gathered on each call if this part holds a whole tree."""
         if self.arrived is not None:
             return self.arrived
         assert self.whole is not None
@@ -110,21 +122,21 @@ class Part:
         if not self.dtype.is_floating_point:
             return True
         if self.whole is None or self.support is Support.DENSE:
-            # A sum of numbers is one, in a tenth of the time; if it is too large to be, look at each.
+            # A finite sum proves it in a tenth of the time; if the sum overflows, each value is checked.
             return bool(self.values.sum().isfinite()) or bool(self.values.isfinite().all())
         assert self.mask is not None
         return bool((self.whole.flat.isfinite() | ~self.mask.flat).all())
 
     def tree(self, mask: Tree | None = None) -> Tree:
         """The whole tree, zero outside the support. KNOWN and SEED need the receiver's `mask`."""
-        assert self.levels is None, "levels are read by `plain`, before a method sees them"
+        assert self.levels is None, "levels are converted by `plain` before a method reads them"
         if self.support is Support.DENSE:
             return Tree(self.layout, self.values) if self.whole is None else self.whole
         if self.support is Support.BITS:
             mask = self.mask
         elif mask is None:
             raise MaskMismatchError(f"a part with support {self.support.name} needs the receiver's mask to be read")
-        # A mask that never left this process need not be read to be known.
+        # Masks that were not encoded are compared by identity, without loading them.
         elif not (self.mask is not None and self.mask.identity is mask.identity) and mask_digest(mask) != self.proof:
             raise MaskMismatchError("this message assumes a mask that the receiver does not hold")
         assert mask is not None
@@ -138,11 +150,11 @@ class Part:
 
     @property
     def is_mask(self) -> bool:
-        """Whether the values are flags, which no transform touches."""
+        """Whether the values are flags, which no transform changes."""
         return self.levels is None and not self.dtype.is_floating_point
 
     def plain(self) -> Part:
-        """The same part with float32 values (or flags), whatever form they travelled in."""
+        """The same part with float32 values (or flags), whatever type they were sent in."""
         import torch
 
         if self.levels is not None:
@@ -156,35 +168,65 @@ class Part:
 
     @property
     def proof(self) -> bytes:
-        """The digest of the mask that the values assume; worked out only when somebody asks."""
+        """The digest of the mask that the values assume; computed on first use."""
         return self.digest or (b"" if self.mask is None else mask_digest(self.mask))
 
     @property
     def bitmap(self) -> Tree | None:
-        """The mask, if it travels along: what a receiver may go by."""
+        """The mask, if it is in the message: the one that a receiver may rely on."""
         return self.mask if self.support is Support.BITS else None
 
     def with_bitmap(self) -> Part:
-        """The same part with its mask sent along, for a receiver that lost it."""
+        """The same part with its mask in the message, for a receiver that does not have it."""
         if self.support in (Support.DENSE, Support.BITS):
             return self
         return replace(self, support=Support.BITS)
 
 
 def dense(tree: Tree, *, is_change: bool = False) -> Part:
-    """A part that covers every entry; a bool tree is a mask that travels as bits."""
+    """A part that covers every entry.
+
+    Args:
+        tree: a float32 tree, or a bool tree: a mask, sent as bits.
+        is_change: the tree is the difference to a model, rather than a model.
+
+    Returns:
+        The part. Its values are not copied.
+
+    Example:
+        >>> import torch
+        >>> dense(Tree.of({"w": torch.ones(3)})).num_values
+        3
+    """
     return Part(tree.layout, whole=tree, is_change=is_change)
 
 
 def masked(
     tree: Tree, mask: Tree, support: Support = Support.KNOWN, seed: bytes = b"", *, is_change: bool = False
 ) -> Part:
-    """The entries of `tree` where the bool tree `mask` is true."""
+    """A part with the entries of a tree inside a mask.
+
+    Args:
+        tree: the values.
+        mask: a bool tree of the same layout, true where an entry is sent.
+        support: how the receiver gets the mask; KNOWN: it has it already.
+        seed: 16 bytes from which the receiver draws the mask, with support SEED.
+        is_change: the tree is the difference to a model, rather than a model.
+
+    Returns:
+        The part. Its values are not copied.
+
+    Example:
+        >>> import torch
+        >>> tree = Tree.of({"w": torch.tensor([1.0, 2.0, 3.0])})
+        >>> masked(tree, tree.like(tree.flat > 1)).values.tolist()
+        [2.0, 3.0]
+    """
     return Part(tree.layout, None, support, mask, seed=seed, whole=tree, is_change=is_change)
 
 
 def places(mask: Tree) -> Tensor:
-    """Indices of the entries inside a mask. On a CPU numpy finds them eight times faster than torch."""
+    """The indices of the entries inside a mask. On a CPU numpy finds them eight times faster than torch."""
     import numpy as np
     import torch
 
@@ -195,7 +237,7 @@ def places(mask: Tree) -> Tensor:
 
 
 def mask_digest(mask: Tree) -> bytes:
-    """Eight bytes that tell masks apart; remembered, since a mask is a value."""
+    """Eight bytes that differ between masks; cached, since a mask does not change."""
     if mask.identity.digest is None:
         text = mask.layout.digest + mask.bits().numpy().tobytes()
         mask.identity.digest = hashlib.blake2b(text, digest_size=8).digest()
@@ -204,7 +246,14 @@ def mask_digest(mask: Tree) -> bytes:
 
 @dataclass(frozen=True)
 class Update:
-    """A message between a client and the server, or between peers."""
+    """A message between a client and the server, or between peers; make it with `message`.
+
+    Args:
+        sender: the client's index, or `SERVER`.
+        round: the round in which it was made.
+        weight: the weight of the update in a mean.
+        parts: the parts by name.
+    """
 
     sender: int
     round: int
@@ -212,37 +261,72 @@ class Update:
     parts: Mapping[str, Part]
 
     def with_bitmaps(self) -> Update:
+        """The same message with all its masks in it, for a receiver that does not have them."""
         return replace(self, parts={name: part.with_bitmap() for name, part in self.parts.items()})
 
 
 def message(round_: Round, parts: Mapping[str, Part], weight: float = 1.0) -> Update:
-    """An update from whoever this round is bound to: a client, or the server."""
+    """An update from the client that a round is bound to, or from the server if it is bound to none.
+
+    Args:
+        round_: the round that the method was called with.
+        parts: the parts by name, made with `dense` or `masked`.
+        weight: the weight of the update in a mean.
+
+    Returns:
+        The message.
+
+    Example:
+        >>> import torch
+        >>> from sparsona.core.seeds import Seeds
+        >>> round_ = Round(index=3, total=10, lr_scale=1.0, batch_size=16, seeds=Seeds(0))
+        >>> update = message(round_, {"model": dense(Tree.of({"w": torch.ones(3)}))})
+        >>> update.sender == SERVER, update.round
+        (True, 3)
+    """
     return Update(SERVER if round_.client is None else round_.client.index, round_.index, weight, parts)
 
 
 @dataclass(frozen=True)
 class PartSize:
-    """What one part of a message will hold, known before training: enough to count its bytes exactly."""
+    """The size of one part of a message, known before training: enough to count its bytes exactly.
+
+    Args:
+        name: the name of the part.
+        layout: names and shapes of its tree.
+        num_values: how many values are sent.
+        support: how the receiver knows their entries.
+        is_mask: the values are flags of one bit.
+        bits: of a float value: 32, 16 (half precision), or 2 to 8 (levels, with a scale per tensor).
+        is_change: as in `Part`.
+    """
 
     name: str
     layout: Layout
     num_values: int
     support: Support = Support.DENSE
     is_mask: bool = False
-    bits: int = 32  # of a float value: 32, 16 (half precision), or 2 to 8 (levels, with a scale per tensor)
+    bits: int = 32
     is_change: bool = False
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one client costs in one round. Bytes follow from the messages; None means that nothing is sent.
+    """What one client costs in one round. Bytes follow from the sizes of the messages.
 
-    `exact` False: training decides, and the rule's card says how these figures stand to it. For peers `down` is None:
-    what a peer is sent is what its neighbours send, and `mixing` is what it holds of that besides `kept`. `kept` is
-    what stays on the client between rounds, BatchNorm statistics aside. `at_work` is what is held besides `kept` and
-    `down` while training, the part "gradient" giving way to a dense one while masks are searched by it; None: a dense
-    gradient. `infer_flops` is what one prediction costs; None: one dense forward pass. `tune_flops` is what one epoch
-    of final tuning costs; None: three predictions an example.
+    Args:
+        down: the message to the client; None: nothing is sent. For peers it is None: a peer receives what its
+            neighbours send.
+        up: the message from the client; None: nothing is sent.
+        train_flops: FLOPs of the phases.
+        search_flops: FLOPs outside of training steps, such as those of a mask search.
+        exact: False if the figures depend on training; the rule's card says how.
+        kept: what stays on the client between rounds, without BatchNorm statistics.
+        infer_flops: FLOPs of one prediction; None: one dense forward pass.
+        at_work: what is held in training besides `kept` and `down`; the part "gradient" is replaced by a dense one
+            while masks are searched by gradient. None: a dense gradient.
+        mixing: what a peer holds of its neighbours' messages besides `kept`.
+        tune_flops: FLOPs of one epoch of final tuning; None: three predictions an example.
     """
 
     down: tuple[PartSize, ...] | None

@@ -1,3 +1,3 @@
-"""The version of this package, where every room can read it."""
+"""The version of this package, where every subpackage can import it."""
 
 VERSION = "0.2.0.dev0"

@@ -22,7 +22,7 @@ from sparsona.core.layout import Layout
 from sparsona.core.outline import Outline
 from sparsona.core.round import Client, Round
 from sparsona.core.seeds import Seeds
-from sparsona.core.transform import transformed_cost
+from sparsona.core.transform import transform_cost
 from sparsona.core.update import Cost, PartSize
 from sparsona.costs.report import CostReport, Flops, Memory, Number, Traffic
 from sparsona.costs.rules import COST_RULES, RuleCard
@@ -248,7 +248,7 @@ def _report(
         price(layout, Client(index, samples, capacity, num_clients=experiment.clients), round_)
         for index, capacity in enumerate(run.capacities[: experiment.clients])
     ]
-    kinds = [transformed_cost(cost, read_transforms(run.transform)) for cost in kinds]
+    kinds = [transform_cost(cost, read_transforms(run.transform)) for cost in kinds]
     infer = [layout.forward_flops() if cost.infer_flops is None else cost.infer_flops for cost in kinds]
     flops = Flops(
         _mean(_sum([cost.train_flops for cost in kinds], experiment), experiment),

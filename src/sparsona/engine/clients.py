@@ -1,4 +1,4 @@
-"""The side of clients, as a server or a post office among peers reaches it: jobs go out, outcomes come back."""
+"""The side of clients, as the server or the router of peers' messages sees it: jobs go out, outcomes come back."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from sparsona.engine.jobs import Executor, Job, Outcome
 
 
 class Clients(Protocol):
-    """Clients that can be given jobs, wherever they are.
+    """Clients that accept jobs, in this process or elsewhere.
 
-    `states` is what those in this process keep; elsewhere it is empty. `tuned` is likewise what final tuning made.
+    `states` holds the States of clients in this process; it is empty for clients elsewhere. `tuned` likewise holds the
+    models after final tuning.
     """
 
     states: dict[int, State]
@@ -23,23 +24,23 @@ class Clients(Protocol):
 
     @property
     def encodes(self) -> bool:
-        """Whether messages go to them as bytes."""
+        """Whether messages to them are bytes."""
         ...
 
     def at(self, states: Mapping[int, State]) -> Clients:
-        """The same clients as they stood when they had these states."""
+        """The same clients with these states."""
         ...
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
-        """Outcomes in the order of the jobs, with nothing in them that stays on a client."""
+        """Run jobs; yields their outcomes in order, without what stays on a client."""
         ...
 
     def keep(self, client: int) -> None:
-        """The client whose outcome came last keeps its new State: its update has arrived."""
+        """Commit the new State of the client whose outcome came last: its update has arrived."""
         ...
 
     def wanted(self, client: int, round_: Round) -> tuple[int, ...] | None:
-        """Whom this peer wants a message from; None: as the graph says."""
+        """The peers whose messages this peer requests; None: its neighbours in the graph."""
         ...
 
 
@@ -56,7 +57,7 @@ class LocalClients:
 
     @property
     def encodes(self) -> bool:
-        return self._executor is not None and self._executor.encodes  # asked late: it may be opened after the engine
+        return self._executor is not None and self._executor.encodes  # read late: it may be opened after the engine
 
     def at(self, states: Mapping[int, State]) -> Self:
         return type(self)(self.context, self._executor, states)
@@ -87,6 +88,6 @@ class LocalClients:
         return half.wants(found, round_.on(self.context.clients[client]))
 
     def with_state(self, job: Job) -> Job:
-        """A job with what the client keeps. What goes to a process goes as it is stored."""
+        """A job with the client's State, still stored if it goes to another process."""
         state = None if self.context.plan.stateless else self.states.get(job.client)
         return replace(job, state=state if self.encodes else loaded(state))

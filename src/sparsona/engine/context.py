@@ -1,6 +1,6 @@
 """The two sides of a run: what a round needs on a server, and what a turn needs on a client.
 
-A process can hold one of the two. The simulator holds both and passes messages between them.
+A process may hold one of the two. The simulator holds both and passes messages between them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ T = TypeVar("T")
 
 
 class Placement:
-    """Puts values on a device. A tree that many clients share is one tree there, too."""
+    """Moves values to a device. A tree that many clients share is one shared tree there as well.
+
+    Args:
+        device: the device.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -32,7 +36,7 @@ class Placement:
 
     def __call__(self, value: T) -> T:
         if self.device.type == "cpu":
-            return value  # the very same trees, with what is cached about them
+            return value  # the same objects, with their cached facts
         return map_parts(self._place, value)
 
     def _place(self, _path: str, leaf: Any) -> Any:
@@ -49,15 +53,22 @@ class Placement:
 
 @dataclass(frozen=True)
 class ServerContext:
-    """What a round needs on a server, or on whoever passes messages among peers: no client's data and no State.
+    """What a round needs on a server, or on the process that passes messages among peers: no client's data or State.
 
-    `clients` is what each client has told about itself: how many examples it has, and what its device can hold.
+    Args:
+        method: the method.
+        plan: the options of the run.
+        clients: what each client reported about itself: its number of examples and its capacity.
+        params: the initial parameters.
+        place: moves values to the server's device.
+        spill_store: where trees are stored between rounds.
+        clock: measures where the time goes; off by default.
     """
 
     method: Method
     plan: Plan
     clients: tuple[Client, ...]
-    params: Tree  # everybody's start
+    params: Tree
     place: Placement
     spill_store: SpillStore
     clock: Clock = OFF
@@ -75,7 +86,18 @@ class ServerContext:
         clients: tuple[Client, ...],
         device: torch.device | None = None,
     ) -> ServerContext:
-        """The context of a process that is a server and nothing else."""
+        """The context of a process that is a server only.
+
+        Args:
+            task: the task.
+            make_method: makes the method for the task.
+            plan: the options of the run.
+            clients: what each client reported about itself.
+            device: the device of the server; None: the CPU.
+
+        Returns:
+            The context.
+        """
         place = Placement(device or torch.device("cpu"))
         params, _ = task.init(plan.seeds.shared("model"))
         return cls(make_method(task), plan, clients, place(params), place, SpillStore(place.device))
@@ -83,10 +105,19 @@ class ServerContext:
 
 @dataclass(frozen=True)
 class ClientContext:
-    """What turns need on the side of clients: task, method, and the data of the clients that live in this process.
+    """What turns need on the side of clients: task, method, and the data of the clients in this process.
 
-    The same in the simulator and in every worker process. Models, states and the data live on `device`. `clock`
-    measures where the time goes; it is off unless asked for.
+    It is the same in the simulator and in every worker process.
+
+    Args:
+        task: the task.
+        make_method: makes the method for the task.
+        federation: the clients' data.
+        plan: the options of the run.
+        capacities: the highest density that clients can hold, repeated in turn.
+        device: the device of models, states and data.
+        precision: the precision of products on a GPU.
+        clock: measures where the time goes; off by default.
     """
 
     task: Task
@@ -101,7 +132,7 @@ class ClientContext:
     clients: tuple[Client, ...] = field(init=False)
     params: Tree = field(init=False)
     buffers: Tree = field(init=False)
-    spill_store: SpillStore = field(init=False)  # where what clients keep is stored between their turns
+    spill_store: SpillStore = field(init=False)  # holds clients' states between their turns
     place: Placement = field(init=False)
 
     def __post_init__(self) -> None:
@@ -121,23 +152,30 @@ class ClientContext:
 
     @property
     def server_side(self) -> ServerContext:
-        """What the simulator's server gets to see."""
+        """The context of the simulator's server."""
         return ServerContext(
             self.method, self.plan, self.clients, self.params, self.place, self.spill_store, self.clock
         )
 
     @property
     def largest_batch(self) -> int:
-        """As many examples as a batch can have."""
+        """The largest number of examples in a batch."""
         return min(self.plan.batch_size, max(client.num_examples for client in self.clients))
 
     @property
     def encodes(self) -> bool:
-        """Whether one client at a time sends bytes: on a GPU they would travel to the host and back."""
+        """Whether `perform` encodes messages as bytes: on a GPU they would be copied to the host and back."""
         return self.device.type == "cpu"
 
     def fresh_state(self, client: int) -> State:
-        """A client's State before its first turn."""
+        """A client's State before its first turn.
+
+        Args:
+            client: the index of the client.
+
+        Returns:
+            The State, on the device.
+        """
         with self.clock.measure("init"):
             made = self.method.init_client(self.params, self.buffers, self.clients[client], self.plan.seeds.of(client))
             return loaded(self.place(made))

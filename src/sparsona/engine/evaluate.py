@@ -1,4 +1,4 @@
-"""How well models do on a client's data, at the evaluation points of a job."""
+"""Evaluation of models on a client's data, at the evaluation points of a job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sparsona.engine.jobs import Job
 
 BATCH = 512  # large enough to be quick, small enough for any device; only transductive predictions depend on it
-MAX_CONFUSION = 256  # more classes than anybody looks at in a square; a client's would take a megabyte
+MAX_CONFUSION = 256  # classes of a confusion matrix: a larger one is unreadable, and takes a megabyte per client
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Evaluation:
 
     client: int
     point: str
-    correct: int | None  # None: a regression, in which only the loss tells
+    correct: int | None  # None: a regression, which has a loss only
     count: int
     loss: float
     confusion: Tensor | None = None
@@ -76,9 +76,9 @@ def check_tested(client: int, count: int) -> None:
 
 
 def judge(task: Task, outputs: Tensor, batch: Batch) -> tuple[Tensor, ...]:
-    """How many are right, of how many, the sum of the losses and that of their weights; padding has weight 0."""
+    """The number of correct predictions, of all, the sum of the losses and of their weights; padding has weight 0."""
     (right, of), (losses, counted) = task.score(outputs, batch), task.losses(outputs, batch)
-    # Padding is not a number where a model has never seen such inputs: left out, not weighed by 0.
+    # The loss of padding may be NaN, which a weight of 0 would not remove.
     return right, of, torch.where(counted > 0, losses * counted, 0.0).double().sum(), counted.sum()
 
 
@@ -93,7 +93,7 @@ def needs_own_model(job: Job) -> bool:
 
 
 def at_points(job: Job, found: Evaluation) -> tuple[Evaluation, ...]:
-    """What a client's own model did, at each of these points."""
+    """The result of a client's own model, at each of its points."""
     return tuple(replace(found, point=point) for point in own_points(job))
 
 

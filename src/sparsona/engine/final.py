@@ -40,7 +40,7 @@ class TuningRequest:
 
 
 class RoundEngine(Protocol):
-    """What plays rounds, as the end of a run needs it."""
+    """The part of a round engine that the end of a run needs."""
 
     context: ServerContext
     clients: Clients
@@ -76,13 +76,13 @@ def finish_run(engine: RoundEngine, population: Population) -> tuple[RoundRecord
     requests, is_tested = dict[int, TuningRequest](), set(tested)
     for client in range(len(context.clients)):
         is_novel = client in novel
-        # Tested are those who are tested after rounds, and the novel ones.
+        # Clients that are tested after rounds, and the novel ones, are tested after tuning.
         points = (NOVEL_TUNED,) if is_novel else tuned_points if client in is_tested else ()
         if epochs := plan.tuning_epochs(is_novel):
             requests[client] = TuningRequest(points, epochs)
     clients = engine.clients.at(population.states)
     for outcome, traffic in engine.tune(population, clients, round_, requests):
-        trained = outcome.client in requests  # otherwise a peer that was sent from once more: it is charged for that
+        trained = outcome.client in requests  # otherwise a peer that only sent its message, which is charged to it
         record.turns.append(Turn(outcome.client, outcome.tally if trained else Tally(), traffic, False, False, trained))
         record.evaluations.extend(outcome.evaluations)
     if plan.guard:
@@ -91,8 +91,8 @@ def finish_run(engine: RoundEngine, population: Population) -> tuple[RoundRecord
 
 
 def final_points(plan: Plan, shared: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Points of the models as they are received at the end, and of those that are tuned then, as the plan asks for
-    them; `shared` is the point of the shared model."""
+    """The plan's points of the models that are received at the end, and of those that are tuned; `shared` is the point
+    of the shared model."""
     received: list[str] = [START] if plan.starts_warm else []
     tuned: list[str] = [TUNED, *(select(plan.points, "end") if plan.tune_epochs else ())]
     if plan.train_accuracy:
@@ -108,12 +108,12 @@ def final_points(plan: Plan, shared: str | None) -> tuple[tuple[str, ...], tuple
 
 
 def guard_point(plan: Plan, shared: str | None) -> str:
-    """The model that personal ones are compared with: the one that they started from, or else the shared one."""
+    """The point that personal models are compared with: the model that they started from, or else the shared one."""
     return START if plan.starts_warm else str(shared)
 
 
 def check_end(context: ServerContext) -> None:
-    """Refuse what method, data and plan cannot do together at the end of a run."""
+    """Raise SparsonaError if method, data and plan do not fit together at the end of a run."""
     plan, method = context.plan, context.method
     if method.tune is None and (plan.tune_epochs or plan.novel_epochs):
         raise SparsonaError(
@@ -123,7 +123,7 @@ def check_end(context: ServerContext) -> None:
         return
     is_partial = method.server is not None and method.server.is_partial
     if not plan.starts_warm and (method.shared_point is None or is_partial):
-        because = ": nobody trained all of the global one" if is_partial else ""
+        because = ": no client trains all of the global one" if is_partial else ""
         raise SparsonaError(
             f"guard: {method.name} has no shared model that a client could keep instead of its own{because}",
             expected="a method with a global model that is trained, or a warm start from one",
@@ -140,7 +140,7 @@ def check_end(context: ServerContext) -> None:
 
 
 def choose_models(evaluations: Sequence[Evaluation], plan: Plan, shared: str) -> list[Evaluation]:
-    """What each client's choice, by its validation data alone, gives on its test data; and what it chose by."""
+    """The test results of the model that each client chooses by its validation data, and those it chose by."""
     own, own_validation, shared_validation = (
         headline(plan.tune_epochs),
         on(PERSONAL, "validation"),

@@ -17,30 +17,30 @@ from sparsona.engine.final import TuningRequest, check_end, evaluate_after_round
 from sparsona.engine.graphs import Graph, check, senders
 from sparsona.engine.jobs import Job, Message, Outcome, Tally, open_message
 from sparsona.engine.plan import novel_clients, participation
-from sparsona.engine.population import Population, RoundRecord, Turn, checked_update, num_bytes
+from sparsona.engine.population import Population, RoundRecord, Turn, num_bytes, read_update
 from sparsona.wire.codec import encode
 from sparsona.wire.format import paper_size, read_head
 from sparsona.wire.ledger import Traffic, paper_bytes
 
-# Bytes of masks that are unpacked once for all who read them in a round; past that, each reader unpacks for itself.
+# Bytes of masks that are unpacked once for all their receivers in a round; beyond that, each receiver unpacks again.
 UNPACKED = 4 * 2**30
 
 
 @dataclass
 class _Deliveries:
-    """Messages delivered at once: the senders of each receiver, and the bytes that each peer sends and receives."""
+    """The deliveries of a round: the senders of each receiver, and the bytes that each peer sends and receives."""
 
     senders: dict[int, tuple[int, ...]] = field(default_factory=dict)
     traffic: dict[int, Traffic] = field(default_factory=dict)
 
 
 class Gossip:
-    """Plays rounds among peers, as Star does with a server. It passes messages on, and knows no peer's data or State.
+    """Runs rounds among peers, as Star does with a server. It passes messages on, without any peer's data or State.
 
-    Synchronous: in round t everybody mixes messages of earlier rounds, the last one that each neighbour made. A peer
-    that made none yet sends none. A peer that is not sampled neither mixes nor trains, and its last message can still
-    be sent. A peer that drops out of a round is not reached in it, neither way: it goes on with its own model and
-    trains, and its neighbours mix what arrived.
+    Synchronous: in round t every peer mixes messages of earlier rounds, the last one of each neighbour. A peer that has
+    made none yet sends none. A peer that is not sampled neither mixes nor trains, but its last message can still be
+    sent. A peer that drops out of a round neither sends nor receives in it: it trains its own model, and its neighbours
+    mix the messages that arrived.
     """
 
     def __init__(self, context: ServerContext, clients: Clients) -> None:
@@ -65,7 +65,7 @@ class Gossip:
         for outcome in clients.run(jobs):
             client = outcome.client
             if outcome.message is not None:
-                update = checked_update(outcome, index, context.clock)
+                update = read_update(outcome, index, context.clock)
                 messages[client] = outcome.message
                 if update is outcome.message:
                     context.spill_store.store(tuple(_trees(update)))
@@ -74,7 +74,7 @@ class Gossip:
             traffic = delivered.traffic.pop(client, Traffic())
             record.turns.append(Turn(client, outcome.tally, traffic, not dropped, dropped))
             record.evaluations.extend(outcome.evaluations)
-        # Peers that did not train may have sent.
+        # Peers that did not train may have sent a message.
         record.turns += (_sender_only(client, sent) for client, sent in delivered.traffic.items())
         self._unload()
         return Population(None, clients.states, messages), record
@@ -87,7 +87,7 @@ class Gossip:
         receivers: Iterable[int],
         dropped: frozenset[int] = frozenset(),
     ) -> _Deliveries:
-        """Who sends to whom; every copy of a message counts, for its sender and for its receiver."""
+        """Who sends to whom; every copy of a message is charged to its sender and to its receiver."""
         delivered, members, sizes = _Deliveries(), members_of(self.context), {}
         self._unload()
         for client in receivers:
@@ -118,7 +118,7 @@ class Gossip:
         return Job(do, client, round_, messages, points=points, shared_model=model, epochs=epochs)
 
     def _readable(self, sender: int, message: Message) -> Message:
-        """A message as the clients' side takes it. What has to be done for that is done once for all receivers."""
+        """A message in the form that the clients' side reads; converted once for all receivers."""
         if self.clients.encodes:
             return message if isinstance(message, bytes) else encode(message)
         if sender in self._loaded:
@@ -130,24 +130,24 @@ class Gossip:
         return update
 
     def _unload(self) -> None:
-        """Messages stay loaded while one round, or one evaluation, lasts."""
+        """Drop the loaded messages, at the end of a round or an evaluation."""
         self._loaded.clear()
         self._num_unpacked = 0
 
     def evaluation_job(self, population: Population, client: int, round_: Round) -> Job:
-        """A job that evaluates what a peer would have if it mixed now. Nothing is charged."""
+        """A job that evaluates the model that a peer would have if it mixed now. Not charged."""
         delivered = self._deliver(population, self.clients.at(population.states), round_, (client,))
         return self._job("evaluate", client, population, round_, (), delivered)
 
     def evaluate(self, population: Population, completed: int) -> list[Evaluation]:
-        """Peers' models on their own test data, at the plan's points that need no training: `received` is what each
-        would train next, if nobody dropped out."""
+        """Peers' models on their own test data, at the plan's points that need no training: `received` is the model
+        that each would train next if no peer dropped out."""
         return evaluate_after_round(self, population, completed)
 
     def evaluate_points(
         self, population: Population, completed: int, points: tuple[str, ...], clients: Sequence[int]
     ) -> list[Evaluation]:
-        """These clients at these points, after they mixed what they would receive now; not charged."""
+        """Evaluate these clients at these points, after mixing what they would receive now; not charged."""
         if not points:
             return []
         round_ = self.context.plan.round_at(completed)
@@ -163,7 +163,7 @@ class Gossip:
     def tune(
         self, population: Population, clients: Clients, round_: Round, requests: Mapping[int, TuningRequest]
     ) -> Iterator[tuple[Outcome, Traffic]]:
-        """Let these clients mix once more, tune what they have then, and count what they were sent."""
+        """Let these clients mix once more and tune the result; yields outcomes with the bytes sent."""
         delivered = self._deliver(population, clients, round_, requests)
         jobs = (
             self._job("tune", client, population, round_, request.points, delivered, epochs=request.epochs)
@@ -180,20 +180,20 @@ class Gossip:
 
 
 def check_gossip(context: ServerContext) -> None:
-    """Refuse what method and plan cannot do together among peers."""
+    """Raise SparsonaError if method and plan do not fit together among peers."""
     name, plan, half = context.method.name, context.plan, context.method.peer
     assert half is not None
     if plan.stateless:
         raise SparsonaError(
-            f"{name} has no server, and stateless clients forget what they learn",
-            expected="a method with a server, or clients with a memory",
+            f"{name} has no server, and stateless clients do not keep what they learn",
+            expected="a method with a server, or clients that keep a State",
             hint="leave 'stateless' out",
         )
     if plan.everyone_trains:
         raise SparsonaError(
             f"'everyone_trains' for {name}: there is no server that could leave some of them out",
-            expected="per_round: so many peers mix and train, the others keep still",
-            hint="leave both out, and all take part in every round",
+            expected="per_round: so many peers mix and train in a round",
+            hint="leave both out: then all take part in every round",
         )
     bases = {point(found).base for found in plan.points}
     if GLOBAL in bases:
@@ -214,7 +214,7 @@ def _sender_only(client: int, sent: Traffic) -> Turn:
 
 
 def consensus(context: ServerContext, population: Population, completed: int) -> Tree | None:
-    """The shared model, made of each peer's last message; the initial one if nobody sent anything."""
+    """The shared model, made of each peer's last message; the initial one if there is none."""
     half = context.method.peer
     if half is None or half.consensus is None:
         return None
@@ -231,8 +231,8 @@ def graph_of(context: ServerContext) -> Graph:
 def members_of(context: ServerContext) -> Sequence[int]:
     """Who takes part in rounds."""
     novel = novel_clients(context.plan, context.clients)
-    everybody = range(len(context.clients))
-    return [client for client in everybody if client not in novel] if novel else everybody
+    clients = range(len(context.clients))
+    return [client for client in clients if client not in novel] if novel else clients
 
 
 def senders_of(
@@ -243,7 +243,7 @@ def senders_of(
     client: int,
     round_: Round,
 ) -> tuple[int, ...]:
-    """Who sends to a client in this round: its neighbours, or those it wants to receive from, that have a message."""
+    """Who sends to a client in this round: its neighbours, or the peers it requests, if they have a message."""
     wanted = clients.wanted(client, round_)
     if wanted is None:
         found = senders(graph_of(context), members, client, round_.seeds)
@@ -253,7 +253,7 @@ def senders_of(
 
 
 def loaded(context: ServerContext, message: Message) -> Update:
-    """A message to be read here: on the device, whole, its masks unpacked."""
+    """A message on this context's device, decoded, with its masks unpacked."""
 
     def here(tree: Tree | None) -> Tree | None:
         if tree is None or tree.device.type == context.device.type:  # not placed: that would unpack it once more
@@ -261,11 +261,11 @@ def loaded(context: ServerContext, message: Message) -> Update:
         return context.place(tree)
 
     def whole(part: Part) -> Part:
-        part = part.plain()  # for all who receive it; its bytes were counted before
+        part = part.plain()  # once for all receivers; its bytes were counted before
         tree = part.whole
         if tree is None and part.support in (Support.DENSE, Support.BITS):
             tree = part.tree()
-        if tree is None:  # of a mask that only the receiver knows
+        if tree is None:  # its mask is at the receiver only
             return replace(part, arrived=context.place(part.values), mask=here(part.mask))
         return replace(part, arrived=None, whole=here(tree), mask=here(part.mask))
 
@@ -276,7 +276,7 @@ def loaded(context: ServerContext, message: Message) -> Update:
 
 
 def _sizes(message: Message) -> tuple[int, int]:
-    """Bytes as sent, and as the papers count them; of an encoded message, its head tells."""
+    """Bytes as sent, and as the papers count them; those of an encoded message are read from its head."""
     if isinstance(message, Update):
         return num_bytes(message), paper_bytes(message)
     head, _ = read_head(memoryview(message))

@@ -1,6 +1,6 @@
 """Who receives from whom: a pure function of the graph, who takes part, the round and the seed.
 
-Imported without torch, to be listed and to be charged. A graph is a row of `KINDS`.
+Imported without torch, for lists and costs. A graph is a row of `KINDS`.
 """
 
 from __future__ import annotations
@@ -22,23 +22,28 @@ USUAL_DEGREE = 10  # of the papers; fewer where there are fewer peers
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph by its name. `degree` is that of a random graph; `heard` says whom each client hears, from a file."""
+    """A graph by its name. `degree` is that of a random graph; `sources` has each client's senders, from a file."""
 
     kind: str
     degree: int | None = None
     bounded: bool = False
     one_peer: bool = False
-    heard: tuple[tuple[int, ...], ...] = ()
+    sources: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
 class Kind:
     """A row of `KINDS`.
 
-    `forms` says how the graph is written and what it does. `read` makes it of its arguments and the number of clients;
-    None: they are not those expected. `places` are those whom the peer in one of so many places receives from;
-    `degree` is how many somebody who joins asks. `is_drawn`: places come from a generator, which needs torch.
-    `is_even`: each peer has as many links as the first one. `check` refuses peers that cannot have this graph.
+    Args:
+        forms: how the graph is written, and what it does.
+        read: makes it from its arguments and the number of clients; None: the arguments are invalid.
+        places: the positions that the peer at a position receives from.
+        degree: how many peers a client that joins later receives from.
+        example: how it is written, for messages.
+        is_drawn: positions come from a random generator, which needs torch.
+        is_even: every peer has the same number of links.
+        check: raises SparsonaError if these peers cannot have this graph.
     """
 
     forms: Mapping[str, str]
@@ -52,7 +57,7 @@ class Kind:
 
 
 def read_graph(text: str | None, num_clients: int) -> Graph:
-    """The graph that is meant; None is what the papers use. Whether it fits those who take part, `check` tells."""
+    """The graph that a text names; None: the one of the papers. `check` tests whether it fits the participants."""
     found = spec.read("graph", text or "random", GRAPHS)
     kind = KINDS[found.name]
     graph = kind.read(found, num_clients)
@@ -63,7 +68,7 @@ def read_graph(text: str | None, num_clients: int) -> Graph:
 
 
 def check(graph: Graph, members: Sequence[int]) -> None:
-    """Refuse a graph that these peers cannot have."""
+    """Raise SparsonaError if these peers cannot have this graph."""
     num = len(members)
     if num < 2:
         raise SparsonaError(
@@ -73,18 +78,18 @@ def check(graph: Graph, members: Sequence[int]) -> None:
 
 
 def senders(graph: Graph, members: Sequence[int], client: int, seeds: Seeds) -> tuple[int, ...]:
-    """Whom a client hears from, in client order; `seeds` are those of the round.
+    """The clients that a client receives from, in client order; `seeds` are those of the round.
 
-    Places in the graph are those among `members`, who take part. Somebody else, who joins them, asks as many of them
-    as they ask each other, drawn at random; in a graph from a file, those the file says.
+    Positions in the graph are those among `members`, the clients that take part. A client that joins later receives
+    from as many of them as they do from each other, drawn at random; in a graph from a file, from those in the file.
     """
     num, kind = len(members), KINDS[graph.kind]
-    if graph.heard:
+    if graph.sources:
         taking_part = set(members)
-        return tuple(other for other in graph.heard[client] if other in taking_part)
+        return tuple(other for other in graph.sources[client] if other in taking_part)
     if client not in members:
-        asked = min(kind.degree(graph, num), num)
-        return tuple(sorted(members[place] for place in _drawn(num, asked, seeds.of(client))))
+        degree = min(kind.degree(graph, num), num)
+        return tuple(sorted(members[place] for place in _draw(num, degree, seeds.of(client))))
     own = members.index(client)
     return tuple(sorted(members[place] for place in kind.places(graph, num, own, seeds.of(client))))
 
@@ -93,7 +98,7 @@ def senders(graph: Graph, members: Sequence[int], client: int, seeds: Seeds) -> 
 class Links:
     """How many messages each peer receives and sends in a round.
 
-    `each` where all have as many, of a drawn graph on average; otherwise `received` lists whom each peer receives from.
+    `each` if all have the same number, on average in a random graph; otherwise `received` lists each peer's senders.
     """
 
     each: int | None
@@ -101,7 +106,7 @@ class Links:
 
 
 def links(graph: Graph, num: int) -> Links:
-    """The links of a graph of so many peers, found without torch: what its messages cost follows from them."""
+    """The links of a graph of so many peers, computed without torch: the cost of messages follows from them."""
     kind = KINDS[graph.kind]
     if kind.is_drawn:
         return Links(min(kind.degree(graph, num), num - 1))
@@ -121,11 +126,11 @@ def _read_random(found: Spec, num_clients: int) -> Graph | None:
 
 def _random_places(graph: Graph, num: int, own: int, seeds: Seeds) -> Iterable[int]:
     if graph.bounded:
-        # A circle in random order, heard from at random distances: all are different, and none is nought.
+        # Neighbours at random distances on a circle in random order: distances are different, and none is 0.
         order, distances = _circle(num, _random_degree(graph, num), seeds.shared("graph"))
         where = order.index(own)
         return {order[(where + distance) % num] for distance in distances}
-    return [place + (place >= own) for place in _drawn(num - 1, _random_degree(graph, num), seeds)]
+    return [place + (place >= own) for place in _draw(num - 1, _random_degree(graph, num), seeds)]
 
 
 def _random_degree(graph: Graph, num: int) -> int:
@@ -136,7 +141,7 @@ def _check_random(graph: Graph, members: Sequence[int]) -> None:
     num = len(members)
     if graph.degree is not None and graph.degree >= num:
         raise SparsonaError(
-            f"a graph in which each of {num} peers hears from {graph.degree} others",
+            f"a graph in which each of {num} peers receives from {graph.degree} others",
             expected=f"at most {num - 1}",
             hint=f"--graph random:{min(USUAL_DEGREE, num - 1)}, or --graph full",
         )
@@ -193,14 +198,14 @@ def _powers(num: int) -> int:
     return (num - 1).bit_length()
 
 
-def _drawn(num: int, count: int, seeds: Seeds) -> list[int]:
+def _draw(num: int, count: int, seeds: Seeds) -> list[int]:
     import torch
 
     found: list[int] = torch.randperm(num, generator=generator(seeds.own("graph")))[:count].tolist()
     return found
 
 
-@lru_cache(maxsize=4)  # asked for by each peer of a round
+@lru_cache(maxsize=4)  # called for each peer of a round
 def _circle(num: int, degree: int, seed: int) -> tuple[list[int], list[int]]:
     import torch
 
@@ -212,26 +217,26 @@ def _circle(num: int, degree: int, seed: int) -> tuple[list[int], list[int]]:
 def _read_file(found: Spec, num_clients: int) -> Graph | None:
     if not found.argument:
         return None
-    return Graph("file", heard=_read_edges(Path(found.argument).expanduser(), num_clients))
+    return Graph("file", sources=_read_edges(Path(found.argument).expanduser(), num_clients))
 
 
 def _file_places(graph: Graph, num: int, own: int, seeds: Seeds) -> Iterable[int]:
-    return graph.heard[own]
+    return graph.sources[own]
 
 
 def _check_file(graph: Graph, members: Sequence[int]) -> None:
     taking_part = set(members)
     for client in members:
-        if not taking_part & set(graph.heard[client]):
+        if not taking_part & set(graph.sources[client]):
             raise SparsonaError(
-                f"in this graph client {client} hears from nobody who takes part",
+                f"in this graph client {client} receives from no client that takes part",
                 expected="at least one neighbour for each",
                 hint="add an edge to it, or leave 'novel' out if its neighbours are held out",
             )
 
 
 def _read_edges(path: Path, num_clients: int) -> tuple[tuple[int, ...], ...]:
-    """Whom each client hears, from a file: see docs/methods/dispfl.md."""
+    """The senders of each client, from a file: see docs/methods/dispfl.md."""
     try:
         text = path.read_text(encoding="utf-8")
         edges, directed = _from_json(text) if path.suffix == ".json" else _from_csv(text)
@@ -243,9 +248,9 @@ def _read_edges(path: Path, num_clients: int) -> tuple[tuple[int, ...], ...]:
         raise SparsonaError(
             f"graph file '{path}' cannot be read: {error}",
             expected='lines like 0,1, or JSON like {"edges": [[0, 1], [1, 2]], "directed": false}',
-            hint="correct it at the place named",
+            hint="correct the line that is named",
         ) from None
-    heard: list[set[int]] = [set() for _ in range(num_clients)]
+    sources: list[set[int]] = [set() for _ in range(num_clients)]
     for sender, receiver in edges:
         for client in (sender, receiver):
             if not 0 <= client < num_clients:
@@ -260,10 +265,10 @@ def _read_edges(path: Path, num_clients: int) -> tuple[tuple[int, ...], ...]:
                 expected="edges between two clients: every peer has its own model anyway",
                 hint="leave that edge out",
             )
-        heard[receiver].add(sender)
+        sources[receiver].add(sender)
         if not directed:
-            heard[sender].add(receiver)
-    return tuple(tuple(sorted(found)) for found in heard)
+            sources[sender].add(receiver)
+    return tuple(tuple(sorted(found)) for found in sources)
 
 
 def _from_json(text: str) -> tuple[list[tuple[int, int]], bool]:
@@ -286,14 +291,14 @@ def _edge(pair: Sequence[object]) -> tuple[int, int]:
         first, second = pair
         return int(str(first)), int(str(second))
     except (TypeError, ValueError):
-        raise ValueError(f"{pair!r} is no pair of clients") from None
+        raise ValueError(f"{pair!r} is not a pair of clients") from None
 
 
 KINDS = {
     "random": Kind(
         {
-            "random:N": "each hears from N others, drawn anew every round; how many hear it is left to chance",
-            "random:N:bounded": "the same, and each is heard by N others: the busiest peer is no busier than the rest",
+            "random:N": "each receives from N others, drawn every round; how many receive from it is random",
+            "random:N:bounded": "the same, and each sends to N others: no peer is busier than the rest",
         },
         _read_random,
         _random_places,
@@ -303,13 +308,13 @@ KINDS = {
         check=_check_random,
     ),
     "ring": Kind(
-        {"ring": "each hears from its left and its right neighbour"},
+        {"ring": "each receives from its left and its right neighbour"},
         _plain,
         _ring_places,
         lambda graph, num: 2,
         "ring",
     ),
-    "full": Kind({"full": "each hears from all others"}, _plain, _full_places, lambda graph, num: num, "full"),
+    "full": Kind({"full": "each receives from all others"}, _plain, _full_places, lambda graph, num: num, "full"),
     "grid": Kind(
         {"grid": "four neighbours on a torus, as square as the number of peers allows"},
         _plain,
@@ -320,7 +325,7 @@ KINDS = {
     ),
     "exponential": Kind(
         {
-            "exponential": "each hears from those 1, 2, 4, 8 ... places behind it",
+            "exponential": "each receives from those 1, 2, 4, 8 ... positions behind it",
             "exponential:one": "from one of those, the next one every round",
         },
         _read_exponential,
@@ -329,7 +334,7 @@ KINDS = {
         "exponential:one",
     ),
     "file": Kind(
-        {"file:PATH": "one's own: a .json or .csv list of edges"},
+        {"file:PATH": "a .json or .csv list of edges"},
         _read_file,
         _file_places,
         lambda graph, num: num,
@@ -338,4 +343,4 @@ KINDS = {
         check=_check_file,
     ),
 }
-GRAPHS = {form: text for kind in KINDS.values() for form, text in kind.forms.items()}  # what there is, to be listed
+GRAPHS = {form: text for kind in KINDS.values() for form, text in kind.forms.items()}  # all forms, for lists

@@ -1,4 +1,4 @@
-"""Work that can be handed to a process: messages in, messages out."""
+"""Jobs and outcomes, which can be sent to another process: messages in, messages out."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.profiler import OFF, Clock
 from sparsona.wire.codec import decode, encode
 
-# Encoded, or as it is where sender and receiver share a memory: then only its bytes are counted.
+# Encoded, or the update itself where sender and receiver share memory: then its bytes are only counted.
 Message = bytes | Update
 # How an executor reports what its start-up is doing ("starting 2 workers", "compiling"); "" when that is over. It may
-# be called at any time, also again: a progress bar shows the last text until a round or an outcome is reported.
-Tell = Callable[[str], None]
+# be called repeatedly, at any time: a progress bar shows the last text until a round or an outcome is reported.
+Report = Callable[[str], None]
 
 
 @dataclass
 class Tally:
-    """What a turn did, counted as it happened."""
+    """Counts of a turn: examples, steps and FLOPs."""
 
     examples: int = 0
     steps: int = 0
@@ -32,7 +32,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Job:
-    """What one client is asked to do: train, be evaluated, or tune.
+    """What one client is to do: train, be evaluated, or tune.
 
     The server's side makes jobs without a State; the client's side adds its own. `state` None: the initial State.
     """
@@ -43,27 +43,27 @@ class Job:
     messages: tuple[Message, ...]
     state: State | None = None
     points: tuple[str, ...] = ()
-    shared_model: Tree | None = None  # what points of a shared model evaluate
+    shared_model: Tree | None = None  # for points of a shared model
     epochs: int = 0  # of tuning
-    # Stays with the sender: the same job with the masks sent along, for a client that does not hold them.
+    # Stays with the sender: makes the same job with masks in its messages, for a client that does not have them.
     resend: Callable[[], Job] | None = None
 
     def again(self) -> Job:
-        """The same job with the masks sent along."""
+        """The same job with the masks in its messages."""
         assert self.resend is not None
         return replace(self.resend(), state=self.state, resend=None)
 
     def packed(self) -> Job:
-        """The job as it goes to another process: messages as bytes, and nothing that stays with the sender."""
+        """The job for another process: messages as bytes, and without what stays with the sender."""
         messages = tuple(encode(m) if isinstance(m, Update) else m for m in self.messages)
         return replace(self, messages=messages, resend=None)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job. `lacks_mask`: the message assumed a mask the client does not hold; nothing was done.
+    """The result of a job. `lacks_mask`: the message assumed a mask that the client does not have; nothing was done.
 
-    `state` and `work` stay with the client: what a server may see is `public`.
+    `state` and `work` stay with the client: `public` is what a server may see.
     """
 
     client: int
@@ -76,14 +76,14 @@ class Outcome:
 
     @property
     def public(self) -> Outcome:
-        """What a client's answer tells the server."""
+        """The outcome without what stays with the client."""
         return replace(self, state=None, work=None)
 
 
 class Executor(Protocol):
-    """Runs jobs, one way or another, and gives their outcomes in the order of the jobs.
+    """Runs jobs, and yields their outcomes in the order of the jobs.
 
-    `encodes`: messages of training and tuning go in and out as bytes; otherwise as updates, which stay where they are.
+    `encodes`: messages of training and tuning are bytes; otherwise updates, which stay on their device.
     """
 
     encodes: bool
@@ -102,7 +102,7 @@ def open_message(message: Message, clock: Clock = OFF) -> Update:
 
 
 def settle(job: Job, outcome: Outcome) -> Job | None:
-    """The job to do instead where the client lacked a mask, or None if the outcome stands."""
+    """The job to run again if the client lacked a mask, or None if the outcome is final."""
     if not outcome.lacks_mask:
         return None
     if job.resend is None:
@@ -111,8 +111,8 @@ def settle(job: Job, outcome: Outcome) -> Job | None:
 
 
 def unreadable(job: Job) -> SparsonaError:
-    """A client cannot read a message that has all masks in it."""
+    """The error for a client that cannot read a message with all masks in it."""
     return SparsonaError(
-        f"client {job.client} cannot read its message of round {job.round.index}, masks and all",
-        expected="a method whose receive() takes a mask that is sent along",
+        f"client {job.client} cannot read its message of round {job.round.index}, which has all masks in it",
+        expected="a method whose receive() accepts a mask in the message",
     )

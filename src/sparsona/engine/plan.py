@@ -1,4 +1,4 @@
-"""What the engine does for every method alike: how long, who takes part, when models are looked at."""
+"""The engine's options, the same for every method: how many rounds, who takes part, when models are evaluated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Plan:
     batch_size: int
     seed: int
     lr_decay: float = 1.0  # the learning rate is multiplied by this every round
-    lr_schedule: str = "decay"  # or another: see core.lr_schedule
+    lr_schedule: str = "decay"  # or another row of learning.schedule.SCHEDULES
     eval_every: int = 1
     eval_clients: int | None = None  # how many are tested, always the same ones; None: all that take part
     points: tuple[str, ...] = (RECEIVED,)
@@ -31,13 +31,13 @@ class Plan:
     tune_lr_scale: float = 1.0  # the learning rate of tuning, as a share of the first round's
     drop_rate: float = 0.0  # probability that a trained client's update is lost
     everyone_trains: bool = False  # all train every round; only `per_round` of them are aggregated
-    stateless: bool = False  # clients forget between rounds
+    stateless: bool = False  # clients keep no State between rounds
     num_novel: int = 0  # clients that take no part until the end
-    starts_warm: bool = False  # the initial weights are another run's: a model to hold the personal ones against
-    train_accuracy: bool = False  # look at the last models on training data, too
-    guard: bool = False  # let each client keep the shared model, where its validation data says so
-    novel_epochs: int | None = None  # of tuning, for those alone; None: tune_epochs
-    graph: Graph | None = None  # who hears from whom, among peers; None: as the papers have it
+    starts_warm: bool = False  # the initial weights are another run's: a model to compare the personal ones with
+    train_accuracy: bool = False  # evaluate the last models on training data as well
+    guard: bool = False  # let each client keep the shared model, if it is better on its validation data
+    novel_epochs: int | None = None  # of tuning, for novel clients alone; None: tune_epochs
+    graph: Graph | None = None  # who receives from whom, among peers; None: as in the papers
 
     @property
     def seeds(self) -> Seeds:
@@ -50,7 +50,7 @@ class Plan:
 
     @property
     def tuning_round(self) -> Round:
-        """The turn after the last round: it has draws and a learning rate of its own."""
+        """The turn after the last round, with its own seeds and learning rate."""
         return Round(self.rounds, self.rounds, self.tune_lr_scale, self.batch_size, self.seeds.at(self.rounds))
 
     def tuning_epochs(self, is_novel: bool) -> int:
@@ -58,11 +58,12 @@ class Plan:
         return self.tune_epochs if not is_novel or self.novel_epochs is None else self.novel_epochs
 
     def evaluates_after(self, completed: int) -> bool:
-        """Every so many rounds, and each of the last ten, over which a mean is reported."""
+        """Whether models are evaluated after so many rounds: every `eval_every`, and the last ten, whose mean is
+        reported."""
         return completed % self.eval_every == 0 or completed > self.rounds - 10
 
     def points_after(self, completed: int) -> tuple[str, ...]:
-        """The points evaluated in, and after, the round that completes so many; none where nothing is evaluated."""
+        """The points evaluated in, and after, the round that completes so many; none if nothing is evaluated."""
         if not self.evaluates_after(completed):
             return ()
         return (*select(self.points, "turn"), *select(self.points, "round"))
@@ -70,7 +71,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Participation:
-    """Three sets that differ: who trains, whose update is aggregated, whose update is lost."""
+    """Three different sets: who trains, whose update is aggregated, whose update is lost."""
 
     trains: tuple[int, ...]
     aggregated: frozenset[int]
@@ -86,7 +87,7 @@ def novel_clients(plan: Plan, clients: tuple[Client, ...]) -> frozenset[int]:
 
 
 def tested_clients(plan: Plan, clients: tuple[Client, ...]) -> list[int]:
-    """Who is tested after rounds: everybody who takes part, or as many of them as are wanted, drawn once."""
+    """The clients that are tested after rounds: all that take part, or `eval_clients` of them, drawn once."""
     held_out = novel_clients(plan, clients)
     pool = [place for place in range(len(clients)) if place not in held_out]
     if plan.eval_clients is None or plan.eval_clients >= len(pool):
@@ -96,9 +97,9 @@ def tested_clients(plan: Plan, clients: tuple[Client, ...]) -> list[int]:
 
 
 def participation(plan: Plan, clients: tuple[Client, ...], index: int) -> Participation:
-    """Who does what in this round. Depends on the seed and the round alone, so every method meets the same clients."""
+    """Who takes part in a round. Depends on the seed and the round alone, so every method has the same clients."""
     held_out = novel_clients(plan, clients)
-    pool: Sequence[int] = range(len(clients))  # clients are numbered by their place
+    pool: Sequence[int] = range(len(clients))  # a client's index is its position
     if held_out:
         pool = [place for place in pool if place not in held_out]
     seeds = plan.seeds.at(index)

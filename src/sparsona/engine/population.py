@@ -15,9 +15,9 @@ from sparsona.wire.ledger import Traffic
 
 @dataclass(frozen=True)
 class Population:
-    """The whole federation between two rounds: the server, and each client that has changed since its start.
+    """The whole federation between two rounds: the server, and each client that has trained.
 
-    `messages` is each peer's last message, where there is no server: others may yet receive it.
+    `messages` holds each peer's last message, where there is no server: other peers may receive it later.
     """
 
     server: Server | None
@@ -47,14 +47,14 @@ class RoundRecord:
     evaluations: list[Evaluation] = field(default_factory=list)
 
 
-def checked_update(outcome: Outcome, index: int, clock: Clock) -> Update:
-    """The update that came of a client's turn in this round; one that would poison a mean is refused."""
+def read_update(outcome: Outcome, index: int, clock: Clock) -> Update:
+    """The update of a client's turn in this round; a wrong sender or non-finite values raise SparsonaError."""
     assert outcome.message is not None
     update = open_message(outcome.message, clock)
     if (update.sender, update.round) != (outcome.client, index):
         raise SparsonaError(
-            f"client {outcome.client}'s message of round {index} says {update.sender}, round {update.round}",
-            expected="its sender and its round",
+            f"client {outcome.client}'s message of round {index} says client {update.sender}, round {update.round}",
+            expected="its own sender and round",
             hint="make updates with core.update.message(round, ...)",
         )
     check_finite(update)
@@ -62,18 +62,18 @@ def checked_update(outcome: Outcome, index: int, clock: Clock) -> Update:
 
 
 def num_bytes(message: Message) -> int:
-    """The bytes of a message. One that is not encoded has as many: sizes follow from its parts."""
+    """The bytes of a message. Those of one that is not encoded follow from its parts."""
     return len(message) if isinstance(message, bytes) else message_size(sizes_of(message))
 
 
 def check_finite(update: Update) -> None:
-    """Refuse an update that would poison the mean."""
+    """Raise SparsonaError for an update whose values or weight would make the mean non-finite."""
     for name, part in update.parts.items():
         if not part.is_finite():
             raise SparsonaError(
                 f"client {update.sender}'s update in round {update.round} has values in '{name}' that are not finite",
                 expected="finite numbers",
-                hint="lower the learning rate (--lr), clip gradients (--set clip_norm=1), or look at its data",
+                hint="lower the learning rate (--lr), clip gradients (--set clip_norm=1), or check its data",
             )
     if not 0 <= update.weight < float("inf"):
         raise SparsonaError(f"client {update.sender}'s update claims weight {update.weight}", expected="0 or more")

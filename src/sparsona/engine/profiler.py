@@ -18,7 +18,7 @@ from typing import Any, Protocol
 START = "start: "  # how the names of start-up's parts begin
 TRAIN = "train"
 WAIT, IDLE, OTHER = "wait for workers", "idle", "other"
-# In this order they are shown: as a run goes. What is not named here comes where "" is.
+# The order in which phases are shown, that of a run. Phases that are not listed are shown at the position of "".
 _ORDER = (
     *(f"{START}import", f"{START}read data", f"{START}build", START.rstrip(": ")),
     *("reply", "encode", "decode", "init", "receive", TRAIN, "finish", "", "aggregate", "evaluate"),
@@ -28,7 +28,7 @@ _NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
 
 
 class Counts(Protocol):
-    """What training counts by itself; a turn's Tally has it."""
+    """The counts of training; a turn's Tally has them."""
 
     steps: int
     examples: int
@@ -51,8 +51,8 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a worker process measured since its last report, and the most memory it ever held."""
+class WorkerReport:
+    """What a worker process measured since its last report, and its peak memory."""
 
     spans: dict[str, Span]
     peak_bytes: int
@@ -69,18 +69,18 @@ class _Workers:
 
 
 class Clock:
-    """Measures one process, and is told what its workers measured. Begins when it is made."""
+    """Measures one process from the moment it is made, and collects the reports of its workers."""
 
     def __init__(self, is_on: bool = True) -> None:
         self.is_on = is_on
         self._began = self._since = time.perf_counter()
         self._open: list[str] = []
         self._spans: dict[str, Span] = {}
-        self._crew = _Workers()
+        self._workers = _Workers()
         self._device: Any = None
 
     def attach(self, device: Any) -> None:
-        """Wait for this torch device wherever a block begins or ends: its work then counts where it was asked for."""
+        """Synchronise with this torch device wherever a block begins or ends, so that its work counts in that block."""
         if self.is_on and device.type == "cuda":
             import torch
 
@@ -92,54 +92,54 @@ class Clock:
         return _Block(self, name) if self.is_on else _NOTHING
 
     def training(self, phase: str, tallies: Iterable[Counts]) -> AbstractContextManager[None]:
-        """A block that runs a training phase of one or more clients; their tallies tell its steps and examples."""
+        """A block that runs a training phase of one or more clients; their tallies give its steps and examples."""
         if not self.is_on:
             return _NOTHING
         return _Block(self, TRAIN if phase == TRAIN else f"{TRAIN}: {phase}", tuple(tallies))
 
-    def take(self) -> Report:
-        """What was measured since this was last asked: how a worker reports."""
+    def take(self) -> WorkerReport:
+        """What was measured since the last call: the report of a worker."""
         spans, self._spans = self._spans, {}
-        return Report(spans, peak_bytes())
+        return WorkerReport(spans, peak_bytes())
 
     def add_worker(self) -> int:
-        """A worker process is started; its number, for `hear` and `dismiss`."""
-        number = len(self._crew.began)
+        """Count a worker process that is started; returns its number, for `record_worker` and `end_worker`."""
+        number = len(self._workers.began)
         if self.is_on:
-            self._crew.began[number] = time.perf_counter()
+            self._workers.began[number] = time.perf_counter()
         return number
 
-    def record_worker(self, number: int, report: Report | None) -> None:
-        """A worker's report."""
+    def record_worker(self, number: int, report: WorkerReport | None) -> None:
+        """Add a worker's report."""
         if report is None or not self.is_on:
             return
         for name, span in report.spans.items():
-            self._crew.spans.setdefault(name, Span()).add(span)
-        self._crew.peak_bytes[number] = report.peak_bytes
+            self._workers.spans.setdefault(name, Span()).add(span)
+        self._workers.peak_bytes[number] = report.peak_bytes
 
     def end_worker(self, number: int) -> None:
-        """A worker process has ended."""
+        """Count a worker process that has ended."""
         if self.is_on:
-            self._crew.ended.setdefault(number, time.perf_counter())
+            self._workers.ended.setdefault(number, time.perf_counter())
 
     def profile(self) -> dict[str, Any]:
         """Everything measured until now, as docs/profile.md describes it. The shares of each list add up to 1."""
-        now = self._turn()
-        crew, wall = self._crew, now - self._began
+        now = self._charge()
+        pool, wall = self._workers, now - self._began
         gpu = None
         if self._device is not None:
             import torch
 
             gpu = torch.cuda.max_memory_allocated(self._device)
         workers = None
-        if crew.began:
-            lived = sum(crew.ended.get(number, now) - began for number, began in crew.began.items())
-            workers = {"processes": len(crew.began), "seconds": lived, "phases": _rows(crew.spans, lived)}
-        peaks = list(crew.peak_bytes.values())
+        if pool.began:
+            lived = sum(pool.ended.get(number, now) - began for number, began in pool.began.items())
+            workers = {"processes": len(pool.began), "seconds": lived, "phases": _rows(pool.spans, lived)}
+        peaks = list(pool.peak_bytes.values())
         memory = {"process": peak_bytes(), "workers": peaks, "gpu": gpu}
         return {"seconds": wall, "phases": _rows(self._spans, wall), "workers": workers, "memory": memory}
 
-    def _turn(self) -> float:
+    def _charge(self) -> float:
         """Count the time until now for the innermost open block."""
         if self._device is not None:
             import torch
@@ -152,11 +152,11 @@ class Clock:
         return now
 
     def _enter(self, name: str) -> None:
-        self._turn()
+        self._charge()
         self._open.append(name)
 
     def _leave(self, steps: int, examples: int) -> None:
-        self._turn()
+        self._charge()
         self._spans.setdefault(self._open.pop(), Span()).add(Span(0.0, 1, steps, examples))
 
 
@@ -182,7 +182,7 @@ OFF = Clock(is_on=False)
 
 
 def _rows(spans: dict[str, Span], wall: float) -> list[dict[str, Any]]:
-    """What was measured in a fixed order, and what was not as the last row."""
+    """What was measured in a fixed order, and the remaining time as the last row."""
     found = {name: span for name, span in spans.items() if name != OTHER}
     rest = Span(max(0.0, wall - sum(span.seconds for span in found.values())))
     rows = []
@@ -197,15 +197,15 @@ def _rows(spans: dict[str, Span], wall: float) -> list[dict[str, Any]]:
 
 
 def _place(name: str) -> int:
-    """Where a name is shown, or the word before its colon; equal places stay as they were first measured."""
+    """The position of a name, or of the word before its colon; names of equal position keep their order."""
     known = [text for text in (name, name.partition(":")[0], "") if text in _ORDER]
     return _ORDER.index(known[0])
 
 
 def peak_bytes() -> int:
-    """The most memory this process has ever held."""
+    """The peak memory of this process."""
     try:
-        # Not getrusage's figure: a process begins with its parent's there.
+        # Not getrusage's figure: it starts with that of the parent process.
         for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024

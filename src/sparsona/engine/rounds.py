@@ -14,17 +14,17 @@ from sparsona.engine.turn import adapted_work, begin
 
 
 def check_plan(context: ServerContext) -> None:
-    """Refuse what method and plan cannot do together."""
+    """Raise SparsonaError if method and plan do not fit together."""
     (star.check_star if context.method.peer is None else gossip.check_gossip)(context)
 
 
 def engine_for(context: ServerContext, clients: Clients) -> Star | Gossip:
-    """The engine for this method, with clients wherever they are."""
+    """The engine for this method, with clients in this process or elsewhere."""
     return Star(context, clients) if context.method.peer is None else Gossip(context, clients)
 
 
 def simulate(context: ClientContext, executor: Executor | None = None) -> Star | Gossip:
-    """The engine for this method, with all clients in this process. Without an executor it can start, and no more."""
+    """The engine for this method, with all clients in this process. Without an executor it can only start."""
     return engine_for(context.server_side, LocalClients(context, executor))
 
 

@@ -1,4 +1,4 @@
-"""Where clients' states lie between their turns: on the device, on the host when it is full, then in files."""
+"""Storage of clients' states between their turns: on the device, on the host when that is full, then in files."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from sparsona.core.storage import Stored
 from sparsona.core.tree import Tree, parts
 from sparsona.engine.tempdirs import claim, make_folder
 
-SHARE = 0.5  # of a memory that resting trees may fill: the other half is for those at work
+SHARE = 0.5  # of a memory that stored trees may fill: the other half is for training
 SMALL = 1024  # bytes below which moving a tree saves nothing
-PREFIX = "sparsona-rest-"
+PREFIX = "sparsona-spill-"
 
 
 class _Row:
-    """What lies in one kind of memory, the longest untouched first. Holds nothing alive: what is dropped is gone."""
+    """The stored trees in one kind of memory, least recently used first, by weak references."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.used = limit, 0
         self._things: OrderedDict[int, tuple[weakref.ref[Stored], int]] = OrderedDict()
 
-    def put(self, rest: Stored) -> None:
-        key = id(rest)
+    def put(self, stored: Stored) -> None:
+        key = id(stored)
         if key in self._things:
             self._things.move_to_end(key)
             return
-        self._things[key] = (weakref.ref(rest, lambda _gone: self._forget(key)), rest.num_bytes)
-        self.used += rest.num_bytes
+        self._things[key] = (weakref.ref(stored, lambda _gone: self._forget(key)), stored.num_bytes)
+        self.used += stored.num_bytes
 
     def overflow(self) -> Stored | None:
-        """What has to go first, while there is too much."""
+        """The least recently used tree while the limit is exceeded, otherwise None."""
         while self.used > self.limit and self._things:
             key, (ref, _) = next(iter(self._things.items()))
-            rest = ref()
-            if rest is not None:
-                return rest
+            stored = ref()
+            if stored is not None:
+                return stored
             self._forget(key)
         return None
 
-    def take(self, rest: Stored) -> None:
-        self._forget(id(rest))
+    def take(self, stored: Stored) -> None:
+        self._forget(id(stored))
 
     def _forget(self, key: int) -> None:
         found = self._things.pop(key, None)
@@ -58,9 +58,9 @@ class _Row:
 
 
 class SpillStore:
-    """Puts trees to rest, and moves those that rested longest when a memory fills up.
+    """Stores trees, and moves the least recently used ones when a memory fills up.
 
-    Masks are packed at once. `device_bytes` and `host_bytes` are how much may rest in each memory; a CPU has one.
+    Masks are packed immediately. `device_bytes` and `host_bytes` limit what is stored in each memory; a CPU has one.
     """
 
     def __init__(self, device: torch.device, device_bytes: int | None = None, host_bytes: int | None = None) -> None:
@@ -73,41 +73,41 @@ class SpillStore:
         self._folder: _Folder | None = None
 
     def store(self, value: Any) -> None:
-        """Let every tree inside a State, Server or Work rest. Nobody who holds one sees a difference."""
+        """Store every tree inside a State, Server or Work. Its users see no difference: a tree loads on access."""
         for _, tree in parts(value):
             if isinstance(tree, Tree) and tree.layout.size:
-                rest = tree.store()
-                if rest.num_bytes >= SMALL and rest.where == "device":
-                    self._device.put(rest)
+                stored = tree.store()
+                if stored.num_bytes >= SMALL and stored.where == "device":
+                    self._device.put(stored)
         self._make_room()
 
     def _make_room(self) -> None:
-        while (rest := self._device.overflow()) is not None:
+        while (stored := self._device.overflow()) is not None:
             if self._host is None:
-                self._to_file(rest)
+                self._to_file(stored)
             else:
-                rest.move_to_host()
-                self._host.put(rest)
-            self._device.take(rest)
-        while self._host is not None and (rest := self._host.overflow()) is not None:
-            self._to_file(rest)
-            self._host.take(rest)
+                stored.move_to_host()
+                self._host.put(stored)
+            self._device.take(stored)
+        while self._host is not None and (stored := self._host.overflow()) is not None:
+            self._to_file(stored)
+            self._host.take(stored)
 
-    def _to_file(self, rest: Stored) -> None:
+    def _to_file(self, stored: Stored) -> None:
         try:
             if self._folder is None:
                 self._folder = _Folder()
-            rest.move_to_file(self._folder.new_path(), self._folder)
+            stored.move_to_file(self._folder.new_path(), self._folder)
         except OSError as error:
             raise SparsonaError(
-                f"what the clients keep fills the memory and cannot be put into files: {error}",
+                f"the clients' states fill the memory and cannot be written to files: {error}",
                 expected=f"free space in '{tempfile.gettempdir()}'",
                 hint="free some space or set TMPDIR to a larger disk, then `sparsona resume` this run",
             ) from error
 
 
 class _Folder:
-    """A folder that is removed when neither a shelf nor anything in it is left, and at the end of the process."""
+    """A folder that is removed when neither the store nor any of its files is in use, and at the end of the process."""
 
     def __init__(self) -> None:
         self._path = make_folder(PREFIX)
@@ -116,11 +116,11 @@ class _Folder:
         self._numbers = count()
 
     def new_path(self) -> Path:
-        return self._path / f"{next(self._numbers)}.rest"
+        return self._path / f"{next(self._numbers)}.tree"
 
 
 def _host_memory() -> int:
-    """Bytes of memory this process may use: the machine's, or less if it was told so (a container)."""
+    """Bytes of memory that this process may use: the machine's, or less in a container with a limit."""
     try:
         whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not on every system

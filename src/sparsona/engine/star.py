@@ -1,4 +1,4 @@
-"""Rounds with a server in the middle (or with nobody there, for clients that train alone)."""
+"""Rounds with a server (or without one, for clients that train alone)."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.final import TuningRequest, check_end, evaluate_after_round, finish_run
 from sparsona.engine.jobs import Job, Message, Outcome
 from sparsona.engine.plan import novel_clients, participation
-from sparsona.engine.population import Population, RoundRecord, Turn, checked_update, num_bytes
+from sparsona.engine.population import Population, RoundRecord, Turn, num_bytes, read_update
 from sparsona.wire.codec import encode
 from sparsona.wire.ledger import Traffic, paper_bytes
 
 
 class Star:
-    """Plays rounds. A Population is a value: if a round is interrupted, the one before it is still whole.
+    """Runs rounds with a server. A Population is a value: if a round is interrupted, the one before it is intact.
 
-    Everything here is the server's: clients are reached through jobs, and their data and states are out of sight.
+    This is the server's side: it reaches clients through jobs, and has no access to their data and States.
     """
 
     def __init__(self, context: ServerContext, clients: Clients) -> None:
         self.context, self.clients = context, clients
 
     def start(self) -> Population:
-        """Everything as it is before the first round."""
+        """The population before the first round."""
         context, half = self.context, self.context.method.server
         novel = novel_clients(context.plan, context.clients)
-        # Nobody knows of novel clients' data yet: where a mean is over all clients, they are none of them.
+        # Novel clients' data is not known yet: they must not count in a mean over all clients.
         known = tuple(replace(c, num_examples=0) if c.index in novel else c for c in context.clients)
         server = context.place(half.init(context.params, known, context.plan.seeds)) if half else None
         self._store_memories(server, None)
@@ -55,9 +55,9 @@ class Star:
             client, traffic = outcome.client, sent.pop(outcome.client)
             update = None
             if outcome.message is not None:
-                update = checked_update(outcome, index, context.clock)
+                update = read_update(outcome, index, context.clock)
                 traffic += Traffic(up=num_bytes(outcome.message), paper_up=paper_bytes(update))
-            dropped = update is not None and client in who.dropped  # a client that sends nothing can lose nothing
+            dropped = update is not None and client in who.dropped  # without an update, none can be lost
             if not dropped:
                 clients.keep(client)
             aggregated = update is not None and client in who.aggregated
@@ -76,7 +76,7 @@ class Star:
         return Population(server, clients.states), record
 
     def _store_memories(self, server: Server | None, before: Server | None) -> None:
-        """Store what the server remembers of each client, where that changed."""
+        """Store what the server keeps for each client, where it changed."""
         old = memories(self.context.method, before)
         for name, values in memories(self.context.method, server).items():
             known = old.get(name, {})
@@ -84,7 +84,7 @@ class Star:
             self.context.spill_store.store(tuple(fresh.values()))  # clients may share one
 
     def _store_masks(self, update: Update) -> None:
-        """A server usually keeps the masks that it is sent: stored, or memory would grow with every update."""
+        """Store the masks of an update: a server usually keeps them, and unpacked they would fill the memory."""
         for part in update.parts.values():
             if part.whole is not None and not part.dtype.is_floating_point:
                 self.context.spill_store.store(part.whole)
@@ -99,7 +99,7 @@ class Star:
         sent: dict[int, Traffic],
         epochs: int = 0,
     ) -> Job:
-        """A client's job, with what the server sends it; every byte of that is counted in `sent`."""
+        """A client's job, with the server's message, whose bytes are added to `sent`."""
         sent[client] = Traffic()
         if self.context.method.server is None:
             return Job(do, client, round_, (), points=points, epochs=epochs)
@@ -122,7 +122,7 @@ class Star:
         points: tuple[str, ...] = (),
         model: Tree | None = None,
     ) -> Job:
-        """A job that evaluates what the client would be sent now. Nothing is encoded, and nothing is charged."""
+        """A job that evaluates the model that the client would receive now. Not encoded, and not charged."""
         if self.context.method.server is None:
             return Job("evaluate", client, round_, (), points=points)
         update = self._reply(server, client, round_)
@@ -134,7 +134,7 @@ class Star:
         assert half is not None
         with self.context.clock.measure("reply"):
             update = half.reply(server, self.context.clients[client], round_)
-        # A client that forgets has no mask to apply.
+        # A stateless client has no mask.
         return update.with_bitmaps() if self.context.plan.stateless else update
 
     def evaluate(self, population: Population, completed: int) -> list[Evaluation]:
@@ -144,7 +144,7 @@ class Star:
     def evaluate_points(
         self, population: Population, completed: int, points: tuple[str, ...], clients: Sequence[int]
     ) -> list[Evaluation]:
-        """These clients at these points, with what the server would send them now."""
+        """Evaluate these clients at these points, with what the server would send them now."""
         if not points:
             return []
         round_ = self.context.plan.round_at(completed)
@@ -158,7 +158,7 @@ class Star:
     def tune(
         self, population: Population, clients: Clients, round_: Round, requests: Mapping[int, TuningRequest]
     ) -> Iterator[tuple[Outcome, Traffic]]:
-        """Tune these clients' models, and count what they are sent for it."""
+        """Tune these clients' models; yields outcomes with the bytes sent."""
         sent: dict[int, Traffic] = {}
         jobs = (
             self._job("tune", client, population.server, round_, request.points, sent, request.epochs)
@@ -172,7 +172,7 @@ class Star:
 
 
 def check_star(context: ServerContext) -> None:
-    """Refuse what method and plan cannot do together where a server is in the middle."""
+    """Raise SparsonaError if method and plan do not fit together with a server."""
     plan, method, half = context.plan, context.method, context.method.server
     if plan.graph is not None:
         raise SparsonaError(
@@ -183,14 +183,14 @@ def check_star(context: ServerContext) -> None:
     bases = {point(name).base for name in plan.points}
     if CONSENSUS in bases:
         raise SparsonaError(
-            f"point '{CONSENSUS}' for {method.name}, which is no method of peers",
+            f"point '{CONSENSUS}' for {method.name}, which is not a method of peers",
             expected=f"points other than '{CONSENSUS}'",
             hint=f"use '{GLOBAL}': the server's model",
         )
     if half is None and plan.stateless:
         raise SparsonaError(
-            f"{method.name} has no server, and stateless clients forget what they learn",
-            expected="a method with a server, or clients with a memory",
+            f"{method.name} has no server, and stateless clients do not keep what they learn",
+            expected="a method with a server, or clients that keep a State",
             hint="leave 'stateless' out",
         )
     if GLOBAL in bases and (half is None or half.global_model is None):
@@ -203,7 +203,7 @@ def check_star(context: ServerContext) -> None:
 
 
 def global_model(method: Method, population: Population) -> Tree | None:
-    """The server's model, where a method has one that serves everybody."""
+    """The server's model, if the method has a global one."""
     half = method.server
     return None if half is None or half.global_model is None else half.global_model(population.server)
 

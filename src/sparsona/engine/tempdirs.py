@@ -1,4 +1,4 @@
-"""Temporary folders that do not outlive their process for long, however it ended."""
+"""Temporary folders that are removed soon after their process, however it ended."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 from sparsona.core.files import replace_file
 
-OWNER = "owner"  # the file that says whose a folder is
+OWNER = "owner"  # the file that names the process of a folder
 
 
 def make_folder(prefix: str) -> Path:
-    """A new folder, to be claimed at once; those of processes that were killed are removed."""
+    """Make a new folder, to be claimed immediately; those of processes that were killed are removed."""
     for owner in Path(tempfile.gettempdir()).glob(f"{prefix}*/{OWNER}"):
-        with contextlib.suppress(OSError, ValueError, OverflowError):  # somebody else's, just gone, or none of ours
+        with contextlib.suppress(OSError, ValueError, OverflowError):  # another user's, just removed, or not ours
             host, pid = owner.read_text(encoding="utf-8").split()
             if host == socket.gethostname() and not _is_alive(int(pid)):
                 shutil.rmtree(owner.parent, ignore_errors=True)
@@ -25,14 +25,14 @@ def make_folder(prefix: str) -> Path:
 
 
 def claim(folder: Path) -> None:
-    """Say whose it is, at one stroke: half a number would be somebody else's."""
+    """Write the process to the folder, atomically: half a number would name another process."""
     with replace_file(folder / OWNER) as file:
         file.write(f"{socket.gethostname()} {os.getpid()}".encode())
 
 
 def _is_alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)  # asks, and does nothing
+        os.kill(pid, 0)  # signal 0 only checks that the process exists
     except ProcessLookupError:
         return False
     except PermissionError:

@@ -1,6 +1,6 @@
-"""The meaning of a turn: what one client does when it is given a job.
+"""A turn: what one client does with a job.
 
-`begin`, the phases, `end`: every executor runs these, and replaces the running of phases and nothing else.
+`begin`, the phases, `end`: every executor runs these, and executors differ only in how they run the phases.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sparsona.wire.codec import encode
 
 
 class ClientProbe(Probe):
-    """A client's own training and validation data, charged by use. It has no way to reach test data."""
+    """A client's own training and validation data, charged by use. It has no access to test data."""
 
     def __init__(self, task: Task, train: Examples, validation: Examples, round_: Round, tally: Tally) -> None:
         self._task, self._train, self._validation = task, train, validation
@@ -74,7 +74,7 @@ class ClientProbe(Probe):
 
 @dataclass
 class OpenTurn:
-    """A turn between `begin` and `end`: the job, and what came of it so far. Executors train `work`."""
+    """A turn between `begin` and `end`: the job and its results so far. Executors train `work`."""
 
     job: Job
     round: Round  # bound to the client
@@ -91,13 +91,21 @@ def begin(context: ClientContext, job: Job) -> OpenTurn:
 
     Args:
         context: the side of clients, with this client's data.
-        job: what to do. Where the client lacks a mask that a message assumes and the job can be sent again, it is.
+        job: what to do. If the client lacks a mask that a message assumes and the job can be sent again, it is.
 
     Returns:
-        The open turn, whose `work` is what the method's `receive` made.
+        The open turn, whose `work` is the result of the method's `receive`.
 
     Raises:
-        MaskMismatchError: the client lacks a mask, and whoever made the job must send it again.
+        MaskMismatchError: the client lacks a mask, and the sender must send the job again with `Job.again`.
+
+    Example:
+        A whole turn of client 0 in round 0::
+
+            turn = begin(context, Job("train", 0, plan.round_at(0), messages))
+            for phase in phases_of(context, turn):
+                train_alone(context, turn, phase)
+            outcome = end(context, turn)
     """
     try:
         return _begin(context, job)
@@ -115,7 +123,7 @@ def _begin(context: ClientContext, job: Job) -> OpenTurn:
     state = context.fresh_state(job.client) if job.state is None else loaded(job.state)
     train, validation = (context.federation.examples(job.client, part) for part in ("train", "validation"))
     tally = Tally()
-    # Evaluation is the engine's, not the client's: what a method reads for it is not charged.
+    # Evaluation is part of the simulation, not of the client's work: data that a method reads for it is not charged.
     probe = ClientProbe(context.task, train, validation, round_, tally if job.do != "evaluate" else Tally())
     inbox = tuple(open_message(message, context.clock) for message in job.messages)
     with context.clock.measure("receive"):
@@ -124,7 +132,15 @@ def _begin(context: ClientContext, job: Job) -> OpenTurn:
 
 
 def phases_of(context: ClientContext, turn: OpenTurn) -> tuple[Phase, ...]:
-    """What is trained in a turn."""
+    """The phases of a turn.
+
+    Args:
+        context: the side of clients.
+        turn: an open turn.
+
+    Returns:
+        The method's phases that run in this round, or its tuning phase.
+    """
     method = context.method
     if turn.job.do == "tune":
         assert method.tune is not None
@@ -133,19 +149,25 @@ def phases_of(context: ClientContext, turn: OpenTurn) -> tuple[Phase, ...]:
 
 
 def train_alone(context: ClientContext, turn: OpenTurn, phase: Phase) -> None:
-    """Run one phase of one turn: the reference that faster executors must equal."""
+    """Run one phase of one turn: the reference that faster executors must match.
+
+    Args:
+        context: the side of clients.
+        turn: an open turn, whose `work` is replaced.
+        phase: the phase.
+    """
     with training(context, [turn], phase):
         turn.work = run_phase(phase, turn.work, context.task, turn.train, turn.probe, turn.round, turn.tally)
 
 
 def training(context: ClientContext, turns: Sequence[OpenTurn], phase: Phase) -> AbstractContextManager[None]:
-    """A block that is measured as training these clients."""
-    name = "tune" if turns[0].job.do == "tune" else phase.name  # whatever its phase is called: often "train", too
+    """A context manager that is measured as training these clients."""
+    name = "tune" if turns[0].job.do == "tune" else phase.name  # the tuning phase is often called "train" as well
     return context.clock.training(name, [turn.tally for turn in turns])
 
 
 def adapted_work(context: ClientContext, turn: OpenTurn) -> Work:
-    """The Work that a client would predict with: adapted to its data where a method does that and nobody tuned it."""
+    """The Work that a client would predict with: adapted to its data if the method does that and it was not tuned."""
     adapt = context.method.adapt
     if adapt is None or turn.job.do == "tune":
         return turn.work
@@ -168,7 +190,7 @@ def end(context: ClientContext, turn: OpenTurn, tested: Evaluation | None = None
         tested: the client's own model on its test data, if an executor evaluated it already.
 
     Returns:
-        The outcome. Its tensors have memory of their own, whatever lane or stack they were trained in.
+        The outcome. Its tensors share no memory with the lane or stack that they were trained in.
     """
     job, method, clock = turn.job, context.method, context.clock
     work = turn.work
@@ -185,14 +207,22 @@ def end(context: ClientContext, turn: OpenTurn, tested: Evaluation | None = None
     if job.do == "tune":
         return replace(done, work=own_memory(turn.work))
     with clock.measure("finish"):
-        # A peer's message is kept as long as its state: both in memory of their own, and the same.
+        # A peer's message is kept as long as its State: neither may share memory with a stack; the two share theirs.
         work = turn.work if method.peer is None else own_memory(turn.work)
         state, update = method.finish(turn.state, work, turn.inbox, turn.probe, turn.round)
     return replace(done, state=own_memory(state), message=update)
 
 
 def perform(context: ClientContext, job: Job) -> Outcome:
-    """A whole turn of one client. Pure: the same context and job give the same outcome in any process."""
+    """Run a whole turn of one client. Pure: the same context and job give the same outcome in any process.
+
+    Args:
+        context: the side of clients, with this client's data.
+        job: what to do.
+
+    Returns:
+        The outcome; its message is bytes if the context encodes.
+    """
     turn = begin(context, job)
     for phase in phases_of(context, turn):
         train_alone(context, turn, phase)
@@ -204,7 +234,7 @@ def perform(context: ClientContext, job: Job) -> Outcome:
 
 
 def own_memory(value: Any) -> Any:
-    """The same with tensors of their own: a slice would keep the whole stack alive."""
+    """The same value with slices copied: a slice would keep the whole stack alive."""
 
     def own(_path: str, tensor: Tensor) -> Tensor:
         is_slice = tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size()
@@ -214,12 +244,12 @@ def own_memory(value: Any) -> Any:
 
 
 def run_phase(phase: Phase, work: Work, task: Task, train: Examples, probe: Probe, round_: Round, tally: Tally) -> Work:
-    """Train for the phase's epochs. The reference that faster executors must equal."""
+    """Train for the phase's epochs: the reference that faster executors must match."""
     if phase.enter is not None:
         work = phase.enter(work, probe, round_)
     flops = phase_flops(phase, work, task)
     lr_scale = torch.tensor(round_.lr_scale, dtype=torch.float32)
-    # Kept as a tensor until the phase ends: asking for its value would wait for every step.
+    # A tensor until the phase ends: reading its value would synchronise at every step.
     loss_sum = torch.zeros((), dtype=torch.float64, device=train.targets.device)
     examples = steps = 0
     for size, batch in _groups(phase, train, round_):
@@ -252,7 +282,7 @@ def record_phase(
     loss_sum: float,
     is_finite: bool,
 ) -> None:
-    """Count what a phase did, and refuse a model that is no longer made of numbers."""
+    """Add a phase to the tally, and raise SparsonaError if training diverged."""
     tally.examples += examples
     tally.steps += steps
     per_example, per_step = flops
@@ -274,13 +304,13 @@ def phase_batch_size(phase: Phase, train: Examples, round_: Round) -> int:
 
 
 def phase_flops(phase: Phase, work: Work, task: Task) -> tuple[int, int]:
-    """FLOPs of one example's step, and those of a step whatever its examples."""
+    """FLOPs of an example in a step, and of a step whatever its number of examples."""
     per_example = 3 * task.layout.forward_flops() if phase.flops is None else phase.flops(work)
     return per_example, 0 if phase.step_flops is None else phase.step_flops(work)
 
 
 def _groups(phase: Phase, train: Examples, round_: Round) -> Iterator[tuple[int, Any]]:
-    """The batches of all epochs, in groups if the phase looks at several at once; with the number of examples."""
+    """The batches of all epochs, in groups if a step reads several; with the number of examples."""
     size = phase_batch_size(phase, train, round_)
 
     def batches() -> Iterator[Batch]:
@@ -293,7 +323,7 @@ def _groups(phase: Phase, train: Examples, round_: Round) -> Iterator[tuple[int,
             yield len(batch.targets), batch
         return
     while group := tuple(islice(stream, phase.batches_per_step)):
-        if len(group) == phase.batches_per_step:  # what is left at the very end may be fewer
+        if len(group) == phase.batches_per_step:  # the last group may be incomplete
             yield sum(len(batch.targets) for batch in group), group
 
 
@@ -302,9 +332,10 @@ def call(function: Callable[..., Any], *values: Any) -> Any:
 
 
 def take_step(phase: Phase, work: Work, batch: Any, tick: Tick, over: Callable[..., Any] = call) -> tuple[Work, Tensor]:
-    """One gradient step: the executor differentiates, the method says what to do with the gradient.
+    """One gradient step: the executor differentiates, and the method's `update` uses the gradient.
 
-    `over` calls a function for one client, or for each of a stack: the gradient of the sum is everybody's own.
+    `over` calls a function for one client, or for each client of a stack: the gradient of the sum of their losses holds
+    each client's own gradient.
     """
     leaf_of: list[Tensor] = []
 

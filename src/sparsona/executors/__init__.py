@@ -1,4 +1,4 @@
-"""Executors by name. Imported without torch, to be listed."""
+"""Executors by name. Imported without torch, for lists."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     import torch
 
     from sparsona.engine.context import ClientContext
-    from sparsona.engine.jobs import Executor, Tell
+    from sparsona.engine.jobs import Executor, Report
 
 EXECUTORS = {
-    "auto": "what suits the device and the work; the choice is written into the run",
+    "auto": "what suits the device and the model; the choice is recorded in the run",
     "serial": "one client after another in this process, on one thread",
     "workers": "one process per core, one thread each; the same bits as serial",
     "stacked": "many small models at once, on a GPU (on a CPU it runs, slowly); as serial within rounding",
     "graphed": "large models on a GPU, each step compiled and captured; as serial within rounding",
 }
-# What a training step costs whatever its size, and what a core does in a second; starting workers costs about three.
+# The seconds of a training step whatever its size, and the FLOPs of a core; starting workers takes about 3 seconds.
 STEP_SECONDS, FLOPS_PER_SECOND, WORTH_WORKERS = 1e-3, 1e10, 10.0
-SMALL_MODEL = 2_000_000  # parameters up to which a GPU is not filled by one client
+SMALL_MODEL = 2_000_000  # parameters up to which one client does not use a whole GPU
 
 
 def choose_device(name: str, precision: str) -> torch.device:
-    """The device that is meant; what it cannot do is refused."""
+    """The device of this name; raises SparsonaError if there is none, or if it lacks the precision."""
     import torch
 
     has_gpu = torch.cuda.is_available()
@@ -47,7 +47,7 @@ def choose_device(name: str, precision: str) -> torch.device:
 
 
 def choose(name: str, context: ClientContext) -> str:
-    """What `auto` means here and now."""
+    """The executor to use: `auto` resolved, any other name checked against the device and the model."""
     if name not in EXECUTORS:
         raise unknown_name("executor", name, EXECUTORS)
     from sparsona.executors.stacked import why_not_stacked
@@ -78,8 +78,8 @@ def choose(name: str, context: ClientContext) -> str:
 
 @contextmanager
 def numeric_mode(context: ClientContext) -> Iterator[None]:
-    """Products on a GPU in the precision asked for, sums on a CPU by one thread: split among several they are others in
-    their last bits, and all cores are the workers'. These settings are the process's, so they are put back."""
+    """Set the precision of products on a GPU, and one thread on a CPU: sums that are split among threads differ in
+    their last bits, and workers use all cores. These settings belong to the process, so they are restored."""
     import torch
 
     if context.device.type != "cuda":
@@ -101,7 +101,7 @@ def numeric_mode(context: ClientContext) -> Iterator[None]:
 
 
 def _expected_seconds(context: ClientContext) -> float:
-    """A rough guess of what one core would need: only good enough to choose by."""
+    """A rough estimate of the time on one core, good enough to choose an executor."""
     plan, clients = context.plan, context.clients
     epochs = sum(phase.epochs for phase in context.method.phases)
     seconds = 0.0
@@ -112,23 +112,23 @@ def _expected_seconds(context: ClientContext) -> float:
     return plan.rounds * plan.per_round * seconds / len(clients)
 
 
-def open_executor(name: str, context: ClientContext, tell: Tell = lambda text: None) -> Executor:
-    """Start the named executor; it says through `tell` what its start-up is doing, "" when that is over."""
+def open_executor(name: str, context: ClientContext, report: Report = lambda text: None) -> Executor:
+    """Start the named executor; it calls `report` with what its start-up is doing, and with "" when that is over."""
     if name == "workers":
         from sparsona.engine.profiler import START
         from sparsona.executors.workers import Workers
 
         with context.clock.measure(f"{START}workers"):
-            return Workers(context, tell=tell)
-    tell("")  # the others are ready at once
+            return Workers(context, report=report)
+    report("")  # the other executors start immediately
     if name == "graphed":
-        from sparsona.executors.graphed import Graphed  # which takes a compiler along
+        from sparsona.executors.graphed import Graphed  # here, since it imports a compiler
 
-        return Graphed(context, tell=tell)
+        return Graphed(context, report=report)
     if name == "stacked":
         from sparsona.executors.stacked import Stacked
 
-        return Stacked(context, tell=tell)
+        return Stacked(context, report=report)
     from sparsona.executors.serial import Serial
 
     return Serial(context)

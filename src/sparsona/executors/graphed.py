@@ -19,10 +19,10 @@ from torch import Tensor
 from sparsona.core.method import Phase
 from sparsona.engine.context import ClientContext
 from sparsona.engine.evaluate import Evaluation, evaluate_own, needs_own_model, own_points
-from sparsona.engine.jobs import Job, Outcome, Tell
+from sparsona.engine.jobs import Job, Outcome, Report
 from sparsona.engine.turn import OpenTurn, adapted_work, begin, end, phases_of, train_alone, training
 from sparsona.gpu.captured_task import CapturedTask
-from sparsona.gpu.captured_test import Examiner
+from sparsona.gpu.captured_test import CapturedTest
 from sparsona.gpu.lanes import MOST_SHAPES, Lane, Programs, can_be_traced, has_room, must_be_alone, program_key
 from sparsona.gpu.stacking import kinds_of
 
@@ -32,7 +32,7 @@ TESTED_TOGETHER = 64  # clients whose results are waited for at once
 
 @dataclass
 class _Underway:
-    """A client in the middle of its turn: its place among the lanes, and what it has yet to do."""
+    """A client in the middle of its turn: its position among the lanes, and the phases that remain."""
 
     number: int
     turn: OpenTurn
@@ -46,34 +46,34 @@ class Graphed:
 
     encodes = False
 
-    def __init__(self, context: ClientContext, lanes: int = LANES, tell: Tell = lambda text: None) -> None:
+    def __init__(self, context: ClientContext, lanes: int = LANES, report: Report = lambda text: None) -> None:
         laid_out = copy.copy(context.task)
-        laid_out.channels_last = laid_out.takes_channels_last  # as convolutions on a GPU like it
+        laid_out.channels_last = laid_out.takes_channels_last  # the fast layout for convolutions on a GPU
         task: Any = CapturedTask(laid_out, context.largest_batch)
         self._context = replace(context, task=task)
         self._num_lanes = lanes
-        self._programs = Programs(tell)
-        # By phase and shapes, then by place: clients side by side have memory of their own.
+        self._programs = Programs(report)
+        # By phase and shapes, then by position: clients that run side by side need separate memory.
         self._lanes: dict[tuple[Hashable, Hashable], dict[int, Lane]] = {}
-        self._examiners: dict[Hashable, Examiner] = {}  # by the shapes of a Work
+        self._tests: dict[Hashable, CapturedTest] = {}  # by the shapes of a Work
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         waiting = iter(jobs)
         first = next(waiting, None)
         if first is None:
             return
-        everybody = chain((first,), waiting)
-        yield from self._evaluate(everybody) if first.do == "evaluate" else self._train(everybody)
+        all_jobs = chain((first,), waiting)
+        yield from self._evaluate(all_jobs) if first.do == "evaluate" else self._train(all_jobs)
 
     def close(self) -> None:
         if self._context.device.type == "cuda":
-            torch.cuda.synchronize(self._context.device)  # what is let go of must not be in use
+            torch.cuda.synchronize(self._context.device)  # memory that is freed must not be in use
         self._lanes.clear()
         self._programs = Programs()
-        self._examiners.clear()
+        self._tests.clear()
 
     def _train(self, jobs: Iterator[Job]) -> Iterator[Outcome]:
-        """Turns, handed out in the order of the jobs. Who has more phases than others is done after them."""
+        """Turns; outcomes are yielded in the order of the jobs, though clients with fewer phases finish earlier."""
         underway: deque[_Underway] = deque()
         free = deque(range(self._num_lanes))
         ready: dict[int, Outcome] = {}
@@ -102,7 +102,7 @@ class Graphed:
                     yield ready.pop(given)
                     given += 1
         finally:
-            if underway and self._context.device.type == "cuda":  # given up in the middle
+            if underway and self._context.device.type == "cuda":  # the caller stopped in the middle
                 torch.cuda.synchronize(self._context.device)
 
     def _finish(self, turn: OpenTurn) -> Outcome:
@@ -112,7 +112,7 @@ class Graphed:
         return end(self._context, turn, tested)
 
     def _go_on(self, client: _Underway) -> None:
-        """Start the client's next phase in its lane; what cannot be captured is done here and now."""
+        """Start the client's next phase in its lane; phases that cannot be captured are run immediately."""
         context, turn = self._context, client.turn
         while client.phases:
             phase = client.phases.popleft()
@@ -131,7 +131,7 @@ class Graphed:
             lane = lanes[client.place]
             with training(context, [turn], phase):
                 lane.load(phase, [turn])
-                if context.clock.is_on:  # what is measured is waited for: one client after another
+                if context.clock.is_on:  # measured phases are waited for: one client after another
                     lane.unload()
             if not context.clock.is_on:
                 client.lane = lane
@@ -150,28 +150,28 @@ class Graphed:
             for turn in turns:
                 yield end(self._context, turn, found.get(turn.job.client))
 
-    def _test(self, turn: OpenTurn) -> tuple[int, Examiner, Tensor] | Evaluation:
-        """A client's model on its test data: sums that are not waited for yet, or the result."""
+    def _test(self, turn: OpenTurn) -> tuple[int, CapturedTest, Tensor] | Evaluation:
+        """Evaluate a client's model on its test data: sums that are still being computed, or the result."""
         context, client = self._context, turn.job.client
         with context.clock.measure("evaluate"):
             work = adapted_work(context, turn)
             if not can_be_traced(context):
                 return evaluate_own(context, client, work)
             kinds = kinds_of(work)
-            if kinds not in self._examiners:
-                if len(self._examiners) >= MOST_SHAPES:
+            if kinds not in self._tests:
+                if len(self._tests) >= MOST_SHAPES:
                     return evaluate_own(context, client, work)
-                self._examiners[kinds] = Examiner(context, work)
-            examiner = self._examiners[kinds]
-            return client, examiner, examiner.look(client, work)
+                self._tests[kinds] = CapturedTest(context, work)
+            test = self._tests[kinds]
+            return client, test, test.run(client, work)
 
-    def _results(self, tests: Sequence[tuple[int, Examiner, Tensor] | Evaluation]) -> list[Evaluation]:
+    def _results(self, tests: Sequence[tuple[int, CapturedTest, Tensor] | Evaluation]) -> list[Evaluation]:
         """Results of tests, waited for together."""
         found = [one for one in tests if isinstance(one, Evaluation)]
-        waiting: dict[Examiner, list[tuple[int, Tensor]]] = {}
+        waiting: dict[CapturedTest, list[tuple[int, Tensor]]] = {}
         for one in tests:
             if not isinstance(one, Evaluation):
                 waiting.setdefault(one[1], []).append((one[0], one[2]))
-        for examiner, sums in waiting.items():
-            found += examiner.tell([client for client, _ in sums], [row for _, row in sums])
+        for test, sums in waiting.items():
+            found += test.read([client for client, _ in sums], [row for _, row in sums])
         return found

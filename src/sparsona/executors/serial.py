@@ -12,7 +12,7 @@ from sparsona.engine.turn import perform
 
 
 class Serial:
-    """The executor every other one must agree with."""
+    """The reference executor, which every other one must agree with."""
 
     def __init__(self, context: ClientContext) -> None:
         self._context = context
@@ -20,7 +20,7 @@ class Serial:
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         for job in jobs:
-            # Sums are split among threads, so their number changes the last bits; and it is the caller's setting.
+            # Sums are split among threads, so their number changes the last bits. The caller's setting is restored.
             threads = torch.get_num_threads()
             torch.set_num_threads(1)
             try:

@@ -1,7 +1,7 @@
 """Many clients at once: their models are stacked, and a step is one step of all. For small models on a GPU.
 
-Agrees with `serial` within rounding. A phase that must not be stacked (its examples see each other, its model draws
-noise, or it says that it is not traceable) is run for one client after another.
+Agrees with `serial` within rounding. A phase that must not be stacked (its loss mixes examples, its model draws noise,
+or it is not traceable) is run for one client after another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sparsona.core.task import Task
 from sparsona.data.augment import as_inputs
 from sparsona.engine.context import ClientContext
 from sparsona.engine.evaluate import Evaluation, evaluate_own, own_points
-from sparsona.engine.jobs import Job, Outcome, Tell
+from sparsona.engine.jobs import Job, Outcome, Report
 from sparsona.engine.turn import OpenTurn, adapted_work, begin, end, phases_of, train_alone, training
 from sparsona.gpu.captured_task import CapturedTask
 from sparsona.gpu.lanes import Lane, Programs, can_be_traced, has_room, must_be_alone, program_key
@@ -28,7 +28,7 @@ from sparsona.gpu.stacked_test import evaluate_stacked
 from sparsona.gpu.stacking import kinds_of, over_clients, stack
 
 MOST_AT_ONCE = 128
-FEWEST_AT_ONCE = 16  # of unequal clients: with fewer, a GPU has too little to do
+FEWEST_AT_ONCE = 16  # of unequal clients: fewer do not use a whole GPU
 
 
 class Stacked:
@@ -37,11 +37,11 @@ class Stacked:
     encodes = False
 
     def __init__(
-        self, context: ClientContext, most_at_once: int = MOST_AT_ONCE, tell: Tell = lambda text: None
+        self, context: ClientContext, most_at_once: int = MOST_AT_ONCE, report: Report = lambda text: None
     ) -> None:
         task: Any = CapturedTask(_channels_first(context.task), context.largest_batch)
         self._context, self._most = replace(context, task=task), most_at_once
-        self._programs = Programs(tell)
+        self._programs = Programs(report)
         self._lanes: dict[tuple[Hashable, Hashable], Lane] = {}
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
@@ -70,7 +70,7 @@ class Stacked:
                     results = [evaluate_own(context, *one) for one in zip(clients, some, strict=True)]
                 else:
                     tests = [context.federation.examples(client, "test") for client in clients]
-                    predict = vectorised(context.method.predict, some)
+                    predict = vectorise(context.method.predict, some)
                     results = evaluate_stacked(clients, predict, context.task, tests)
                 found |= dict(zip(places, results, strict=True))
         return [found[place] for place in range(len(turns))]
@@ -95,12 +95,12 @@ class Stacked:
                 train_alone(context, turn, replace(phase, enter=None))
             return
         if key not in self._lanes:
-            # As many places as are ever taken in training, so that one program serves every group.
-            everybody = len(context.clients) if context.plan.everyone_trains else context.plan.per_round
-            most = min(self._most, max(everybody, len(turns)))
+            # As many positions as training ever needs, so that one program serves every group.
+            num_trained = len(context.clients) if context.plan.everyone_trains else context.plan.per_round
+            most = min(self._most, max(num_trained, len(turns)))
             self._lanes[key] = Lane(context, phase, turns[0].work, self._programs, places_for(context, most))
         lane = self._lanes[key]
-        # Clients of about the same size together: a stack goes on as long as its largest.
+        # Clients of about the same size together: a stack takes as long as its largest client.
         turns.sort(key=lambda turn: -turn.train.num_examples)
         for start in range(0, len(turns), lane.num_places):
             some = turns[start : start + lane.num_places]
@@ -118,9 +118,9 @@ def _by_kind(works: Sequence[Work]) -> dict[Hashable, list[int]]:
 
 
 def places_for(context: ClientContext, most: int) -> int:
-    """How many clients to stack: as many as can be, unless clients of unequal sizes would wait for each other too long.
+    """How many clients to stack: at most `most`, fewer if clients of unequal sizes would wait for each other too long.
 
-    Halved as long as that saves a fifth of the steps, were all clients to train, and sixteen are left.
+    Halved as long as that saves a fifth of the steps, if all clients trained, and sixteen are left.
     """
     batches = sorted((-(-client.num_examples // context.largest_batch) for client in context.clients), reverse=True)
 
@@ -132,14 +132,14 @@ def places_for(context: ClientContext, most: int) -> int:
     return most
 
 
-def vectorised(predict: Callable[[Work, Tensor], Tensor], works: Sequence[Work]) -> Callable[[Tensor], Tensor]:
+def vectorise(predict: Callable[[Work, Tensor], Tensor], works: Sequence[Work]) -> Callable[[Tensor], Tensor]:
     """`predict` for several clients: inputs [clients, N, ...] to outputs [clients, N, ...]."""
     work = stack(works)
     return lambda inputs: over_clients(predict, work, inputs)
 
 
 def why_not_stacked(context: ClientContext) -> str:
-    """What torch says of running the model for two clients at once; nothing if it can. Tried: layers do not tell."""
+    """The error of torch for running the model for two clients at once; "" if it can. Tested by a forward pass."""
     data, task = context.federation, _channels_first(context.task)
     image = as_inputs(data.x[:1], data.view)
 
@@ -155,7 +155,7 @@ def why_not_stacked(context: ClientContext) -> str:
 
 
 def _channels_first(task: Task) -> Task:
-    """A stack of images has five dimensions, for which there is no channels last."""
+    """The same task in channels first: a stack of images has five dimensions, which have no channels-last format."""
     task = copy.copy(task)
     task.channels_last = False
     return task

@@ -1,7 +1,7 @@
-"""A worker process: reads jobs from its standard input, writes outcomes to what was its standard output.
+"""A worker process: reads jobs from its standard input, writes outcomes to its original standard output.
 
 Started as `python -m sparsona.executors.worker`, so the user's script is never imported again. It ignores Ctrl-C, which
-is the parent's to handle, and leaves when the pipe closes.
+the parent handles, and exits when the pipe closes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FRAME = struct.Struct("<Q")
 
 
 def read_frame(stream: Readable, clock: Clock = OFF) -> Any:
-    """The next object, or EOFError when the other side is gone."""
+    """Read the next object; raises EOFError when the other side has closed the pipe."""
     with clock.measure(IDLE):
         (size,) = FRAME.unpack(_read(stream, FRAME.size))
     with clock.measure("pipe"):
@@ -31,7 +31,7 @@ def read_frame(stream: Readable, clock: Clock = OFF) -> Any:
 
 
 def _read(stream: Readable, size: int) -> bytearray:
-    """So many bytes: a pipe gives them in pieces."""
+    """Read exactly `size` bytes, which a pipe returns in pieces."""
     body, done = bytearray(size), 0
     while done < size:
         count = stream.readinto(memoryview(body)[done:])
@@ -42,7 +42,7 @@ def _read(stream: Readable, size: int) -> bytearray:
 
 
 def pack(value: Any, by_value: bool = False) -> bytes:
-    """Bytes of an object; `by_value`: with the classes that no other process can import, which takes longer."""
+    """Pickle an object; `by_value`: with classes that another process cannot import, which takes longer."""
     if by_value:
         import cloudpickle
 
@@ -64,7 +64,7 @@ def write_body(stream: BinaryIO, body: bytes) -> None:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     inbox = cast(Readable, sys.stdin.buffer)
-    # Whatever a user's model prints must not end up among the outcomes.
+    # The output of a user's model must not be mixed with the outcomes.
     outbox = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
@@ -72,7 +72,7 @@ def main() -> None:
         # Before torch is imported, so that the parent can write to all workers while they start together.
         _serve(read_frame(inbox), inbox, outbox, Clock(is_on=is_profiled), by_value)
     except (EOFError, BrokenPipeError):
-        os._exit(0)  # the parent is gone: nothing is left to be flushed
+        os._exit(0)  # the parent has ended: there is nothing to flush
 
 
 def _serve(request: tuple[str, Any], inbox: Readable, outbox: BinaryIO, clock: Clock, by_value: bool) -> None:
@@ -102,7 +102,7 @@ def _serve(request: tuple[str, Any], inbox: Readable, outbox: BinaryIO, clock: C
                 assert context is not None
                 try:
                     answer = perform(context, value)
-                except MaskMismatchError:  # the parent sends the job again, masks and all
+                except MaskMismatchError:  # the parent sends the job again, with its masks
                     answer = Outcome(value.client, lacks_mask=True)
             report = clock.take() if clock.is_on else None
             with clock.measure("pipe"):

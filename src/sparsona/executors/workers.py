@@ -20,18 +20,18 @@ import cloudpickle
 
 from sparsona.core.errors import SparsonaError
 from sparsona.engine.context import ClientContext
-from sparsona.engine.jobs import Job, Outcome, Tell, settle
+from sparsona.engine.jobs import Job, Outcome, Report, settle
 from sparsona.engine.profiler import START, WAIT, Clock
 from sparsona.engine.tempdirs import claim, make_folder
 from sparsona.executors.worker import pack, read_frame, write_body, write_frame
 
-AHEAD = 4  # jobs for each worker that may be begun before the first of them is handed out
-TRIES = 3  # a job that kills its worker this often is given up
+AHEAD = 4  # jobs for each worker that may start before the outcome of the first is yielded
+TRIES = 3  # after a job has killed its worker this often, the run fails
 PREFIX = "sparsona-data-"  # of folders that hold the data for workers
 
 
 def num_cores() -> int:
-    """Cores this process may use, which can be fewer than the machine has."""
+    """The number of cores that this process may use, which can be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -44,7 +44,7 @@ def _is_importable(make_method: Any) -> bool:
 
 
 class _Packed:
-    """A job, its place among the others, and the bytes of it that a worker reads."""
+    """A job, its number, and its bytes for a worker."""
 
     def __init__(self, number: int, job: Job, by_value: bool) -> None:
         self.number, self.job = number, job
@@ -57,17 +57,17 @@ class _Worker:
     def __init__(self, recipe: bytes, clock: Clock, by_value: bool) -> None:
         self._clock, self._number = clock, clock.add_worker()
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        # Memory that a step frees is kept for the next: to get it anew, page by page, costs a tenth of a step.
+        # Memory that a step frees is kept for the next: requesting it again, page by page, takes a tenth of a step.
         memory = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**29)}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "sparsona.executors.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**memory, **os.environ, **threads},
-            process_group=0,  # a terminal sends Ctrl-C to a whole group: it is ours to handle, not theirs
+            process_group=0,  # a terminal sends Ctrl-C to a whole group, and only the parent handles it
         )
         self.stdin = cast(BinaryIO, self.process.stdin)
-        # Not through a buffer: an answer that it had read along with the one before would never be waited for.
+        # Unbuffered: the selector would not see an answer that a buffer had read together with the one before.
         self.stdout: io.RawIOBase = cast(Any, self.process.stdout).raw
         self.job: tuple[int, Job] | None = None
         self.opening = True
@@ -93,7 +93,7 @@ class _Worker:
     def end(self) -> None:
         if self._clock.is_on and self.job is None and not self.opening:
             with contextlib.suppress(OSError, EOFError):
-                write_frame(self.stdin, ("report", None))  # what it measured since its last job: how long it waited
+                write_frame(self.stdin, ("report", None))  # what it measured since its last job: its idle time
                 self.receive()
         for pipe in (self.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
@@ -108,10 +108,12 @@ class Workers:
 
     encodes = True
 
-    def __init__(self, context: ClientContext, num_workers: int | None = None, tell: Tell = lambda text: None) -> None:
-        self._clock, self._tell = context.clock, tell
+    def __init__(
+        self, context: ClientContext, num_workers: int | None = None, report: Report = lambda text: None
+    ) -> None:
+        self._clock, self._report = context.clock, report
         num_workers = num_workers or num_cores()
-        tell(f"starting {num_workers} worker{'s' * (num_workers > 1)}")
+        report(f"starting {num_workers} worker{'s' * (num_workers > 1)}")
         self._workers: list[_Worker] = []
         self._folder: Path | None = None
         try:
@@ -146,7 +148,7 @@ class Workers:
             nonlocal taken
             if again:
                 return _Packed(*again.popleft(), self._by_value)
-            # What is done waits for those before it: a slow one must not let the others pile up.
+            # Outcomes wait for those before them: behind a slow job they must not accumulate.
             item = None if taken - next_number >= AHEAD * len(self._workers) else next(waiting, None)
             if item is None:
                 return None
@@ -155,7 +157,7 @@ class Workers:
 
         packed: _Packed | None = None
         while True:
-            # Only idle workers are written to, so neither side can wait for the other to read.
+            # Jobs are written to idle workers only, so that the two sides cannot block each other.
             for place, worker in enumerate(self._workers):
                 while worker.job is None and (packed := packed or following()) is not None:
                     try:
@@ -163,7 +165,7 @@ class Workers:
                         packed = None
                     except (BrokenPipeError, OSError):
                         worker = self._replace(place, tries)
-            # Workers do not wait for what is done with outcomes, nor for the next job to be made and packed.
+            # Yielded after jobs were sent: workers do not wait while the caller uses outcomes or makes the next job.
             while next_number in ready:
                 yield ready.pop(next_number)
                 next_number += 1
@@ -185,7 +187,7 @@ class Workers:
                 if worker.opening:
                     worker.opening = False
                     if not any(other.opening for other in self._workers):
-                        self._tell("")
+                        self._report("")
                     continue
                 assert worker.job is not None
                 number, job = worker.job
@@ -205,7 +207,7 @@ class Workers:
                 return [key.data for key, _ in selector.select()]
 
     def _replace(self, place: int, tries: dict[int, int]) -> _Worker:
-        """A new process for one that died; its job, if any, is done again."""
+        """Start a new process for one that died; its job, if any, is run again."""
         dead = self._workers[place]
         dead.end()
         number, client = (dead.job[0], f"client {dead.job[1].client}'s turn") if dead.job else (-1, "starting up")
@@ -213,7 +215,7 @@ class Workers:
         if tries[number] >= TRIES:
             raise SparsonaError(
                 f"a worker process died {TRIES} times during {client} (exit code {dead.process.returncode})",
-                expected="workers that live; -9 usually means that memory ran out",
+                expected="workers that keep running; -9 usually means that memory ran out",
                 hint="use --executor serial, a smaller model or a smaller batch",
             )
         self._workers[place] = _Worker(self._recipe, self._clock, self._by_value)

@@ -199,7 +199,7 @@ def start_digest(context: ClientContext) -> str:
 
 def graph_digest(context: ClientContext) -> str | None:
     """A digest of a graph from a file, which may change before a run is resumed."""
-    edges = () if context.plan.graph is None else context.plan.graph.heard
+    edges = () if context.plan.graph is None else context.plan.graph.sources
     return hashlib.blake2b(repr(edges).encode(), digest_size=16).hexdigest() if edges else None
 
 

@@ -1,4 +1,4 @@
-"""A task whose gradient costs no Python: methods ask for it outside of training steps, for every client alone."""
+"""A task whose gradient runs without Python: methods compute it outside of training steps, one client at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CapturedTask:
         self._captured: Captured | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_task":  # not there yet: this is being copied
+        if name == "_task":  # not set yet while this object is being copied
             raise AttributeError(name)
         return getattr(self._task, name)
 
@@ -37,7 +37,7 @@ class CapturedTask:
         count = len(batch.targets)
         flat.copy_(params.flat)
         kept.copy_(buffers.flat)
-        # Examples beyond the batch are whatever was there before, with weight 0.
+        # Examples beyond the batch keep their old values, with weight 0.
         inputs[:count].copy_(batch.inputs)
         targets[:count].copy_(batch.targets)
         weight[:count].copy_(batch.weight)
@@ -58,6 +58,6 @@ class CapturedTask:
         ones = torch.ones(self._size, device=params.flat.device)
         examples = (params.flat, buffers.flat, batch.inputs[first], batch.targets[first], ones, batch.index[first])
         self._fixed = [value.clone() for value in examples]
-        program = compile_program(gradient, self._fixed, compiles=False)  # one step in twenty is not worth a compiler
+        program = compile_program(gradient, self._fixed, compiles=False)  # used too rarely to be worth compiling
         self._found = torch.empty_like(params.flat)
         self._captured = Captured(lambda: self._found.copy_(program(self._fixed)[0]), params.flat.device)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Tests one client's model after another on a GPU with a captured forward pass; results are waited for together."""
+"""Tests one client's model after another on a GPU with a captured forward pass; results are read together."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from sparsona.gpu.stacking import Template
 MOST = 256  # examples in one forward pass
 
 
-class Examiner:
-    """Memory for one model and one batch, and the pass that works on it."""
+class CapturedTest:
+    """Memory for one model and one batch, and the captured pass that uses it."""
 
     def __init__(self, context: ClientContext, work: Work) -> None:
         data, device = context.federation, context.device
@@ -44,7 +44,7 @@ class Examiner:
 
     def _pass(self, *tensors: Tensor) -> list[Tensor]:
         *own, x, y, index, weight = tensors
-        context, work = self._context, self._template.filled(own)
+        context, work = self._context, self._template.fill(own)
         with torch.no_grad():
             inputs = as_inputs(x.index_select(0, index), context.federation.view)
             outputs = context.method.predict(work, inputs)
@@ -59,8 +59,8 @@ class Examiner:
                 found = torch.cat([found, squares.scatter_add(0, cells, (weight > 0).double())])
         return [found]
 
-    def look(self, client: int, work: Work) -> Tensor:
-        """A client's model on its test data: sums, on the device, to be read by `tell`."""
+    def run(self, client: int, work: Work) -> Tensor:
+        """Evaluate a client's model on its test data: returns sums, on the device, for `read`."""
         for fixed, (_, value) in zip(self._leaves, leaves(work), strict=True):
             fixed.copy_(value)
         self._found.zero_()
@@ -75,8 +75,8 @@ class Examiner:
             self._captured.end()
         return self._found.clone()
 
-    def tell(self, clients: Sequence[int], rows: Sequence[Tensor]) -> list[Evaluation]:
-        """Test results of `look`s, at no point yet."""
+    def read(self, clients: Sequence[int], rows: Sequence[Tensor]) -> list[Evaluation]:
+        """The test results of several `run`s, at no point yet."""
         classes, found = self._context.task.num_classes, []
         for client, row in zip(clients, torch.stack(list(rows)).cpu(), strict=True):
             right, of, loss, weight = row[:4].tolist()

@@ -1,11 +1,11 @@
 """A pass over a traced step: each GroupNorm takes in the casts, the shortcut and the ReLU around it, both ways.
 
-Autocast runs a norm in float32 and torch lays its input out anew for it, so a norm alone costs several times what its
-bytes do. Here the norm becomes one operation (norm_ops) that reads and writes what the convolutions next to it use:
-bf16, channels last. What else wants the float32 gets a cast of the bf16. Results differ by that rounding; without
-autocast, by the order of sums.
+Autocast runs a norm in float32 and torch converts the layout of its input, so a norm takes several times as long as
+reading and writing its data. Here the norm becomes one operation (norm_ops) that reads and writes the format of the
+convolutions next to it: bf16, channels last. Other users of the float32 result get a cast of the bf16. Results differ
+by that rounding; without autocast, by the order of sums.
 
-A neighbour is taken in only where nobody else needs it as it was; otherwise it stays, and the norm alone is replaced.
+A neighbour is fused only if no other node uses it; otherwise it stays, and the norm alone is replaced.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Norm:
 
 
 def fuse_group_norms(module: GraphModule) -> GraphModule:
-    """The same computation with fewer kernels. A graph that writes into its images is handed back as it is."""
+    """The same computation with fewer kernels. A graph that writes into its images is returned unchanged."""
     graph = module.graph
     _write_elsewhere(graph)
     if not any(_can_fuse(node) for node in graph.nodes) or not all(_is_pure(node) for node in graph.nodes):
@@ -70,25 +70,25 @@ def _can_fuse(node: Node) -> bool:
     return x.dim() == 4 and x.dtype is torch.float32 and x.numel() > 0
 
 
-# What is written into is new and nobody else's: that it is written into shows nowhere.
+# Results of these are new tensors with one user: writing into them in place has no side effect.
 MAKES_NEW = (aten._to_copy.default, aten.mul.Tensor, aten.sub.Tensor)
 IN_PLACE = {aten.mul_.Tensor: aten.mul.Tensor, aten.sub_.Tensor: aten.sub.Tensor}
 
 
 def _write_elsewhere(graph: Graph) -> None:
-    """Images are scaled in place, as suits a CPU; here that becomes what it means."""
+    """Images are scaled in place, which is fast on a CPU; here that becomes an operation out of place."""
     for node in graph.nodes:
         if node.target in IN_PLACE and node.args[0].target in MAKES_NEW and len(node.args[0].users) == 1:
             node.target = IN_PLACE[node.target]
 
 
 def _is_pure(node: Node) -> bool:
-    """Nothing is written into images in place, or seen by strides: then layouts and casts may move."""
+    """Whether a node neither writes into images nor depends on their strides: then layouts and casts may move."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return True
     if not node.target._schema.is_mutable and node.target is not aten.as_strided.default:
         return True
-    # An image of one pixel is the same in both layouts; average pooling gives it strides to its liking.
+    # An image of one pixel is the same in both layouts; average pooling sets its strides.
     strides_alone = node.target in (aten.as_strided.default, aten.as_strided_.default)
     images = [arg.meta["val"] for arg in node.all_input_nodes if _dim(arg) == 4]
     return all(strides_alone and image.shape[2:].numel() == 1 for image in images)
@@ -116,7 +116,7 @@ def _fuse_forward(graph: Graph, node: Node, backwards: list[Node]) -> _Norm:
 
 
 def _what_follows(out: Node) -> tuple[Node | None, Node]:
-    """The shortcut, if one is added, and the last node that is taken in: a ReLU or, where none follows, `out`."""
+    """The shortcut, if one is added, and the last node to fuse: a ReLU or, where none follows, `out`."""
     user = _only_user(out)
     if user is not None and user.target is aten.relu.default:
         return None, user
@@ -129,7 +129,7 @@ def _what_follows(out: Node) -> tuple[Node | None, Node]:
 
 
 def _take_bias(given: Node, x: Node, readers: set[Node]) -> Node | None:
-    """The bias of the convolution before, taken from it, if only this norm sees what the convolution gave."""
+    """Remove and return the bias of the convolution before, if only this norm uses the convolution's result."""
     if x.target is not aten.convolution.default or not isinstance(x.args[2], Node):
         return None
     chain = {given}
@@ -153,7 +153,7 @@ def _fuse_backward(graph: Graph, node: Node, norm: _Norm) -> None:
     if _adds_images(arrived) and len(arrived.users) == 1:
         parts = arrived.args  # where the gradients of two branches meet, they are added on the way in
     shortcut = gate is not None and norm.residual
-    saved = norm.y if shortcut else None  # without a shortcut the kernel knows from x what the ReLU let through
+    saved = norm.y if shortcut else None  # without a shortcut the kernel computes the ReLU's mask from x
     with graph.inserting_before(place):
         args = (
             *parts,
@@ -184,7 +184,7 @@ def _fuse_backward(graph: Graph, node: Node, norm: _Norm) -> None:
 
 
 def _gate(arrives: Node, node: Node, norm: _Norm) -> Node | None:
-    """The ReLU's backward before the norm's, if it can be taken in: nobody but the shortcut needs what it gives."""
+    """The ReLU's backward before the norm's, if it can be fused: only the shortcut uses its result besides."""
     gate, links = arrives, {node}
     while gate.target is aten.clone.default:
         links.add(gate)
@@ -197,7 +197,7 @@ def _gate(arrives: Node, node: Node, norm: _Norm) -> Node | None:
 
 
 def _give_bias(graph: Graph, node: Node, dx: Node, total: Node) -> None:
-    """The gradient of a bias that a norm took over, where a convolution's backward would add up dx for it."""
+    """The gradient of a bias that was moved into a norm, where a convolution's backward would sum dx for it."""
     wanted: Any = node.args[10] if node.target is aten.convolution_backward.default else None
     if wanted is None or node.args[0] is not dx or not wanted[2]:
         return
@@ -242,7 +242,7 @@ def _pool_in_half(graph: Graph) -> None:
 
 
 def _hand_over_images(graph: Graph) -> None:
-    """Our operations get what lies beneath casts and copies, channels last; views no longer rely on a layout."""
+    """Our operations get the images before casts and copies, channels last; views no longer rely on a layout."""
     laid_out = {aten.convolution.default, aten.convolution_backward.default, FORWARD, BACKWARD}
     for node in list(graph.nodes):
         if node.target is aten.view.default and _dim(node.args[0]) == 4:
@@ -264,7 +264,7 @@ def _hand_over_images(graph: Graph) -> None:
 
 
 def _lay_out(graph: Graph, node: Node) -> None:
-    """What follows finds this in memory as it was traced. Nothing is copied where it is so anyway."""
+    """Give a result the memory layout that was traced, for the nodes after it. No copy if it has that already."""
     with graph.inserting_before(node.next):
         plain = graph.call_function(aten.contiguous.default, (node,))
     node.replace_all_uses_with(plain, delete_user_cb=lambda user: user is not plain)
@@ -272,7 +272,7 @@ def _lay_out(graph: Graph, node: Node) -> None:
 
 
 def _replace(graph: Graph, old: Node, new: Node) -> None:
-    """Whoever used `old` uses `new`; if that is narrower, those who do not narrow it themselves get a cast."""
+    """Replace `old` by `new` in all its users; if `new` is narrower, users that do not narrow it get a cast."""
     kind, wide = _dtype(new), None
     for user in list(old.users):
         if kind is _dtype(old):
@@ -292,7 +292,7 @@ def _cast(graph: Graph, node: Node, dtype: torch.dtype) -> Node:
 
 
 def _source(node: Node) -> Node:
-    """What a node is made of, beneath copies to another layout and casts that lose nothing."""
+    """The origin of a node, before copies to another layout and lossless casts."""
     while True:
         widens = _is_cast(node) and _dtype(node) is torch.float32 and _dtype(node.args[0]) in HALF
         if not widens and node.target is not aten.clone.default:
@@ -301,7 +301,7 @@ def _source(node: Node) -> Node:
 
 
 def _is_cast(node: Node) -> bool:
-    """Changes the type alone."""
+    """Whether a node changes the type alone."""
     if node.target is not aten._to_copy.default or node.kwargs.get("layout") not in (None, torch.strided):
         return False
     device = node.kwargs.get("device")
@@ -323,7 +323,7 @@ def _item(graph: Graph, node: Node, place: int) -> Node:
     for user in node.users:
         if user.target is operator.getitem and user.args[1] == place:
             return user
-    with graph.inserting_before(node.next):  # nobody asked for it: a node without users, which is dropped at the end
+    with graph.inserting_before(node.next):  # not used so far: a node without users, removed at the end
         item = graph.call_function(operator.getitem, (node, place))
     item.meta["val"] = torch.empty(0)
     return item

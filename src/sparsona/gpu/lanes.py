@@ -1,7 +1,7 @@
 """A lane: memory for one client, or for a stack of them, and a phase's step on it, compiled and captured.
 
 Clients are copied in, their steps are replayed with no Python in between, and they are copied out. Without a GPU the
-step is neither compiled nor captured, and all else is the same.
+step is neither compiled nor captured; everything else is the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from sparsona.core.method import Phase, Tick, Work
 from sparsona.core.tree import leaves, map_leaves
 from sparsona.engine.context import ClientContext
-from sparsona.engine.jobs import Tell
+from sparsona.engine.jobs import Report
 from sparsona.engine.profiler import START
 from sparsona.engine.turn import OpenTurn, are_finite, call, phase_flops, record_phase, take_step
 from sparsona.gpu.programs import Captured, Program, compile_program
@@ -26,32 +26,32 @@ from sparsona.gpu.stacked_conv import as_products
 from sparsona.gpu.stacking import Template, over_clients, where_kept
 
 ByKey = dict[Hashable, Program]
-# Shapes of Work that a phase has lanes for; clients of further shapes run alone. Networks of several widths are few,
-# while a Work with an entry for each example has as many shapes as there are clients.
+# Shapes of Work that a phase has lanes for; clients of further shapes run alone. Networks come in a few widths, while a
+# Work with an entry for each example has as many shapes as there are clients.
 MOST_SHAPES = 8
-# Steps of one client that are worth a compiler's time, and what part of such a step each client of a stack takes.
+# Steps of one client from which compiling pays, and the share of such a step that each client of a stack takes.
 WORTH_COMPILING, STACKED_STEP = 50_000, 0.2
 
 
 def program_key(phase: Phase, kinds: Hashable) -> tuple[Hashable, Hashable]:
-    """What a step of the phase does, whatever it is called and however long it goes on, and the shapes it is for."""
+    """The key of a compiled step: what the phase computes, whatever its name and length, and the shapes of its Work."""
     what = (phase.loss, phase.update, phase.after_batch, phase.trains, phase.batches_per_step, phase.repeats)
     return what, kinds
 
 
 def must_be_alone(phase: Phase, context: ClientContext) -> bool:
-    """Whether a phase can be neither stacked nor captured, where batches are filled up and nothing new is drawn."""
+    """Whether a phase can be neither stacked nor captured: both pad batches and cannot draw noise."""
     task = context.task
     return phase.mixes_examples or not phase.traceable or task.draws_noise or task.moves_buffers
 
 
 def can_be_traced(context: ClientContext) -> bool:
-    """Whether `predict` can be captured or run for several clients at once: it keeps the rules of the phases."""
+    """Whether `predict` can be captured or run for several clients at once: it follows the rules of the phases."""
     return all(phase.traceable for phase in context.method.phases) and not context.method.transductive
 
 
 def has_room(lanes: Mapping[tuple[Hashable, Hashable], object], key: tuple[Hashable, Hashable]) -> bool:
-    """Whether a phase may have a lane of this shape besides those it has."""
+    """Whether a phase has, or may get, a lane of this shape."""
     return key in lanes or sum(what == key[0] for what, _ in lanes) < MOST_SHAPES
 
 
@@ -59,7 +59,7 @@ def has_room(lanes: Mapping[tuple[Hashable, Hashable], object], key: tuple[Hasha
 class Programs:
     """What lanes of one executor share, by phase and shapes: compiled steps, and the tensors of a Work they change."""
 
-    tell: Tell = lambda text: None  # of compiling, which takes long
+    report: Report = lambda text: None  # reports compiling, which takes long
     steps: ByKey = field(default_factory=dict)
     ends: ByKey = field(default_factory=dict)
     changed: dict[Hashable, set[int]] = field(default_factory=dict)
@@ -86,18 +86,20 @@ class Lane:
         self._loss_sum = torch.zeros(lead, dtype=torch.float64, device=device)
         # A client's batches are as many as the largest client's, or fewer.
         batches = phase.epochs * -(-max(client.num_examples for client in context.clients) // self._size)
-        self._reserve(max(8, batches // phase.batches_per_step))  # a capture tries its first few
+        self._reserve(max(8, batches // phase.batches_per_step))  # a capture runs the first few
         self._present: list[OpenTurn] = []
 
     def _reserve(self, steps: int) -> None:
-        """Room for a schedule of so many steps; it is captured anew if there was too little."""
+        """Allocate a schedule of so many steps; the step is then captured again."""
         phase, device = self._phase, self._context.device
         lead = () if self._stacked is None else (self._stacked,)
         shape = (steps, phase.batches_per_step, NUM_FIELDS, *lead, self._size)
-        # Where a copy to the device need not be waited for, what is copied must not move.
+        # Pinned memory, so that copies to the device are asynchronous.
         pinned = device.type == "cuda"
         self._rows_here = torch.zeros(shape, dtype=torch.int64, pin_memory=pinned)
-        self._rows_here[:, :, WEIGHT] = 1  # a mean over nothing would not be a number, also where it is only tried
+        self._rows_here[:, :, WEIGHT] = (
+            1  # the mean of an empty batch would be NaN, also in the trial runs of a capture
+        )
         self._sizes_here = torch.zeros((steps, *lead), dtype=torch.int64, pin_memory=pinned)
         self._rows, self._sizes = self._rows_here.to(device), self._sizes_here.to(device)
         self._captured: Captured | None = None
@@ -109,15 +111,15 @@ class Lane:
 
     def _take(self, *tensors: Tensor) -> list[Tensor]:
         """A whole step as a function of tensors: gather, augment, loss, gradient, update."""
-        before, batch, size, tick = self._opened(tensors)
+        before, batch, size, tick = self._unpack(tensors)
         work, loss = take_step(self._phase, before, batch, tick, self._over)
         loss = loss.double() * size
         self._write(before, work, size)
         return [loss if self._stacked is None else torch.where(size > 0, loss, 0.0)]
 
     def _end_batch(self, *tensors: Tensor) -> list[Tensor]:
-        """What the method does after the steps on one batch."""
-        before, batch, size, tick = self._opened(tensors)
+        """The method's `after_batch` as a function of tensors."""
+        before, batch, size, tick = self._unpack(tensors)
         after = self._phase.after_batch
         assert after is not None
         with torch.no_grad():
@@ -125,19 +127,19 @@ class Lane:
         self._write(before, work, size)
         return []
 
-    def _opened(self, tensors: Sequence[Tensor]) -> tuple[Work, Any, Tensor, Tick]:
-        """What `_inputs` put together: the clients' Work, their batch, how many examples it has, and the time."""
+    def _unpack(self, tensors: Sequence[Tensor]) -> tuple[Work, Any, Tensor, Tick]:
+        """The inverse of `_inputs`: the clients' Work, their batch, its number of examples, and the time."""
         own, (x, y, row, size, lr_scale, step) = tensors[: len(self._leaves)], tensors[len(self._leaves) :]
-        return self._template.filled(own), self._batch_at(row, x, y), size, Tick(lr_scale, step)
+        return self._template.fill(own), self._batch_at(row, x, y), size, Tick(lr_scale, step)
 
     def _write(self, before: Work, work: Work, size: Tensor) -> None:
-        """What changed goes back to where it was, as part of the program: a copy afterwards would be one more pass."""
+        """Copy changed tensors back to their memory, as part of the program: a later copy would be one more pass."""
         own = [tensor for _, tensor in leaves(before)]
         if self._stacked is not None:
             work = where_kept(size > 0, work, before)
         memory = {tensor.untyped_storage()._cdata for tensor in own}
         moves = [(place, new) for place, (_, new) in enumerate(leaves(work)) if new is not own[place]]
-        # What one tensor hands to another is put aside first: it is about to be written over.
+        # A tensor that moves to another field is copied first: its memory is about to be overwritten.
         moves = [(place, new.clone() if new.untyped_storage()._cdata in memory else new) for place, new in moves]
         for place, new in moves:
             own[place].copy_(new)
@@ -156,8 +158,8 @@ class Lane:
 
     @property
     def _is_worth_compiling(self) -> bool:
-        """Whether a run has so many steps that they make up for half a minute of a compiler's time. Asked of the plan:
-        a run that is resumed does as it did before."""
+        """Whether a run has enough steps to pay for half a minute of compiling. It depends on the plan alone, so that a
+        resumed run decides as before."""
         plan, clients = self._context.plan, self._context.clients
         trained = len(clients) if plan.everyone_trains else plan.per_round
         batches = sum(-(-client.num_examples // self._size) for client in clients) / len(clients)
@@ -180,20 +182,20 @@ class Lane:
             return Captured(self._advance, self._context.device)
         with self._context.clock.measure(f"{START}compile"):
             if self._is_worth_compiling and self._key not in self._programs.steps:
-                self._programs.tell("compiling, kept for later runs")
+                self._programs.report("compiling, kept for later runs")
             self._program(self._programs.steps, self._take)
             if self._phase.after_batch is not None:
                 self._program(self._programs.ends, self._end_batch)
             self._batch.zero_()
             captured = Captured(self._advance, self._context.device)
-            self._programs.tell("")
+            self._programs.report("")
             return captured
 
     def load(self, phase: Phase, turns: Sequence[OpenTurn]) -> None:
-        """Take clients in and start their steps; `unload` waits for them. `phase` may differ in how long it goes on."""
+        """Copy clients in and start their steps; `unload` waits for them. `phase` may differ in its length."""
         self._phase, context = phase, self._context
         if self._captured is not None:
-            self._captured.end()  # of a round that was given up
+            self._captured.end()  # of a round that was interrupted
         rows, sizes = plan_rows(
             phase,
             [turn.train for turn in turns],
@@ -228,15 +230,15 @@ class Lane:
             self._captured.replay()
 
     def unload(self) -> None:
-        """Hand the clients' models back to their turns, and count what was done."""
+        """Copy the clients' models back to their turns, and record the phase."""
         assert self._captured is not None
         self._captured.end()
         turns, phase = self._present, self._phase
-        # One wait for everything that is asked.
-        finite = are_finite(phase, self._template.filled(self._leaves), 0 if self._stacked is None else 1)
-        asked = torch.stack([self._loss_sum, *(flags.double() for flags in finite)])
-        loss_sums, *are_numbers = asked.reshape(len(asked), self.num_places).tolist()
-        # What no step changes is what the client came with, not this lane's copy of it.
+        # All values are read with one synchronisation.
+        finite = are_finite(phase, self._template.fill(self._leaves), 0 if self._stacked is None else 1)
+        results = torch.stack([self._loss_sum, *(flags.double() for flags in finite)])
+        loss_sums, *are_numbers = results.reshape(len(results), self.num_places).tolist()
+        # Tensors that no step changes stay the client's own, not this lane's copies.
         after = {number: self._leaves[number].clone() for number in self._programs.changed.get(self._key, ())}
         for place, turn in enumerate(turns):
             counted = self._counted[:, place]

@@ -1,4 +1,4 @@
-"""GroupNorm with what stands around it as two operations of torch: a compiler sees them whole and leaves them alone.
+"""GroupNorm with shortcut and ReLU as two custom operations of torch, which a compiler does not take apart.
 
 Images are [N, C, H, W], bf16 or float32, and stored channels last. Sums and arithmetic are float32. On a GPU Triton
 kernels do the work; elsewhere plain torch does, slowly.
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Inductor hands over what the graph says, to the stride: channels last arrives as channels last, without copies.
+# Inductor passes tensors with the strides of the graph: channels last arrives as channels last, without copies.
 _TAGS = (torch.Tag.needs_exact_strides,)
 
 
@@ -54,8 +54,8 @@ def group_norm_act_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradient of x, that of the residual (or nothing), and each sample's share in those of the parameters.
 
-    What arrived is dy + dy2. `y` is what the forward pass gave; without a residual it may be left out. The shares are
-    [N, 2 or 3, C] for weight, bias and, where there is one, shift: whoever wants them adds them up over the samples.
+    The incoming gradient is dy + dy2. `y` is the result of the forward pass; without a residual it may be left out. The
+    shares are [N, 2 or 3, C] for weight, bias and, where there is one, shift: the caller sums them over the samples.
     """
     arrived = dy.float() if dy2 is None else dy.float() + dy2.float()
     values = x.float() if shift is None else x.float() + shift.float()[:, None, None]

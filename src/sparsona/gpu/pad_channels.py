@@ -1,6 +1,6 @@
-"""A pass over a traced step: convolutions of images with few channels are given channels of zeros.
+"""A pass over a traced step: convolutions of images with few channels are padded with channels of zeros.
 
-In bf16 a GPU's fast convolutions take channels by eights; the first layer's three would go through a slow one, which
+In bf16 a GPU's fast convolutions need multiples of eight channels; the first layer's three would use a slow one, which
 takes longer than any other of the network. Zeros change no sum.
 """
 

@@ -1,6 +1,6 @@
-"""Pure functions of tensors, traced once, compiled, and on a GPU captured, so that a call costs no Python.
+"""Pure functions of tensors, traced once, compiled, and on a GPU captured, so that a call runs no Python.
 
-Tracing (make_fx) records what a function does to tensors, whatever Python it is made of: methods stay as they are.
+Tracing (make_fx) records what a function does to tensors, whatever its Python code: methods need no changes.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def compile_program(
     decompositions: Mapping[Any, Any] | None = None,
     compiles: bool = True,
 ) -> Program:
-    """`function` of these tensors (and of any others of the same shapes), traced and compiled; on a CPU as it is.
+    """`function` of these tensors (and of any others of the same shapes), traced and compiled; unchanged on a CPU.
 
-    Without `compiles` it is only traced and its norms fused: for what is run too seldom to be worth a compiler's time.
+    Without `compiles` it is only traced and its norms fused: for functions that run too rarely to be worth compiling.
     """
     if examples[0].device.type != "cuda":
         return lambda tensors: function(*tensors)
@@ -38,7 +38,7 @@ def compile_program(
     from sparsona.gpu.pad_channels import pad_few_channels
 
     traced = make_fx(function, decomposition_table=decompositions, tracing_mode="real")(*examples)
-    if not have_triton():  # nothing can be built: what was traced is captured as it is
+    if not have_triton():  # kernels cannot be built: the traced function is captured unchanged
         return lambda tensors: list(traced(*tensors))
     graph = pad_few_channels(fuse_group_norms(traced))
     if not compiles:
@@ -50,26 +50,26 @@ def compile_program(
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    # Compiled programs are found again by the next run only if shapes have an environment, though none is unknown here.
+    # The next run finds compiled programs only if there is a shape environment, though all shapes are known here.
     known = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True)
-    # Channels last: cuDNN would turn each convolution around.
+    # Channels last: otherwise cuDNN would convert the layout for each convolution.
     with config.patch(force_layout_optimization=True), tracing(TracingContext(known)):
         compiled: Any = compile_graph(graph, list(examples))
     return lambda tensors: list(compiled(*tensors))
 
 
 def _keep_compiled_programs() -> None:
-    """For the next run, unless a person said where; torch's own place is one that a machine forgets."""
+    """Set a folder for the next run, unless the user has set one; torch's default is a temporary folder."""
     folder = Path("~/.cache/sparsona/compiled").expanduser()
-    with contextlib.suppress(OSError):  # no home to write to: torch has its own place
+    with contextlib.suppress(OSError):  # the home folder is not writable: torch's default is used
         folder.mkdir(parents=True, exist_ok=True)
         os.environ.setdefault(CACHE, str(folder))
 
 
 class Captured:
-    """A function without arguments that works on fixed tensors, replayed as one CUDA graph.
+    """A function without arguments on fixed tensors, replayed as one CUDA graph.
 
-    The tensors it works on must stay alive as long as this does. Without a GPU it is simply called.
+    Its tensors must stay alive as long as this object. Without a GPU it is called directly.
     """
 
     def __init__(self, function: Callable[[], None], device: torch.device) -> None:
@@ -88,7 +88,7 @@ class Captured:
             function()
 
     def replay(self) -> None:
-        """Once more, on this graph's own stream."""
+        """Run the function once, on this graph's own stream."""
         if self._graph is None or self.stream is None:
             self._function()
             return
@@ -96,11 +96,11 @@ class Captured:
             self._graph.replay()
 
     def begin(self) -> None:
-        """What was done so far on the caller's stream comes before what is replayed now."""
+        """Make the next replays wait for the caller's stream."""
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
 
     def end(self) -> None:
-        """What was replayed comes before what the caller does next."""
+        """Make the caller's stream wait for the replays."""
         if self.stream is not None:
             torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)

@@ -1,4 +1,4 @@
-"""The batches of one or several clients as whole numbers: what a device gathers by, step after step."""
+"""The batches of one or several clients as integers, from which a device gathers the examples of each step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparsona.data.batches import Examples, as_targets, draw_pass
 from sparsona.data.pool import View
 from sparsona.engine.turn import phase_batch_size
 
-# What is written down of an example: where it is in the pool and in the client's own data, its weight, its crop.
+# The fields of an example: its index in the pool and in the client's own data, its weight, its crop.
 INDEX, OWN_INDEX, WEIGHT, TOP, LEFT, MIRRORED = range(6)
 NUM_FIELDS = 6
 
@@ -29,8 +29,8 @@ def plan_rows(
 ) -> tuple[Tensor, Tensor]:
     """Rows [steps, batches per step, field, places, size] and the number of examples in each step [steps, places].
 
-    Batches are those of `batches.shuffled`, in the same order. Short ones are filled with examples of weight 0; a place
-    without a step (its client is done, or it is empty) is given a whole batch, of which nothing may be kept.
+    Batches are those of `batches.shuffled`, in the same order. Short ones are padded with examples of weight 0; a place
+    without a step (its client is done, or it is empty) gets a whole batch, whose result must be discarded.
     `positions` are the clients' examples in the pool, on the CPU; `rounds` are bound to the clients.
     """
     plans = [_plan_client(phase, train, round_) for train, round_ in zip(trains, rounds, strict=True)]
@@ -56,13 +56,13 @@ def plan_rows(
 
 
 def _plan_client(phase: Phase, train: Examples, round_: Round) -> tuple[int, list[Tensor], Tensor]:
-    """The size of its batches; order, tops, lefts and mirrors [batches * size], filled up; and real sizes [batches]."""
+    """The size of its batches; order, tops, lefts and mirrors [batches * size], padded; and real sizes [batches]."""
     own_size = phase_batch_size(phase, train, round_)
     count, num = train.num_examples, -(-train.num_examples // own_size)
     wanted = phase.epochs * num
     if phase.max_steps is not None:
         wanted = min(wanted, phase.max_steps * phase.batches_per_step)
-    wanted -= wanted % phase.batches_per_step  # what is left at the very end may be fewer
+    wanted -= wanted % phase.batches_per_step  # an incomplete last step is left out
     filling = num * own_size - count
     columns: list[list[Tensor]] = []
     for epoch in range(-(-wanted // num)):

@@ -1,7 +1,7 @@
-"""Convolutions of a stack of models as products of batches of matrices.
+"""Convolutions of a stack of models as batched matrix products.
 
-A stack's convolution is one with as many groups as clients, for which libraries have no fast kernels on a GPU: laid out
-as matrices it takes two thirds of the time.
+A stack's convolution has as many groups as clients, for which libraries have no fast kernels on a GPU: as matrix
+products it takes two thirds of the time.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def as_products(num_models: int) -> dict[Any, Any]:
 def _columns(
     inputs: Tensor, groups: int, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[Tensor, int, int]:
-    """What each output position looks at: [groups, batch * positions, channels * kernel]; and height and width."""
+    """The inputs of each output position: [groups, batch * positions, channels * kernel]; and height and width."""
     if any(padding):
         inputs = F.pad(inputs, (padding[1], padding[1], padding[0], padding[0]))
     batch, _, *sides = inputs.shape

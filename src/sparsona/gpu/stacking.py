@@ -21,27 +21,27 @@ def stack(values: Sequence[T]) -> T:
 
 
 class Template(Generic[T]):
-    """The structure of a value, to be filled with other tensors: of the value itself nothing is kept."""
+    """The structure of a value, without its tensors, to be filled with others."""
 
     def __init__(self, value: T) -> None:
         self._empty = map_leaves(lambda _path, tensor: tensor.new_empty(tensor.shape, device="meta"), value)
         self.kinds = kinds_of(value)
 
-    def filled(self, tensors: Iterable[Tensor]) -> T:
+    def fill(self, tensors: Iterable[Tensor]) -> T:
         """The structure with these tensors in it; they may be stacks."""
         source = iter(tensors)
         return map_leaves(lambda _path, _value: next(source), self._empty)
 
 
 def kinds_of(value: Any) -> tuple[Any, ...]:
-    """Where its tensors are, and their shapes and types: what can be stacked, or run by one program, has the same."""
+    """The paths, shapes and types of a value's tensors: values can share a stack or a program if they are equal."""
     return tuple((path, tuple(tensor.shape), tensor.dtype) for path, tensor in leaves(value))
 
 
 def over_clients(function: Callable[..., T], *values: Any) -> T:
     """`function` for every client of stacked values: dataclasses, trees, dicts and tuples of tensors.
 
-    What the function hands on as it got it is the same tensor as before.
+    A tensor that the function returns unchanged is the same object as before.
     """
     flat = [tensor for value in values for _, tensor in leaves(value)]
     shape: list[Any] = []
@@ -62,7 +62,7 @@ def over_clients(function: Callable[..., T], *values: Any) -> T:
 
 
 def where_kept(kept: Tensor, new: T, old: T) -> T:
-    """`new` for the clients that are kept, `old` for the others; what did not change is not looked at."""
+    """`new` for the clients that are kept, `old` for the others; unchanged tensors are not read."""
     before = iter([tensor for _, tensor in leaves(old)])
 
     def choose(_path: str, value: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Options of methods that train inside a mask that evolves; sparsity/search.py carries them out."""
+"""Options of methods that train inside an evolving mask; sparsity/search.py implements them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparsona.learning.optimizer import FLAG
 
 
 class MaskSearchOptions(BaseModel):
-    """What a method's Config inherits beside the options of training."""
+    """Options that a method's Config inherits besides those of training."""
 
     density: float = Field(
         0.5,

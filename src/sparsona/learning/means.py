@@ -1,7 +1,7 @@
-"""Means of trees, as sums that add: a server adds one update at a time, and memory does not grow with the cohort.
+"""Means of trees as running sums: a server adds one update at a time, and memory does not grow with the cohort.
 
-Sums are in double precision, so that the mean of one model is that model to the bit. Each begins with the first tree
-that is added, not with zeros: 0.0 + -0.0 is 0.0. Adding consumes the sum that is added to.
+Sums are in double precision, so that the mean of one model is that model to the bit. Each starts with the first tree
+that is added, not with zeros: 0.0 + -0.0 is 0.0. Adding modifies the sum that is added to.
 """
 
 from __future__ import annotations
@@ -18,24 +18,57 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WeightedSum:
-    """Trees times their weights, and the sum of the weights."""
+    """The sum of trees times their weights, and the sum of the weights.
 
-    total: Tree | None = None  # in double precision; None: nothing was added yet
+    Args:
+        total: the sum in double precision; None: nothing was added yet.
+        weight: the sum of the weights.
+
+    Example:
+        >>> import torch
+        >>> zero, one = (Tree.of({"w": torch.tensor([value])}) for value in (0.0, 1.0))
+        >>> WeightedSum().add(zero, weight=1).add(one, weight=3).mean(otherwise=zero)["w"].item()
+        0.75
+    """
+
+    total: Tree | None = None
     weight: float = 0.0
 
     def add(self, tree: Tree, weight: float) -> WeightedSum:
-        """This sum and one tree more."""
+        """This sum with one more tree.
+
+        Args:
+            tree: the tree.
+            weight: its weight.
+
+        Returns:
+            The new sum; this one must not be used afterwards.
+        """
         return self.merge(WeightedSum(tree.like(tree.flat.double() * weight), weight))
 
     def merge(self, other: WeightedSum) -> WeightedSum:
-        """The sum of what was added to either."""
+        """The sum of everything added to this sum or to another.
+
+        Args:
+            other: the other sum.
+
+        Returns:
+            The new sum; neither of the two must be used afterwards.
+        """
         if self.total is None or other.total is None:
             return other if self.total is None else self
         check_layouts(self.total, other.total)
         return WeightedSum(self.total.like(self.total.flat.add_(other.total.flat)), self.weight + other.weight)
 
     def mean(self, otherwise: Tree) -> Tree:
-        """The mean by weight, as numbers like those of `otherwise`, which is the mean of nothing."""
+        """The weighted mean.
+
+        Args:
+            otherwise: the result if nothing was added; also gives the type of the result.
+
+        Returns:
+            The mean.
+        """
         if self.total is None:
             return otherwise
         check_layouts(otherwise, self.total)
@@ -44,18 +77,47 @@ class WeightedSum:
 
 @dataclass(frozen=True)
 class IndexedSum:
-    """Trees times their weights, and for each entry the sum of the weights of the masks that cover it."""
+    """The sum of masked trees times their weights, and for each entry the sum of the weights of masks that cover it.
 
-    total: Tree | None = None  # in double precision; None: nothing was added yet
+    Args:
+        total: the sum in double precision; None: nothing was added yet.
+        weights: the sum of the weights of each entry.
+
+    Example:
+        >>> import torch
+        >>> tree = Tree.of({"w": torch.tensor([2.0, 0.0])})
+        >>> full = Tree.of({"w": torch.tensor([4.0, 4.0])})
+        >>> total = IndexedSum().add(tree, tree.like(tree.flat > 0), 1.0).add(full, full.like(full.flat > 0), 1.0)
+        >>> total.mean(otherwise=full)["w"].tolist()
+        [3.0, 4.0]
+    """
+
+    total: Tree | None = None
     weights: Tensor | None = None
 
     def add(self, tree: Tree, mask: Tree, weight: float) -> IndexedSum:
-        """This sum and one tree more, which is zero outside its mask."""
+        """This sum with one more tree.
+
+        Args:
+            tree: the tree, zero outside its mask.
+            mask: its mask.
+            weight: its weight.
+
+        Returns:
+            The new sum; this one must not be used afterwards.
+        """
         share = tree.like(tree.flat.double() * weight)
         return self.merge(IndexedSum(share, mask.flat.double() * weight))
 
     def merge(self, other: IndexedSum) -> IndexedSum:
-        """The sum of what was added to either."""
+        """The sum of everything added to this sum or to another.
+
+        Args:
+            other: the other sum.
+
+        Returns:
+            The new sum; neither of the two must be used afterwards.
+        """
         if self.total is None or other.total is None or self.weights is None or other.weights is None:
             return other if self.total is None else self
         check_layouts(self.total, other.total)
@@ -63,7 +125,14 @@ class IndexedSum:
         return IndexedSum(total, self.weights.add_(other.weights))
 
     def mean(self, otherwise: Tree) -> Tree:
-        """Entry by entry the mean over the masks that cover it, 0 where none does; `otherwise` if nothing was added."""
+        """For each entry the mean over the trees whose masks cover it, 0 where none does.
+
+        Args:
+            otherwise: the result if nothing was added; also gives the type of the result.
+
+        Returns:
+            The mean.
+        """
         if self.total is None or self.weights is None:
             return otherwise
         check_layouts(otherwise, self.total)
@@ -72,13 +141,27 @@ class IndexedSum:
 
 
 def count_mean(items: Iterable[tuple[Tree, Tree]]) -> Tree:
-    """Entry by entry, the sum of trees over the number of masks that cover it, or over 1 if none does."""
+    """For each entry, the sum of trees divided by the number of masks that cover it, or by 1 if none does.
+
+    Args:
+        items: trees and their masks, one or more.
+
+    Returns:
+        The mean.
+
+    Example:
+        >>> import torch
+        >>> tree = Tree.of({"w": torch.tensor([2.0, 0.0])})
+        >>> full = Tree.of({"w": torch.tensor([4.0, 4.0])})
+        >>> count_mean([(tree, tree.like(tree.flat > 0)), (full, full.like(full.flat > 0))])["w"].tolist()
+        [3.0, 4.0]
+    """
     import torch
 
-    rest = iter(items)
-    first, mask = next(rest)
+    pairs = iter(items)
+    first, mask = next(pairs)
     total, count = first.flat.double(), mask.flat.to(torch.int32)
-    for tree, mask in rest:
+    for tree, mask in pairs:
         check_layouts(first, tree, mask)
         total.add_(tree.flat)
         count.add_(mask.flat)

@@ -1,8 +1,8 @@
 """Optimizers as pairs of pure functions with explicit memory: SGD, momentum, Adam, AdamW.
 
-`init(params)` makes the memory, a tuple of trees and tensors that is empty where there is nothing to remember, and
-`step` takes it and returns the next one. A method keeps it in Work during a turn and, with `optimizer_memory="keep"`,
-in State between rounds. Another optimizer is a function here, a row in `OPTIMIZERS`, and its name in `OptimizerName`.
+`init(params)` makes the memory, a tuple of trees and tensors that is empty for plain SGD, and `step` takes it and
+returns the next one. A method keeps it in Work during a turn and, with `optimizer_memory="keep"`, in State between
+rounds. To add an optimizer, write a function here, a row in `OPTIMIZERS`, and its name in `OptimizerName`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FLAG: dict[str, Any] = {"flag": True}  # an option with a flag of its own on the
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Decay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
-DECAY_TEXT = "L2 pull of the weights towards zero"
+DECAY_TEXT = "L2 penalty of the weights"
 
 
 class OptimizerOptions(BaseModel):
@@ -59,10 +59,15 @@ class OptimizerOptions(BaseModel):
 
 
 class Step(Protocol):
-    """One step: the new parameters and the new memory, in new buffers.
+    """One step: returns the new parameters and the new memory, in new buffers.
 
-    `where` is above 0 for entries that move: the others, and their memory, stay as they are. `share` is what clipping
-    leaves of the gradient, where that goes by more than `grads`.
+    Args:
+        params: the parameters.
+        grads: their gradient.
+        memory: the memory.
+        tick: the time of the step; learning rates are multiplied by `tick.lr_scale`.
+        where: above 0 for entries that are updated: the others, and their memory, do not change. None: all.
+        share: the factor of gradient clipping, if the norm includes more than `grads`; None: computed from `grads`.
     """
 
     def __call__(
@@ -105,21 +110,53 @@ class Optimizer:
     keeps: bool = False
 
     def first(self, params: Tree) -> Memory:
-        """What a client's State begins with."""
+        """The memory in a client's initial State.
+
+        Args:
+            params: the initial parameters.
+
+        Returns:
+            A memory; empty if clients do not keep it.
+        """
         return self.init(params) if self.keeps else ()
 
     def begin(self, kept: Memory, params: Tree) -> Memory:
-        """The memory of a turn: what State kept, or a new one."""
+        """The memory at the start of a turn.
+
+        Args:
+            kept: the memory in State.
+            params: the parameters to train.
+
+        Returns:
+            The kept memory, or a new one.
+        """
         return kept or self.init(params)
 
     def end(self, memory: Memory) -> Memory:
-        """What State keeps of it."""
+        """The memory to keep in State after a turn.
+
+        Args:
+            memory: the memory after the last step.
+
+        Returns:
+            The same; empty if clients do not keep it.
+        """
         return memory if self.keeps else ()
 
     def sizes(
         self, name: str, layout: Layout, num_values: int | None = None, support: Support = Support.DENSE
     ) -> tuple[PartSize, ...]:
-        """What the memory of a model of so many entries holds, its count of steps aside."""
+        """The sizes of the memory, without its count of steps.
+
+        Args:
+            name: the name of the parts.
+            layout: the layout of the model.
+            num_values: the entries of the model inside its mask; None: all.
+            support: how the entries are known.
+
+        Returns:
+            One size for each tree of the memory.
+        """
         size = layout.size if num_values is None else num_values
         return tuple(PartSize(f"{name} {number}", layout, size, support) for number in range(self.num_trees))
 
@@ -129,16 +166,33 @@ def make_optimizer(options: OptimizerOptions, lr: float | None = None) -> Optimi
 
     Args:
         options: a method's options.
-        lr: the learning rate, where it is another one than `options.lr`.
+        lr: the learning rate, if it is not `options.lr`.
 
     Returns:
         The pair of functions. Learning rates are scaled by `tick.lr_scale`.
+
+    Example:
+        >>> make_optimizer(OptimizerOptions(optimizer="adam")).num_trees
+        2
     """
     return OPTIMIZERS[options.optimizer](options, options.lr if lr is None else lr)
 
 
 def clip_share(max_norm: float | None, *grads: Tree) -> Tensor | float:
-    """What clipping leaves of a gradient that is spread over these trees."""
+    """The factor that clips a gradient to a norm.
+
+    Args:
+        max_norm: the largest norm; None: no limit.
+        grads: the trees that make up the gradient.
+
+    Returns:
+        A factor of at most 1.
+
+    Example:
+        >>> import torch
+        >>> round(float(clip_share(1.0, Tree.of({"w": torch.tensor([3.0, 4.0])}))), 3)
+        0.2
+    """
     if max_norm is None:
         return 1.0
     length = reduce(lambda one, other: one.hypot(other), map(norm, grads))
@@ -146,13 +200,27 @@ def clip_share(max_norm: float | None, *grads: Tree) -> Tensor | float:
     return share
 
 
-def inside(memory: Memory, mask: Tree) -> Memory:
-    """A memory with nothing outside a mask, whose entries are 0 or 1."""
+def mask_memory(memory: Memory, mask: Tree) -> Memory:
+    """A memory with zeros outside a mask.
+
+    Args:
+        memory: the memory of an optimizer.
+        mask: the mask as numbers, 0 or 1.
+
+    Returns:
+        A new memory.
+
+    Example:
+        >>> import torch
+        >>> velocity, mask = (Tree.of({"w": torch.tensor(values)}) for values in ([2.0, 3.0], [1.0, 0.0]))
+        >>> mask_memory((velocity,), mask)[0]["w"].tolist()
+        [2.0, 0.0]
+    """
     return map_parts(lambda _path, leaf: leaf.like(leaf.flat * mask.flat) if isinstance(leaf, Tree) else leaf, memory)
 
 
-def moved(new: Tensor, old: Tensor, where: Tensor | None) -> Tensor:
-    """What changes where something may move, and stays elsewhere."""
+def _update_where(new: Tensor, old: Tensor, where: Tensor | None) -> Tensor:
+    """The new values where `where` is above 0, the old ones elsewhere."""
     return new if where is None else new.where(where > 0, old)
 
 
@@ -169,14 +237,14 @@ def _sgd(options: OptimizerOptions, rate: float) -> Optimizer:
         where: Tensor | None = None,
         share: Tensor | float | None = None,
     ) -> tuple[Tree, Memory]:
-        # One new buffer for the decay and one for the gradient: memory, not arithmetic, is what a step of a small
-        # network waits for. Not in place: a stack of clients has no such operation.
+        # One new buffer for the decay and one for the gradient: a step of a small network is bound by memory, not by
+        # arithmetic. Not in place: torch.func.vmap has no such operation for a stack of clients.
         lr = rate * tick.lr_scale
         size = lr * (clip_share(options.clip_norm, grads) if share is None else share)
         # Not params * (1 - lr * decay): next to 1, a small decay drowns in rounding.
         flat = params.flat.addcmul(params.flat, lr * decay, value=-1.0)
         flat = flat.addcmul(grads.flat, size, value=-1.0)
-        return params.like(moved(flat, params.flat, where)), memory
+        return params.like(_update_where(flat, params.flat, where)), memory
 
     def with_momentum(
         params: Tree,
@@ -191,7 +259,9 @@ def _sgd(options: OptimizerOptions, rate: float) -> Optimizer:
         speed = momentum * velocity.flat + gradient + decay * params.flat
         ahead = gradient + decay * params.flat + momentum * speed if options.nesterov else speed
         flat = params.flat - rate * tick.lr_scale * ahead
-        return params.like(moved(flat, params.flat, where)), (velocity.like(moved(speed, velocity.flat, where)),)
+        return params.like(_update_where(flat, params.flat, where)), (
+            velocity.like(_update_where(speed, velocity.flat, where)),
+        )
 
     if not momentum:
         return Optimizer(init=lambda params: (), step=plain, keeps=keeps)
@@ -200,7 +270,13 @@ def _sgd(options: OptimizerOptions, rate: float) -> Optimizer:
 
 @dataclass(frozen=True)
 class Moments:
-    """What Adam remembers: running means of the gradient and of its square, and how many steps it took."""
+    """The memory of Adam.
+
+    Args:
+        first: the running mean of the gradient.
+        second: the running mean of its square.
+        step: the number of steps so far.
+    """
 
     first: Tree
     second: Tree
@@ -208,7 +284,14 @@ class Moments:
 
 
 def init_moments(params: Tree) -> Moments:
-    """Moments of no step yet."""
+    """The memory of Adam before the first step.
+
+    Args:
+        params: the parameters, for their layout.
+
+    Returns:
+        Zeros.
+    """
     zeros = zeros_like(params)
     return Moments(zeros, zeros, params.flat.new_zeros(()).double())
 
@@ -216,7 +299,19 @@ def init_moments(params: Tree) -> Moments:
 def adam_step(
     params: Tree, slope: Tensor, memory: Moments, lr: Tensor | float, betas: tuple[float, float], eps: float
 ) -> tuple[Tensor, Moments]:
-    """Adam with its bias corrected, along `slope`: the new entries, and the new moments."""
+    """One step of Adam with bias correction.
+
+    Args:
+        params: the parameters.
+        slope: the gradient, flat.
+        memory: the moments.
+        lr: the learning rate.
+        betas: the decays of the two means.
+        eps: added to the denominator.
+
+    Returns:
+        The new entries, flat, and the new moments.
+    """
     step = memory.step + 1
     first = memory.first.flat.lerp(slope, 1 - betas[0])
     second = memory.second.flat.lerp(slope.square(), 1 - betas[1])
@@ -226,7 +321,7 @@ def adam_step(
 
 
 def _adam(options: OptimizerOptions, rate: float, decouples: bool = False) -> Optimizer:
-    """Adam with L2 decay in the gradient, or AdamW, whose decay goes by the learning rate alone."""
+    """Adam with L2 decay in the gradient, or AdamW, whose decay is scaled by the learning rate alone."""
     decay, betas = options.weight_decay, (options.beta1, options.beta2)
 
     def step(
@@ -245,9 +340,9 @@ def _adam(options: OptimizerOptions, rate: float, decouples: bool = False) -> Op
         flat, new = adam_step(params, slope, old, lr, betas, options.eps)
         if decouples:
             flat = flat - lr * decay * params.flat
-        first = old.first.like(moved(new.first.flat, old.first.flat, where))
-        second = old.second.like(moved(new.second.flat, old.second.flat, where))
-        return params.like(moved(flat, params.flat, where)), (Moments(first, second, new.step),)
+        first = old.first.like(_update_where(new.first.flat, old.first.flat, where))
+        second = old.second.like(_update_where(new.second.flat, old.second.flat, where))
+        return params.like(_update_where(flat, params.flat, where)), (Moments(first, second, new.step),)
 
     return Optimizer(
         init=lambda params: (init_moments(params),),

@@ -1,8 +1,8 @@
-"""How a model is split in two: what all share, and what is a client's own. Also a second small model beside it.
+"""How a model is split into a shared and a personal part, and the additive model: a second, small personal one.
 
 A part is named by its role (`input`, `output`, `norm`, `adapter`, `split`), by patterns of parameter names
-(`layer4.*`), or is `additive`: a model of the client's own, whose predictions are mixed with those of the shared one.
-With `!` before it, it is all of the model but that (`!output`).
+(`layer4.*`), or is `additive`: a personal model whose predictions are mixed with those of the shared one. `!` before a
+name means all of the model except that part (`!output`).
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ WITH_ADAPTERS = "--model resnet18:adapters=true (also digits-cnn, cnn28, pfedgat
 WITH_SPLIT = "--model digits-cnn:split=true, or cnn28:split=true"
 
 
-def listed_parts(value: Any) -> Any:
-    """'input,norm' and ['input', 'norm'] are the same."""
+def split_names(value: Any) -> Any:
+    """The same tuple for 'input,norm' and ['input', 'norm']."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         return value
     return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
 
 
-PartNames = Annotated[tuple[str, ...], BeforeValidator(listed_parts)]
+PartNames = Annotated[tuple[str, ...], BeforeValidator(split_names)]
 
 
 class PartialConfig(ServerStep):
@@ -65,9 +65,9 @@ class PartialConfig(ServerStep):
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The layouts of a model's two parts. The personal one is some of the model's tensors (`own`), and then those of
-    the additive model if there is one."""
+class ModelSplit:
+    """The layouts of a model's two parts. The personal one has some of the model's tensors (`own`), followed by those
+    of the additive model if there is one."""
 
     whole: Layout
     shared: Layout
@@ -75,7 +75,7 @@ class Parts:
     additive: Layout
 
     def join(self, shared: Tree, personal: Tree) -> Tree:
-        """The model's own parameters, from both parts."""
+        """The parameters of the model itself, from both parts."""
         return tree.join(self.whole, shared, personal)
 
     @cached_property
@@ -88,12 +88,31 @@ class Parts:
         return Layout(self.shared.slots + self.personal.slots)
 
     def begin(self, params: Tree, seed: int) -> Tree:
-        """The personal part of these parameters, with the additive model as it is drawn."""
+        """The personal part of these parameters, with a newly drawn additive model."""
         return tree.join(self.personal, params, _first_additive(self.additive, seed, params))
 
 
-def split_model(task: Task, personal: tuple[str, ...], hidden: int) -> Parts:
-    """The parts of a task's model (or of its outline); what makes no sense is refused with a reason."""
+def split_model(task: Task, personal: tuple[str, ...], hidden: int) -> ModelSplit:
+    """The parts of a task's model, or of its outline.
+
+    Args:
+        task: a Task or an Outline.
+        personal: the names of the personal parts.
+        hidden: the width of the additive model's hidden layer; 0: it is linear.
+
+    Returns:
+        The split.
+
+    Raises:
+        SparsonaError: a part does not exist, or nothing would be personal or shared.
+
+    Example:
+        >>> from torch import nn
+        >>> from sparsona.core.task import Task
+        >>> task = Task(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), (4,), 3)
+        >>> split_model(task, ("output",), hidden=0).shared.names
+        ('0.weight', '0.bias')
+    """
     if not personal:
         raise SparsonaError(
             "no part of the model is personal",
@@ -105,16 +124,16 @@ def split_model(task: Task, personal: tuple[str, ...], hidden: int) -> Parts:
     shared = layout.select(name for name in layout.names if name not in names)
     if not shared.slots:
         raise SparsonaError(
-            f"all of the model is personal ({', '.join(personal)}): nothing would travel",
+            f"all of the model is personal ({', '.join(personal)}): nothing would be sent",
             expected="a part that the clients share",
             hint="leave some of --personal out; with everything personal, this is local",
         )
     additive = _additive_layout(task, hidden) if ADDITIVE in personal else Layout(())
-    return Parts(layout, shared, layout.select(names), additive)
+    return ModelSplit(layout, shared, layout.select(names), additive)
 
 
 def _names(task: Task, part: str) -> Iterable[str]:
-    """The parameters that one word speaks of."""
+    """The parameters that one name refers to."""
     roles, layout = task.roles, task.layout
     if part.startswith("!"):
         others = set(_names(task, part[1:]))
@@ -125,7 +144,7 @@ def _names(task: Task, part: str) -> Iterable[str]:
         raise SparsonaError(
             f"no parameter is called '{part}'",
             expected=f"one of {', '.join((*ROLES, ADDITIVE))}, or a pattern of {', '.join(layout.names)}",
-            hint="'*' stands for anything: 'layer4.*'",
+            hint="'*' matches anything: 'layer4.*'",
         )
     found = list(getattr(roles, part))
     if not found:
@@ -133,18 +152,18 @@ def _names(task: Task, part: str) -> Iterable[str]:
         known = {"adapter": WITH_ADAPTERS, "split": WITH_SPLIT}
         raise SparsonaError(
             f"this model has no {part} parameters",
-            expected=f"a model that has, or a part that this one has: {', '.join(have) or 'patterns of names'}",
+            expected=f"a model that has them, or a part that this one has: {', '.join(have) or 'patterns of names'}",
             hint=known.get(part, "for example --personal output"),
         )
-    return [*found, *roles.norm] if part == "adapter" else found  # norms go with adapters, as in the paper
+    return [*found, *roles.norm] if part == "adapter" else found  # norms are personal with adapters, as in the paper
 
 
 def _additive_layout(task: Task, hidden: int) -> Layout:
-    """A linear model of the flattened input, or one with a hidden layer, and what mixes it with the shared model."""
+    """A linear model of the flattened input, or one with a hidden layer, and the weight of its mixture."""
     if task.takes_tokens:
         raise SparsonaError(
             "an additive model of tokens",
-            expected="inputs that are numbers: a linear layer of word numbers means nothing",
+            expected="numeric inputs: a linear layer cannot read token ids",
             hint="--personal adapter, or output",
         )
     inputs, slots = math.prod(task.input_shape), []
@@ -156,12 +175,12 @@ def _additive_layout(task: Task, hidden: int) -> Layout:
 
 
 def adds(task: Task) -> bool:
-    """Whether two models' outputs are numbers that add up, and not chances that are mixed."""
+    """Whether the outputs of the two models are added (regression), not mixed as probabilities."""
     return task.is_regression
 
 
 def _first_additive(layout: Layout, seed: int, like: Tree) -> Tree:
-    """A hidden layer as torch draws it, the rest zero: no opinion yet, and an even mixture."""
+    """A hidden layer drawn as torch does, the rest zero: uniform predictions, and an even mixture."""
     import torch
 
     flat, random = torch.zeros(layout.size), generator(seed)
@@ -173,9 +192,9 @@ def _first_additive(layout: Layout, seed: int, like: Tree) -> Tree:
     return Tree(layout, flat.to(like.device))
 
 
-def fused(task: Task, outputs: Tensor, personal: Tree, inputs: Tensor) -> Tensor:
-    """The shared model's outputs and those of the additive one: their sum, or the logarithm of
-    theta * softmax(shared) + (1 - theta) * softmax(personal), where theta is the sigmoid of what is learnt."""
+def mix_outputs(task: Task, outputs: Tensor, personal: Tree, inputs: Tensor) -> Tensor:
+    """The outputs of the shared and the additive model together: their sum in a regression, otherwise the logarithm of
+    theta * softmax(shared) + (1 - theta) * softmax(personal), where theta is the sigmoid of a learned number."""
     x = inputs.flatten(1)
     if "additive/hidden.weight" in personal.layout.place:
         x = (x @ personal["additive/hidden.weight"].T + personal["additive/hidden.bias"]).relu()
@@ -194,10 +213,10 @@ def whole(name: str, layout: Layout) -> tuple[PartSize, ...]:
 
 
 def part_phase(task: Task, config: Training, personal: tuple[str, ...]) -> Phase:
-    """Train a part of `work.params` and leave the rest as it is."""
+    """A phase that trains a part of `work.params` and leaves the rest unchanged."""
     if ADDITIVE in personal:
         raise SparsonaError(
-            "an additive model that is only tuned: nobody trains it in the rounds",
+            "an additive model that is only tuned: it is not trained in the rounds",
             expected="parts of the model itself",
             hint="use fedalt or fedsim",
         )
@@ -205,7 +224,7 @@ def part_phase(task: Task, config: Training, personal: tuple[str, ...]) -> Phase
     own, rest = parts.own.names, parts.shared.names
 
     def update(work: Work, grads: Grads, tick: Tick) -> Work:
-        share = clip_share(config.clip_norm, grads["params"].select(own))  # by what is trained
+        share = clip_share(config.clip_norm, grads["params"].select(own))  # by the norm of the trained part
         new, memory = optimizer.step(work.params, grads["params"], work.memory, tick, share=share)
         params = parts.join(work.params.select(rest), new.select(own))  # elsewhere the step is not taken
         return replace(work, params=params, memory=memory)

@@ -1,4 +1,4 @@
-"""Local training as the papers share it: one optimizer, one loss, one prediction."""
+"""Local training as most methods have it: one optimizer, one loss, one prediction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparsona.core.method import Grads, Phase, Work, examples_seen, steps_taken
 from sparsona.core.round import Batch, Client, Round, Tick
 from sparsona.core.tree import Tree, counts
 from sparsona.core.update import PartSize, Support
-from sparsona.learning.optimizer import FLAG, Memory, OptimizerOptions, inside, make_optimizer
+from sparsona.learning.optimizer import FLAG, Memory, OptimizerOptions, make_optimizer, mask_memory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +29,13 @@ class Training(OptimizerOptions):
 
 @dataclass(frozen=True)
 class Model:
-    """Work of a method that trains one model and nothing else, and what its optimizer remembers."""
+    """The Work of a method that trains one model and nothing else.
+
+    Args:
+        params: the parameters.
+        buffers: the buffers of the model.
+        memory: the memory of the optimizer.
+    """
 
     params: Tree
     buffers: Tree
@@ -42,10 +48,24 @@ def training_phase(
     mask: Callable[[Work], Tree] | None = None,
     flops: Callable[[Work], int] | None = None,
 ) -> Phase:
-    """Train `work.params` for some epochs by the optimizer of `config`, inside `mask(work)` if there is one.
+    """A phase that trains `work.params` with the optimizer of `config`.
 
-    An optimizer that remembers something has its memory in `work.memory`. Outside the mask, parameters and memory are
-    zero; clipping goes by the whole gradient.
+    Args:
+        task: the task.
+        config: the options of training.
+        mask: `mask(work)` returns the mask as numbers, 0 or 1; parameters and memory are zero outside. Clipping uses
+            the norm of the whole gradient. None: dense training.
+        flops: FLOPs per example and step; None: three dense forward passes.
+
+    Returns:
+        The phase. The memory of an optimizer that has one is in `work.memory`.
+
+    Example:
+        >>> from torch import nn
+        >>> from sparsona.core.task import Task
+        >>> phase = training_phase(Task(nn.Linear(4, 3), (4,), 3), Training(epochs=2))
+        >>> phase.trains, phase.epochs
+        (('params',), 2)
     """
     optimizer = make_optimizer(config)
 
@@ -59,7 +79,7 @@ def training_phase(
         if mask is not None:
             zeros_and_ones = mask(work)
             params.flat.mul_(zeros_and_ones.flat)  # in place: a step makes a new buffer
-            memory = inside(memory, zeros_and_ones)
+            memory = mask_memory(memory, zeros_and_ones)
         return replace(work, params=params, memory=memory) if memory else replace(work, params=params)
 
     def step_flops(work: Work) -> int:
@@ -79,7 +99,21 @@ def training_phase(
 
 
 def predictor(task: Task) -> Callable[[Work, Tensor], Tensor]:
-    """Logits of `work.params` in evaluation mode."""
+    """A `predict` function: the outputs of `work.params` in evaluation mode.
+
+    Args:
+        task: the task.
+
+    Returns:
+        A function of a Work and inputs.
+
+    Example:
+        >>> import torch
+        >>> from sparsona.core.task import Task
+        >>> task = Task(torch.nn.Linear(4, 3), (4,), 3)
+        >>> predictor(task)(Model(*task.init(0)), torch.zeros(2, 4)).shape
+        torch.Size([2, 3])
+    """
 
     def predict(work: Work, inputs: Tensor) -> Tensor:
         return task.forward(work.params, work.buffers, inputs, train=False)[0]
@@ -88,12 +122,36 @@ def predictor(task: Task) -> Callable[[Work, Tensor], Tensor]:
 
 
 def plain_weights(work: Work) -> tuple[Tree, Tree]:
-    """What to deploy where the model at hand is the model to deploy."""
+    """A `deploy` function for a method whose Work holds the model to deploy.
+
+    Args:
+        work: a Work with `params` and `buffers`.
+
+    Returns:
+        The two trees.
+    """
     return work.params, work.buffers
 
 
 def turn_flops(phases: Iterable[Phase], client: Client, round_: Round, per_example: int, per_step: int = 0) -> int:
-    """FLOPs of one client's training: so many an example, and so many a step."""
+    """FLOPs of one client's training in a round.
+
+    Args:
+        phases: the phases of the method.
+        client: the client.
+        round_: the round.
+        per_example: FLOPs of an example in a step.
+        per_step: FLOPs of a step whatever its number of examples.
+
+    Returns:
+        The number of FLOPs.
+
+    Example:
+        >>> from sparsona.core.method import Seeds
+        >>> phase = Phase(name="train", trains=("params",), loss=lambda w, b: b, update=lambda w, g, t: w)
+        >>> turn_flops([phase], Client(0, num_examples=10), Round(0, 1, 1.0, 4, Seeds(0)), per_example=6)
+        60
+    """
     return sum(
         per_example * examples_seen(phase, client, round_) + per_step * steps_taken(phase, client, round_)
         for phase in phases
@@ -101,6 +159,14 @@ def turn_flops(phases: Iterable[Phase], client: Client, round_: Round, per_examp
 
 
 def gradient_size(layout: Layout, config: Training, num_values: int) -> PartSize:
-    """The gradient of a model of so many entries: of all entries, also those outside a mask, where its norm is taken
-    over all of them."""
+    """The size of a gradient that is held in training.
+
+    Args:
+        layout: the layout of the model.
+        config: the options of training: with clipping, the gradient has all entries, since its norm is that of all.
+        num_values: the entries of the model inside its mask.
+
+    Returns:
+        The size of the part "gradient".
+    """
     return PartSize("gradient", layout, num_values if config.clip_norm is None else layout.size, Support.KNOWN)

@@ -1,6 +1,6 @@
-"""How the learning rate changes from round to round, as a factor on that of the first. Free of torch.
+"""How the learning rate changes from round to round, as a factor of that of the first. Free of torch.
 
-A schedule is a row of `SCHEDULES`: how it is written, what it does, and a function that makes it of its arguments.
+A schedule is a row of `SCHEDULES`: how it is written, what it does, and a function that makes it from its arguments.
 """
 
 from __future__ import annotations
@@ -28,9 +28,20 @@ class Schedule:
     example: str
 
 
-@lru_cache(maxsize=64)  # asked for in every round
+@lru_cache(maxsize=64)  # called in every round
 def lr_schedule(text: str) -> Factor:
-    """The schedule that `text` names: one of the forms in `SCHEDULES`."""
+    """The schedule that a text names.
+
+    Args:
+        text: one of the forms in `SCHEDULES`.
+
+    Returns:
+        A function of the round, the number of rounds and `lr_decay`.
+
+    Example:
+        >>> lr_schedule("halving:10")(20, 100, 1.0)
+        0.25
+    """
     found = spec.read("lr_schedule", text, [row.form for row in SCHEDULES.values()])
     row = SCHEDULES[found.name]
     factor = None if found.options else row.make(found)

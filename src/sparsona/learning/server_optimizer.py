@@ -1,8 +1,8 @@
-"""What a server does with the mean of what clients send: take its place, or treat the way to it as a gradient.
+"""The server's optimizer: take the mean of the clients' models, or treat the difference to it as a gradient.
 
-The pseudo-gradient is old - mean. `sgd` with a step of 1 is the plain mean, to the bit. `adam` is FedAdam as the
-partial-personalisation paper's authors have it: betas .9 and .999, eps 1e-8, bias corrected. Reddi et al. (ICLR 2021)
-have a tau of 1e-3 in place of eps, and no correction.
+The pseudo-gradient is old - mean. `sgd` with a step of 1 is the plain mean, to the bit. `adam` is FedAdam as in the
+code of the partial-personalisation paper: betas .9 and .999, eps 1e-8, bias correction. Reddi et al. (ICLR 2021) use a
+tau of 1e-3 in place of eps, and no correction.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class ServerStep(Training):
 
 
 def begin_moments(config: ServerStep, params: Tree) -> tuple[Moments, ...]:
-    """What the optimizer remembers at first; nothing with sgd."""
+    """The memory of the server's optimizer before the first round; empty with sgd."""
     return () if config.server_optimizer == "sgd" else (init_moments(params),)
 
 
 def server_step(
     config: ServerStep, old: Tree, mean: Tree, moments: tuple[Moments, ...]
 ) -> tuple[Tree, tuple[Moments, ...]]:
-    """The server's next value, and what its optimizer remembers then."""
+    """The server's next parameters, and the next memory of its optimizer."""
     if not moments:
         lr = 1.0 if config.server_lr is None else config.server_lr
         return (mean if lr == 1.0 else old.like(old.flat.lerp(mean.flat, lr))), ()

@@ -54,7 +54,7 @@ from sparsona.core.method import (
 )
 from sparsona.learning.mask_options import MaskSearchOptions
 from sparsona.learning.means import count_mean
-from sparsona.learning.optimizer import Memory, inside, make_optimizer
+from sparsona.learning.optimizer import Memory, make_optimizer, mask_memory
 from sparsona.learning.phases import Training, gradient_size, plain_weights, predictor, training_phase, turn_flops
 from sparsona.sparsity.masks import random_mask
 from sparsona.sparsity.search import client_counts, initial_mask, next_mask, search_flops
@@ -139,7 +139,7 @@ def dispfl(task: Task, config: DisPFLConfig) -> Method:
         mask = next_mask(task, work.params, work.buffers, state.mask, probe, round_, config)  # Algorithm 2
         if by_new:
             parts["mask"] = dense(mask)
-        memory = inside(optimizer.end(work.memory), mask)  # regrown entries start without momentum
+        memory = mask_memory(optimizer.end(work.memory), mask)  # regrown entries start without momentum
         return DisPFLState(work.params, state.mask, mask, work.buffers, memory), message(round_, parts)
 
     def cost(layout: Layout, client: Client, round_: Round) -> Cost:

@@ -45,7 +45,7 @@ from sparsona.core.method import (
 )
 from sparsona.learning.means import WeightedSum
 from sparsona.learning.optimizer import DECAY_TEXT, Decay, Memory, Moments, clip_share, make_optimizer
-from sparsona.learning.partial import PartialConfig, fused, split_model, whole
+from sparsona.learning.partial import PartialConfig, mix_outputs, split_model, whole
 from sparsona.learning.phases import turn_flops
 from sparsona.learning.server_optimizer import begin_moments, server_step
 
@@ -127,7 +127,7 @@ def fedalt(task: Task, config: FedAltConfig) -> Method:
     def outputs(work: FedAltWork, inputs: Tensor, train: bool, noise: Tensor | None = None) -> tuple[Tensor, Tree]:
         found, buffers = task.forward({**work.shared, **work.personal}, work.buffers, inputs, train, noise)
         if parts.additive.slots:
-            found = fused(task, found, work.personal, inputs)
+            found = mix_outputs(task, found, work.personal, inputs)
         return found, buffers
 
     def loss(work: FedAltWork, batch: Batch) -> tuple[Tensor, Tree]:

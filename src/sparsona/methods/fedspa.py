@@ -40,7 +40,7 @@ from sparsona.core.method import (
 )
 from sparsona.learning.mask_options import MaskSearchOptions
 from sparsona.learning.means import WeightedSum
-from sparsona.learning.optimizer import Memory, inside, make_optimizer
+from sparsona.learning.optimizer import Memory, make_optimizer, mask_memory
 from sparsona.learning.phases import Training, gradient_size, plain_weights, predictor, training_phase, turn_flops
 from sparsona.sparsity.search import client_counts, initial_mask, next_mask, search_flops
 
@@ -124,7 +124,7 @@ def fedspa(task: Task, config: FedSpaConfig) -> Method:
             to_zero = config.anneal == "paper"
             mask = next_mask(task, work.params, work.buffers, mask, probe, round_, config, to_zero)
             parts["mask"] = dense(mask)
-        memory = inside(optimizer.end(work.memory), mask)  # regrown entries start without momentum
+        memory = mask_memory(optimizer.end(work.memory), mask)  # regrown entries start without momentum
         return FedSpaState(mask, work.buffers, memory), message(round_, parts)
 
     def cost(layout: Layout, client: Client, round_: Round) -> Cost:

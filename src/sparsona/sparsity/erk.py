@@ -14,30 +14,37 @@ from sparsona.core.layout import Layout, Slot
 ROUNDING_SLACK = 1e-13
 
 
-def erk_densities(layout: Layout, density: float, power: float = 1.0) -> tuple[float, ...]:
-    """Erdos-Renyi-kernel density of each tensor, in the layout's order, such that `density` of all entries are kept.
+def erk_densities(layout: Layout, density: float) -> tuple[float, ...]:
+    """Erdos-Renyi-kernel density of each tensor, such that `density` of all entries are kept.
 
-    A tensor's density is proportional to (sum of its dimensions / product of its dimensions) ** power, and at most 1;
-    what a dense tensor cannot take goes to the others. Every tensor of the layout takes part: to leave biases or norms
-    out, select a layout without them. Power 0 is `uniform_densities`. A 0-dim tensor counts as one of shape (1,).
+    A tensor's density is proportional to (sum of its dimensions / product of its dimensions), and at most 1; the excess
+    of a dense tensor goes to the others. Every tensor of the layout takes part: to leave biases or norms out, select a
+    layout without them. A 0-dim tensor counts as one of shape (1,).
+
+    Args:
+        layout: names and shapes of the tensors.
+        density: the share of all entries to keep.
+
+    Returns:
+        One density for each tensor, in the layout's order.
+
+    Example:
+        >>> erk_densities(Layout((Slot("weight", (10, 10)), Slot("bias", (10,)))), 0.5)
+        (0.45, 1.0)
     """
     _check_density(density)
-    if not 0 <= power < math.inf:
-        raise SparsonaError(
-            f"an ERK power of {power}", expected="a number that is at least 0", hint="use 1, as ERK does"
-        )
     if density == 1:
         return (1.0,) * len(layout.slots)  # not the 0.9999999999999999 that rounding may make of it
     raw = [_raw(slot) for slot in layout.slots]
     sizes = layout.sizes
-    result = [1.0] * len(sizes)  # what nothing below changes is dense
+    result = [1.0] * len(sizes)  # dense, unless changed below
     sparse = [position for position, size in enumerate(sizes) if size > 0]
     while sparse:
-        # As published: eps = rhs / sum(raw * size), and what has the largest raw is dense if eps * raw > 1. Here raw is
-        # taken relative to that largest, so that no power underflows; and rhs = d * (all entries) - (dense entries),
-        # which rounds once and not once per tensor.
+        # As published: eps = rhs / sum(raw * size), and the tensor of the largest raw is dense if eps * raw > 1. Here
+        # raw is relative to the largest; and rhs = d * (all entries) - (dense entries), which rounds once and not once
+        # per tensor.
         top = max(raw[position] for position in sparse)
-        relative = {position: (raw[position] / top) ** power for position in sparse}
+        relative = {position: raw[position] / top for position in sparse}
         rhs = density * layout.size - (layout.size - sum(sizes[position] for position in sparse))
         share = rhs / math.fsum(relative[position] * sizes[position] for position in sparse)
         if share <= 1:
@@ -49,13 +56,33 @@ def erk_densities(layout: Layout, density: float, power: float = 1.0) -> tuple[f
 
 
 def uniform_densities(layout: Layout, density: float) -> tuple[float, ...]:
-    """The same density for every tensor, biases and norms included."""
+    """The same density for every tensor, biases and norms included.
+
+    Args:
+        layout: names and shapes of the tensors.
+        density: the share of all entries to keep.
+
+    Returns:
+        One density for each tensor.
+    """
     _check_density(density)
     return (float(density),) * len(layout.slots)
 
 
 def kept_counts(layout: Layout, densities: tuple[float, ...]) -> tuple[int, ...]:
-    """Number of entries kept of each tensor: floor(density * size), where 0.29 of 100 is 29."""
+    """The number of entries kept of each tensor: floor(density * size), where 0.29 of 100 is 29.
+
+    Args:
+        layout: names and shapes of the tensors.
+        densities: one density for each tensor.
+
+    Returns:
+        One count for each tensor.
+
+    Example:
+        >>> kept_counts(Layout((Slot("weight", (10, 10)),)), (0.29,))
+        (29,)
+    """
     if len(densities) != len(layout.slots):
         raise SparsonaError(
             f"{len(densities)} densities for {len(layout.slots)} tensors",

@@ -18,9 +18,19 @@ if TYPE_CHECKING:
 def cosine_rate(initial: float, index: int, total: int, decays_to_zero: bool) -> float:
     """The share of active entries to swap in round `index` of `total`: initial/2 * (1 + cos(pi * index / total)).
 
-    With `decays_to_zero` the denominator is total - 1, as the FedSpa paper writes it, and the last round's rate is 0;
-    without, as the DisPFL code has it, the last round still swaps a little. The first round's rate is `initial` either
-    way, also when it is the only round.
+    Args:
+        initial: the rate of the first round, also if it is the only one.
+        index: the round, from 0.
+        total: the number of rounds.
+        decays_to_zero: the denominator is total - 1, as in the FedSpa paper, and the last round's rate is 0; otherwise
+            it is total, as in the DisPFL code, and the last round still swaps a few entries.
+
+    Returns:
+        The rate.
+
+    Example:
+        >>> cosine_rate(0.5, index=0, total=10, decays_to_zero=True)
+        0.5
     """
     _check_rate(initial)
     if not 0 <= index < total:
@@ -47,33 +57,33 @@ def evolve(params: Tree, mask: Tree, rate: float, scores: Tree | None, seed: int
     kernels = kernels_for(params.flat, grows_by.flat)
     if kernels is not None:
         evolved, broken = kernels.evolve(params.flat, mask.flat, grows_by.flat, mask.layout.sizes, rate, ROUNDING_SLACK)
-        # The only time the GPU is waited for, when it has been given all its work. A NaN must be refused here: the mask
-        # does not show what it was made from.
+        # The only wait for the GPU, after all its work was queued. A NaN must be refused here: it cannot be seen in the
+        # mask.
         if any(broken.tolist()):
             _check_numbers(params, scores)
         return _of_same_counts(mask, evolved)
     _check_numbers(params, scores)
-    moved = _moved(mask, rate)
+    moved = _num_moved(mask, rate)
     kept = mask.flat & ~select(params.flat, mask.flat, mask.layout.sizes, moved)
     return _of_same_counts(mask, kept | select(grows_by.flat, ~kept, mask.layout.sizes, moved, largest=True))
 
 
 def random_scores(size: int, seed: int, device: torch.device) -> Tensor:
-    """A number for each entry, made of its index and the seed alone (splitmix64): the same on every device, and made
-    there. Of 2**24 possible numbers some are equal; between these the lowest index goes first."""
+    """A number for each entry, computed from its index and the seed alone (splitmix64): the same on every device. Of
+    2**24 possible numbers some are equal; between these the lowest index goes first."""
     import torch
 
-    def mixed(value: Tensor, shift: int, factor: int) -> Tensor:
-        shifted = (value >> shift).bitwise_and_((1 << (64 - shift)) - 1)  # as if there were no sign
+    def mix(value: Tensor, shift: int, factor: int) -> Tensor:
+        shifted = (value >> shift).bitwise_and_((1 << (64 - shift)) - 1)  # an unsigned shift
         return value.bitwise_xor_(shifted).mul_(factor)
 
     value = torch.arange(size, dtype=torch.int64, device=device).add_(seed).mul_(-0x61C8864680B583EB)
-    value = mixed(mixed(value, 30, -0x40A7B892E31B1A47), 27, -0x6B2FB644ECCEEE15)
-    return (mixed(value, 31, 1) >> 40).bitwise_and_((1 << 24) - 1).float()
+    value = mix(mix(value, 30, -0x40A7B892E31B1A47), 27, -0x6B2FB644ECCEEE15)
+    return (mix(value, 31, 1) >> 40).bitwise_and_((1 << 24) - 1).float()
 
 
-def _moved(mask: Tree, rate: float) -> tuple[int, ...]:
-    """How many entries of each tensor move."""
+def _num_moved(mask: Tree, rate: float) -> tuple[int, ...]:
+    """The number of entries of each tensor that move."""
     return tuple(
         # In a dense tensor the pruned entries are the only candidates and would all grow again.
         0 if active == size else min(active, math.ceil(rate * active * (1 - ROUNDING_SLACK)))
@@ -83,7 +93,7 @@ def _moved(mask: Tree, rate: float) -> tuple[int, ...]:
 
 def _of_same_counts(mask: Tree, flat: Tensor) -> Tree:
     evolved = mask.like(flat)
-    evolved.identity.counts = counts(mask)  # waited for once, for the first mask of all
+    evolved.identity.counts = counts(mask)  # read from the GPU once, for the first mask
     return evolved
 
 
@@ -101,7 +111,7 @@ def _check_mask(mask: Tree) -> None:
         raise SparsonaError(
             f"a mask of shape {mask.shape} and type {mask.dtype}",
             expected="the bool mask of one client",
-            hint="a float mask becomes one with mask.like(mask.flat != 0)",
+            hint="convert a float mask with mask.like(mask.flat != 0)",
         )
 
 
@@ -118,13 +128,13 @@ def _check_numbers(params: Tree, scores: Tree | None) -> None:
     import torch
 
     trees = {"params": params} if scores is None else {"params": params, "scores": scores}
-    # A sum is NaN if an entry is, and ten times faster to look at; inf - inf makes one too, so make sure. One wait.
+    # A sum is NaN if an entry is, and ten times faster to check; inf - inf gives NaN too, so entries are checked then.
     suspects = torch.stack([tree.flat.sum().isnan() for tree in trees.values()]).tolist()
     for (what, tree), suspect in zip(trees.items(), suspects, strict=True):
         if suspect and bool(tree.flat.isnan().any()):
             names = ", ".join(name for name in tree if bool(tree[name].isnan().any()))
             raise SparsonaError(
                 f"{what} are not a number (NaN) in {names}",
-                expected="numbers, or there is no smallest weight and no largest score",
+                expected="numbers: otherwise there is no smallest weight and no largest score",
                 hint="training diverged: lower the learning rate or clip gradients",
             )

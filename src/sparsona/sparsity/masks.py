@@ -11,8 +11,21 @@ from sparsona.core.tree import Tree
 def random_mask(layout: Layout, kept: tuple[int, ...], seed: int) -> Tree:
     """A mask with exactly `kept[l]` entries of tensor l, every choice of positions equally likely.
 
-    A function of its arguments alone, so that two sides that know the seed need not send the mask. Of two masks from
+    It depends on its arguments alone, so that two sides with the same seed need not send the mask. Of two masks with
     one seed, the one with more entries in every tensor contains the other.
+
+    Args:
+        layout: names and shapes of the tensors.
+        kept: the number of entries to keep of each tensor.
+        seed: the seed of the draw.
+
+    Returns:
+        A bool tree.
+
+    Example:
+        >>> from sparsona.core.layout import Slot
+        >>> int(random_mask(Layout((Slot("weight", (10, 10)),)), (29,), seed=0).flat.sum())
+        29
     """
     import torch
 
@@ -36,8 +49,3 @@ def random_mask(layout: Layout, kept: tuple[int, ...], seed: int) -> Tree:
     mask = Tree(layout, flat)
     mask.store()  # a server draws one for each of its clients before any of them is used
     return mask
-
-
-def density(mask: Tree) -> float:
-    """The share of all entries that the mask keeps; 1 for a mask without entries."""
-    return int(mask.flat.count_nonzero()) / mask.layout.size if mask.layout.size else 1.0

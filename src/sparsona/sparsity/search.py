@@ -1,4 +1,4 @@
-"""Masks of methods that train inside one: how much of each tensor they keep, how they begin, how they evolve."""
+"""Masks of methods that train inside one: how much of each tensor they keep, how they start, how they evolve."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class MaskOptions(Protocol):
-    """What decides about a client's masks; learning/mask_options.py has these as options of a method."""
+    """The options of a client's masks; learning/mask_options.py has them as options of a method."""
 
     @property
     def density(self) -> float: ...
@@ -33,9 +33,9 @@ class MaskOptions(Protocol):
     def prune_rate(self) -> float: ...
 
 
-@lru_cache(maxsize=64)  # asked for every client, though few capacities differ
+@lru_cache(maxsize=64)  # called for every client, though there are few capacities
 def mask_counts(layout: Layout, density: float, allocation: Literal["erk", "uniform"]) -> tuple[int, ...]:
-    """How many entries of each tensor a mask keeps. A density that keeps nothing is refused."""
+    """How many entries of each tensor a mask keeps. A density that keeps no entry raises SparsonaError."""
     allocate = erk_densities if allocation == "erk" else uniform_densities
     counts = kept_counts(layout, allocate(layout, density))
     if not any(counts):
@@ -50,13 +50,13 @@ def client_counts(layout: Layout, client: Client, options: MaskOptions) -> tuple
     return mask_counts(layout, min(options.density, client.capacity), options.allocation)
 
 
-_drawn = lru_cache(maxsize=4)(random_mask)  # clients that start with one mask share one tree of it
+_draw_mask = lru_cache(maxsize=4)(random_mask)  # clients that start with the same mask share one tree
 
 
 def initial_mask(layout: Layout, client: Client, seeds: Seeds, options: MaskOptions) -> Tree:
     """The mask that a client starts with."""
     seed = seeds.shared("mask") if options.initial_masks == "same" else seeds.of(client.index).own("mask")
-    return _drawn(layout, client_counts(layout, client, options), seed)
+    return _draw_mask(layout, client_counts(layout, client, options), seed)
 
 
 def next_mask(

@@ -40,7 +40,7 @@ def select(
 
 
 def kernels_for(*values: Tensor) -> ModuleType | None:
-    """The kernels that select on these tensors' GPU, or None: no GPU, no triton, or a kind they do not take."""
+    """The kernels that select on these tensors' GPU, or None: no GPU, no triton, or an unsupported type or size."""
     import torch
 
     narrow = (torch.float32, torch.bfloat16, torch.float16)
@@ -52,7 +52,7 @@ def kernels_for(*values: Tensor) -> ModuleType | None:
 
 
 def _by_sorting(values: Tensor, among: Tensor, number: int) -> Tensor:
-    """A GPU sorts faster than it selects, and need not be waited for."""
+    """A GPU sorts faster than it selects, and sorting needs no synchronisation."""
     import torch
 
     order = values.argsort(stable=True)
@@ -72,7 +72,7 @@ def _by_threshold(values: Tensor, among: Tensor, number: int) -> Tensor:
         # Gradients and weights are often zero by the thousand, and a partition is slow inside so many ties.
         threshold = 0.0
     else:
-        # Infinity fills the places that do not take part: it cannot lower the threshold, and ties are sought `among`.
+        # Entries that do not take part are infinity: it cannot lower the threshold, and ties are taken from `among`.
         ordered = values.where(among, math.inf).numpy()
         ordered.partition(number - 1)
         threshold = float(ordered[number - 1])

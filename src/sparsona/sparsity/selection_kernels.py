@@ -35,7 +35,7 @@ MOST_ENTRIES = 2**31 - 2 * BLOCK
 
 @dataclass(frozen=True)
 class Blocks:
-    """Which stretch of the buffer each program looks at: [start, stop) within one aligned tile and one tensor."""
+    """Which stretch of the buffer each program reads: [start, stop) within one aligned tile and one tensor."""
 
     table: Tensor  # a row per program: tensor, start, stop, and the first program of that tensor
     sizes: Tensor  # entries per tensor
@@ -160,7 +160,7 @@ def _bits(number: float) -> int:
 
 @triton.jit
 def _stretch(table, program, BLOCK: tl.constexpr):
-    """The tensor of a program, its first program, the places it looks at, and which of those are its own."""
+    """The tensor of a program, its first program, the positions it reads, and which of those are its own."""
     tensor = tl.load(table + 4 * program)
     start = tl.load(table + 4 * program + 1)
     stop = tl.load(table + 4 * program + 2)
@@ -274,7 +274,7 @@ def _count_ties(
     BLOCK: tl.constexpr,
     BINS: tl.constexpr,
 ):
-    """How many entries of each stretch are at the threshold; not looked at where all of the tensor's are wanted."""
+    """How many entries of each stretch are at the threshold; not read where all of the tensor's are wanted."""
     program = tl.program_id(0)
     tensor, first, places, own = _stretch(table, program, BLOCK)
     threshold, wanted, existing = _descend(histograms, found, tensor, num_tensors, PASSES, LAST_WIDTH, BINS)

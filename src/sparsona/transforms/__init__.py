@@ -1,4 +1,4 @@
-"""What stands between a method and the wire, by name. Free of torch: costs and lists need none."""
+"""Transforms of messages by name. Free of torch: costs and lists need none."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read_transforms(texts: Iterable[str]) -> tuple[Transform, ...]:
         texts: Rows of the table, each with its options after a colon: `half`, `quantize:4`, `quantize:bits=4,way=both`.
 
     Returns:
-        The transforms. A sender goes through them in order, a receiver backwards.
+        The transforms. A sender applies them in order, a receiver backwards.
 
     Example:
         >>> read_transforms(["clip:1.0", "quantize:4"])

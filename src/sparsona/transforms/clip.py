@@ -1,4 +1,4 @@
-"""Clipping: no client's change is longer than so much, so that none outweighs the others."""
+"""Clipping: the norm of a client's change is limited, so that none outweighs the others."""
 
 from __future__ import annotations
 

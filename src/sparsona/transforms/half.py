@@ -13,7 +13,7 @@ LARGEST = 65504.0
 
 @dataclass(frozen=True)
 class Half:
-    """Values are rounded to the nearest float16; a finite one past its range becomes the largest."""
+    """Values are rounded to the nearest float16; a finite one beyond its range becomes the largest."""
 
     way: Way = "both"
     name = "half"
@@ -23,7 +23,7 @@ class Half:
         return "half precision"
 
     def send(self, update: Update, memory: Memory, round_: Round) -> tuple[Update, Memory]:
-        parts = {name: part if part.is_mask else _halved(part.plain()) for name, part in update.parts.items()}
+        parts = {name: part if part.is_mask else _halve(part.plain()) for name, part in update.parts.items()}
         return replace(update, parts=parts), {}
 
     def receive(self, update: Update) -> Update:
@@ -36,7 +36,7 @@ class Half:
         return False
 
 
-def _halved(part: Part) -> Part:
+def _halve(part: Part) -> Part:
     values = part.values
-    # What is no number stays none: a diverged client must not pass for one with large weights.
+    # NaN and infinity are kept: a diverged client must not look like one with large weights.
     return part.carrying(values.clamp(-LARGEST, LARGEST).where(values.isfinite(), values).half())

@@ -1,6 +1,6 @@
 """Gaussian noise on changes, drawn by the client: after `clip`, the mechanism of client-side differential privacy.
 
-Nothing here counts a privacy budget.
+No privacy budget is computed.
 """
 
 from __future__ import annotations

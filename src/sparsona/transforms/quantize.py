@@ -1,4 +1,4 @@
-"""Stochastic quantisation: a few bits a value, right on average.
+"""Stochastic quantisation: a few bits a value, unbiased.
 
 Paper: Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, NeurIPS 2017, with the
 largest magnitude of a tensor as its scale. Each value is rounded to one of its two neighbouring levels, to the nearer
@@ -42,7 +42,7 @@ class Quantize:
         seed = round_.seeds.shared("quantize") if round_.client is None else round_.seeds.own("quantize")
         draws = generator(seed)
         parts = {
-            name: part if part.is_mask else _quantized(part.plain(), self.bits, draws)
+            name: part if part.is_mask else _quantize(part.plain(), self.bits, draws)
             for name, part in update.parts.items()
         }
         return replace(update, parts=parts), {}
@@ -57,7 +57,7 @@ class Quantize:
         return False
 
 
-def _quantized(part: Part, bits: int, draws: Generator) -> Part:
+def _quantize(part: Part, bits: int, draws: Generator) -> Part:
     import torch
 
     values, numbers = part.values, part.layout.sizes
@@ -72,7 +72,7 @@ def _quantized(part: Part, bits: int, draws: Generator) -> Part:
     scales = torch.stack([torch.cat([zero, tensor.abs()]).amax() for tensor in tensors]) if numbers else values[:0]
     levels = Levels(bits, scales, numbers)
     steps = values / levels.spread() * levels.top
-    steps = steps.nan_to_num()  # of a tensor of zeros; one that holds no numbers is told by its scale
+    steps = steps.nan_to_num()  # 0 / 0 in a tensor of zeros; a NaN in a tensor shows in its scale
     below = steps.floor()
     up = torch.rand(len(values), generator=draws).to(values.device) < steps - below
     found = (below + up + levels.top).clamp(0, 2 * levels.top).to(torch.uint8)

@@ -19,9 +19,10 @@ from sparsona.core.update import Part, PartSize, Support, Update, places
 
 @dataclass(frozen=True)
 class TopK:
-    """Of each part, this share of its values, the largest in magnitude, with a bitmap of where they are.
+    """Of each part, the share `rate` of its values that is largest in magnitude, with a bitmap of their entries.
 
-    What a client held back is a flat buffer over the part's whole layout: where its mask moves, what is outside waits.
+    What a client held back is a flat buffer over the part's whole layout: if its mask moves, the values outside stay
+    there until it covers them again.
     """
 
     rate: float = 0.1
@@ -53,8 +54,8 @@ class TopK:
         return True
 
     def number(self, num_values: int) -> int:
-        """How many values are sent of so many: at least one."""
-        # 0.07 * 100 is 7.000000000000001: no value more for the sake of rounding.
+        """How many of `num_values` values are sent: at least one."""
+        # 0.07 * 100 is 7.000000000000001, which must not round up to 8.
         return min(num_values, max(1, math.ceil(round(self.rate * num_values, 6))))
 
     def _send(self, part: Part, before: Tree | None) -> tuple[Part, Tree]:
@@ -65,7 +66,7 @@ class TopK:
         where = None if part.support is Support.DENSE else places(_mask_of(part))
         left = values.new_zeros(layout.size) if before is None else before.flat.to(values.device, copy=True)
         total = values + (left if where is None else left[where])
-        # A stable sort: which of equal magnitudes is sent must not depend on the machine.
+        # A stable sort: among equal magnitudes, the choice must not depend on the machine.
         chosen = total.abs().argsort(descending=True, stable=True)[: self.number(len(total))].sort().values
         sent = total[chosen]
         total[chosen] = 0

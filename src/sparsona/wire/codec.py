@@ -31,7 +31,20 @@ from sparsona.wire.format import (
 
 
 def encode(update: Update) -> bytes:
-    """The message that carries an update. What `decode` would refuse is refused here."""
+    """Encode an update as a message. Raises an error for every update that `decode` would reject.
+
+    Args:
+        update: the update.
+
+    Returns:
+        The bytes of the message.
+
+    Example:
+        >>> from sparsona.core.update import dense
+        >>> update = Update(0, 0, 1.0, {"model": dense(Tree.of({"w": torch.ones(3)}))})
+        >>> decode(encode(update)).parts["model"].values.tolist()
+        [1.0, 1.0, 1.0]
+    """
     parts = [(part, part.values) for part in update.parts.values()]  # gathered once
     heads = tuple(_part_head(*part, size) for part, size in zip(parts, sizes_of(update), strict=True))
     blocks: list[bytes | memoryview] = [write_head(Head(update.sender, update.round, update.weight, heads))]
@@ -52,11 +65,19 @@ def encode(update: Update) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview) -> Update:
-    """The update inside a message; its tensors are copies, so `data` may be reused.
+    """Decode a message. Its tensors are copies, so `data` can be reused.
 
-    Anything but a sound message of this version raises SparsonaError. Memory grows with the length of `data`, never
-    with what it claims: a KNOWN or SEED part may describe a vast layout, for which nothing is allocated. Layouts arrive
-    without the costs of their slots.
+    Memory grows with the length of `data`, never with what it claims: a KNOWN or SEED part may describe a vast layout,
+    for which nothing is allocated. Layouts are decoded without the costs of their slots.
+
+    Args:
+        data: the bytes of one message.
+
+    Returns:
+        The update.
+
+    Raises:
+        SparsonaError: the data is not a valid message of this version.
     """
     try:
         message = memoryview(data).cast("B")
@@ -86,7 +107,7 @@ def decode(data: bytes | bytearray | memoryview) -> Update:
         elif not size.is_mask:
             values = _read_floats(raw, at, size.num_values, size.bits)
         elif size.support is Support.DENSE:
-            # Left as bits: whoever receives a mask usually keeps it.
+            # Left as bits: a receiver usually stores the mask.
             whole = Tree(size.layout, Stored.of_bits(_read_packed(raw, at, size.num_values), (size.num_values,)))
         else:
             values = _read_bits(raw, at, size.num_values)
@@ -109,7 +130,7 @@ def _part_head(part: Part, values: Tensor, size: PartSize) -> PartHead:
             f"part {short(size.name)} is to send a bitmap but holds no bool mask",
             hint="make the part with `masked`; one that arrived as KNOWN or SEED has no mask to pass on",
         )
-    # Only what the support calls for travels: a SEED part that fell back to BITS still holds its seed.
+    # Only what the support needs is sent: a SEED part that fell back to BITS still holds its seed.
     return PartHead(
         size,
         digest=b"" if part.support is Support.DENSE else part.proof,
@@ -150,14 +171,14 @@ def _read_block(raw: np.ndarray, start: int, num_bytes: int) -> np.ndarray:
 
 
 def _read_floats(raw: np.ndarray, start: int, count: int, bits: int = 32) -> Tensor:
-    # Into memory that torch aligned: where a buffer starts may decide how a product is summed, to the last bit.
+    # Into memory that torch aligned: the alignment of a buffer can change the order in which a product is summed.
     values = torch.empty(count, dtype=torch.float32 if bits == 32 else torch.float16)
     values.numpy()[:] = _read_block(raw, start, bits // 8 * count).view(f"<f{bits // 8}")
     return values
 
 
 def _pack_levels(values: Tensor, bits: int) -> Tensor:
-    """Levels as so many bits each, the lowest first, without gaps."""
+    """Levels packed as `bits` bits each, the lowest first, without gaps."""
     each = np.unpackbits(values.detach().cpu().numpy()[:, None], axis=1, count=bits, bitorder="little")
     return torch.from_numpy(np.packbits(each, bitorder="little"))
 
@@ -189,7 +210,7 @@ def _read_bits(raw: np.ndarray, start: int, count: int) -> Tensor:
 
 def _read_packed(raw: np.ndarray, start: int, count: int) -> Tensor:
     packed = _read_block(raw, start, -(-count // 8))
-    # One mask, one message: anything could hide in the spare bits of the last byte.
+    # Each mask has exactly one encoding: the spare bits of the last byte must be zero.
     if count % 8 and packed[-1] >> (count % 8):
         raise malformed("spare bits are not zero", "zero bits")
     return torch.from_numpy(packed.copy())

@@ -1,4 +1,4 @@
-"""The bytes of one message: where everything lies, and how many there will be. Free of torch, so that costs need none.
+"""The byte layout of a message, and its length. Free of torch, so that costs need none.
 
 A message is a head (who, when, and what each part holds), then every part's payload, then a checksum. All lengths
 follow from the head, so a reader knows the exact size of a message before it allocates anything. docs/wire-format.md
@@ -26,17 +26,17 @@ MAGIC = b"SPNA"
 VERSION = 1
 DIGEST_BYTES = 8
 SEED_BYTES = 16
-# Blocks start at multiples of four, so that a reader may look at floats where they lie.
+# Blocks start at multiples of four, so that a reader can use the floats without a copy.
 ALIGN = 4
 MAX_LEVEL_BITS = 8
 
-# Names and shapes become Python objects some fifty times their size, and each part takes its time; an update has a few.
+# Names and shapes become Python objects some fifty times their size, and each part takes time; an update has a few.
 MAX_HEAD_BYTES = 2**20
 MAX_PARTS = 255
 MAX_NAME_BYTES = 2**16 - 1
 MAX_DIMS = 32
 MAX_DIM = 2**32 - 1
-# No model comes near, and products of this size still fit the 64-bit strides of a tensor.
+# Far more than any model has, and products of this size still fit the 64-bit strides of a tensor.
 MAX_ENTRIES = 2**40
 
 HEAD = struct.Struct("<4sBBHiId")  # magic, version, zero, number of parts, sender, round, weight
@@ -51,11 +51,12 @@ _SENDER = "correct the sender, or leave its messages out: parts are made with `d
 
 
 class Dtype(enum.IntEnum):
-    """How values are written: as floats of four or two bytes, one bit each, or as levels of two to eight bits."""
+    """How values are written: as floats of four or two bytes, one bit each, or as levels of one to eight bits."""
 
     FLOAT32 = 0
     BOOL = 1
     FLOAT16 = 2
+    LEVELS1 = 17
     LEVELS2 = 18
     LEVELS3 = 19
     LEVELS4 = 20
@@ -66,7 +67,7 @@ class Dtype(enum.IntEnum):
 
 
 # A mask has a bit for each value; the other numbers are those of PartSize.bits.
-_DTYPES = {32: Dtype.FLOAT32, 16: Dtype.FLOAT16} | {bits: Dtype(16 + bits) for bits in range(2, 9)}
+_DTYPES = {32: Dtype.FLOAT32, 16: Dtype.FLOAT16} | {bits: Dtype(16 + bits) for bits in range(1, MAX_LEVEL_BITS + 1)}
 _BITS = {dtype: bits for bits, dtype in _DTYPES.items()}
 
 
@@ -95,19 +96,19 @@ def padded(num_bytes: int) -> int:
 
 
 def payload_size(part: PartSize) -> tuple[int, int]:
-    """Bytes of a part's bitmap and of its values, each before padding. The scales of levels come on top of that."""
+    """Bytes of a part's bitmap and of its values, each before padding. The scales of levels are not included."""
     bitmap = -(-part.layout.size // 8) if part.support is Support.BITS else 0
     return bitmap, -(-part.num_values * _value_bits(part) // 8)
 
 
 def scales_size(part: PartSize) -> tuple[int, int]:
-    """Bytes of the scales that levels are read by, and of the number of values that each scale is for."""
+    """Bytes of the scales of levels, and of the number of values of each scale."""
     num_scales = len(part.layout.slots) if has_levels(part) else 0
     return 4 * num_scales, 8 * num_scales
 
 
 def has_levels(part: PartSize) -> bool:
-    """Whether values travel as levels with a scale for each tensor."""
+    """Whether values are sent as levels with a scale for each tensor."""
     return not part.is_mask and part.bits <= MAX_LEVEL_BITS
 
 
@@ -122,13 +123,13 @@ def message_size(parts: tuple[PartSize, ...]) -> int:
 
 
 def paper_size(parts: tuple[PartSize, ...]) -> int:
-    """Bytes as the papers count them: four for each float value, or what a transform makes of them; masks, seeds,
-    scales and heads are free."""
+    """Bytes as the papers count them: four for each float value, or fewer after a transform; masks, seeds, scales and
+    heads are not counted."""
     return sum(-(-part.num_values * part.bits // 8) for part in parts if not part.is_mask)
 
 
 def sizes_of(update: Update) -> tuple[PartSize, ...]:
-    """What `message_size` and `paper_size` need to know of an update."""
+    """The sizes of an update's parts, for `message_size` and `paper_size`."""
     return tuple(
         PartSize(name, part.layout, part.num_values, part.support, part.is_mask, _bits_of(part), part.is_change)
         for name, part in update.parts.items()
@@ -142,7 +143,7 @@ def _bits_of(part: Part) -> int:
 
 
 def write_head(head: Head) -> bytes:
-    """The head of a message, padded. Refuses what `read_head` would refuse."""
+    """The head of a message, padded. Raises an error wherever `read_head` would."""
     _check_envelope(head.sender, head.round, head.weight)
     _check_parts([part.size for part in head.parts])
     out = [HEAD.pack(MAGIC, VERSION, 0, len(head.parts), head.sender, head.round, head.weight)]
@@ -168,8 +169,8 @@ def write_head(head: Head) -> bytes:
 def read_head(message: memoryview) -> tuple[Head, int]:
     """The head of a whole message and the offset of its first payload.
 
-    Checks everything that can be known without looking at payloads: checksum, limits, and that the message has exactly
-    the length that its head calls for.
+    Checks everything that can be checked without reading payloads: checksum, limits, and that the message has exactly
+    the length that its head declares.
     """
     if len(message) < HEAD.size + CHECKSUM.size:
         raise SparsonaError(
@@ -180,7 +181,7 @@ def read_head(message: memoryview) -> tuple[Head, int]:
     magic, version, zero, num_parts, sender, round_, weight = HEAD.unpack_from(message)
     if magic != MAGIC:
         raise SparsonaError(f"not a Sparsona message: it begins with {magic!r}", expected=f"{MAGIC!r}")
-    # Before the checksum: another version may well have another one.
+    # Before the checksum: another version may have a different one.
     if version != VERSION:
         raise SparsonaError(
             f"a message of format version {version}",
@@ -199,7 +200,7 @@ def read_head(message: memoryview) -> tuple[Head, int]:
     sizes = [part.size for part in parts]
     _check_parts(sizes)
     if len(message) != (size := _message_size(sizes)):
-        raise malformed(f"a message of {len(message)} bytes whose head calls for {size}", "equal lengths")
+        raise malformed(f"a message of {len(message)} bytes whose head declares {size}", "equal lengths")
     start = padded(reader.at)
     if any(message[reader.at : start]):
         raise malformed("the padding after the head is not zero", "zero bytes")
@@ -256,7 +257,7 @@ class _Reader:
 
 
 def _proof_size(support: Support) -> tuple[int, int]:
-    """Bytes of the digest and of the seed that travel with a support."""
+    """Bytes of the digest and of the seed that a message has for a support."""
     return 0 if support is Support.DENSE else DIGEST_BYTES, SEED_BYTES if support is Support.SEED else 0
 
 
@@ -273,7 +274,7 @@ def _message_size(parts: Sequence[PartSize]) -> int:
     return padded(_head_size(parts)) + payloads + CHECKSUM.size
 
 
-# What is refused is the same for a sender and a receiver: whatever can be encoded can be decoded.
+# Sender and receiver make the same checks: every message that can be encoded can be decoded.
 
 
 def _check_envelope(sender: int, round_: int, weight: float) -> None:
@@ -296,7 +297,7 @@ def _check_parts(parts: Sequence[PartSize]) -> None:
     for part in parts:
         _check_names(part.layout.names, f"tensors in part {short(part.name)}")
         if part.bits not in _DTYPES:
-            raise malformed(f"part {short(part.name)} with {part.bits} bits a value", "32, 16, or 2 to 8")
+            raise malformed(f"part {short(part.name)} with {part.bits} bits a value", "32, 16, or 1 to 8")
         # A dimension of zero must not hide absurd ones beside it: strides are products of the others.
         entries = 0
         for slot in part.layout.slots:
@@ -338,5 +339,5 @@ def short(name: str) -> str:
 
 
 def malformed(what: str, expected: str) -> SparsonaError:
-    """The error for a message that arrived as it was sent but makes no sense."""
+    """The error for a message that arrived undamaged but is invalid."""
     return SparsonaError(f"malformed message: {what}", expected=expected, hint=_SENDER)

@@ -1,4 +1,4 @@
-"""Counts the bytes that travel, as sent and as the papers count them. Free of torch."""
+"""Bytes sent and received, on the wire and as the papers count them. Free of torch."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ class Traffic:
 
 
 def paper_bytes(update: Update) -> int:
-    """Bytes of an update as the papers count them: four for each float value; masks are free."""
+    """Bytes of an update as the papers count them: four for each float value; masks are not counted."""
     return paper_size(sizes_of(update))
