@@ -190,3 +190,12 @@ def test_cost_of_the_command_line_is_that_of_a_run(tmp_path) -> None:
     # What top-k holds back is as large as a dense model.
     plain = cost("fedspa", data="digits", rounds=2, clients=4, per_round=2)
     assert found.memory.kept - plain.memory.kept == 4 * found.num_parameters
+
+
+def test_the_share_of_entries_uploaded_is_unknown_where_entries_take_fewer_bytes(tmp_path):
+    options = {"clients": 4, "per_round": 2, "rounds": 1, "epochs": 1, "executor": "serial"}
+    plain = sp.train("fedavg", out=tmp_path / "plain", **options)
+    half = sp.train("fedavg", out=tmp_path / "half", transform="half", **options)
+    assert plain.summary["bytes"]["upload_share"] == 1.0
+    assert half.summary["bytes"]["upload_share"] is None
+    assert half.summary["bytes"]["up"] < 0.6 * plain.summary["bytes"]["up"]

@@ -107,9 +107,11 @@ def _busiest(folder: RunFolder) -> dict[str, int]:
 def _upload_share(folder: RunFolder) -> float | None:
     """The share of the model's entries in a client's upload, mean over the turns in which one was sent; None: in none.
 
-    What pFedGate calls q. Counted as the papers count, four bytes an entry and masks free. Peers have none.
+    What pFedGate calls q. Counted as the papers count, four bytes an entry and masks free. Peers have none, and with
+    transforms, which send entries in fewer bytes, it is not known.
     """
-    sent = None if folder.facts.peers else folder.records.mean_upload()
+    unknown = folder.facts.peers or folder.config.get("transform")
+    sent = None if unknown else folder.records.mean_upload()
     return None if sent is None else sent / (4 * folder.facts.num_parameters)
 
 

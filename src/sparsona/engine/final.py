@@ -115,6 +115,12 @@ def guard_point(plan: Plan, shared: str | None) -> str:
 def check_end(context: ServerContext) -> None:
     """Raise SparsonaError if method, data and plan do not fit together at the end of a run."""
     plan, method = context.plan, context.method
+    if method.server is None and plan.stateless:
+        raise SparsonaError(
+            f"{method.name} has no server, and stateless clients do not keep what they learn",
+            expected="a method with a server, or clients that keep a State",
+            hint="leave 'stateless' out",
+        )
     if method.tune is None and (plan.tune_epochs or plan.novel_epochs):
         raise SparsonaError(
             f"{method.name} has nothing to tune", expected="no tuning", hint="leave tune_epochs and novel_epochs out"

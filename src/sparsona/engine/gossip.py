@@ -183,12 +183,6 @@ def check_gossip(context: ServerContext) -> None:
     """Raise SparsonaError if method and plan do not fit together among peers."""
     name, plan, half = context.method.name, context.plan, context.method.peer
     assert half is not None
-    if plan.stateless:
-        raise SparsonaError(
-            f"{name} has no server, and stateless clients do not keep what they learn",
-            expected="a method with a server, or clients that keep a State",
-            hint="leave 'stateless' out",
-        )
     if plan.everyone_trains:
         raise SparsonaError(
             f"'everyone_trains' for {name}: there is no server that could leave some of them out",

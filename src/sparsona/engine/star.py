@@ -187,12 +187,6 @@ def check_star(context: ServerContext) -> None:
             expected=f"points other than '{CONSENSUS}'",
             hint=f"use '{GLOBAL}': the server's model",
         )
-    if half is None and plan.stateless:
-        raise SparsonaError(
-            f"{method.name} has no server, and stateless clients do not keep what they learn",
-            expected="a method with a server, or clients that keep a State",
-            hint="leave 'stateless' out",
-        )
     if GLOBAL in bases and (half is None or half.global_model is None):
         raise SparsonaError(
             f"{method.name} has no global model to evaluate",
