@@ -29,6 +29,7 @@ from sparsona.learning.phases import Training
 from sparsona.methods import METHODS, factory
 from sparsona.methods.fedspa import FedSpaConfig
 from sparsona.models import MODELS
+from sparsona.runs import observers
 from sparsona.runs.declaration import options_of
 from sparsona.runs.options import OPTIONS, RunConfig
 
@@ -179,6 +180,12 @@ def test_help_names_the_true_defaults():
             assert shown[1] == str(field.default), option.name
             checked += 1
     assert checked >= 11
+
+
+def test_help_lists_the_observers(say, monkeypatch):
+    monkeypatch.setitem(observers.OBSERVERS, "curves", observers.ObserverRow("mine:Curves", "pictures of curves"))
+    for command in ("run", "compare", "resume"):
+        assert "curves: pictures of curves" in " ".join(say(command, "--help").out.split())
 
 
 @pytest.mark.parametrize("command", [cli.run, cli.compare, cli.cost])

@@ -262,8 +262,8 @@ def test_an_unguarded_script_and_ctrl_c(tmp_path):
                     self.layer = torch.nn.Linear(64, 10)
                 def forward(self, x):
                     return self.layer(x.flatten(1))
-            sp.train("fedavg", model=Net, clients=5, rounds=int(sys.argv[1]), epochs=1, executor="workers", device="cpu",
-                     out=sys.argv[2])
+            sp.train("fedavg", model=Net, clients=5, rounds=int(sys.argv[1]), epochs=1, executor="workers",
+                     device="cpu", out=sys.argv[2])
             print("finished", flush=True)
             """
         )

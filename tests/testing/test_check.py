@@ -225,3 +225,9 @@ def test_testing_needs_no_pytest():
     code = "import sys, sparsona.testing; print('pytest' in sys.modules, 'hypothesis' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_a_kept_count_of_steps_is_no_part_of_a_cost() -> None:
+    names = ("costs_say_what_is_kept", "costs_say_what_training_holds")
+    kept = {**FEW, "optimizer": "adam", "lr": 0.003, "optimizer_memory": "keep"}
+    check(methods.card("fedavg"), kept, properties={name: PROPERTIES[name] for name in names})

@@ -45,7 +45,7 @@ def parts(draw: st.DrawFn) -> Part:
 
 def in_some_form(draw: st.DrawFn, part: Part, rng: np.random.Generator) -> Part:
     """As a method made it, or as a transform left it: in half precision, or as levels."""
-    bits = draw(st.sampled_from([32, 32, 16, *range(2, 9)]))
+    bits = draw(st.sampled_from([32, 32, 16, *range(1, 9)]))
     if part.is_mask or bits == 32:
         return part
     if bits == 16:
@@ -53,7 +53,7 @@ def in_some_form(draw: st.DrawFn, part: Part, rng: np.random.Generator) -> Part:
         return part.carrying(torch.from_numpy(halves.view(np.float16)))
     numbers = part.layout.sizes if part.mask is None else counts(part.mask)
     scales = torch.from_numpy(rng.integers(0, 2**32, len(numbers), dtype=np.uint32).view(np.float32))
-    values = torch.from_numpy(rng.integers(0, 2**bits - 1, part.num_values, dtype=np.uint8))
+    values = torch.from_numpy(rng.integers(0, max(2, 2**bits - 1), part.num_values, dtype=np.uint8))
     return part.carrying(values, Levels(bits, scales, numbers))
 
 
@@ -200,6 +200,15 @@ class TestGolden:
         assert data[-32:-4].hex() == "000000400000003f020000000000000001000000000000001e000000"
         assert decode(data).parts["p"].plain().values.tolist() == [2.0, 0.0, -0.5]
 
+    def test_signs(self) -> None:
+        """A level of one bit is a sign: 1, 0, 1 are plus and minus 2.0, and plus 0.5; bits 101, padded."""
+        layout = Layout((Slot("w", (2,)), Slot("s", ())))
+        levels = Levels(1, torch.tensor([2.0, 0.5]), (2, 1))
+        data = encode(Update(0, 0, 1.0, {"p": Part(layout, torch.tensor([1, 0, 1], dtype=torch.uint8), levels=levels)}))
+        assert data[26] == 17
+        assert data[-8:-4].hex() == "05000000"
+        assert decode(data).parts["p"].plain().values.tolist() == [2.0, -2.0, 0.5]
+
 
 class TestDecoded:
     def test_reads_any_contiguous_bytes(self) -> None:
@@ -271,6 +280,7 @@ class TestEncodeRefuses:
             (Levels(2, torch.ones(2), (13,)), 0),
             (Levels(2, torch.ones(2), (13, 0)), 0),
             (Levels(2, torch.ones(2), (12, 1)), 3),
+            (Levels(1, torch.ones(2), (12, 1)), 2),
             (Levels(9, torch.ones(2), (12, 1)), 0),
         ],
     )
@@ -383,7 +393,7 @@ class TestHostile:
             (head() + PART.pack(1, 0, 0, 0, 0) + b"p" + b"\0\0\1", "padding"),
             (head() + PART.pack(0, 1, 0, 1, 1) + SLOT.pack(0, 0) + b"\0" + b"\1\0\1\0", "padding"),
             (head() + PART.pack(0, 1, 0, 1, 1) + SLOT.pack(0, 0) + b"\0" + b"\2\0\0\0", "spare bits"),
-            (head() + PART.pack(0, 17, 0, 0, 0), "unknown dtype 17"),
+            (head() + PART.pack(0, 16, 0, 0, 0), "unknown dtype 16"),
             (head() + PART.pack(0, 25, 0, 0, 0), "unknown dtype 25"),
             # Levels of two bits, 0 to 2: a fourth; one too few; more values for a tensor than it has; spare bits.
             (LEVELS + struct.pack("<fq", 1.0, 1) + b"\3\0\0\0", "a level of 3"),

@@ -29,13 +29,20 @@ PROFILE = click.option(
     help="Measure where the time goes, phase by phase: a table, and profile.json in the run's folder. A GPU is waited "
     "for wherever a phase ends, which slows the run; its results stay the same.",
 )
-LOG = click.option(
-    "--log",
-    "logs",
-    multiple=True,
-    metavar="FILE.jsonl",
-    help="Also write what happens, a line of JSON for each round and evaluation: docs/observers.md.",
-)
+
+
+class LogOption(click.Option):
+    """Its help lists the observers that have a name; their table is read when help is asked for."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        from sparsona.runs.observers import OBSERVERS
+
+        kinds = "; ".join(f"{name}: {row.text}" for name, row in OBSERVERS.items())
+        self.help = f"Also write what happens, docs/observers.md ({kinds})."
+        return super().get_help_record(ctx)
+
+
+LOG = click.option("--log", "logs", cls=LogOption, multiple=True, metavar="[NAME:]PLACE")
 OUT = click.option("--out", type=click.Path(path_type=Path), help="Folder to make.  [a new one in ./runs]")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout.")
 

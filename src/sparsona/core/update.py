@@ -35,7 +35,7 @@ class Levels:
     """The scales of quantised values: level v of tensor t means scales[t] * (v - top) / top, with top = 2^(bits-1) - 1.
 
     Args:
-        bits: the bits of a level, 2 to 8.
+        bits: the bits of a level, 1 to 8. One bit is a sign: its top is a half.
         scales: the largest magnitude of each tensor.
         counts: how many values belong to each tensor: a receiver may have to read them before it has the mask.
     """
@@ -45,9 +45,9 @@ class Levels:
     counts: tuple[int, ...]
 
     @property
-    def top(self) -> int:
+    def top(self) -> float:
         """The level of value 0; levels are 0 to twice this."""
-        return (1 << self.bits - 1) - 1
+        return (1 << self.bits - 1) - 1 or 0.5
 
     def spread(self) -> Tensor:
         """The scale of each value."""

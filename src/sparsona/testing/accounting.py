@@ -78,12 +78,12 @@ def _messages_of_peers(history: History) -> None:
 
 
 def costs_say_what_is_kept(case: Case) -> None:
-    """`Cost.kept` is the State, BatchNorm statistics aside: entries of masks, and numbers that are not zero; and
-    `infer_flops` is what the deployed model costs."""
+    """`Cost.kept` is the State, BatchNorm statistics and an optimizer's count of steps aside: entries of masks, and
+    numbers that are not zero; and `infer_flops` is what the deployed model costs."""
     history = case.history
     for index, state in history.last.states.items():
         cost = history.cost(index)
-        own = [tensor for path, tensor in leaves(state) if not path.startswith("buffers")]
+        own = [tensor for path, tensor in leaves(state) if not path.startswith("buffers") and not _counts_steps(tensor)]
         masks, told = [t for t in own if t.dtype == torch.bool], [part for part in cost.kept if part.is_mask]
         entries = sum(tensor.numel() for tensor in masks), sum(part.num_values for part in told)
         require(entries[0] == entries[1], f"client {index} keeps masks of {entries[0]} entries, cost says {entries[1]}")
@@ -112,12 +112,18 @@ def costs_say_what_training_holds(case: Case) -> None:
     history = case.history
     for client in history.context.clients:
         cost, at_work = history.cost(client.index), history.cost(client.index).at_work
-        own = [tensor for path, tensor in leaves(history.work(client.index)) if not path.startswith("buffers")]
+        work = leaves(history.work(client.index))
+        own = [tensor for path, tensor in work if not path.startswith("buffers") and not _counts_steps(tensor)]
         parts = [part for part in (*cost.kept, *(cost.down or ()), *(at_work or ())) if part.name != "gradient"]
         held, most = sum(int(t.count_nonzero()) for t in own), sum(part.num_values for part in parts)
         require(held <= most, f"client {client.index} holds {held} numbers at work, and the cost says {most}")
         gradients = [part.name for part in at_work or ()].count("gradient")
         require(at_work is None or gradients == 1, f"{gradients} parts named 'gradient' in Cost.at_work, not one")
+
+
+def _counts_steps(tensor: torch.Tensor) -> bool:
+    """Whether this is `Moments.step`: one number, which no paper counts."""
+    return tensor.dim() == 0 and tensor.dtype == torch.float64
 
 
 def density_bounds_messages(case: Case) -> None:

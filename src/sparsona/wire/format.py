@@ -51,11 +51,12 @@ _SENDER = "correct the sender, or leave its messages out: parts are made with `d
 
 
 class Dtype(enum.IntEnum):
-    """How values are written: as floats of four or two bytes, one bit each, or as levels of two to eight bits."""
+    """How values are written: as floats of four or two bytes, one bit each, or as levels of one to eight bits."""
 
     FLOAT32 = 0
     BOOL = 1
     FLOAT16 = 2
+    LEVELS1 = 17
     LEVELS2 = 18
     LEVELS3 = 19
     LEVELS4 = 20
@@ -66,7 +67,7 @@ class Dtype(enum.IntEnum):
 
 
 # A mask has a bit for each value; the other numbers are those of PartSize.bits.
-_DTYPES = {32: Dtype.FLOAT32, 16: Dtype.FLOAT16} | {bits: Dtype(16 + bits) for bits in range(2, 9)}
+_DTYPES = {32: Dtype.FLOAT32, 16: Dtype.FLOAT16} | {bits: Dtype(16 + bits) for bits in range(1, MAX_LEVEL_BITS + 1)}
 _BITS = {dtype: bits for bits, dtype in _DTYPES.items()}
 
 
@@ -296,7 +297,7 @@ def _check_parts(parts: Sequence[PartSize]) -> None:
     for part in parts:
         _check_names(part.layout.names, f"tensors in part {short(part.name)}")
         if part.bits not in _DTYPES:
-            raise malformed(f"part {short(part.name)} with {part.bits} bits a value", "32, 16, or 2 to 8")
+            raise malformed(f"part {short(part.name)} with {part.bits} bits a value", "32, 16, or 1 to 8")
         # A dimension of zero must not hide absurd ones beside it: strides are products of the others.
         entries = 0
         for slot in part.layout.slots:
