@@ -297,7 +297,7 @@ class PartSize:
         num_values: how many values are sent.
         support: how the receiver knows their entries.
         is_mask: the values are flags of one bit.
-        bits: of a float value: 32, 16 (half precision), or 2 to 8 (levels, with a scale per tensor).
+        bits: of a float value: 32, 16 (half precision), or 1 to 8 (levels, with a scale per tensor).
         is_change: as in `Part`.
     """
 

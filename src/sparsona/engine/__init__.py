@@ -1,1 +1,1 @@
-"""Who does what when: turns, executors, rounds with a server, evaluation. Methods are handed in, never imported."""
+"""Turns, rounds with a server or among peers, and evaluation. Methods are passed in, never imported."""

@@ -140,7 +140,7 @@ def check_end(context: ServerContext) -> None:
     if without:
         raise SparsonaError(
             f"guard: {len(without)} clients have no validation data (client {without[0]} is the first)",
-            expected="some of everybody's data to decide by, which is neither trained nor tested on",
+            expected="validation data on every client, which is neither trained nor tested on",
             hint="--set validation_rate=0.1, or leave --guard out",
         )
 

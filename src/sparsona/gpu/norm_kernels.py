@@ -3,7 +3,7 @@
 
 Needs Triton: only norm_ops imports this, where it meets a CUDA tensor.
 
-A program takes one sample and a few whole groups of channels, so it needs nobody else's sums. These tensors are small
+A program takes one sample and a few whole groups of channels, so it needs no sums of others. These tensors are small
 beside the memory's speed (16 MB and less), so traffic is all that counts: where pixels x channels of a program fit into
 its registers, everything is read once and written once; where they do not (large images, one group of everything), it
 goes over the pixels in tiles, twice. Sums are taken in a fixed order: the same bits each time.
