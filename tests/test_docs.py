@@ -102,7 +102,7 @@ def test_benchmarks_run(tmp_path):
     assert "Peak memory, MiB" in (tmp_path / "performance-scale.svg").read_text()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_comparison_runs(tmp_path):
     """Ours and the bare way on a little of the work: the same steps, a ratio, a table and a picture."""
     words = ["--tiny", "--repeats", "1", "--rounds", "1", "--only", "naive", "--work", "lenet5", "--out", "found.json"]

@@ -11,7 +11,7 @@ from sparsona.testing.case import Case, require
 def clients_without_memory(case: Case) -> None:
     """With `stateless`, nothing stays on a client; without a server nothing would be left, which is refused."""
     if case.history.method.server is None:
-        _require_refusal(case, "stateless", "forget what they learn")
+        _require_refusal(case, "stateless", "do not keep what they learn")
         return
     history = case.start(stateless=True).play(2)
     require(history.last.states == {}, "stateless clients kept something")
