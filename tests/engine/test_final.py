@@ -199,3 +199,11 @@ def test_no_class_is_unseen(federation, tmp_path):
     data = sp.federate(*arrays(), clients=2, partition="iid", seed=0)
     found = sp.train("fedavg", data, net, out=tmp_path / "run", **{**SMALL, "per_round": 2}).summary["classes"]
     assert found["unseen"] == {"mean": None, "weighted": None, "clients": 0, "examples": 0}
+
+
+def test_every_point_that_was_asked_for_is_in_the_summary(tmp_path):
+    asked = ["received/validation", "trained/train", "global"]
+    options = {"clients": 4, "per_round": 2, "rounds": 1, "epochs": 1, "executor": "serial"}
+    run = sp.train("fedavg", points=asked, out=tmp_path / "run", **options)
+    assert set(run.summary["other_points"]) == set(asked)
+    assert run.accuracies("received/validation").shape == (4,)

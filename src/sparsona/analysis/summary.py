@@ -86,16 +86,17 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
         summary["novel"] = novel(folder, completed, point)
     if folder.records.evaluations(completed, GUARDED):
         summary["guard"] = guard(folder, completed)
-    for other in _other_points():
+    for other in _other_points(folder):
         if (mean := mean_at(folder, completed, other)) is not None:
             summary.setdefault("other_points", {})[other] = mean
     return summary
 
 
-def _other_points() -> list[str]:
-    """Points besides the headline and those of a guard: models on test data first, then on training data."""
+def _other_points(folder: RunFolder) -> list[str]:
+    """Points besides the headline and those of a guard: models on test data first, then on other data."""
     own = [name for name, found in POINTS.items() if not found.is_derived and name not in (RECEIVED, TUNED, PERSONAL)]
-    return [*own, *(on(name, "train") for name in (RECEIVED, TUNED, *own))]
+    asked = [name for name in folder.config["points"] if name not in (RECEIVED, TUNED)]
+    return [*dict.fromkeys((*own, *(on(name, "train") for name in (RECEIVED, TUNED, *own)), *asked))]
 
 
 def _busiest(folder: RunFolder) -> dict[str, int]:

@@ -128,6 +128,8 @@ def check_option(name: str) -> str:
         >>> check_option("global/train")
         'global/train'
     """
+    if name.partition("/")[0] not in POINTS:
+        raise unknown_name("point", name, OPTIONS)
     if not point(name).is_option:
         raise SparsonaError(
             f"point '{name}' is evaluated automatically where it applies",

@@ -263,7 +263,9 @@ class ObserverRow:
 
 # `--log NAME:PLACE`, or a place that ends in .NAME; imported when it is used.
 OBSERVERS = {
-    "jsonl": ObserverRow("sparsona.runs.json_lines:JsonLines", "a line of JSON for the start, each round and the end"),
+    "jsonl": ObserverRow(
+        "sparsona.runs.json_lines:JsonLines", "a line of JSON for the start, each round and evaluation, and the end"
+    ),
 }
 
 
@@ -271,6 +273,8 @@ def make_observer(text: str) -> object:
     """The observer that a text such as "run.jsonl" or "jsonl:run.log" names."""
     name, _, place = text.partition(":")
     if name not in OBSERVERS:
+        if place and name.isidentifier() and len(name) > 1:  # one letter may be a drive
+            raise unknown_name("kind of log", name, OBSERVERS)
         name, place = Path(text).suffix.removeprefix("."), text
     if name not in OBSERVERS or not place:
         raise SparsonaError(

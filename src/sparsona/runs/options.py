@@ -43,7 +43,7 @@ def check_points(names: tuple[str, ...]) -> tuple[str, ...]:
         try:
             eval_points.check_option(name)
         except SparsonaError as error:
-            raise ValueError(f"{error.expected}; {error.hint}" if error.hint else error.expected) from None
+            raise ValueError(str(error)) from error
     return names
 
 
@@ -52,7 +52,7 @@ def check_transforms(texts: tuple[str, ...]) -> tuple[str, ...]:
     try:
         read_transforms(texts)
     except SparsonaError as error:
-        raise ValueError("; ".join(filter(None, (error.what, error.expected, error.hint)))) from None
+        raise ValueError(str(error)) from error
     return texts
 
 

@@ -60,8 +60,11 @@ def _error(kind: type[BaseModel], item: Any, where: str) -> SparsonaError:
         return SparsonaError(f"options of {where} that cannot be combined", expected=rule, hint="change one of them")
     field = kind.model_fields.get(str(item["loc"][0]))
     about = f" ({field.description})" if field is not None and field.description else ""
-    if item["type"] == "value_error":  # our own message: what is expected
-        expected = str(item["ctx"]["error"])
+    if item["type"] == "value_error":
+        error = item["ctx"]["error"]
+        if isinstance(error.__cause__, SparsonaError):  # it says all that there is to say
+            return error.__cause__
+        expected = str(error)  # our own message: what is expected
     else:
         expected = item["msg"].removeprefix("Input should be ").lower()
     return SparsonaError(f"{key} = {item['input']!r}{about}", expected=expected, hint=f"give {key} another value")
