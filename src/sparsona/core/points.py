@@ -139,6 +139,30 @@ def check_option(name: str) -> str:
     return name
 
 
+def check_headline(name: str) -> str:
+    """Check that a method's card may name this point as its result: a model on test data, after rounds.
+
+    Args:
+        name: the headline of a card.
+
+    Returns:
+        The same name.
+
+    Example:
+        >>> check_headline("consensus")
+        'consensus'
+    """
+    found = point(check_option(name))
+    if found.data != "test" or found.when != "round":
+        allowed = [option for option in OPTIONS if POINTS[option].when == "round"]
+        raise SparsonaError(
+            f"'{name}' as the headline of a method",
+            expected=f"a model on test data after each round: {', '.join(allowed)}",
+            hint="leave headline out, or name one of these",
+        )
+    return name
+
+
 def headline(tune_epochs: int) -> str:
     """The point whose accuracy is the result, unless the method's card names another.
 

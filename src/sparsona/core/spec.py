@@ -1,5 +1,5 @@
-"""The one parser of `name:value,key=value`: how methods, models, partitions, tests, graphs, schedules, transforms and
-data sets are written. Free of torch."""
+"""The parser of `name:value,key=value`: how methods, models, graphs, schedules, transforms and the names of data sets
+are written. Partitions and choices of test data check their one argument themselves. Free of torch."""
 
 from __future__ import annotations
 
@@ -78,6 +78,10 @@ def parse(kind: str, text: str) -> Spec:
             last = key.strip().replace("-", "_")
             if not last:
                 raise _no_option(piece)
+            if last in options:
+                raise SparsonaError(
+                    f"'{last}' twice in {kind} '{shorten(text)}'", expected="each option once", hint="leave one out"
+                )
             options[last] = value.strip()
         elif last is not None:
             options[last] += f",{piece}"

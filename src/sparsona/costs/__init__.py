@@ -151,12 +151,12 @@ class Experiment:
         return [count for count in counts if count]
 
 
-def cost(method: str, *, model: Any = None, **options: Any) -> CostReport:
+def cost(method: str | methods.MethodCard | Callable[..., Any], *, model: Any = None, **options: Any) -> CostReport:
     """What a method would cost, without training.
 
     Args:
         method: a row of `sparsona methods`, or one with a rule for its costs only; options of its own may follow its
-            name after a colon.
+            name after a colon. Or a MethodCard or a factory, as `train` takes them.
         model: the name of a network, or an nn.Module (which needs `input_shape` and `classes`); left out, it is the
             default of `data`.
         options: those of a run (`rounds`, `graph`, `preset`, ...), whose defaults are those of the papers' tables; the
@@ -169,8 +169,13 @@ def cost(method: str, *, model: Any = None, **options: Any) -> CostReport:
         >>> cost("dispfl", model="lenet5", graph="ring").neighbours
         2
     """
-    name, own = parse_method(method)
-    row, kind = row_of(name)
+    row: methods.MethodCard | RuleCard
+    if isinstance(method, str):
+        name, own = parse_method(method)
+        row, kind = row_of(name)
+    else:
+        row, own = methods.as_card(method), {}
+        name, kind = row.name, methods.factory(row)[1]
     given = {key.replace("-", "_"): value for key, value in {**options, **own}.items()}
     cost_values = {key: given.pop(key) for key in CostOptions.model_fields if key in given}
     errors = [

@@ -243,10 +243,12 @@ class Federation:
             folder: Made if needed. A federation in it is replaced; processes that have it open keep the old one.
 
         Example:
+            >>> import tempfile
             >>> import numpy as np
             >>> import sparsona as sp
-            >>> sp.federate(np.eye(40), np.arange(40) % 2, clients=4, partition="iid").save("saved")
-            >>> sp.Federation.open("saved").num_clients
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     sp.federate(np.eye(40), np.arange(40) % 2, clients=4, partition="iid").save(folder)
+            ...     sp.Federation.open(folder).num_clients
             4
         """
         folder = Path(folder)

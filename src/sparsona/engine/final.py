@@ -19,6 +19,7 @@ from sparsona.core.points import (
     TUNED,
     headline,
     on,
+    point,
     select,
 )
 from sparsona.engine.clients import Clients
@@ -125,6 +126,8 @@ def check_end(context: ServerContext) -> None:
         raise SparsonaError(
             f"{method.name} has nothing to tune", expected="no tuning", hint="leave tune_epochs and novel_epochs out"
         )
+    if any(point(name).data == "validation" for name in plan.points):
+        _require_validation(context, "points on validation data", "leave them out of points")
     if not plan.guard:
         return
     is_partial = method.server is not None and method.server.is_partial
@@ -135,13 +138,18 @@ def check_end(context: ServerContext) -> None:
             expected="a method with a global model that is trained, or a warm start from one",
             hint="--warm-start a run of fedavg, or leave --guard out",
         )
-    tested = tested_clients(plan, context.clients)
+    _require_validation(context, "guard", "leave --guard out")
+
+
+def _require_validation(context: ServerContext, what: str, otherwise: str) -> None:
+    """Raise SparsonaError if a client that is tested has no validation data."""
+    tested = tested_clients(context.plan, context.clients)
     without = [client for client in tested if not context.clients[client].num_validation]
     if without:
         raise SparsonaError(
-            f"guard: {len(without)} clients have no validation data (client {without[0]} is the first)",
+            f"{what}: {len(without)} clients have no validation data (client {without[0]} is the first)",
             expected="validation data on every client, which is neither trained nor tested on",
-            hint="--set validation_rate=0.1, or leave --guard out",
+            hint=f"--set validation_rate=0.1, or {otherwise}",
         )
 
 
@@ -152,7 +160,7 @@ def choose_models(evaluations: Sequence[Evaluation], plan: Plan, shared: str) ->
         on(PERSONAL, "validation"),
         on(shared, "validation"),
     )
-    at = {point: _by_client(evaluations, point) for point in (own_validation, shared_validation, own, shared)}
+    at = {name: _by_client(evaluations, name) for name in (own_validation, shared_validation, own, shared)}
     found = []
     for client, personal in at[own_validation].items():
         other = at[shared_validation][client]

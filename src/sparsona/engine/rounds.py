@@ -16,6 +16,8 @@ from sparsona.engine.turn import adapted_work, begin
 def check_plan(context: ServerContext) -> None:
     """Raise SparsonaError if method and plan do not fit together."""
     (star.check_star if context.method.peer is None else gossip.check_gossip)(context)
+    # Also raised here: a transform that does not take what the method sends.
+    context.method.cost(context.params.layout, context.clients[0], context.plan.round_at(0))
 
 
 def engine_for(context: ServerContext, clients: Clients) -> Star | Gossip:

@@ -13,6 +13,7 @@ import torch
 from pydantic import BaseModel
 
 from sparsona import data, methods, models
+from sparsona.core import points as eval_points
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
 from sparsona.core.losses import argmax_score, cross_entropy, no_score, squared_error, token_cross_entropy, token_score
@@ -82,6 +83,7 @@ def make_configs(
     if model is not None:
         values["model"] = model if isinstance(model, str) else GIVEN
     if row.headline is not None:
+        eval_points.check_headline(row.headline)
         values["points"] = (*as_tuple(values.get("points", ())), row.headline)
     of_method, errors = check(kind, chosen.method, name)
     dumped = {} if of_method is None else of_method.model_dump(mode="json")

@@ -291,7 +291,7 @@ def as_card(method: Any) -> MethodCard:
             expected="the name of a row of `sparsona methods`, a MethodCard, or a factory f(task, config)",
         )
     row = method if isinstance(method, MethodCard) else None
-    name = method.__name__ if row is None else row.name
+    name = getattr(method, "__name__", type(method).__name__) if row is None else row.name
     if (known := find(name)) is not None:
         if known == row or (row is None and factory(known)[0] is method):
             return known

@@ -9,6 +9,7 @@ from sparsona.core.tree import leaves
 from sparsona.testing.case import Case, History, require
 from sparsona.wire.codec import decode, encode
 from sparsona.wire.format import message_size, paper_size
+from sparsona.wire.ledger import paper_bytes
 
 
 def every_update_survives_the_wire(case: Case) -> None:
@@ -64,6 +65,8 @@ def _messages_of_peers(history: History) -> None:
             require(encode(decode(body)) == body, f"client {client}'s last message does not survive the wire")
             cost = history.cost(client, index)
             _compare(f"client {client}: bytes of a message", len(body), message_size(cost.up or ()), cost.exact)
+            papers = paper_bytes(decode(body))
+            _compare(f"client {client}: the papers' count", papers, paper_size(cost.up or ()), cost.exact)
         sizes = {
             client: len(message if isinstance(message, bytes) else encode(message))
             for client, message in history.populations[index].messages.items()

@@ -4,6 +4,7 @@ must support."""
 from __future__ import annotations
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.points import NOVEL
 from sparsona.engine.plan import novel_clients, participation
 from sparsona.testing.case import Case, require
 
@@ -64,7 +65,7 @@ def novel_clients_join_at_the_end(case: Case) -> None:
     history = case.start(novel=2, rounds=2).play(2)
     novel = novel_clients(history.context.plan, history.context.clients)
     require(len(novel) == 2 and not novel & set(history.last.states), "a novel client has a State before it joins")
-    met = {e.client for e in history.final[0].evaluations if e.point == "novel"}
+    met = {e.client for e in history.final[0].evaluations if e.point == NOVEL}
     require(met == novel, f"{met} were evaluated as novel clients, not {set(novel)}")
     tested = {e.client for e in history.engine.evaluate(history.last, 2)}
     require(not tested & novel, "a novel client was evaluated among the others")

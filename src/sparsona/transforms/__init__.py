@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Any, get_args, get_type_hints
 
+from sparsona.core import spec
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.transform import Transform
 
@@ -59,23 +60,18 @@ def split_transforms(value: Any) -> Any:
 
 
 def _read(text: str) -> Transform:
-    name, _, rest = text.strip().partition(":")
-    if name not in TRANSFORMS:
-        raise unknown_name("transform", name, TRANSFORMS)
-    card = TRANSFORMS[name]
-    module = import_module(f"sparsona.transforms.{name}")
-    kind = getattr(module, card.kind)
+    found = spec.read("transform", text, TRANSFORMS)
+    card = TRANSFORMS[found.name]
+    kind = getattr(import_module(f"sparsona.transforms.{found.name}"), card.kind)
     known = [field.name for field in fields(kind)]
-    given: dict[str, Any] = {}
-    for place, pair in enumerate(rest.split(",") if rest else []):
-        key, equals, value = (piece.strip() for piece in pair.partition("="))
-        if not equals and place == 0:
-            key, value = known[0], key  # the first option needs no name
+    if len(found.args) > len(known[:1]):  # the first option needs no name
+        raise found.wrong(f"{card.name} with its options by name: {', '.join(known) or 'it has none'}", card.example)
+    given = {**dict(zip(known, found.args, strict=False)), **found.options}
+    for key in given:
         if key not in known:
-            raise unknown_name(f"option of the transform '{name}'", key, known)
-        given[key] = _value(kind, key, value, card)
-    found: Transform = kind(**given)
-    return found
+            raise unknown_name(f"option of the transform '{card.name}'", key, known)
+    made: Transform = kind(**{key: _value(kind, key, value, card) for key, value in given.items()})
+    return made
 
 
 def _value(kind: type, key: str, text: str, card: TransformCard) -> Any:
