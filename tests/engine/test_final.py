@@ -207,3 +207,10 @@ def test_every_point_that_was_asked_for_is_in_the_summary(tmp_path):
     run = sp.train("fedavg", points=asked, out=tmp_path / "run", **options)
     assert set(run.summary["other_points"]) == set(asked)
     assert run.accuracies("received/validation").shape == (4,)
+
+
+def test_points_need_the_data_they_are_on(tmp_path):
+    options = {"clients": 4, "rounds": 1, "validation_rate": 0.0, "out": tmp_path / "run"}
+    with pytest.raises(SparsonaError, match="no validation data"):
+        sp.train("fedavg", points=["received/validation"], **options)
+    assert not (tmp_path / "run").exists()

@@ -181,3 +181,9 @@ def test_a_preset_is_for_those_that_have_one(tmp_path):
     assert [run.config["preset"] for run in both.runs] == [None, "authors"]
     with pytest.raises(SparsonaError, match="local has no presets"):
         comparisons.compare(["local", "fedavg"], preset="authors", **options)
+
+
+def test_a_transform_that_one_method_refuses_is_found_before_anything_is_trained(tmp_path):
+    with pytest.raises(SparsonaError, match="topk"):
+        sp.compare(["fedspa", "fedavg"], clients=4, rounds=1, transform=["topk:0.1"], out=tmp_path / "cmp")
+    assert not (tmp_path / "cmp").exists()

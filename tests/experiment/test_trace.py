@@ -28,8 +28,9 @@ def counts(monkeypatch):
         monkeypatch.setattr(owner, name, wrap(counted))
 
     count(Star, "__init__", "engines")
-    count(FedSpaConfig, "__init__", "validations of the method's options")
-    count(RunConfig, "__init__", "validations of the run's options")
+    for how, wrap in (("__init__", lambda function: function), ("model_validate", staticmethod)):
+        count(FedSpaConfig, how, "validations of the method's options", wrap)
+        count(RunConfig, how, "validations of the run's options", wrap)
     count(RunFacts, "from_json", "readings of the facts", staticmethod)
     for module in ("sparsona.engine.star", "sparsona.engine.turn", "sparsona.engine.gossip", "sparsona.engine.jobs"):
         count(import_module(module), "encode", "messages encoded")

@@ -15,6 +15,7 @@ from processes import EAGER, completed, start, traces, wait_until
 
 import sparsona as sp
 from sparsona import methods
+from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Method
 from sparsona.methods.fedavg import FedAvgConfig, fedavg
 from sparsona.testing import check
@@ -251,3 +252,15 @@ def test_validation_is_a_point_of_every_method(tmp_path):
         run = sp.train(name, points=["received/validation"], out=tmp_path / name, executor="serial", **OPTIONS)
         rows = traces(run.path)["rows"]["evaluations"]
         assert any("received/validation" in row for row in rows)
+
+
+def test_a_headline_on_other_data_is_refused():
+    """The protocol sentence says that a result was obtained on test data."""
+    row = replace(methods.card("fedavg"), name="mine", headline="trained/train")
+    with pytest.raises(SparsonaError, match="as the headline of a method"):
+        sp.train(row, rounds=1, clients=4)
+
+
+def test_costs_of_a_card_are_those_of_its_row():
+    own = sp.cost(replace(methods.card("fedavg"), name="mine"), model="lenet5")
+    assert own.to_json()["per_round"] == sp.cost("fedavg", model="lenet5").to_json()["per_round"]

@@ -290,6 +290,10 @@ class ObserverList:
     """Several observers as one, in their order."""
 
     def __init__(self, observers: Iterable[object] = ()) -> None:
+        if isinstance(observers, str):
+            raise SparsonaError(
+                f"observers = '{observers}'", expected="a list of observers", hint=f"observers=['{observers}']"
+            )
         found = [make_observer(one) if isinstance(one, str) else one for one in observers]
         self._receivers = {event: [_receiver(one, event) for one in found] for event in EVENTS}
 
