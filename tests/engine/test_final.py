@@ -211,6 +211,6 @@ def test_every_point_that_was_asked_for_is_in_the_summary(tmp_path):
 
 def test_points_need_the_data_they_are_on(tmp_path):
     options = {"clients": 4, "rounds": 1, "validation_rate": 0.0, "out": tmp_path / "run"}
-    with pytest.raises(SparsonaError, match="no validation data"):
+    with pytest.raises(sp.SparsonaError, match="no validation data"):
         sp.train("fedavg", points=["received/validation"], **options)
     assert not (tmp_path / "run").exists()

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from processes import EAGER, completed, small, start, traces
 
+import sparsona as sp
 from sparsona.core.errors import SparsonaError
 from sparsona.experiment import build
 from sparsona.experiment import compare as comparisons
