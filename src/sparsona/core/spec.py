@@ -1,5 +1,5 @@
-"""The parser of `name:value,key=value`: how methods, models, graphs, schedules, transforms and the names of data sets
-are written. Partitions and choices of test data check their one argument themselves. Free of torch."""
+"""The one parser of `name:value,key=value`: how methods, models, partitions, tests, graphs, schedules, transforms and
+data sets are written. Free of torch."""
 
 from __future__ import annotations
 

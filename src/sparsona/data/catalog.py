@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from sparsona.core import spec
 from sparsona.core.errors import unknown_name
 from sparsona.data.card import Download, Mirror, Normalisation, OwnData, SourceCard
 
@@ -381,9 +382,10 @@ def get(name: str) -> SourceCard:
     return SOURCES[name]
 
 
-def parse_spec(spec: str) -> tuple[str, str]:
+def parse_spec(text: str) -> tuple[str, str]:
     """A name and a path: the name of a data set and "", or a name of `OWN` and the path of the user's files."""
-    name, colon, path = spec.partition(":")
-    if not (name in SOURCES and not colon) and not (name in OWN and path):
-        raise unknown_name("data set", spec, [*SOURCES, *(own.form for own in OWN.values())])
-    return name, path
+    found = spec.parse("data set", text)
+    name, path = found.name, found.argument
+    if not (name in SOURCES and path is None) and not (name in OWN and path):
+        raise unknown_name("data set", text, [*SOURCES, *(own.form for own in OWN.values())])
+    return name, path or ""

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from sparsona.core import spec
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.seeds import Seeds
 from sparsona.core.tokens import NUM_SPECIAL
@@ -152,11 +153,12 @@ class Holdout:
 
 def choose_holdout(plan: SplitPlan, partition: Partition, pool: Pool) -> Holdout:
     """The holdout of a plan, checked against the data; "auto" becomes one of the others."""
-    test, spec = plan.test, plan.partition.strip()
-    name, colon, argument = test.strip().partition(":")
+    test, shared_by = plan.test, plan.partition.strip()
+    found = spec.parse("test choice", test)
+    name, argument = found.name, found.argument or ""
     if name not in TESTS:
         raise unknown_name("test choice", name, (card.form for card in TESTS.values()))
-    if colon:
+    if found.argument is not None:
         most = len(pool.y) - (pool.num_train or 0)
         is_number = name == "shares" and argument.isascii() and argument.isdigit() and len(argument) < 10
         if not (is_number and 0 < int(argument) <= most):
@@ -167,7 +169,7 @@ def choose_holdout(plan: SplitPlan, partition: Partition, pool: Pool) -> Holdout
             )
     if pool.overlap and partition.name != "natural":
         raise SparsonaError(
-            f"partition '{spec}' of {pool.name}, whose examples overlap",
+            f"partition '{shared_by}' of {pool.name}, whose examples overlap",
             expected=f"natural: an example and the {pool.overlap} after it have text in common, so "
             "that one client would be tested on text that another trains on",
             hint="--partition natural, or data whose examples do not overlap (shakespeare as a text file)",
@@ -193,13 +195,13 @@ def choose_holdout(plan: SplitPlan, partition: Partition, pool: Pool) -> Holdout
         )
     elif name == "natural" and not (is_natural and has_own_tests):
         raise SparsonaError(
-            f"test 'natural' for {pool.name} with partition '{spec}'",
+            f"test 'natural' for {pool.name} with partition '{shared_by}'",
             expected="partition natural, and a published test set with examples of the same owners",
             hint="leave test out",
         )
     if name != "shares" and partition.repeats_examples:
         raise SparsonaError(
-            f"partition '{spec}' with test '{name}'",
+            f"partition '{shared_by}' with test '{name}'",
             expected="a published test set: clients share examples, and one would be tested on what another trains on",
             hint="use data that has one (test=shares), or pathological:C, which shares no example",
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsona.core import spec
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.data.partition import by_class, by_owner, from_file
 from sparsona.data.partition.kind import Partition, PartitionInput
@@ -78,14 +79,15 @@ def partition(
     return [np.sort(part) for part in parts]
 
 
-def parse(spec: str) -> tuple[Partition, list[Any]]:
+def parse(text: str) -> tuple[Partition, list[Any]]:
     """The row that a partition names, and the values of its arguments."""
-    name, colon, text = spec.strip().partition(":")
+    found = spec.parse("partition", text)
+    name = found.name
     if name not in PARTITIONS:
         raise unknown_name("partition", name, (row.form for row in PARTITIONS.values()))
     row = PARTITIONS[name]
     if row.arguments:
-        return row, row.read(spec, text)
-    if colon:
-        raise SparsonaError(f"partition '{spec}' has an argument", expected=f"{name} alone", hint=f"write {name}")
+        return row, row.read(text, found.argument or "")
+    if found.argument is not None:
+        raise SparsonaError(f"partition '{text}' has an argument", expected=f"{name} alone", hint=f"write {name}")
     return row, []
