@@ -233,7 +233,6 @@ class RunEnd:
 
 
 Record = RunStart | ProgressUpdate | RoundResult | EvaluationResult | RunEnd
-EVENTS = ("on_start", "on_progress", "on_round", "on_evaluation", "on_end")
 
 
 class Observer(Protocol):
@@ -251,6 +250,9 @@ class Observer(Protocol):
     def on_evaluation(self, result: EvaluationResult) -> None: ...
 
     def on_end(self, end: RunEnd) -> None: ...
+
+
+EVENTS = tuple(name for name in vars(Observer) if name.startswith("on_"))
 
 
 @dataclass(frozen=True)
