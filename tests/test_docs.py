@@ -81,7 +81,7 @@ def test_shell_commands_exist():
         assert {word for word in words if word.startswith("--")} <= known, line
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_benchmarks_run(tmp_path):
     """That they run, not what they measure."""
     words = ["--repeats", "1", "--epochs", "1", "--out", "found.json"]

@@ -24,7 +24,8 @@ FIRST = {row.module: row.name for row in reversed(METHODS.values())}
 def properties():
     for name in LINES:
         for found in PROPERTIES if name in FIRST.values() else SHORT:
-            yield pytest.param(name, found, id=f"{name}-{found}")
+            again = name not in FIRST.values() and found == "learns"  # seconds, and more of the same
+            yield pytest.param(name, found, id=f"{name}-{found}", marks=[pytest.mark.slow] if again else [])
 
 
 @cache

@@ -31,6 +31,8 @@ pytestmark = pytest.mark.long
 DEVICE = os.environ.get("SPARSONA_TEST_DEVICE", "cpu")
 COMMON = {"clients": 6, "per_round": 4, "rounds": 2, "epochs": 1, "batch_size": 8, "lr_decay": 0.5, "device": DEVICE}
 EXECUTORS = {"stacked": Stacked, "stacked by two": lambda s: Stacked(s, 2), "graphed": lambda s: Graphed(s, 3)}
+# Stacks of two are in test_phase_options and test_shapes; here they are more of the same.
+SHOWN = ["stacked", "graphed", pytest.param("stacked by two", marks=pytest.mark.slow)]
 
 
 def smooth_net():
@@ -112,14 +114,13 @@ def assert_agree(one, other):
             assert int((found.confusion - found2.confusion).abs().sum()) <= 2
 
 
-# Stacks of two are played by every variant below; here they would be more of the same.
-@pytest.mark.parametrize("executor", ["stacked", "graphed", pytest.param("stacked by two", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("executor", SHOWN)
 @pytest.mark.parametrize("name", sorted(methods.METHODS))
 def test_every_method(name, executor):
     assert_agrees(executor, name)
 
 
-@pytest.mark.parametrize("executor", sorted(EXECUTORS))
+@pytest.mark.parametrize("executor", SHOWN)
 @pytest.mark.parametrize(
     "more",
     [
@@ -135,7 +136,7 @@ def test_whatever_the_engine_is_asked(executor, more):
     assert_agrees(executor, "fedspa", **more)
 
 
-@pytest.mark.parametrize("executor", sorted(EXECUTORS))
+@pytest.mark.parametrize("executor", SHOWN)
 @pytest.mark.parametrize(
     "more",
     [

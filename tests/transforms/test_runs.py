@@ -51,7 +51,7 @@ def check_ledger(context) -> None:
             assert any(turn.traffic.up for turn in record.turns)
 
 
-@pytest.mark.parametrize("transform", ["half", "quantize:bits=5,way=both"])
+@pytest.mark.parametrize("transform", ["half", pytest.param("quantize:bits=5,way=both", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(methods.METHODS))
 def test_every_method_sends_what_cost_says(name: str, transform: str) -> None:
     if methods.card(name).peers:
