@@ -180,7 +180,7 @@ def runs(where: Path, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def methods(name: str | None, as_json: bool) -> None:
     """List the methods: paper, what a client keeps, what travels. With NAME, also every option it has."""
-    from sparsona.methods import COST_ONLY, card, factory, find, names
+    from sparsona.methods import COST_ONLY, FAMILIES, card, factory, find, names
 
     if name is not None:
         from sparsona.runs.declaration import options_of
@@ -211,13 +211,17 @@ def methods(name: str | None, as_json: bool) -> None:
             click.echo("\nGraphs of peers (--graph)")
             print_table([{"graph": graph, "who receives from whom": what} for graph, what in GRAPHS.items()])
         return
-    rows = [
-        {"name": row.name, "method": row.title, "paper": row.paper, "kept": row.kept, "travels": row.travels}
-        for row in map(card, names())
-    ]
-    hint = "`sparsona methods NAME` lists a method's options; set them with --set KEY=VALUE."
-    also = f"`sparsona cost` also knows the costs of {', '.join(COST_ONLY)}, which cannot be run yet."
-    show_rows(rows, as_json, f"{hint}\n{also}")
+    if as_json:
+        keys = ("name", "title", "family", "paper", "kept", "travels")
+        click.echo(json.dumps([{key: getattr(row, key) for key in keys} for row in map(card, names())], indent=2))
+        return
+    for family, title in {**FAMILIES, "": "of installed packages"}.items():
+        if rows := [row for row in map(card, names()) if row.family == family]:
+            click.echo(f"{family}: {title}" if family else title)
+            columns = {"name": "name", "title": "method", "paper": "paper", "kept": "kept", "travels": "travels"}
+            print_table([{header: getattr(row, key) for key, header in columns.items()} for row in rows])
+    click.echo("`sparsona methods NAME` lists a method's options; set them with --set KEY=VALUE.")
+    click.echo(f"`sparsona cost` also knows the costs of {', '.join(COST_ONLY)}, which cannot be run.")
 
 
 @cli.command()
