@@ -254,7 +254,7 @@ def heterofl(task: Task, config: HeteroFLConfig) -> Method:
         at = places("params", part.layout, shift_at(update.round), params.device)
         mask = params.like(zeros_like(params).flat.bool().index_fill_(0, at, True))
         if "labels" in update.parts:
-            labels = update.parts["labels"].tree()["labels"]
+            labels = update.parts["labels"].tree()["labels"].to(params.device)
             for name in widths.output:
                 mask[name].logical_and_(_by_row(labels, mask[name]))
         tree = scatter(part.tree(), zeros_like(params), at)
