@@ -28,6 +28,7 @@ TESTED_ON = {
     "shares": "drawn from the published test set in the client's own label shares, so that clients share some of it, "
     "and ",
     "natural": "published for it, and ",
+    HELD_OUT: "held out of its training data in place of its test data, to choose options by, and ",
 }
 # The headline's model in words: by how clients are connected for what they receive, by its name after tuning.
 WHICH = {
@@ -177,6 +178,8 @@ def protocol(folder: RunFolder) -> str:
         f"{unit}, {chosen}never used in any decision); mean over {len(tested)} clients, each counting the same; "
         f"after round {completed} of {config['rounds']}, the last and not the best."
     )
+    if trials := config.get("tuned_with"):
+        text += f" Options were tuned with {trials} trials on data held out of training."
     if facts.transductive:
         text += (
             " TRANSDUCTIVE: a prediction also depends on the other test examples of its batch, as in the authors' "

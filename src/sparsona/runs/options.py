@@ -101,6 +101,13 @@ class RunConfig(Stopping):
     test_rate: float = _sharing(
         _SPLIT.test_rate, "share of a client's data held for testing", cost=_SAY_SAMPLES, gt=0, lt=1
     )
+    holdout_rate: float = _sharing(
+        _SPLIT.holdout_rate,
+        "share of a client's training data that is held out and tested on, its test data unused: to choose options by",
+        cost=_SAY_SAMPLES,
+        ge=0,
+        lt=1,
+    )
     min_size: int | None = _sharing(
         None, "fewest examples a client may be dealt", none="10, or what can be split (natural)", ge=2
     )
@@ -166,6 +173,14 @@ class RunConfig(Stopping):
     )
     seed: int = _plan(
         0, "varies everything: partition, weights, sampling, batches, masks", flag=True, condition=True, ge=0
+    )
+    tuned_with: int | None = _plan(
+        None,
+        "trials that this method's options were chosen by, on data held out of training; `sparsona tune` sets it",
+        none="not tuned",
+        condition=True,
+        cost="leave it out: trials are not charged",
+        ge=1,
     )
     tune_epochs: int = _plan(0, "epochs of final tuning for every client; 0: none", cost=True, ge=0)
     tune_lr_scale: float = _plan(
