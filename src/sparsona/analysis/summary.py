@@ -20,6 +20,7 @@ from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.points import GUARDED, NOVEL, PERSONAL, POINTS, RECEIVED, TUNED, on
 from sparsona.core.points import point as point_of
 from sparsona.core.transform import describe
+from sparsona.data.holdout import HELD_OUT
 from sparsona.runs.folder import RunFolder
 from sparsona.transforms import read_transforms
 

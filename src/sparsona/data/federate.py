@@ -12,7 +12,7 @@ from sparsona.core.seeds import Seeds
 from sparsona.data import validate
 from sparsona.data.client_index import ClientIndex
 from sparsona.data.federation import Federation
-from sparsona.data.holdout import TESTS, Holdout, Published, Rows, choose_holdout
+from sparsona.data.holdout import HELD_OUT, TESTS, Holdout, Published, Rows, choose_holdout, hold_out
 from sparsona.data.partition import parse
 from sparsona.data.partition import partition as partition_labels
 from sparsona.data.partition.by_owner import count_by_owner, find_by_owner, keep_eligible, number_owners

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from sparsona.executors import choose_device
 from sparsona.methods import MethodCard
 from sparsona.runs.declaration import as_tuple
 from sparsona.runs.listing import find_run
-from sparsona.runs.options import OF_DATA, RunConfig, in_groups
+from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, in_groups
 from sparsona.runs.request import choose, parse_method
 from sparsona.runs.validation import check, merge_errors, validate
 from sparsona.runs.warm_start import WarmStart, check_layout
@@ -101,6 +101,19 @@ def _lacks_validation(row: MethodCard, what: str) -> SparsonaError:
         expected="validation data on every client, which is neither trained nor tested on",
         hint="--set validation_rate=0.1, and --set min_size=10 where clients have few examples",
     )
+
+
+def options_for(name: str, options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Those of the options given to several methods that this one takes: what only some have is given to those."""
+    row = methods.card(parse_method(name)[0])
+    rows = [methods.card(parse_method(other)[0]) for other in names]
+    fields = methods.factory(row)[1].model_fields
+    mine = {key: value for key, value in options.items() if key in OPTIONS or key in fields}
+    if any(other.peers for other in rows) and not row.peers:
+        mine.pop("graph", None)
+    if any(other.presets for other in rows) and not row.presets:
+        mine.pop("preset", None)
+    return mine
 
 
 def read_data(config: RunConfig, listen: Callable[[int, int], None] | None = None) -> Federation:
