@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparsona.cli.options import OUT, check_names, check_reserved, gather, run_flags, with_table
-from sparsona.cli.terminal import print_results, print_table
+from sparsona.cli.terminal import print_results, print_table, print_text
 from sparsona.core.errors import SparsonaError
 
 if TYPE_CHECKING:
@@ -133,6 +133,10 @@ def show_search(result: Tuning, as_json: bool) -> None:
         return
     click.echo("Chosen on data held out of training:")
     print_table(result.table())
+    if edges := result.at_the_edge():
+        print_text(
+            f"At the edge of what was tried, so that --search with further values may find better:\n  {'; '.join(edges)}"
+        )
     if result.comparison is not None:
         click.echo("Trained again on all training data, on test data:")
         print_results(result.comparison.table())

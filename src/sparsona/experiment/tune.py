@@ -147,6 +147,18 @@ class Tuning:
             )
         return rows
 
+    def at_the_edge(self) -> list[str]:
+        """Chosen values that are the least or the greatest of those tried, in words: better ones may lie beyond."""
+        found = []
+        for name, tuned in self.methods.items():
+            for key, value in tuned.best.options.items():
+                values = [one for one in tuned.space[key] if isinstance(one, int | float) and not isinstance(one, bool)]
+                if len(values) > 2 and value in (min(values), max(values)):
+                    found.append(
+                        f"{name}: {key}={_written(value)} is the {'least' if value == min(values) else 'most'}"
+                    )
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """Everything that was tried, ready for JSON."""
         return {
@@ -304,6 +316,9 @@ def _spaces(request: Request) -> dict[str, Space]:
     """What is searched for each method: the papers' grids, and what the user adds."""
     found: dict[str, Space] = {}
     used: set[str] = set()
+    known = set(OPTIONS).union(*(methods.factory(parse_method(name)[0])[1].model_fields for name in request.names))
+    if unknown := sorted(set(request.options) - known):
+        raise unknown_name(f"option of {', '.join(request.names)}", unknown[0], known)
     for name in request.names:
         row_name, own = parse_method(name)
         row = methods.card(row_name)
@@ -317,7 +332,6 @@ def _spaces(request: Request) -> dict[str, Space]:
                 used.add(key)
         found[name] = {key: values for key, values in space.items() if key not in fixed}
     if unused := sorted(set(request.search) - used):
-        known = set(OPTIONS).union(*(methods.factory(parse_method(name)[0])[1].model_fields for name in request.names))
         raise unknown_name("option to search", unused[0], known)
     if conditions := sorted(key for key in request.search if key in OPTIONS and OPTIONS[key].condition):
         raise SparsonaError(
