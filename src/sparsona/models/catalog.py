@@ -19,6 +19,9 @@ RESNET_WIDTHS = (64, 128, 256, 512)  # of the four stages
 TRANSFORMER = {"width": 256, "hidden": 1024, "num_blocks": 4}
 
 
+NORM_NAMES = ("none", "group", "batch")
+
+
 class TooSmallError(Exception):
     """Nothing is left of an image after this many layers."""
 
@@ -32,6 +35,7 @@ def outline_conv_net(
     padding: int = 0,
     split: bool = False,
     adapters: bool = False,
+    norm: str = "none",
 ) -> Outline:
     inputs, side = input_shape[0], _side(input_shape)
     slots: list[Slot] = []
@@ -45,6 +49,9 @@ def outline_conv_net(
         else:
             side = _shrink(side, kernel, padding=padding)
             slots += _conv(f"{place}", inputs, outputs, kernel, side, bias=True)
+        if norm != "none":
+            place += 1
+            slots += _norm(f"{place}", outputs)
         side = _shrink(side, 2, stride=2)
         if adapters:
             slots += _conv(f"{place + 1}.adapter", outputs, outputs, 1, side)
@@ -53,7 +60,7 @@ def outline_conv_net(
     for outputs in (*hidden, num_classes):
         slots += _linear(f"{place}", inputs, outputs)
         inputs, place = outputs, place + 2
-    return Outline(Layout(tuple(slots)), input_shape, num_classes, cnn_roles(_names(slots)))
+    return Outline(Layout(tuple(slots)), input_shape, num_classes, cnn_roles(_names(slots), len(channels), norm))
 
 
 def split_rows(height: int) -> tuple[int, int]:
@@ -61,12 +68,14 @@ def split_rows(height: int) -> tuple[int, int]:
     return height - height // 2, height // 2
 
 
-def cnn_roles(names: tuple[str, ...]) -> Roles:
-    """First and last layer, and adapters. Of two first layers side by side, the lower one is personal: figure
+def cnn_roles(names: tuple[str, ...], num_convolutions: int = 0, norm: str = "none") -> Roles:
+    """First and last layer, norms and adapters. Of two first layers side by side, the lower one is personal: figure
     1c of the partial-personalisation paper."""
+    places = {str(1 + 4 * number) for number in range(num_convolutions)}  # convolution, norm, pooling, ReLU
     return Roles(
         input=tuple(name for name in names if name.startswith("0.")),
         output=names[-2:],
+        norm=tuple(name for name in names if norm != "none" and name.partition(".")[0] in places),
         adapter=tuple(name for name in names if ".adapter." in name),
         split=tuple(name for name in names if ".lower." in name),
     )
@@ -232,6 +241,7 @@ _CNN_ADAPTERS = {
 }
 _SMALL_CNN = {
     **_CNN_ADAPTERS,
+    "norm": Option("none", "after each convolution: a GroupNorm of four channels a group, or a BatchNorm", NORM_NAMES),
     "split": Option(False, "two first layers, for upper and lower rows; `--personal split` keeps one", (False, True)),
 }
 _RESNET = {
