@@ -36,6 +36,8 @@ WITH_OPTIONS = [
     ("digits-cnn:split=true", (2, 7, 8), 5),
     ("cnn28:split=true", (1, 28, 31), 10),
     ("cnn28:split=true,adapters=true", (1, 28, 28), 10),
+    ("cnn28:norm=group", (1, 28, 28), 10),
+    ("digits-cnn:norm=batch,adapters=true", (2, 7, 8), 5),
     ("pfedgate-cifar10:adapters=true", (3, 32, 32), 10),
     ("transformer:adapters=16,dropout=0.1", (20,), 50),
     ("transformer:adapters=64,adapter_form=authors", (7,), 30),
