@@ -79,12 +79,21 @@ def run(
 @cli.command(cls=with_table(run_flags))
 @click.argument("methods", nargs=-1)
 @click.option("--seeds", type=int, default=1, show_default=True, help="Number of seeds, counted from --seed.")
+@click.option(
+    "--match",
+    metavar="rounds|steps|flops|bytes",
+    default="rounds",
+    show_default=True,
+    help="What all spend alike. The first method runs --rounds; the others get the number of rounds that comes nearest "
+    "to what it spends.",
+)
 @OUT
 @JSON
 @LOG
 def compare(
     methods: tuple[str, ...],
     seeds: int,
+    match: str,
     out: Path | None,
     config: Path | None,
     pairs: tuple[str, ...],
@@ -101,6 +110,7 @@ def compare(
       sparsona compare
       sparsona compare local fedavg fedspa --seeds 3 --partition iid
       sparsona compare fedspa fedspa:density=0.2 fedspa:density=0.8
+      sparsona compare fedavg fedalt dispfl --match steps
     """
     options = gather(config, pairs, flags)
     check_names(methods, options)
@@ -108,7 +118,8 @@ def compare(
 
     check_reserved(api.compare, options)
     with progress_bar(has_seeds=seeds > 1) as bar:
-        result = api.compare(methods or DEFAULT_COMPARISON, seeds=seeds, out=out, observers=[bar, *logs], **options)
+        names = methods or DEFAULT_COMPARISON
+        result = api.compare(names, seeds=seeds, match=match, out=out, observers=[bar, *logs], **options)
     show_comparison(result, as_json)
 
 
@@ -312,11 +323,14 @@ def show_comparison(result: Any, as_json: bool) -> None:
                     "runs": [run.summary for run in result.runs],
                     "table": result.figures(),
                     "differences": result.differences(),
+                    "notes": result.notes(),
                 }
             )
         )
         return
     print_results(result.table())
+    for note in result.notes():
+        print_text(f"note: {note}")
     if differences := result.differences():
         first = result.table()[0]["method"]
         click.echo(f"\nDifference to {first}, in percentage points of mean accuracy, paired by seed (95% interval):")

@@ -172,5 +172,5 @@ def check_reserved(function: Callable[..., Any], options: Mapping[str, Any]) -> 
         raise SparsonaError(
             f"'{misplaced[0]}' is no option of a run",
             expected="options, in a config file and in --set",
-            hint="methods, --out, --seeds and --profile are given on the command line itself",
+            hint="methods, --out, --seeds, --match and --profile are given on the command line itself",
         )
