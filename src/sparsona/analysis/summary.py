@@ -215,6 +215,12 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
         text += f" They were drawn once, the same for every evaluation, from the {took_part:,} that took part."
     if config["novel"]:
         text += f" {config['novel']} novel clients took no part and are not among them."
+    weakest, density = min(config["capacities"]), config.get("subnetwork")
+    if density is not None:
+        text += f" All clients have a fixed random sub-network of density {density:g} in place of the whole model"
+        text += ", as much as the weakest can hold." if density == weakest else "."
+    elif weakest < 1 and facts.has_one_size and not facts.ignores_capacity:
+        text += f" All clients have models that the weakest, of capacity {weakest:g}, can hold."
     if facts.ignores_capacity:
         text += " Capacities are not kept: this method's models are larger than some clients can hold."
     if facts.has_batch_statistics and not config["stateless"]:

@@ -14,10 +14,10 @@ from pydantic import BaseModel
 from sparsona import methods
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.data.federation import Federation
-from sparsona.engine.context import ServerContext
+from sparsona.engine.context import ClientContext, ServerContext
 from sparsona.engine.rounds import check_plan
 from sparsona.executors import choose
-from sparsona.experiment.build import make_configs, make_context, make_plan, read_data
+from sparsona.experiment.build import fit_weakest, make_configs, make_context, make_plan, read_data
 from sparsona.experiment.match import amounts, check_match, rounds_for
 from sparsona.experiment.run import Comparison, planned_runs
 from sparsona.experiment.train import RUNS, hint_resume, load_warm_start, resume_run, start_run, timestamp
@@ -84,7 +84,17 @@ def compare(
     data = federation
     for entry in entries:
         config, of_method = planned[entry.text, numbers[0]]
-        context = make_context(config, federation, model, start=load_warm_start(config), method_config=of_method)
+
+        def build(config: RunConfig, of_method: BaseModel) -> ClientContext:
+            return make_context(config, federation, model, start=load_warm_start(config), method_config=of_method)
+
+        if min(config.capacities) < 1:
+            fitted, of_method = fit_weakest(config, of_method, build)
+            changed = {"options": fitted.options, "subnetwork": fitted.subnetwork}
+            for seed in numbers:
+                planned[entry.text, seed] = planned[entry.text, seed][0].model_copy(update=changed), of_method
+            config = fitted
+        context = build(config, of_method)
         choose(config.executor, context)
         check_plan(context.server_side)
         if match != "rounds":

@@ -25,6 +25,7 @@ from sparsona.executors import choose
 from sparsona.experiment.build import (
     GIVEN,
     graph_digest,
+    has_one_size,
     ignores_capacity,
     latency_digest,
     make_configs,
@@ -157,8 +158,9 @@ def _describe_run(
         layout=task.layout.digest.hex(),
         start=start_digest(context),
         ignores_capacity=ignores_capacity(context),
+        has_one_size=has_one_size(context),
         transductive=method.transductive,
-        num_parameters=task.layout.size,
+        num_parameters=task.whole_layout.size,
         tested_on=federation.tested_on,
         left_out=dict(federation.left_out),
         augments=federation.view.augments,

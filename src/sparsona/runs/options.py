@@ -237,6 +237,15 @@ class RunConfig(Stopping):
         (1.0,), "density each client can hold, repeated over clients", condition=True, cost=True
     )
 
+    subnetwork: float | None = _plan(
+        None,
+        "train a fixed random sub-network of this density in place of the whole model",
+        none="the whole model",
+        cost=True,
+        gt=0,
+        le=1,
+    )
+
     eval_every: int = _evaluation(
         1, "rounds between evaluations (the last ten are always evaluated)", circumstance=True, ge=1
     )
