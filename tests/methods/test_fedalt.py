@@ -292,3 +292,9 @@ def test_presets_differ_as_the_docstring_says():
     assert (paper.options["clip_stale"], authors.options["clip_stale"]) == (False, True)
     assert paper.tune_epochs == authors.tune_epochs == 5
     assert build.make_config("fedsim", {"preset": "paper"}).options["updates"] == "simultaneous"
+
+
+def test_the_config_of_a_run_made_under_the_former_name_is_read():
+    """`start_pull` was called `pull`: it is not the proximal term of other methods."""
+    assert FedAltConfig(pull=0.5).start_pull == 0.5
+    assert "pull" not in FedAltConfig().model_dump()
