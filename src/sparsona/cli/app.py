@@ -182,7 +182,7 @@ def runs(where: Path, as_json: bool) -> None:
     elif not found:
         click.echo(f"no runs in '{where}' yet: start with `sparsona compare`")
     else:
-        columns = ["run", "method", "seed", "rounds", "accuracy", "state"]
+        columns = ["run", "method", "seed", "rounds", "steps", "accuracy", "state"]
         print_table([{key: str(row[key]) for key in columns} for row in found])
 
 
