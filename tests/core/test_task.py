@@ -413,3 +413,38 @@ def test_models_for_channels_first_are_left_as_they_are(model):
         outputs, _ = task.forward(params, buffers, images, train)
         module = task.module(params, buffers).train(train)
         torch.testing.assert_close(outputs, module(images))
+
+
+def test_a_restricted_task_is_a_sub_network(conv):
+    """It predicts as the whole network with zeros outside the mask, and its gradient is that inside the mask."""
+    task = conv
+    task.channels_last = False  # as the module that is handed out, to the bit
+    params, buffers = task.init(0)
+    generator = torch.Generator().manual_seed(1)
+    mask = params.like(torch.rand(params.flat.shape, generator=generator) < 0.4)
+    inputs = torch.randn(4, 1, 8, 8, generator=generator)
+    batch = batch_of(inputs, torch.tensor([0, 1, 2, 0]))
+    zeroed = params.like(params.flat * mask.flat)
+    expected, _ = task.forward(zeroed, buffers, inputs, train=False)
+    gradient = task.gradient(zeroed, buffers, batch)
+    flops = task.layout.forward_flops([int(mask[name].sum()) for name in task.layout.names])
+
+    task.restrict(mask)
+    inside, buffers = task.init(0)
+    assert torch.equal(inside.flat, params.flat[mask.flat])
+    assert task.layout.size == int(mask.flat.sum()) < task.whole_layout.size
+    assert task.layout.names == task.whole_layout.names
+    dense = sum(s.flops_per_weight * (s.size - n.size) for s, n in _slots(task) if s.bias_counts_dense)
+    assert task.layout.forward_flops() == flops - dense  # a bias that is left out is no longer charged
+    assert torch.equal(task.forward(inside, buffers, inputs, train=False)[0], expected)
+    assert torch.equal(task.gradient(inside, buffers, batch).flat, gradient.flat[mask.flat])
+    assert torch.equal(task.module(inside, buffers)(inputs), expected)
+    copied = pickle.loads(cloudpickle.dumps(task))
+    assert torch.equal(copied.forward(inside, buffers, inputs, train=False)[0], expected)
+    stack = torch.stack([inside.flat, 2 * inside.flat])
+    both = torch.vmap(lambda flat: task.forward(inside.like(flat), buffers, inputs, train=False)[0])(stack)
+    torch.testing.assert_close(both[0], expected)
+
+
+def _slots(task):
+    return zip(task.whole_layout.slots, task.layout.slots, strict=True)

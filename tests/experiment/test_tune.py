@@ -40,7 +40,8 @@ def test_held_out_data_is_training_data_and_never_test_data():
         used = {*after.train.tolist(), *after.validation.tolist(), *after.test.tolist()}
         assert used == {*before.train.tolist(), *before.validation.tolist()}
         assert not used & set(before.test.tolist())
-        assert len(after.test) == round(len(used) / 4) and not len(after.validation)
+        assert len(after.test) == round(len(used) / 4)
+        assert not len(after.validation)
         assert not set(after.train.tolist()) & set(after.test.tolist())
         assert len(set(whole.y[after.test].tolist())) == 3  # every class
 
@@ -135,9 +136,11 @@ def test_command_writes_a_file_that_run_and_compare_take(tmp_path, monkeypatch):
         cli, ["tune", "local", "fedavg", *small, "--search", "lr=0.2,0.4", "--trials", "2", "--jobs", "1", "--out", "t"]
     )
     assert found.exit_code == 0, found.output
-    assert "Chosen on data held out of training" in found.output and "on test data" in found.output
+    assert "Chosen on data held out of training" in found.output
+    assert "on test data" in found.output
     options = read_option_file("t/tuned.toml")
-    assert options.options["tuned_with"] == 2 and options.options["validation_rate"] == 0
+    assert options.options["tuned_with"] == 2
+    assert options.options["validation_rate"] == 0
     assert set(options.methods) == {"local", "fedavg"}
     both = call(cli, ["compare", "--config", "t/tuned.toml", "--seed", "1", "--json"])
     one = call(cli, ["run", "fedavg", "--config", "t/tuned.toml", "--seed", "1", "--json", "--out", "one"])
@@ -145,7 +148,8 @@ def test_command_writes_a_file_that_run_and_compare_take(tmp_path, monkeypatch):
     compared = json.loads(both.stdout)["runs"][1]
     assert compared["accuracy"] == json.loads(one.stdout)["accuracy"]
     config = json.loads((tmp_path / "one" / "config.json").read_text())
-    assert config["options"]["lr"] == options.methods["fedavg"]["lr"] and config["tuned_with"] == 2
+    assert config["options"]["lr"] == options.methods["fedavg"]["lr"]
+    assert config["tuned_with"] == 2
     typed = call(cli, ["run", "fedavg", "--config", "t/tuned.toml", "--lr", "0.3", "--out", "typed"])
     assert typed.exit_code == 0, typed.output
     assert json.loads((tmp_path / "typed" / "config.json").read_text())["options"]["lr"] == 0.3

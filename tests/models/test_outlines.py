@@ -67,7 +67,7 @@ def test_outline_equals_the_built_network(spec, input_shape, num_classes):
     assert outline.layout.slots == task.layout.slots
     assert outline.roles == task.roles
     assert outline.draws_noise == task.draws_noise
-    assert outline.mixes_examples == task.mixes_examples is False
+    assert outline.mixes_examples == task.mixes_examples == ("norm=batch" in spec)
     assert outline.buffer_layout == task.buffer_layout
     assert (outline.input_shape, outline.num_classes) == (task.input_shape, task.num_classes)
 

@@ -91,12 +91,16 @@ def run(
 @cli.command(cls=with_table(run_flags))
 @click.argument("methods", nargs=-1)
 @click.option("--seeds", type=int, default=1, show_default=True, help="Number of seeds, counted from --seed.")
+@MATCH
+@click.option("--jobs", type=int, default=1, show_default=True, help="Runs at a time, each in a process of its own.")
 @OUT
 @JSON
 @LOG
 def compare(
     methods: tuple[str, ...],
     seeds: int,
+    match: str,
+    jobs: int,
     out: Path | None,
     config: Path | None,
     pairs: tuple[str, ...],
@@ -113,6 +117,7 @@ def compare(
       sparsona compare
       sparsona compare local fedavg fedspa --seeds 3 --partition iid
       sparsona compare fedspa fedspa:density=0.2 fedspa:density=0.8
+      sparsona compare fedavg fedalt dispfl --match steps
       sparsona compare --config runs/TUNE/tuned.toml --seeds 3
     """
     options, tables = gather_each(config, pairs, flags)
@@ -123,7 +128,7 @@ def compare(
     check_reserved(api.compare, options)
     with progress_bar(has_seeds=seeds > 1) as bar:
         pairs_of = [(name, tables[name]) if name in tables else name for name in names]
-        result = api.compare(pairs_of, seeds=seeds, out=out, observers=[bar, *logs], **options)
+        result = api.compare(pairs_of, seeds=seeds, match=match, jobs=jobs, out=out, observers=[bar, *logs], **options)
     show_comparison(result, as_json)
 
 
@@ -191,7 +196,7 @@ def runs(where: Path, as_json: bool) -> None:
     elif not found:
         click.echo(f"no runs in '{where}' yet: start with `sparsona compare`")
     else:
-        columns = ["run", "method", "seed", "rounds", "accuracy", "state"]
+        columns = ["run", "method", "seed", "rounds", "steps", "accuracy", "state"]
         print_table([{key: str(row[key]) for key in columns} for row in found])
 
 
@@ -333,11 +338,14 @@ def show_comparison(result: Any, as_json: bool) -> None:
                     "runs": [run.summary for run in result.runs],
                     "table": result.figures(),
                     "differences": result.differences(),
+                    "notes": result.notes(),
                 }
             )
         )
         return
     print_results(result.table())
+    for note in result.notes():
+        print_text(f"note: {note}")
     if differences := result.differences():
         first = result.table()[0]["method"]
         click.echo(f"\nDifference to {first}, in percentage points of mean accuracy, paired by seed (95% interval):")

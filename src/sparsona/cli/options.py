@@ -46,6 +46,15 @@ LOG = click.option("--log", "logs", cls=LogOption, multiple=True, metavar="[NAME
 OUT = click.option("--out", type=click.Path(path_type=Path), help="Folder to make.  [a new one in ./runs]")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout.")
 
+MATCH = click.option(
+    "--match",
+    metavar="rounds|steps|flops|bytes",
+    default="rounds",
+    show_default=True,
+    help="What all spend alike. The first method runs --rounds; the others get the number of rounds that comes nearest "
+    "to what it spends.",
+)
+
 
 def with_table(make: Callable[[], list[click.Option]]) -> type[click.Command]:
     """A class of commands that also have the options that `make` returns, and CONFIG and SET."""
@@ -186,5 +195,5 @@ def check_reserved(function: Callable[..., Any], options: Mapping[str, Any]) -> 
         raise SparsonaError(
             f"'{misplaced[0]}' is no option of a run",
             expected="options, in a config file and in --set",
-            hint="methods, --out, --seeds and --profile are given on the command line itself",
+            hint="methods, --out, --seeds, --match and --profile are given on the command line itself",
         )

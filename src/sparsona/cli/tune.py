@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsona.cli.options import OUT, check_names, check_reserved, gather, run_flags, with_table
+from sparsona.cli.options import MATCH, OUT, check_names, check_reserved, gather, run_flags, with_table
 from sparsona.cli.terminal import print_results, print_table, print_text
 from sparsona.core.errors import SparsonaError
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Seeds under which the chosen options are then trained on all training data and tested; 0: none.",
 )
+@MATCH
 @click.option("--jobs", type=int, help="Trials at a time, each in a process.  [one a core; on a GPU up to 4]")
 @OUT
 @click.option("--json", "as_json", is_flag=True, help="Print only the trials, as JSON, on stdout.")
@@ -67,7 +68,7 @@ def tune(
       sparsona tune ditto --search lr=0.01,0.1 --search prox=0.1,1 --refit-seeds 0
       sparsona compare --config runs/TUNE/tuned.toml --seeds 3
     """
-    keys = ("trials", "trial_rounds", "holdout_rate", "prune", "refit_seeds", "jobs")
+    keys = ("trials", "trial_rounds", "holdout_rate", "prune", "refit_seeds", "match", "jobs")
     own = {key: flags.pop(key) for key in keys}
     options = gather(config, pairs, flags)
     check_names(methods, options)
@@ -141,4 +142,5 @@ def show_search(result: Tuning, as_json: bool) -> None:
         click.echo("Trained again on all training data, on test data:")
         print_results(result.comparison.table())
     click.echo(f"options: {result.config}")
-    click.echo(f"`sparsona compare --config {result.config} --seeds 3` compares the methods with them.")
+    matched = "" if result.match == "rounds" else f" --match {result.match}"
+    click.echo(f"`sparsona compare --config {result.config}{matched} --seeds 3` compares the methods with them.")

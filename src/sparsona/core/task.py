@@ -66,6 +66,8 @@ class Task:
         self._module = self._build(0)
         trial = _random_pair(self.input_shape, tokens)
         self.layout, self.uncounted = _parameter_layout(self._module, trial[:1], num_classes)
+        self.whole_layout = self.layout  # `layout` has fewer entries after `restrict`
+        self._kept: dict[str, Tensor] = {}
         _check_independence(self._module, trial)
         # Whether a forward pass in training mode draws noise, changes buffers, or mixes the examples of a batch.
         self.draws_noise, moved = _train_once(self._module, trial)
@@ -97,6 +99,30 @@ class Task:
         """
         self._given = dict(weights)
 
+    def restrict(self, mask: Tree) -> None:
+        """Make this the task of a fixed sub-network: what is outside the mask is zero, and no parameter any more.
+
+        Args:
+            mask: a bool tree of the whole network. A tensor that it keeps in part becomes a vector of its entries.
+        """
+        counts = []
+        for slot in self.whole_layout.slots:
+            index = mask[slot.name].flatten().nonzero().flatten()
+            counts.append(len(index))
+            if len(index) < slot.size:
+                self._kept[slot.name] = index
+        self.layout = self.whole_layout.keep(counts)
+
+    def _whole(self, name: str, value: Tensor) -> Tensor:
+        """A parameter as the module has it; a method may also pass tensors of its own, which stay as they are."""
+        index = self._kept.get(name)
+        if index is None or value.shape != index.shape:
+            return value
+        if index.device != value.device:
+            index = self._kept[name] = index.to(value.device)
+        slot = self.whole_layout.slots[self.whole_layout.place[name]]
+        return value.new_zeros(slot.size).scatter(0, index, value).view(slot.shape)
+
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Initial parameters and buffers.
 
@@ -116,7 +142,9 @@ class Task:
                     hint=f"register '{name}' as float32, or draw it from a generator of its own",
                 )
         named = {name: value.detach() for name, value in module.named_parameters()}
-        params = Tree.of({**named, **self._given}, self.layout)
+        named |= self._given
+        named |= {name: named[name].flatten()[index.to(named[name].device)] for name, index in self._kept.items()}
+        params = Tree.of(named, self.layout)
         return params, self._buffer_tree(dict(module.named_buffers()))
 
     def _buffer_tree(self, named: Mapping[str, Tensor], layout: Layout | None = None) -> Tree:
@@ -140,6 +168,8 @@ class Task:
             The outputs, and the buffers after this pass (the same tree in evaluation mode).
         """
         named: dict[str, Tensor] = {name: params[name] for name in params}
+        for name in self._kept:
+            named[name] = self._whole(name, named[name])
         for name, kind in self._buffer_kinds.items():
             named[name] = buffers[name].to(kind, copy=True)
         if self._module.training is not train:
@@ -238,7 +268,7 @@ class Task:
         module = self._build(0)
         with torch.no_grad():
             for name, parameter in module.named_parameters():
-                parameter.copy_(params[name])
+                parameter.copy_(self._whole(name, params[name]))
             for name, buffer in module.named_buffers():
                 if name in self._buffer_kinds:
                     buffer.copy_(buffers[name])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal
@@ -33,6 +34,7 @@ from sparsona.runs.declaration import Option, as_tuple, option, options_of
 from sparsona.runs.options import OPTIONS, RunConfig
 from sparsona.runs.request import choose, parse_method
 from sparsona.runs.validation import check, merge_errors
+from sparsona.sparsity.search import mask_counts
 from sparsona.transforms import read_transforms
 from sparsona.wire.format import message_size, paper_size, payload_size
 
@@ -245,6 +247,10 @@ def _report(
     source = _source(run.data if "data" in given else None)
     samples, samples_from = _samples(source, run, options)
     label, outline = _outline(model if model is not None else run.model, source, options)
+    whole = outline.layout
+    if run.subnetwork is not None:
+        outline = copy(outline)
+        object.__setattr__(outline, "layout", whole.keep(mask_counts(whole, run.subnetwork, "erk")))
     price, peers = _price(row, outline, config)
     experiment = _check_experiment(run, options, peers, given)
     layout = outline.layout
@@ -270,7 +276,7 @@ def _report(
         classes=outline.num_classes,
         costs_only=isinstance(row, RuleCard),
         exact=all(cost.exact for cost in kinds) and not outline.uncounted,
-        notes=tuple(_notes(row, outline, kinds, run)),
+        notes=tuple(_notes(row, outline, kinds, run, whole.size)),
         peers=peers,
         experiment=experiment,
         options=config.model_dump(mode="json"),
@@ -336,8 +342,10 @@ def _outline(model: Any, source: data.SourceCard | None, options: CostOptions) -
     return type(model).__name__, Task(model, shape, classes, tokens=tokens)
 
 
-def _notes(card: methods.MethodCard | RuleCard, outline: Outline, kinds: list[Cost], run: RunConfig) -> Iterator[str]:
-    """Notes on these figures in particular."""
+def _notes(
+    card: methods.MethodCard | RuleCard, outline: Outline, kinds: list[Cost], run: RunConfig, size: int
+) -> Iterator[str]:
+    """Notes on these figures in particular; `size` is that of the whole model."""
     if isinstance(card, RuleCard) and card.note:
         yield card.note
     elif not all(cost.exact for cost in kinds):
@@ -346,7 +354,7 @@ def _notes(card: methods.MethodCard | RuleCard, outline: Outline, kinds: list[Co
         yield f"FLOPs of layers that are neither linear nor convolutions are missing: {', '.join(outline.uncounted)}"
     for cost, capacity in zip(kinds, run.capacities, strict=False):
         held = [part.num_values for part in (*cost.kept, *(cost.down or ())) if not part.is_mask]
-        if max(held, default=0) > capacity * outline.layout.size:
+        if max(held, default=0) > capacity * size:
             yield "capacities are not kept: this method's models are larger than some clients can hold"
             return
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
 from sparsona.core.losses import argmax_score, cross_entropy, no_score, squared_error, token_cross_entropy, token_score
 from sparsona.core.round import client_kinds
+from sparsona.core.seeds import Seeds
 from sparsona.core.task import Task
 from sparsona.core.transform import with_chain
 from sparsona.data.federate import share_out
@@ -36,6 +37,8 @@ from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, in_groups
 from sparsona.runs.request import choose, parse_method
 from sparsona.runs.validation import check, merge_errors, validate
 from sparsona.runs.warm_start import WarmStart, check_layout
+from sparsona.sparsity.masks import random_mask
+from sparsona.sparsity.search import mask_counts
 from sparsona.transforms import read_transforms
 
 GIVEN = "given"  # in a config: the data, partition or model came from Python and has no name
@@ -103,10 +106,8 @@ def _lacks_validation(row: MethodCard, what: str) -> SparsonaError:
     )
 
 
-def options_for(name: str, options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def options_for(row: MethodCard, options: Mapping[str, Any], rows: Sequence[MethodCard]) -> dict[str, Any]:
     """Those of the options given to several methods that this one takes: what only some have is given to those."""
-    row = methods.card(parse_method(name)[0])
-    rows = [methods.card(parse_method(other)[0]) for other in names]
     fields = methods.factory(row)[1].model_fields
     mine = {key: value for key, value in options.items() if key in OPTIONS or key in fields}
     if any(other.peers for other in rows) and not row.peers:
@@ -171,6 +172,9 @@ def make_context(
     if start is not None:
         check_layout(start.weights, task.layout, f"'{start.facts.run}'")
         task.begin_with(start.weights)
+    if config.subnetwork is not None:
+        counts = mask_counts(task.layout, config.subnetwork, "erk")
+        task.restrict(random_mask(task.layout, counts, Seeds(config.seed).shared("mask")))
     device = choose_device(config.device, config.precision)
     task.half = torch.bfloat16 if config.precision == "bf16" else None
     if method_config is None:
@@ -240,10 +244,46 @@ def latency_digest(config: RunConfig) -> str | None:
 
 def ignores_capacity(context: ClientContext) -> bool:
     """Whether any client is sent, or keeps, more than its capacity."""
-    size, round_ = context.task.layout.size, context.plan.round_at(0)
+    size, round_ = context.task.whole_layout.size, context.plan.round_at(0)
     for client, _ in client_kinds(context.clients):
         cost = context.method.cost(context.task.layout, client, round_)
         held = [part.num_values for part in (*cost.kept, *(cost.down or ())) if not part.is_mask]
         if max(held, default=0) > client.capacity * size:
             return True
     return False
+
+
+def has_one_size(context: ClientContext) -> bool:
+    """Whether all clients have models of one size, whatever their capacity."""
+    layout, round_, client = context.task.layout, context.plan.round_at(0), context.clients[0]
+    try:
+        one, other = (context.method.cost(layout, replace(client, capacity=share), round_) for share in (1.0, 1e-3))
+    except SparsonaError:  # that little is not enough for it: it depends on capacity
+        return False
+    return one == other
+
+
+def fit_weakest(
+    config: RunConfig, of_method: BaseModel, build: Callable[[RunConfig, BaseModel], ClientContext]
+) -> tuple[RunConfig, BaseModel]:
+    """The options with which every client can hold its model, for a method whose models have one size.
+
+    Args:
+        config: the options of a run.
+        of_method: the method's own options.
+        build: makes the context of such options.
+
+    Returns:
+        The same options where nothing has to change. Otherwise its `density` is lowered to the capacity of the weakest
+        client; where that does not help, a sub-network of that density is trained.
+    """
+    context = build(config, of_method)
+    if not (ignores_capacity(context) and has_one_size(context)):
+        return config, of_method
+    weakest = min(client.capacity for client in context.clients)
+    if getattr(of_method, "density", 0.0) > weakest:
+        lowered = validate(type(of_method), {**of_method.model_dump(mode="json"), "density": weakest}, config.method)
+        denser = config.model_copy(update={"options": lowered.model_dump(mode="json")})
+        if not ignores_capacity(build(denser, lowered)):
+            return denser, lowered
+    return config.model_copy(update={"subnetwork": min(weakest, config.subnetwork or 1.0)}), of_method

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sparsona.core.errors import SparsonaError
+from sparsona.executors import choose_device
 
 
 @contextmanager
@@ -65,3 +66,14 @@ def usual_jobs(has_gpu: bool) -> int:
     """How many runs are worth having side by side: one a core; on a GPU, which they share, up to four."""
     cores = os.cpu_count() or 1
     return min(4, cores) if has_gpu else cores
+
+
+def check_jobs(jobs: int | None) -> None:
+    """Refuse a number of processes below 1."""
+    if jobs is not None and jobs < 1:
+        raise SparsonaError(f"jobs is {jobs}", expected="1 or more")
+
+
+def in_process(executor: str, device: str) -> str:
+    """The executor of a run that has other runs beside it: where it may choose, it starts no processes on a CPU."""
+    return "serial" if executor == "auto" and choose_device(device, "fp32").type == "cpu" else executor

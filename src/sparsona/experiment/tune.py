@@ -29,8 +29,8 @@ from sparsona.core.points import RECEIVED
 from sparsona.data.federation import Federation
 from sparsona.executors import choose_device
 from sparsona.experiment.build import make_configs, options_for
-from sparsona.experiment.compare import compare, resume_comparison
-from sparsona.experiment.parallel import processes, usual_jobs
+from sparsona.experiment.compare import compare, matched_rounds, resume_comparison
+from sparsona.experiment.parallel import check_jobs, in_process, processes, usual_jobs
 from sparsona.experiment.run import Comparison
 from sparsona.experiment.train import RUNS, hint_resume, resume, timestamp, train
 from sparsona.runs.folder import explain_disk_errors, make_empty_folder, read_json, write_atomically
@@ -55,11 +55,12 @@ class Request:
     options: dict[str, Any]
     search: dict[str, list[Any]]
     trials: int
-    trial_rounds: int | None
     holdout_rate: float
     seed: int
     refit_seeds: int
     prune: bool
+    match: str
+    rounds: dict[str, int]  # of a trial, by method
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class Tuning:
     Args:
         path: the folder of the search.
         methods: the trials of each method, by the name it was given.
+        match: what trials and results have in common.
         comparison: the methods with the options that were chosen, trained again on all training data; None: not done.
 
     Example:
@@ -110,8 +112,8 @@ class Tuning:
         (2, ['lr'])
     """
 
-    def __init__(self, path: Path, methods: dict[str, Tuned], comparison: Comparison | None) -> None:
-        self.path, self.methods, self.comparison = path, methods, comparison
+    def __init__(self, path: Path, methods: dict[str, Tuned], match: str, comparison: Comparison | None) -> None:
+        self.path, self.methods, self.match, self.comparison = path, methods, match, comparison
 
     @property
     def config(self) -> Path:
@@ -182,6 +184,7 @@ def tune(
     holdout_rate: float = 0.2,
     prune: bool = True,
     refit_seeds: int = 1,
+    match: str = "rounds",
     jobs: int | None = None,
     out: str | Path | None = None,
     listen: Listen | None = None,
@@ -200,6 +203,7 @@ def tune(
         holdout_rate: the share of each client's training data that trials are judged by.
         prune: stop a trial that is below the median of the earlier ones at the same round.
         refit_seeds: train every method with its chosen options on all training data, under this many seeds; 0: not.
+        match: what trials and results have in common, as for `compare`; in trials, by so many times fewer rounds.
         jobs: trials at a time, each in a process of its own; None: one a core, on a GPU up to four.
         out: the folder of the search, which must not exist yet. None: a new one in ./runs.
         listen: called with the number of finished trials, of all trials, and what was found last.
@@ -217,16 +221,18 @@ def tune(
     """
     _check_numbers(trials, holdout_rate, refit_seeds, jobs)
     seed = options.pop("seed", 0)
+    settled = _settle(names, options, federation, seed)
     request = Request(
         names=list(names),
-        options=_settle(names, options, federation, seed),
+        options=settled,
         search={key: list(values) for key, values in (search or {}).items()},
         trials=trials,
-        trial_rounds=trial_rounds,
         holdout_rate=holdout_rate,
         seed=seed,
         refit_seeds=refit_seeds,
         prune=prune,
+        match=match,
+        rounds=_trial_rounds(names, federation, model, match, settled, trial_rounds),
     )
     _check_optuna()
     spaces = _spaces(request)
@@ -273,8 +279,9 @@ def resume_tuning(
 
 
 def _check_numbers(trials: int, holdout_rate: float, refit_seeds: int, jobs: int | None) -> None:
-    for name, value, least in (("trials", trials, 1), ("refit_seeds", refit_seeds, 0), ("jobs", jobs, 1)):
-        if value is not None and value < least:
+    check_jobs(jobs)
+    for name, value, least in (("trials", trials, 1), ("refit_seeds", refit_seeds, 0)):
+        if value < least:
             raise SparsonaError(f"{name} is {value}", expected=f"{least} or more")
     if not 0 < holdout_rate < 1:
         raise SparsonaError(
@@ -312,6 +319,20 @@ def _settle(
     return settled
 
 
+def _trial_rounds(
+    names: Sequence[str],
+    federation: Federation | None,
+    model: Any,
+    match: str,
+    options: Mapping[str, Any],
+    asked: int | None,
+) -> dict[str, int]:
+    """Rounds of each method's trials: those it would have in a comparison, all shortened by the same factor."""
+    usual = int(options.get("rounds", RunConfig.model_fields["rounds"].default))
+    found = matched_rounds(names, federation, model, match, options)
+    return {name: max(1, round(rounds * (asked or usual) / usual)) for name, rounds in found.items()}
+
+
 def _spaces(request: Request) -> dict[str, Space]:
     """What is searched for each method: the papers' grids, and what the user adds."""
     found: dict[str, Space] = {}
@@ -345,14 +366,14 @@ def _spaces(request: Request) -> dict[str, Space]:
 
 
 def _trial_options(request: Request, name: str, federation: Federation | None) -> dict[str, Any]:
-    options = options_for(name, request.options, request.names)
+    rows = {one: methods.card(parse_method(one)[0]) for one in request.names}
+    options = options_for(rows[name], request.options, [*rows.values()])
     options["seed"] = request.seed + SEED_STRIDE
     if federation is None:
         options["holdout_rate"] = request.holdout_rate
-    if request.trial_rounds is not None:
-        options["rounds"] = request.trial_rounds
-    rounds = int(options.get("rounds", RunConfig.model_fields["rounds"].default))
-    options["eval_every"] = max(1, math.ceil(rounds / CURVE_POINTS))
+    options["executor"] = in_process(options.get("executor", "auto"), options.get("device", "auto"))
+    options["rounds"] = request.rounds[name]
+    options["eval_every"] = max(1, math.ceil(request.rounds[name] / CURVE_POINTS))
     return options
 
 
@@ -365,17 +386,17 @@ def _tune(
     jobs: int | None,
     listen: Listen | None,
 ) -> Tuning:
-    has_gpu = choose_device(str(request.options.get("device", "auto")), "fp32").type == "cuda"
+    jobs = jobs or usual_jobs(choose_device(str(request.options.get("device", "auto")), "fp32").type == "cuda")
     found = {name: _Search(path, request, name, space, federation) for name, space in spaces.items()}
     held = None if federation is None else federation.hold_out(request.holdout_rate, seed=request.seed)
-    _play_all(found.values(), held, model, jobs or usual_jobs(has_gpu), listen)
+    _play_all(found.values(), held, model, jobs, listen)
     tuned = {name: Tuned(name, one.space, tuple(one.trials)) for name, one in found.items()}
-    result = Tuning(path, tuned, None)
+    result = Tuning(path, tuned, request.match, None)
     _write_config(result, request)
     if request.refit_seeds:
         refit = path / "refit"
         if (refit / "comparison.json").exists():
-            result.comparison = resume_comparison(refit, federation, model)
+            result.comparison = resume_comparison(refit, federation, model, jobs=jobs)
         else:
             pairs = [(name, options) for name, options in result.best.items()]
             trained = {**request.options, "seed": request.seed, "tuned_with": request.trials}
@@ -546,7 +567,7 @@ def _play_trial(
             run = resume(folder, federation, model, observers=[watch])
         else:
             shutil.rmtree(folder, ignore_errors=True)  # killed before the run was made
-            run = train(name, federation, model, out=folder, observers=[watch], **{"executor": "serial", **options})
+            run = train(name, federation, model, out=folder, observers=[watch], **options)
     except _PrunedError:
         return Trial(number, chosen, "pruned", list(watch.curve.values())[-1], watch.curve)
     except SparsonaError as error:

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from sparsona.core import tree
 from sparsona.core.errors import SparsonaError
@@ -58,10 +58,27 @@ class PartialConfig(ServerStep):
         json_schema_extra=FLAG,
     )
     personal_lr: Positive | None = Field(None, description="learning rate of the personal part; none: lr")
-    personal_epochs: int | None = Field(None, ge=1, description="passes that train the personal part; none: epochs")
+    personal_epochs: int | None = Field(
+        None,
+        ge=1,
+        description="passes that train the personal part where it has its own, besides epochs; none: as many as epochs",
+    )
     max_personal_steps: int | None = Field(None, ge=1, description="most steps of the personal part in a round")
-    pull: float = Field(0.0, ge=0, allow_inf_nan=False, description="pull of the personal part to how it began")
+    start_pull: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="weight of the squared distance of the personal part to how it began, without a half",
+    )
     additive_hidden: int = Field(0, ge=0, description="width of the additive model's hidden layer; 0: it is linear")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_former_name(cls, values: Any) -> Any:
+        """The configs of runs that were made while `start_pull` was called `pull`."""
+        if not isinstance(values, dict) or "pull" not in values:
+            return values
+        return {("start_pull" if key == "pull" else key): value for key, value in values.items()}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ Paper: Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao, Federated Learning with 
 Algorithms 1 to 3. FedAlt trains the personal part and then the shared one, FedSim both at once (`updates`).
 
 Kept: the personal part (where it is pulled, also as it began). Travels: the shared part, both ways. Costs: dense
-training, twice the passes with FedAlt. A client's capacity does not apply: the model is dense.
+training, twice the passes with FedAlt (`epochs` for the shared part, and as many for the personal one unless
+`personal_epochs` says otherwise). A client's capacity does not apply: the model is dense.
 
 Preset `paper`: one local epoch, a plain mean (Algorithm 1 line 7), no clipping but where the text has it
 (StackOverflow: clip_norm=0.1), five epochs of final tuning. Preset `authors`, as their code differs: clients weigh by
@@ -43,7 +44,7 @@ from sparsona.core.method import (
     dense,
     message,
 )
-from sparsona.learning.means import WeightedSum
+from sparsona.learning.means import WEIGHT_TEXT, Weight, WeightedSum, client_weight
 from sparsona.learning.optimizer import DECAY_TEXT, Decay, Memory, Moments, clip_share, make_optimizer
 from sparsona.learning.partial import PartialConfig, mix_outputs, split_model, whole
 from sparsona.learning.phases import turn_flops
@@ -60,7 +61,7 @@ class FedAltConfig(PartialConfig):
 
     weight_decay: Decay = Field(0.0, description=DECAY_TEXT)
     updates: Literal["alternating", "simultaneous"] = Field("alternating", description="personal, then shared; or both")
-    weight: Literal["examples", "batches", "equal"] = Field("examples", description="what a client's update weighs by")
+    weight: Weight = Field("examples", description=WEIGHT_TEXT)
     clip_stale: bool = Field(False, description="the last personal gradient counts when the shared one is clipped")
 
 
@@ -113,7 +114,7 @@ def fedalt(task: Task, config: FedAltConfig) -> Method:
 
     def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> FedAltState:
         personal = begin(params, seeds.shared("additive"))
-        start = personal if config.pull else None
+        start = personal if config.start_pull else None
         first = {"shared": params.select(parts.shared.names), "personal": personal} if keeps else {}
         return FedAltState(personal, start, buffers, {name: optimizers[name].first(first[name]) for name in first})
 
@@ -134,7 +135,7 @@ def fedalt(task: Task, config: FedAltConfig) -> Method:
         found, buffers = outputs(work, batch.inputs, True, batch.noise)
         value = task.mean_loss(found, batch)
         if work.start is not None:
-            value = value + config.pull * (work.personal.flat - work.start.flat).square().sum()
+            value = value + config.start_pull * (work.personal.flat - work.start.flat).square().sum()
         return value, buffers
 
     def update(work: FedAltWork, grads: Grads, tick: Tick) -> FedAltWork:
@@ -153,16 +154,14 @@ def fedalt(task: Task, config: FedAltConfig) -> Method:
     def finish(
         state: FedAltState, work: FedAltWork, inbox: Inbox, probe: Probe, round_: Round
     ) -> tuple[FedAltState, Update]:
-        assert round_.client is not None
-        count = round_.client.num_examples
-        weight = {"examples": count, "batches": -(-count // round_.batch_size), "equal": 1.0}[config.weight]
         kept = FedAltState(work.personal, work.start, work.buffers, work.memory if keeps else {})
+        weight = client_weight(config.weight, round_)
         return kept, message(round_, {"shared": dense(work.shared)}, weight)  # Algorithm 1 line 6
 
     def cost(layout: Layout, client: Client, round_: Round) -> Cost:
         sent = whole("shared", parts.shared)
         kept = whole("personal", parts.personal)
-        if config.pull:
+        if config.start_pull:
             kept += whole("start", parts.personal)
         memory = optimizers["shared"].sizes("shared memory", parts.shared)
         memory += optimizers["personal"].sizes("personal memory", parts.personal)

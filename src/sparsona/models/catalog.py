@@ -60,7 +60,17 @@ def outline_conv_net(
     for outputs in (*hidden, num_classes):
         slots += _linear(f"{place}", inputs, outputs)
         inputs, place = outputs, place + 2
-    return Outline(Layout(tuple(slots)), input_shape, num_classes, cnn_roles(_names(slots), len(channels), norm))
+    roles = cnn_roles(_names(slots), len(channels), norm)
+    is_batch = norm == "batch"
+    statistics = [_statistics(f"{1 + 4 * number}", width) for number, width in enumerate(channels) if is_batch]
+    buffers = Layout(tuple(slot for found in statistics for slot in found))
+    return Outline(Layout(tuple(slots)), input_shape, num_classes, roles, buffers, mixes_examples=is_batch)
+
+
+def _statistics(name: str, width: int) -> tuple[Slot, ...]:
+    """The buffers of a BatchNorm."""
+    shapes = {"running_mean": (width,), "running_var": (width,), "num_batches_tracked": ()}
+    return tuple(Slot(f"{name}.{part}", shape) for part, shape in shapes.items())
 
 
 def split_rows(height: int) -> tuple[int, int]:

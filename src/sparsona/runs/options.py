@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from sparsona.core import points as eval_points
 from sparsona.core import spec
@@ -56,11 +56,35 @@ def check_transforms(texts: tuple[str, ...]) -> tuple[str, ...]:
     return texts
 
 
+MATCHES: dict[str, str] = {"rounds": "rounds", "steps": "local steps", "flops": "FLOPs", "bytes": "bytes"}
+
+
+class Matched(BaseModel):
+    """What a comparison equalised: `rounds` of this run were chosen to spend what another method spends in its own.
+
+    Args:
+        by: a key of `MATCHES`.
+        to: the title of the other method.
+        rounds: the rounds of that one.
+        budget: what it spends in them, under the same seed; None: this method spends none of it, and is not matched.
+        exact: False if the budget, or what this run was expected to spend, is an upper bound.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    by: str
+    to: str
+    rounds: int
+    budget: int | None
+    exact: bool = True
+
+
 class RunConfig(Stopping):
     """Everything that decides a run's result, and where it runs. Options of the method itself are in `options`."""
 
     method: str = Field(description="a row of `sparsona methods`")
     options: dict[str, Any] = Field(default_factory=dict, description="options of the method")
+    matched: Matched | None = Field(None, description="what a comparison equalised, and to what")
 
     data: str = _data("digits", "data set, a row of `sparsona data`", flag=True, cost=True, paths=("arrays", "folder"))
     data_dir: str | None = _data(
@@ -226,6 +250,15 @@ class RunConfig(Stopping):
     )
     capacities: Annotated[tuple[float, ...], BeforeValidator(as_tuple)] = _plan(
         (1.0,), "density each client can hold, repeated over clients", condition=True, cost=True
+    )
+
+    subnetwork: float | None = _plan(
+        None,
+        "train a fixed random sub-network of this density in place of the whole model",
+        none="the whole model",
+        cost=True,
+        gt=0,
+        le=1,
     )
 
     eval_every: int = _evaluation(
