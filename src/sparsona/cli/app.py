@@ -18,6 +18,7 @@ from sparsona.cli.latency import latency
 from sparsona.cli.options import (
     JSON,
     LOG,
+    MATCH,
     OUT,
     PROFILE,
     check_names,

@@ -136,7 +136,8 @@ def show_search(result: Tuning, as_json: bool) -> None:
     print_table(result.table())
     if edges := result.at_the_edge():
         print_text(
-            f"At the edge of what was tried, so that --search with further values may find better:\n  {'; '.join(edges)}"
+            "At the edge of what was tried, so that --search with further values may find better:\n  "
+            + "; ".join(edges)
         )
     if result.comparison is not None:
         click.echo("Trained again on all training data, on test data:")
