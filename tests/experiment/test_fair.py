@@ -231,6 +231,11 @@ def test_methods_of_one_size_run_at_the_weakest_clients_density(tmp_path):
     assert "Capacities are not kept" in whole.protocol
 
 
+def test_a_sub_network_is_for_methods_of_one_size(tmp_path):
+    with pytest.raises(SparsonaError, match="a sub-network for fedspa"):
+        sp.train("fedspa", **SMALL, subnetwork=0.5, out=tmp_path / "run")
+
+
 def test_a_sub_network_is_the_same_on_every_executor(tmp_path):
     options = SMALL | {"rounds": 2, "subnetwork": 0.3}
     one, other = (

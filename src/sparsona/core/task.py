@@ -103,7 +103,8 @@ class Task:
         """Make this the task of a fixed sub-network: what is outside the mask is zero, and no parameter any more.
 
         Args:
-            mask: a bool tree of the whole network. A tensor that it keeps in part becomes a vector of its entries.
+            mask: a bool tree of the whole network, on the device that is trained on: a captured step must not move
+                it. A tensor that it keeps in part becomes a vector of its entries.
         """
         counts = []
         for slot in self.whole_layout.slots:
@@ -118,10 +119,8 @@ class Task:
         index = self._kept.get(name)
         if index is None or value.shape != index.shape:
             return value
-        if index.device != value.device:
-            index = self._kept[name] = index.to(value.device)
         slot = self.whole_layout.slots[self.whole_layout.place[name]]
-        return value.new_zeros(slot.size).scatter(0, index, value).view(slot.shape)
+        return value.new_zeros(slot.size).scatter(0, index.to(value.device), value).view(slot.shape)
 
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Initial parameters and buffers.

@@ -25,7 +25,7 @@ from sparsona.data.federate import share_out
 from sparsona.data.federation import Federation
 from sparsona.data.read import read
 from sparsona.data.split_plan import SplitPlan
-from sparsona.engine.context import ClientContext
+from sparsona.engine.context import ClientContext, Placement
 from sparsona.engine.graphs import read_graph
 from sparsona.engine.plan import Plan
 from sparsona.engine.profiler import OFF, START, Clock
@@ -172,10 +172,10 @@ def make_context(
     if start is not None:
         check_layout(start.weights, task.layout, f"'{start.facts.run}'")
         task.begin_with(start.weights)
+    device = choose_device(config.device, config.precision)
     if config.subnetwork is not None:
         counts = mask_counts(task.layout, config.subnetwork, "erk")
-        task.restrict(random_mask(task.layout, counts, Seeds(config.seed).shared("mask")))
-    device = choose_device(config.device, config.precision)
+        task.restrict(Placement(device)(random_mask(task.layout, counts, Seeds(config.seed).shared("mask"))))
     task.half = torch.bfloat16 if config.precision == "bf16" else None
     if method_config is None:
         method_config = validate(methods.factory(row)[1], config.options, config.method)
@@ -183,6 +183,12 @@ def make_context(
     make_method = with_chain(named, read_transforms(config.transform))
     plan = make_plan(config, federation.num_clients, row.peers)
     context = ClientContext(task, make_method, federation, plan, config.capacities, device, config.precision, clock)
+    if config.subnetwork is not None and not has_one_size(context):
+        raise SparsonaError(
+            f"a sub-network for {row.name}, whose models are of the size that each client can hold",
+            expected="a method that gives all clients models of one size",
+            hint="leave subnetwork out, and set capacities or the method's own density",
+        )
     if row.needs_validation and (without := [one.index for one in context.clients if not one.num_validation]):
         raise _lacks_validation(row, f"{len(without)} clients have none (client {without[0]} is the first)")
     smallest = min(client.num_examples for client in context.clients)
@@ -257,8 +263,8 @@ def has_one_size(context: ClientContext) -> bool:
     """Whether all clients have models of one size, whatever their capacity."""
     layout, round_, client = context.task.layout, context.plan.round_at(0), context.clients[0]
     try:
-        one, other = (context.method.cost(layout, replace(client, capacity=share), round_) for share in (1.0, 1e-3))
-    except SparsonaError:  # that little is not enough for it: it depends on capacity
+        one, other = (context.method.cost(layout, replace(client, capacity=share), round_) for share in (1.0, 1 / 16))
+    except (SparsonaError, ArithmeticError, ValueError):  # that little is not enough: it depends on capacity
         return False
     return one == other
 

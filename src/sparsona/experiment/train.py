@@ -158,7 +158,7 @@ def _describe_run(
         layout=task.layout.digest.hex(),
         start=start_digest(context),
         ignores_capacity=ignores_capacity(context),
-        has_one_size=has_one_size(context),
+        has_one_size=min(config.capacities) < 1 and has_one_size(context),
         transductive=method.transductive,
         num_parameters=task.whole_layout.size,
         tested_on=federation.tested_on,

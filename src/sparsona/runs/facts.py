@@ -44,7 +44,7 @@ class RunFacts:
     there are any. `tested_on` says how test data was chosen, `left_out` how many owners were left out, by reason.
     `sizes` has a row of training, validation and test examples for each client; `label_counts` counts its training
     labels, and is None where labels are tokens or numbers. `needs_validation`: training decides by validation data.
-    `has_one_size`: clients have models of one size, whatever their capacity.
+    `has_one_size`: clients have models of one size, though some have little capacity.
     """
 
     method: str
