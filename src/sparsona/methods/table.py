@@ -93,6 +93,17 @@ ROWS = (
         family="general",
     ),
     MethodCard(
+        "fedprox",
+        "FedProx",
+        "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
+        "nothing (BatchNorm statistics, if any)",
+        "the dense model, both ways",
+        "fedprox",
+        "FedProxConfig",
+        grid={"prox": (0.001, 0.01, 0.1, 1.0)},
+        family="general",
+    ),
+    MethodCard(
         "fedavg-ft",
         "FedAvg-FT",
         "FedAvg, then every client tunes the last model on its own data",
