@@ -139,6 +139,17 @@ ROWS = (
         family="whole",
     ),
     MethodCard(
+        "apfl",
+        "APFL",
+        "Deng et al., Adaptive Personalized Federated Learning, 2020",
+        "its own model, and its share of the mixture if that is learned",
+        "the dense model, both ways",
+        "apfl",
+        "APFLConfig",
+        grid={"mix": (0.25, 0.5, 0.75), "learn_mix": (False, True)},
+        family="whole",
+    ),
+    MethodCard(
         "fedavg-ft-part",
         "FedAvg-FT (part.)",
         "FedAvg, then every client tunes a part of the last model: FT (part.) of Pillutla et al., 2022",
