@@ -70,6 +70,7 @@ PFEDGATE_AUTHORS = {
     "aggregation": "dense",
     "deploy_gate": "transductive",
 }
+_SERVER_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 
 ROWS = (
     MethodCard(
@@ -101,6 +102,42 @@ ROWS = (
         "fedprox",
         "FedProxConfig",
         grid={"prox": (0.001, 0.01, 0.1, 1.0)},
+        family="general",
+    ),
+    MethodCard(
+        "fedadam",
+        "FedAdam",
+        "Reddi et al., Adaptive Federated Optimization, ICLR 2021",
+        "nothing (BatchNorm statistics, if any)",
+        "the dense model, both ways",
+        "fedavg",
+        "FedAvgConfig",
+        options={"server_optimizer": "fedadam"},
+        grid={"server_lr": _SERVER_RATES},
+        family="general",
+    ),
+    MethodCard(
+        "fedyogi",
+        "FedYogi",
+        "Reddi et al., Adaptive Federated Optimization, ICLR 2021",
+        "nothing (BatchNorm statistics, if any)",
+        "the dense model, both ways",
+        "fedavg",
+        "FedAvgConfig",
+        options={"server_optimizer": "fedyogi"},
+        grid={"server_lr": _SERVER_RATES},
+        family="general",
+    ),
+    MethodCard(
+        "fedadagrad",
+        "FedAdagrad",
+        "Reddi et al., Adaptive Federated Optimization, ICLR 2021",
+        "nothing (BatchNorm statistics, if any)",
+        "the dense model, both ways",
+        "fedavg",
+        "FedAvgConfig",
+        options={"server_optimizer": "fedadagrad"},
+        grid={"server_lr": _SERVER_RATES},
         family="general",
     ),
     MethodCard(
