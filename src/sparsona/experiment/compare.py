@@ -81,7 +81,10 @@ def compare(
     planned: list[tuple[str, RunConfig, BaseModel]] = []
     used: set[str] = set()
     cards = [methods.card(parse_method(name)[0]) for name in names]
-    has_peers, has_presets = any(card.peers for card in cards), any(card.presets for card in cards)
+    has_peers, has_preset = (
+        any(card.peers for card in cards),
+        any(options.get("preset") in card.presets for card in cards),
+    )
     for name in names:
         row, own = parse_method(name)
         _, kind = methods.factory(row)
@@ -96,7 +99,7 @@ def compare(
         used |= set(mine)
         if has_peers and not methods.card(row).peers:
             mine.pop("graph", None)
-        if has_presets and not methods.card(row).presets:
+        if has_preset and options["preset"] not in methods.card(row).presets:
             mine.pop("preset", None)
         for seed in numbers:
             planned.append((name, *make_configs(name, {**mine, "seed": seed}, federation, model)))
