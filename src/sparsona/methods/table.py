@@ -138,6 +138,17 @@ ROWS = (
         family="general",
     ),
     MethodCard(
+        "scaffold",
+        "SCAFFOLD",
+        "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020",
+        "its control variate",
+        "down: the dense model and the mean control variate; up: the changes of both",
+        "scaffold",
+        "ScaffoldConfig",
+        grid={"variates": ("steps", "gradient")},
+        family="general",
+    ),
+    MethodCard(
         "fedadam",
         "FedAdam",
         "Reddi et al., Adaptive Federated Optimization, ICLR 2021",
