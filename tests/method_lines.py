@@ -1,7 +1,7 @@
 """What tests/methods/test_*.py say of the methods' rows: their lines for the battery, and their memory by hand.
 
-BATTERY = {"fedprox": {"options": {"mu": 0.1}, "accuracy": 0.35}}  # arguments of sparsona.testing.check
-MEMORY = [("fedprox", {}, 0, SIZE, 3 * SIZE, 0)]  # options; bytes kept, at hand, in training, in mask search
+BATTERY = {"fedlc": {"options": {"margin": 0.5}, "accuracy": 0.35}}  # arguments of sparsona.testing.check
+MEMORY = [("fedlc", {}, 0, SIZE, 2 * SIZE + 4 * 26, 0)]  # options; bytes kept, at hand, in training, in mask search
 """
 
 from __future__ import annotations

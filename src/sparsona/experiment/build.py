@@ -112,8 +112,8 @@ def options_for(row: MethodCard, options: Mapping[str, Any], rows: Sequence[Meth
     mine = {key: value for key, value in options.items() if key in OPTIONS or key in fields}
     if any(other.peers for other in rows) and not row.peers:
         mine.pop("graph", None)
-    if any(other.presets for other in rows) and not row.presets:
-        mine.pop("preset", None)
+    if any(mine.get("preset") in other.presets for other in rows) and mine["preset"] not in row.presets:
+        del mine["preset"]
     return mine
 
 

@@ -209,6 +209,10 @@ def _plan_runs(
             planned[entry.text, seed] = make_configs(
                 entry.row.name, {**given[entry.text], "seed": seed}, federation, model
             )
+    if (preset := options.get("preset")) and (
+        without := [one.text for one in entries if "preset" not in given[one.text]]
+    ):
+        warn(f"{', '.join(without)} without the preset '{preset}', which they do not have")
     if unused := set(options) - used:
         known = set(OPTIONS).union(*(methods.factory(entry.row)[1].model_fields for entry in entries))
         raise unknown_name(f"option of {', '.join(entry.text for entry in entries)}", sorted(unused)[0], known)

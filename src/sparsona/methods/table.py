@@ -2,7 +2,9 @@
 
 A row is a method file with some of its options set, and engine options that belong to the method as published: several
 rows may share a file. `presets` are named after whose experiment they repeat: `paper` and `authors` are the method's
-own paper and its code, `fedspa`, `dispfl`, `pfedgate` and `fedalt` are how that paper ran the method as a baseline.
+own paper and its code, `fedspa`, `dispfl`, `pfedgate` and `fedalt` are how that paper ran the method, its own or a
+baseline. One of these for every row is a column of that paper's table, but for how many clients train in a round, which
+is a condition of a comparison (Local in DisPFL: all of them).
 """
 
 from __future__ import annotations
@@ -42,9 +44,19 @@ AS_IN_FEDALT: Mapping[str, Any] = {
     "clip_norm": None,
 }
 
+# Step (a) of that paper on EMNIST: the model that its baselines use or tune, at a rate of .01. Updates weigh by
+# batches, as in its code.
+_TRAINED_IN_FEDALT = {key: value for key, value in AS_IN_FEDALT.items() if key != "lr_decay"} | {
+    "lr": 0.5,
+    "lr_schedule": "halving:500",
+    "weight": "batches",
+}
+_TUNED_IN_FEDALT = {**_TRAINED_IN_FEDALT, "tune_epochs": 5, "tune_lr_scale": 0.02}
+
 _STEPS = {"epochs": 1, "weight_decay": 0.0, "clip_norm": None, "lr_decay": 1.0, "tune_epochs": 5}
 _PARTIAL: Mapping[str, Mapping[str, Any]] = {
     "paper": {**_STEPS, "weight": "equal"},
+    "fedalt": {**_STEPS, "weight": "equal"},
     "authors": {**_STEPS, "weight": "batches", "max_personal_steps": 1000, "clip_stale": True},
 }
 _TWO_BRANCHES = {  # of Ditto: the five epochs are shared out
@@ -53,6 +65,20 @@ _TWO_BRANCHES = {  # of Ditto: the five epochs are shared out
     "personal_epochs": 3,
     "prox": 0.5,
     "prox_step": "decoupled",
+}
+_FEDSPA: Mapping[str, Mapping[str, Any]] = {
+    "paper": {"batch_size": 128},
+    "authors": {"batch_size": 128, "anneal": "family"},
+    "fedspa": {"batch_size": 128},
+}
+_PFEDGATE = {
+    "batch_size": 128,
+    "lr_schedule": "constant",
+    "epochs": 1,
+    "gate_start": 0.5,
+    "paths": 2,
+    "gating": "sample",
+    "deploy_gate": "sample",
 }
 PFEDGATE_AUTHORS = {
     "batch_size": 128,
@@ -70,6 +96,7 @@ PFEDGATE_AUTHORS = {
     "aggregation": "dense",
     "deploy_gate": "transductive",
 }
+_SERVER_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 
 ROWS = (
     MethodCard(
@@ -80,6 +107,7 @@ ROWS = (
         "nothing",
         "local",
         "LocalConfig",
+        presets={"fedspa": AS_IN_FEDSPA, "dispfl": AS_IN_DISPFL, "pfedgate": AS_IN_PFEDGATE},
         family="general",
     ),
     MethodCard(
@@ -90,6 +118,70 @@ ROWS = (
         "the dense model, both ways",
         "fedavg",
         "FedAvgConfig",
+        presets={
+            "fedspa": AS_IN_FEDSPA,
+            "dispfl": AS_IN_DISPFL,
+            "pfedgate": AS_IN_PFEDGATE,
+            "fedalt": _TRAINED_IN_FEDALT,
+        },
+        family="general",
+    ),
+    MethodCard(
+        "fedprox",
+        "FedProx",
+        "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020",
+        "nothing (BatchNorm statistics, if any)",
+        "the dense model, both ways",
+        "fedprox",
+        "FedProxConfig",
+        grid={"prox": (0.001, 0.01, 0.1, 1.0)},
+        family="general",
+    ),
+    MethodCard(
+        "scaffold",
+        "SCAFFOLD",
+        "Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020",
+        "its control variate",
+        "down: the dense model and the mean control variate; up: the changes of both",
+        "scaffold",
+        "ScaffoldConfig",
+        grid={"variates": ("steps", "gradient")},
+        family="general",
+    ),
+    MethodCard(
+        "fedadam",
+        "FedAdam",
+        "Reddi et al., Adaptive Federated Optimization, ICLR 2021",
+        "nothing (BatchNorm statistics, if any)",
+        "the dense model, both ways",
+        "fedavg",
+        "FedAvgConfig",
+        options={"server_optimizer": "fedadam"},
+        grid={"server_lr": _SERVER_RATES},
+        family="general",
+    ),
+    MethodCard(
+        "fedyogi",
+        "FedYogi",
+        "Reddi et al., Adaptive Federated Optimization, ICLR 2021",
+        "nothing (BatchNorm statistics, if any)",
+        "the dense model, both ways",
+        "fedavg",
+        "FedAvgConfig",
+        options={"server_optimizer": "fedyogi"},
+        grid={"server_lr": _SERVER_RATES},
+        family="general",
+    ),
+    MethodCard(
+        "fedadagrad",
+        "FedAdagrad",
+        "Reddi et al., Adaptive Federated Optimization, ICLR 2021",
+        "nothing (BatchNorm statistics, if any)",
+        "the dense model, both ways",
+        "fedavg",
+        "FedAvgConfig",
+        options={"server_optimizer": "fedadagrad"},
+        grid={"server_lr": _SERVER_RATES},
         family="general",
     ),
     MethodCard(
@@ -101,6 +193,12 @@ ROWS = (
         "fedavg",
         "FedAvgConfig",
         engine={"tune_epochs": 5},
+        presets={
+            # An accident: the rate of tuning is that of round -1, a little above the first one's.
+            "dispfl": {**AS_IN_DISPFL, "tune_epochs": 5, "tune_lr_scale": 1 / 0.998},
+            "pfedgate": {**AS_IN_PFEDGATE, "tune_epochs": 1},
+            "fedalt": _TUNED_IN_FEDALT,
+        },
         family="whole",
     ),
     MethodCard(
@@ -122,9 +220,20 @@ ROWS = (
             "fedspa": {**AS_IN_FEDSPA, **_TWO_BRANCHES},
             "dispfl": {**AS_IN_DISPFL, **_TWO_BRANCHES},
             "pfedgate": {**AS_IN_PFEDGATE, "schedule": "interleaved", "prox": 0.5},
-            "fedalt": {**AS_IN_FEDALT, "schedule": "tuning", "prox": 0.2, "weight": "batches", "tune_epochs": 5},
+            "fedalt": {**_TUNED_IN_FEDALT, "schedule": "tuning", "prox": 0.2},
         },
         grid={"prox": (0.05, 0.1, 0.5, 0.8, 1.0, 2.0)},
+        family="whole",
+    ),
+    MethodCard(
+        "apfl",
+        "APFL",
+        "Deng et al., Adaptive Personalized Federated Learning, 2020",
+        "its own model, and its share of the mixture if that is learned",
+        "the dense model, both ways",
+        "apfl",
+        "APFLConfig",
+        grid={"mix": (0.25, 0.5, 0.75), "learn_mix": (False, True)},
         family="whole",
     ),
     MethodCard(
@@ -136,6 +245,7 @@ ROWS = (
         "fedavg",
         "FedAvgPartConfig",
         engine={"tune_epochs": 5},
+        presets={"fedalt": _TUNED_IN_FEDALT},
         family="split",
     ),
     MethodCard(
@@ -169,7 +279,7 @@ ROWS = (
         "down: the model inside the mask; up: the change inside the mask, and the new mask as bits",
         "fedspa",
         "FedSpaConfig",
-        presets={"paper": {"batch_size": 128}, "authors": {"batch_size": 128, "anneal": "family"}},
+        presets=_FEDSPA,
         density_bounds=("up", "down"),
         family="sub",
     ),
@@ -182,7 +292,7 @@ ROWS = (
         "fedspa",
         "FedSpaConfig",
         options={"search": "rsm"},
-        presets={"paper": {"batch_size": 128}, "authors": {"batch_size": 128, "anneal": "family"}},
+        presets=_FEDSPA,
         density_bounds=("up", "down"),
         family="sub",
     ),
@@ -195,16 +305,9 @@ ROWS = (
         "pfedgate",
         "PFedGateConfig",
         presets={
-            "paper": {
-                "batch_size": 128,
-                "lr_schedule": "constant",
-                "epochs": 1,
-                "gate_start": 0.5,
-                "paths": 2,
-                "gating": "sample",
-                "deploy_gate": "sample",
-            },
+            "paper": _PFEDGATE,
             "authors": PFEDGATE_AUTHORS,
+            "pfedgate": _PFEDGATE,
         },
         family="sub",
     ),
@@ -219,6 +322,7 @@ ROWS = (
         presets={
             "paper": {"batch_size": 128},
             "authors": {"batch_size": 128, "regrowth": "random", "divide_by": "used"},
+            "dispfl": {"batch_size": 128},
         },
         peers=True,
         density_bounds=("up",),
