@@ -206,6 +206,28 @@ ROWS = (
         family="split",
     ),
     MethodCard(
+        "fedproto",
+        "FedProto",
+        "Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, AAAI 2022",
+        "its own model, of any network with the same number of features",
+        "the mean features of each class and their counts, both ways; no model",
+        "fedproto",
+        "FedProtoConfig",
+        presets={
+            "authors": {
+                "weight": "equal",
+                "predict_by": "prototypes",
+                "epochs": 1,
+                "momentum": 0.5,
+                "weight_decay": 0.0,
+                "clip_norm": None,
+                "lr_decay": 1.0,
+            },
+        },
+        family="split",
+        grid={"prototype_weight": (0.1, 0.5, 1.0, 2.0)},
+    ),
+    MethodCard(
         "fedspa",
         "FedSpa (DST)",
         "Huang et al., Achieving Personalized Federated Learning with Sparse Local Models, 2022",
