@@ -18,7 +18,9 @@ the batch's mean: (2 - 3)^2 = 1, gradient 2 * (2 - 3) * 2 = -4: a = 1 + 0.1 * (0
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -132,6 +134,18 @@ def test_examples_of_classes_without_a_prototype_are_left_alone():
     plain = task.mean_loss(task.forward(work.params, work.buffers, batch.inputs, True)[0], batch)
     gaps = [(features[row] - work.prototypes["mean"][label]).square().mean() for row, label in ((0, 0), (1, 1), (2, 1))]
     torch.testing.assert_close(found, plain + 2.0 * sum(gaps) / 6)
+
+
+def test_the_distance_of_a_batchs_classes():
+    """The sum over the classes 0 and 1, which are in the batch and have prototypes; 2 to 4 are not in it."""
+    task, method, work, batch, features = made(prototype_weight=2.0, distance_of="classes")
+    found = method.phases[0].loss(work, batch)[0]
+    plain = task.mean_loss(task.forward(work.params, work.buffers, batch.inputs, True)[0], batch)
+    gaps = [
+        (mean - work.prototypes["mean"][label]).square().mean()
+        for label, mean in ((0, features[0]), (1, features[1:3].mean(0)))
+    ]
+    torch.testing.assert_close(found, plain + 2.0 * sum(gaps))
 
 
 def test_padding_counts_for_nothing():
@@ -258,6 +272,15 @@ def test_a_run_of_two_networks_is_resumed(tmp_path):
     while first.curve()[-1][0] < 3:
         first = sp.resume(tmp_path / "first", model=net, method=MIXED)
     assert first.curve() == whole.curve()
+
+
+def test_the_example_of_the_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = Path(__file__).parents[2] / "docs" / "methods" / "fedproto.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    found = {"__name__": "page"}
+    exec(block.replace("rounds=2", "rounds=1, epochs=1, executor='serial', data_rate=0.3"), found)
+    assert 0 < found["run"].summary["accuracy"]["mean"] <= 1
 
 
 def test_networks_that_do_not_fit_are_refused():

@@ -26,6 +26,7 @@ from torch import nn
 from sparsona import models
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Client, Round
+from sparsona.core.outline import Roles
 from sparsona.core.seeds import Seeds
 from sparsona.core.task import Task
 from sparsona.data.batches import Examples
@@ -161,8 +162,12 @@ def test_all_norms_are_also_those_of_shortcuts():
     assert set(all_.names) - set(own.names) == shortcuts
     assert set(own.names) < set(all_.names)
     assert split("vgg11", "norm").own == split("vgg11", "all-norms").own
-    # Roles may name what has another form, and a bias alone is no norm.
-    assert split("transformer", "norm").own == split("transformer", "all-norms").own
+    assert split("transformer", "norm").own == split("transformer", "all-norms").own  # a bias alone is no norm
+    # Those that roles name may have another form, and a norm of several dimensions is no layer with a weight matrix.
+    net = nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (2, 3)), nn.LayerNorm((2, 3)), nn.Flatten(), nn.Linear(6, 2))
+    task = Task(net, (4,), 2, roles=Roles(norm=("0.bias",)))
+    assert split_model(task, ("all-norms",), 0).own.names == ("0.bias", "2.weight", "2.bias")
+    assert split_model(task, ("last:1",), 0).own.names == ("4.weight", "4.bias")
 
 
 @pytest.mark.parametrize(

@@ -188,17 +188,26 @@ def _all_norms(task: Task) -> list[str]:
     """Those that the roles name, and every other layer that is a scale and a shift."""
     names = set(task.roles.norm)
     for slots in _owners(task.layout).values():
-        kinds = {slot.name.rpartition(".")[2]: slot.shape for slot in slots}
-        if kinds.keys() == {"weight", "bias"} and len(kinds["weight"]) == 1 and kinds["weight"] == kinds["bias"]:
+        if _is_scale_and_shift(slots):
             names.update(slot.name for slot in slots)
     return [name for name in task.layout.names if name in names]
+
+
+def _is_scale_and_shift(slots: list[Slot]) -> bool:
+    """Whether a layer's parameters are a weight and a bias of one shape."""
+    kinds = {slot.name.rpartition(".")[2] for slot in slots}
+    return kinds == {"weight", "bias"} and slots[0].shape == slots[1].shape
 
 
 def _last_layers(layout: Layout, part: str) -> list[str]:
     """The last N layers that have a weight matrix, with the norms after each of them."""
     count = as_count(part.removeprefix(LAST))
     owners = _owners(layout)
-    layers = [owner for owner, slots in owners.items() if any(len(slot.shape) > 1 for slot in slots)]
+    layers = [
+        owner
+        for owner, slots in owners.items()
+        if any(len(slot.shape) > 1 for slot in slots) and not _is_scale_and_shift(slots)
+    ]
     if count is None or count > len(layers):
         raise SparsonaError(
             f"'{part}' of a model with {len(layers)} layers",
