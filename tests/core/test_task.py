@@ -448,3 +448,35 @@ def test_a_restricted_task_is_a_sub_network(conv):
 
 def _slots(task):
     return zip(task.whole_layout.slots, task.layout.slots, strict=True)
+
+
+def test_features_are_what_enters_a_layer(conv):
+    """The same outputs and buffers as a plain pass, gradients through the features, and no hook left behind."""
+    params, buffers = conv.init(0)
+    images = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    for train in (True, False):
+        outputs, features, moved = conv.forward_with_features(params, buffers, images, "4", train)
+        plain, plainly_moved = conv.forward(params, buffers, images, train)
+        assert torch.equal(outputs, plain)
+        assert torch.equal(moved.flat, plainly_moved.flat)
+        torch.testing.assert_close(features @ params["4.weight"].T + params["4.bias"], outputs)
+    live = params.like(params.flat.clone().requires_grad_())
+    conv.forward_with_features(live, buffers, images, "4", True)[1].sum().backward()
+    assert live.flat.grad is not None
+    assert not any(layer._forward_pre_hooks for layer in conv._module.modules())
+    with pytest.raises(RuntimeError):
+        conv.forward_with_features(params, buffers, torch.rand(6, 2, 8, 8), "4", True)
+    assert not any(layer._forward_pre_hooks for layer in conv._module.modules())
+
+
+def test_features_of_several_clients_at_once():
+    task = Task(lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (3,), 2)
+    (params, buffers), inputs = task.init(0), torch.rand(5, 3, generator=torch.Generator().manual_seed(0))
+
+    def features(flat):
+        return task.forward_with_features(params.like(flat), buffers, inputs, "2", True)[1]
+
+    flats = torch.stack([params.flat, 2 * params.flat])
+    torch.testing.assert_close(torch.func.vmap(features)(flats), torch.stack([features(flat) for flat in flats]))
+    linear = Task(lambda: nn.Linear(3, 2), (3,), 2)  # a model of one layer: what enters it are the inputs
+    assert torch.equal(linear.forward_with_features(*linear.init(0), inputs, "", False)[1], inputs)

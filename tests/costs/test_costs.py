@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lenet5 import HALF, MASK, SIZE, UNIFORM
+from method_lines import anywhere
 from torch import nn
 
 import sparsona as sp
@@ -92,7 +93,8 @@ def test_answers_without_torch():
 @pytest.mark.parametrize("method", EVERY)
 def test_every_method_has_a_cost_and_a_page(method):
     """Totals are sums of their parts, and the words of the terminal say the same."""
-    report = cost(method, **LENET, rounds=7)
+    own = anywhere(method)
+    report = cost(method, **LENET, rounds=7, **own)
     found = report.to_json()
     turns = found["clients_per_round"]
     assert found["per_round"]["flops"] == turns * found["per_client_round"]["flops"]
@@ -112,7 +114,8 @@ def test_every_method_has_a_cost_and_a_page(method):
             assert all_["comm_mb"] == pytest.approx(turns * (client["up_mb"] + client["down_mb"]))
     assert found["encoded"]["total"]["comm_gb"] >= found["paper"]["total"]["comm_gb"]
     assert found["costs_only"] == (method in COST_RULES)
-    said = CliRunner().invoke(cli, ["cost", method, "--model", "lenet5", "--rounds", "7"], catch_exceptions=False)
+    written = f"{method}:{','.join(f'{key}={value}' for key, value in own.items())}" if own else method
+    said = CliRunner().invoke(cli, ["cost", written, "--model", "lenet5", "--rounds", "7"], catch_exceptions=False)
     assert said.exit_code == 0
     assert ("costs only" in said.output) == (method in COST_RULES)
     assert bool(found["notes"]) == (not found["exact"])

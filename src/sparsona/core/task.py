@@ -185,6 +185,44 @@ class Task:
             return outputs, self._buffer_tree(named, buffers.layout)
         return outputs, buffers
 
+    def forward_with_features(
+        self,
+        params: Mapping[str, Tensor],
+        buffers: Tree,
+        inputs: Tensor,
+        layer: str,
+        train: bool,
+        noise: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tree]:
+        """A forward pass that also returns what enters one of the layers.
+
+        Args:
+            params: as in `forward`.
+            buffers: as in `forward`.
+            inputs: a batch of inputs.
+            layer: the name of a submodule that the pass calls once.
+            train: as in `forward`.
+            noise: as in `forward`.
+
+        Returns:
+            The outputs, the features (float32, one flat row per example), and the buffers after this pass.
+
+        Example:
+            >>> task = Task(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), (4,), 3)
+            >>> outputs, features, _ = task.forward_with_features(*task.init(0), torch.zeros(2, 4), "2", train=False)
+            >>> outputs.shape, features.shape
+            (torch.Size([2, 3]), torch.Size([2, 5]))
+        """
+        entered: list[Tensor] = []
+        # The hook runs while the pass is traced, stacked or captured: what it sees is a tensor of that pass.
+        hook = self._module.get_submodule(layer).register_forward_pre_hook(lambda _, args: entered.append(args[0]))
+        try:
+            outputs, buffers = self.forward(params, buffers, inputs, train, noise)
+        finally:
+            hook.remove()
+        (features,) = entered
+        return outputs, features.flatten(1).float(), buffers
+
     def _call(self, named: dict[str, Tensor], inputs: Tensor) -> Tensor:
         """Call the module with these tensors in place of its own: torch.func.functional_call without its checks, which
         cost a quarter of a small network's forward pass. A buffer that the pass replaces is replaced in `named`."""
