@@ -81,19 +81,6 @@ def pfedhn(layout: Layout, client: Client, round_: Round, config: Training) -> C
     return Cost((_model(layout),), (_model(layout),), training_flops(layout, client, config))
 
 
-class SubsamplingConfig(Training):
-    """What Subsampling adds to the options of training."""
-
-    density: float = _density(0.5, "share of the update that is sent")
-
-
-def subsampling(layout: Layout, client: Client, round_: Round, config: SubsamplingConfig) -> Cost:
-    """FedAvg whose updates pass through a fresh random mask, drawn from a seed that travels along."""
-    update = _inside(layout, "update", sum(mask_counts(layout, config.density, "uniform")), Support.SEED)
-    at_work = (_model(layout, "start"), _model(layout, "gradient"))
-    return Cost((_model(layout),), (update,), training_flops(layout, client, config), at_work=at_work)
-
-
 class SubFedAvgConfig(Training):
     """What Sub-FedAvg adds to the options of training."""
 
@@ -200,7 +187,6 @@ COST_RULES = {
     for card in (
         RuleCard("ditto", "Ditto", "Li et al., ICML 2021", ditto, DittoConfig),
         RuleCard("pfedhn", "pFedHN (client's part)", "Shamsian et al., ICML 2021", pfedhn, Training),
-        RuleCard("subsampling", "Subsampling", "as in FedSpa's table 1", subsampling, SubsamplingConfig),
         RuleCard(
             "sub-fedavg",
             "Sub-FedAvg",
