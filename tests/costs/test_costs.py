@@ -172,12 +172,6 @@ DENSE = message(("model", SIZE))
 BY_HAND = {  # options; bytes of a message up and down; FLOPs of search
     "ditto": ({}, DENSE, DENSE, 0),
     "pfedhn": ({}, DENSE, DENSE, 0),
-    "sub-fedavg": (
-        {},
-        aligned(("model", SIZE, DIGEST), ("mask", PADDED_MASK, 0)),
-        aligned(("model", SIZE, DIGEST)),
-        0,
-    ),
     "dpsgd": ({"density": 0.5}, aligned(("model", HALF, DIGEST)), None, 0),
     "dpsgd-ft": ({}, DENSE, None, 0),
     "fomo": ({}, DENSE, None, 0),
@@ -260,7 +254,6 @@ MEMORIES = [  # of what has costs only: options; kept, at hand, in training, in 
     # Its own model, the one received, the same after training, and a gradient.
     ("ditto", {}, SIZE, 2 * SIZE, 4 * SIZE, 0),
     ("pfedhn", {}, 0, SIZE, 2 * SIZE, 0),
-    ("sub-fedavg", {}, MASK, MASK + SIZE, 3 * MASK + 2 * SIZE, 0),
     # What it has, the sum of what it was sent, which becomes the model at work, and a gradient.
     ("dpsgd", {}, SIZE, 2 * SIZE, 3 * SIZE, 0),
     ("dpsgd", UNIFORM, HALF + MASK, 2 * HALF + MASK, 2 * HALF + MASK + SIZE, 0),

@@ -81,20 +81,6 @@ def pfedhn(layout: Layout, client: Client, round_: Round, config: Training) -> C
     return Cost((_model(layout),), (_model(layout),), training_flops(layout, client, config))
 
 
-class SubFedAvgConfig(Training):
-    """What Sub-FedAvg adds to the options of training."""
-
-    density: float = _density(0.5, "share of the parameters a client ends with")
-
-
-def sub_fedavg(layout: Layout, client: Client, round_: Round, config: SubFedAvgConfig) -> Cost:
-    """An upper bound: clients start dense, and accuracy decides who prunes when."""
-    model, mask = _inside(layout, "model", layout.size), _mask(layout)
-    at_work = (mask, mask, _model(layout, "gradient"))  # the candidates after the first and the last epoch
-    train = training_flops(layout, client, config)
-    return Cost((model,), (model, mask), train, exact=False, kept=(mask,), at_work=at_work)
-
-
 class DPSGDConfig(Training):
     """What D-PSGD adds to the options of training."""
 
@@ -187,14 +173,6 @@ COST_RULES = {
     for card in (
         RuleCard("ditto", "Ditto", "Li et al., ICML 2021", ditto, DittoConfig),
         RuleCard("pfedhn", "pFedHN (client's part)", "Shamsian et al., ICML 2021", pfedhn, Training),
-        RuleCard(
-            "sub-fedavg",
-            "Sub-FedAvg",
-            "Vahidian et al., 2021",
-            sub_fedavg,
-            SubFedAvgConfig,
-            note="clients start dense, and training decides who prunes when: these are upper bounds",
-        ),
         RuleCard("dpsgd", "D-PSGD", "Lian et al., NeurIPS 2017", dpsgd, DPSGDConfig, peers=True),
         RuleCard(
             "dpsgd-ft",
