@@ -210,6 +210,33 @@ ROWS = (
         grid={"prune_rate": (0.05, 0.1, 0.2), "accuracy_threshold": (0.3, 0.5, 0.7)},
     ),
     MethodCard(
+        "lotteryfl",
+        "LotteryFL",
+        "Li et al., LotteryFL: Personalized and Communication-Efficient Federated Learning, SEC 2021",
+        "its mask, which shrinks, and the initial weights",
+        "down: the model inside the mask; up: the model inside the next mask, and that mask as bits if it is new",
+        "lotteryfl",
+        "LotteryFLConfig",
+        presets={
+            "authors": {
+                "epochs": 60,
+                "batch_size": 32,
+                "lr": 0.01,
+                "lr_decay": 1.0,
+                "momentum": 0.5,
+                "weight_decay": 0.0,
+                "clip_norm": None,
+                "prune_rate": 0.2,
+                "accuracy_threshold": 0.5,
+                "density": 0.1,
+                "overshoots": True,
+            }
+        },
+        needs_validation={"accuracy_on": "validation"},
+        family="sub",
+        grid={"prune_rate": (0.1, 0.2), "accuracy_threshold": (0.3, 0.5, 0.7)},
+    ),
+    MethodCard(
         "subsampling",
         "Subsampling",
         "Konečný et al., Federated Learning: Strategies for Improving Communication Efficiency, 2016",
