@@ -183,6 +183,47 @@ def test_dispfls_names_include_scales_of_group_norms():
     assert pruned_names(layout, "weights") == ("0.weight", "1.weight", "3.weight")
 
 
+@pytest.mark.parametrize(
+    ("options", "channels", "weights"),
+    [
+        ({}, {0}, {0, 1}),
+        ({"channel_distance": 0.5}, set(), {0, 1}),  # each of the two has a distance of its own
+        ({"distance": 0.5}, {0}, set()),
+        ({"density": 0.8}, set(), {0, 1}),  # 24 of 30 entries must stay: two may go, and then not five more
+        ({"density": 0.8, "overshoots": True}, {0}, {0, 1}),
+        ({"channel_density": 1.0}, set(), {0, 1}),
+        ({"accuracy_threshold": 1.0}, set(), set()),
+    ],
+)
+def test_hybrid_by_hand(options, channels, weights):
+    """Four filters of 2x2 with entries 1, 2, 3, 4, then eight weights 1 to 8; the last bias makes all of class 1.
+
+    A quarter of the channels is one, the weakest is 0: with its bias five entries. A quarter of the weights is two. The
+    candidates of the first epoch lacked channel 3 and the last two weights: both distances are 0.5.
+    """
+    task = Task(nn.Sequential(nn.Conv2d(1, 4, 2), nn.Flatten(), nn.Linear(4, 2)), (1, 2, 2), 2)
+    method = subfedavg(task, SubFedAvgConfig(structure="hybrid", prune_rate=0.25, channel_rate=0.25, **options))
+    params, buffers = task.init(0)
+    entries = [1.0] * 4 + [2.0] * 4 + [3.0] * 4 + [4.0] * 4 + [0.0] * 4 + [float(k) for k in range(1, 9)] + [0.0, 1e4]
+    params = params.like(torch.tensor(entries))
+    state = method.init_client(params, buffers, ROUND.client, Seeds(0))
+    early = state.mask.like(torch.tensor([place not in {12, 13, 14, 15, 19, 26, 27} for place in range(30)]))
+    work = SubFedAvgWork(params, buffers, state.mask.like(state.mask.flat.float()), early, ())
+
+    class Images(OneExample):
+        def validation(self, flops=None):
+            index = torch.zeros(1, dtype=torch.int64)
+            yield Batch(torch.rand(1, 1, 2, 2), torch.tensor([1]), torch.ones(1), index, index)
+
+    inbox = (message(ROUND, {"model": subnet_part(params, state.mask, state.mask)}),)
+    mask = method.finish(state, work, inbox, Images(1), ROUND)[0].mask
+    assert {place for place in range(4) if not mask["0.weight"][place].any()} == channels
+    assert {place for place in range(4) if not mask["0.bias"][place]} == channels
+    assert {place for place in range(8) if not mask["2.weight"].flatten()[place]} == weights
+    assert bool(mask["2.bias"].all())
+    assert sum(counts(mask)) == 30 - 5 * len(channels) - len(weights)
+
+
 @pytest.mark.parametrize("name", ["sub-fedavg", "sub-fedavg-hy"])
 def test_masks_shrink_to_the_target_and_no_further(name):
     history = Case(card(name), BATTERY[name]["options"]).history

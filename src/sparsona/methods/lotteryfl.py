@@ -12,7 +12,8 @@ A round of a client: it receives the shared model inside its mask. If its accura
 `accuracy_threshold` and its density above `density`, it prunes the `prune_rate` smallest of each tensor's weights,
 those of the received model, and rewinds: what is left, biases included, starts from the initial weights. Then it trains
 inside its mask. The server averages each entry over the clients whose masks have it; what nobody has keeps its value. A
-client is evaluated with the shared model inside its mask.
+client is evaluated with the shared model inside its mask. Every rewinding pulls the shared model back to its start, so
+that it improves slowly until clients have reached their targets (`rewind=false` shows by how much).
 
 Differences from the code: it measures the accuracy on (at most two batches of) the client's TEST data, and prints the
 best accuracy of all rounds; neither is reproduced. Validation data decide, and it is the last round that is reported.
