@@ -98,13 +98,13 @@ def subsampling(task: Task, config: SubsamplingConfig) -> Method:
     def finish(
         state: State, work: SubsamplingWork, inbox: Inbox, probe: Probe, round_: Round
     ) -> tuple[State, Update | None]:
-        assert round_.client is not None
-        kept, _ = base.finish(state, work, inbox, probe, round_)
+        kept, whole = base.finish(state, work, inbox, probe, round_)
+        assert whole is not None
         seed = round_.seeds.own("subsampling").to_bytes(SEED_BYTES, "little")  # fresh: of this client in this round
         change = tree.subtract(work.params, work.start)
         mask = draw_mask(change.layout, config.density, seed, change.device)
         part = masked(change, mask, Support.SEED, seed, is_change=True)
-        return kept, message(round_, {"update": part}, weight=round_.client.num_examples)
+        return kept, message(round_, {"update": part}, weight=whole.weight)
 
     def cost(layout: Layout, client: Client, round_: Round) -> Cost:
         found = base.cost(layout, client, round_)
