@@ -157,30 +157,23 @@ PADDED_MASK = MASK + 1
 FORWARD = (2 * 500 + 20) * 576 + (2 * 25_000 + 50) * 64 + (2 * 400_000 + 500) + (2 * 13_000 + 26)
 # Of each tensor a message says 3 bytes, its name ("0.weight" or "0.bias") and 4 bytes a dimension.
 TENSORS = 2 * (3 + 8 + 16) + 4 * (3 + 6 + 4) + 2 * (3 + 8 + 8)
-DIGEST, SEED = 8, 16
+DIGEST = 8
 
 
 def message(*parts: tuple[str, int]) -> int:
-    """24 bytes, then 16, a name, the tensors and perhaps a digest and a seed per part; payloads; checksum."""
+    """24 bytes, then 16, a name, the tensors and perhaps a digest per part; payloads; checksum."""
     head = 24 + sum(16 + len(name) + TENSORS for name, _ in parts)
     return -(-head // 4) * 4 + sum(payload for _, payload in parts) + 4
 
 
 def aligned(*parts: tuple[str, int, int]) -> int:
-    """The same for parts with so many bytes of digest and seed in the head."""
+    """The same for parts with so many bytes of digest in the head."""
     return message(*((name + "." * proof, payload) for name, payload, proof in parts))
 
 
 DENSE = message(("model", SIZE))
 BY_HAND = {  # options; bytes of a message up and down; FLOPs of search
     "pfedhn": ({}, DENSE, DENSE, 0),
-    "subsampling": ({"density": 0.5}, aligned(("update", HALF, DIGEST + SEED)), DENSE, 0),
-    "sub-fedavg": (
-        {},
-        aligned(("model", SIZE, DIGEST), ("mask", PADDED_MASK, 0)),
-        aligned(("model", SIZE, DIGEST)),
-        0,
-    ),
     "dpsgd": ({"density": 0.5}, aligned(("model", HALF, DIGEST)), None, 0),
     "dpsgd-ft": ({}, DENSE, None, 0),
     "fomo": ({}, DENSE, None, 0),
@@ -261,8 +254,6 @@ def test_dispfl_by_hand(options, parts, search):
 GATE = 4 * 21_955  # a twentieth of the parameters, rounded up
 MEMORIES = [  # of what has costs only: options; kept, at hand, in training, in mask search
     ("pfedhn", {}, 0, SIZE, 2 * SIZE, 0),
-    ("subsampling", {}, 0, SIZE, 3 * SIZE, 0),
-    ("sub-fedavg", {}, MASK, MASK + SIZE, 3 * MASK + 2 * SIZE, 0),
     # What it has, the sum of what it was sent, which becomes the model at work, and a gradient.
     ("dpsgd", {}, SIZE, 2 * SIZE, 3 * SIZE, 0),
     ("dpsgd", UNIFORM, HALF + MASK, 2 * HALF + MASK, 2 * HALF + MASK + SIZE, 0),

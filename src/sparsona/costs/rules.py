@@ -66,33 +66,6 @@ def pfedhn(layout: Layout, client: Client, round_: Round, config: Training) -> C
     return Cost((_model(layout),), (_model(layout),), training_flops(layout, client, config))
 
 
-class SubsamplingConfig(Training):
-    """What Subsampling adds to the options of training."""
-
-    density: float = _density(0.5, "share of the update that is sent")
-
-
-def subsampling(layout: Layout, client: Client, round_: Round, config: SubsamplingConfig) -> Cost:
-    """FedAvg whose updates pass through a fresh random mask, drawn from a seed that travels along."""
-    update = _inside(layout, "update", sum(mask_counts(layout, config.density, "uniform")), Support.SEED)
-    at_work = (_model(layout, "start"), _model(layout, "gradient"))
-    return Cost((_model(layout),), (update,), training_flops(layout, client, config), at_work=at_work)
-
-
-class SubFedAvgConfig(Training):
-    """What Sub-FedAvg adds to the options of training."""
-
-    density: float = _density(0.5, "share of the parameters a client ends with")
-
-
-def sub_fedavg(layout: Layout, client: Client, round_: Round, config: SubFedAvgConfig) -> Cost:
-    """An upper bound: clients start dense, and accuracy decides who prunes when."""
-    model, mask = _inside(layout, "model", layout.size), _mask(layout)
-    at_work = (mask, mask, _model(layout, "gradient"))  # the candidates after the first and the last epoch
-    train = training_flops(layout, client, config)
-    return Cost((model,), (model, mask), train, exact=False, kept=(mask,), at_work=at_work)
-
-
 class DPSGDConfig(Training):
     """What D-PSGD adds to the options of training."""
 
@@ -184,15 +157,6 @@ COST_RULES = {
     card.name: card
     for card in (
         RuleCard("pfedhn", "pFedHN (client's part)", "Shamsian et al., ICML 2021", pfedhn, Training),
-        RuleCard("subsampling", "Subsampling", "as in FedSpa's table 1", subsampling, SubsamplingConfig),
-        RuleCard(
-            "sub-fedavg",
-            "Sub-FedAvg",
-            "Vahidian et al., 2021",
-            sub_fedavg,
-            SubFedAvgConfig,
-            note="clients start dense, and training decides who prunes when: these are upper bounds",
-        ),
         RuleCard("dpsgd", "D-PSGD", "Lian et al., NeurIPS 2017", dpsgd, DPSGDConfig, peers=True),
         RuleCard(
             "dpsgd-ft",

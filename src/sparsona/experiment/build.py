@@ -93,7 +93,7 @@ def make_configs(
     config, of_run = check(RunConfig, values | {"options": dumped}, "a run")
     if errors := [*chosen.errors, *errors, *of_run] or config.conflicts():
         raise merge_errors(errors)
-    if row.needs_validation and federation is None and not config.validation_rate:
+    if row.decides_by_validation(config.options) and federation is None and not config.validation_rate:
         raise _lacks_validation(row, "validation_rate is 0")
     return config, of_method
 
@@ -189,7 +189,9 @@ def make_context(
             expected="a method that gives all clients models of one size",
             hint="leave subnetwork out, and set capacities or the method's own density",
         )
-    if row.needs_validation and (without := [one.index for one in context.clients if not one.num_validation]):
+    if row.decides_by_validation(config.options) and (
+        without := [one.index for one in context.clients if not one.num_validation]
+    ):
         raise _lacks_validation(row, f"{len(without)} clients have none (client {without[0]} is the first)")
     smallest = min(client.num_examples for client in context.clients)
     if task.mixes_examples and min(smallest, config.batch_size) < 2:

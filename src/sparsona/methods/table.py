@@ -99,6 +99,29 @@ PFEDGATE_AUTHORS = {
 }
 _SERVER_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 
+# Sub-FedAvg as DisPFL's code has it, and as its own authors' (whose accuracy is that on test data: not reproduced).
+_SUB_AS_BASELINE: Mapping[str, Any] = {
+    "density": 0.5,
+    "prune_rate": 0.05,
+    "distance": 1e-4,
+    "accuracy_threshold": 0.5,
+    "accuracy_on": "train",
+    "divide_by": "used",
+    "prunes": "weights",
+    "overshoots": True,
+}
+_SUB_AUTHORS: Mapping[str, Any] = {
+    "epochs": 5,
+    "batch_size": 10,
+    "lr": 0.01,
+    "lr_decay": 1.0,
+    "momentum": 0.5,
+    "weight_decay": 0.0,
+    "clip_norm": None,
+    "prune_rate": 0.1,
+    "accuracy_threshold": 0.5,
+}
+
 ROWS = (
     MethodCard(
         "local",
@@ -392,6 +415,77 @@ ROWS = (
         presets=_FEDSPA,
         density_bounds=("up", "down"),
         family="sub",
+    ),
+    MethodCard(
+        "sub-fedavg",
+        "Sub-FedAvg",
+        "Vahidian et al., Personalized Federated Learning by Structured and Unstructured Pruning, 2021",
+        "its mask, which shrinks",
+        "down: the model inside the mask; up: the model inside the next mask, and that mask as bits if it is new",
+        "subfedavg",
+        "SubFedAvgConfig",
+        presets={
+            "authors": {**_SUB_AUTHORS, "density": 0.7, "distance": 1e-4},
+            "fedspa": {**AS_IN_FEDSPA, **_SUB_AS_BASELINE},
+            "dispfl": {**AS_IN_DISPFL, **_SUB_AS_BASELINE},
+        },
+        needs_validation={"accuracy_on": "validation"},
+        family="sub",
+        grid={"prune_rate": (0.05, 0.1, 0.2), "accuracy_threshold": (0.3, 0.5, 0.7)},
+    ),
+    MethodCard(
+        "sub-fedavg-hy",
+        "Sub-FedAvg (hybrid)",
+        "the same paper; convolutions are pruned by channels, linear layers by weights",
+        "its mask, which shrinks",
+        "down: the model inside the mask; up: the model inside the next mask, and that mask as bits if it is new",
+        "subfedavg",
+        "SubFedAvgConfig",
+        options={"structure": "hybrid", "distance": 5e-4},
+        presets={"authors": {**_SUB_AUTHORS, "density": 0.5, "channel_rate": 0.45}},
+        needs_validation={"accuracy_on": "validation"},
+        family="sub",
+        grid={"prune_rate": (0.05, 0.1, 0.2), "accuracy_threshold": (0.3, 0.5, 0.7)},
+    ),
+    MethodCard(
+        "lotteryfl",
+        "LotteryFL",
+        "Li et al., LotteryFL: Personalized and Communication-Efficient Federated Learning, SEC 2021",
+        "its mask, which shrinks, and the initial weights",
+        "down: the model inside the mask; up: the model inside the next mask, and that mask as bits if it is new",
+        "lotteryfl",
+        "LotteryFLConfig",
+        presets={
+            "authors": {
+                "epochs": 60,
+                "batch_size": 32,
+                "lr": 0.01,
+                "lr_decay": 1.0,
+                "momentum": 0.5,
+                "weight_decay": 0.0,
+                "clip_norm": None,
+                "prune_rate": 0.2,
+                "accuracy_threshold": 0.5,
+                "density": 0.1,
+                "overshoots": True,
+            }
+        },
+        needs_validation={"accuracy_on": "validation"},
+        family="sub",
+        grid={"prune_rate": (0.1, 0.2), "accuracy_threshold": (0.3, 0.5, 0.7)},
+    ),
+    MethodCard(
+        "subsampling",
+        "Subsampling",
+        "Konečný et al., Federated Learning: Strategies for Improving Communication Efficiency, 2016",
+        "nothing (BatchNorm statistics, if any)",
+        "down: the dense model; up: a random share of the change, and the seed of its mask",
+        "subsampling",
+        "SubsamplingConfig",
+        presets={"fedspa": {**AS_IN_FEDSPA, "density": 0.5, "rescale": False}},
+        density_bounds=("up",),
+        family="sub",
+        grid={"rescale": (True, False)},
     ),
     MethodCard(
         "pfedgate",
