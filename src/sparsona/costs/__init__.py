@@ -405,7 +405,10 @@ def _traffic_of_peers(sizes: list[int], sent: int, experiment: Experiment, one_d
         most, others = max(ways, key=lambda way: way[0] if one_direction else sum(way))
     mean = _mean(once, experiment)
     busiest = most if one_direction else most + others
-    return Traffic(mean, mean, once, once, once, 0, busiest, busiest_in=others, busiest_out=most)
+    tuning = 0
+    if experiment.run.tune_epochs:  # peers mix once more: as in a round, or everybody's models
+        tuning = (experiment.clients - 1) * sent if experiment.run.tune_from == "all" else once
+    return Traffic(mean, mean, once, once, once, tuning, busiest, others, most, tuning_up=tuning)
 
 
 def _paper_size(parts: tuple[PartSize, ...], quirks: tuple[str, ...], uniform: bool) -> int:

@@ -96,6 +96,7 @@ def compare(
         used |= set(mine)
         if has_peers and not methods.card(row).peers:
             mine.pop("graph", None)
+            mine.pop("tune_from", None)
         if has_presets and not methods.card(row).presets:
             mine.pop("preset", None)
         for seed in numbers:
