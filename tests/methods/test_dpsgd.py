@@ -193,6 +193,9 @@ def test_the_headline_is_the_mean_of_all(tmp_path):
     assert not has_effects(plain._folder)  # a shared model as headline is not compared with itself
     tuned = sp.train("dpsgd-ft", out=tmp_path / "tuned", tune_epochs=1, **options)
     assert has_effects(tuned._folder)
+    assert plain.summary["accuracy"]["last10"] == plain.summary["accuracy"]["mean"]  # of the only round
+    assert plain.summary["protocol"].startswith("The mean of all peers' models;")
+    assert "the mean of all peers' models after final tuning" in tuned.summary["protocol"]
     assert tuned._folder.facts.point == "tuned"
     assert "consensus" in tuned.points
     spent = tuned.summary["bytes"]
