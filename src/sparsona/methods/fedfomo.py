@@ -24,7 +24,9 @@ round. With it a new client mixes before its first training as well.
 
 If no candidate has a positive weight, the trained model is kept. By the paper's formula it is theta_prev that is left,
 and training was in vain: `if_none_helps=discard`, which `--preset paper`, `authors` and `dispfl` have. `--preset
-authors` also has their rates: five epochs, decay 0.99, no momentum; they hold 20% of the data for validation.
+authors` also has their learning rate of 0.1, decay of 0.99 and no momentum; they hold 20% of the data for validation
+(`validation_rate`, a condition of every method in a comparison). `--preset dispfl` also trains first, and explores with
+probability 0.5, once for all ten peers.
 
 Not reproduced of the authors' code: worths add up weights divided by their sum; theta_prev can be a model from the
 middle of training. Nor of DisPFL's: validation images are augmented; weights of peers that were not requested are added
@@ -34,13 +36,12 @@ to their worth again in each round; equal worths favour the last clients.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from sparsona.core import tree
-from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Slot
 from sparsona.core.method import (
     Client,
@@ -136,11 +137,11 @@ def fedfomo(task: Task, config: FedFomoConfig) -> Method:
         for sender, params in (*received, *trained):
             distance = tree.norm(tree.subtract(params, previous)).double()
             gain = base - validation_loss(params, buffers, probe)
-            weight = torch.where(distance > 0, gain / distance, 0.0)  # equation 3
+            weight = torch.where(distance > 0, gain / distance, 0.0)  # w_n
             worth[sender] += weight
             share = weight.clamp(min=0)
-            total, shares = total.add_(params.flat * share), shares + share
-        # Equation 4: since shares add up to 1, theta_prev itself cancels.
+            total, shares = total.add_(params.flat.double() * share), shares + share
+        # theta_prev + sum of share_n (theta_n - theta_prev), where the shares add up to 1: theta_prev cancels.
         otherwise = trained[0][1] if trained and config.if_none_helps == "keep" else previous
         mixed = torch.where(shares > 0, (total / shares).to(previous.flat.dtype), otherwise.flat)
         return previous.like(mixed), worth
@@ -150,16 +151,9 @@ def fedfomo(task: Task, config: FedFomoConfig) -> Method:
 
     def receive(state: FedFomoState, inbox: Inbox, probe: Probe, round_: Round) -> FedFomoWork:
         assert round_.client is not None
-        index = round_.client.index
-        if not round_.client.num_validation:
-            raise SparsonaError(
-                f"client {index} has no validation data to weigh models by",
-                expected="validation data on every client, which is neither trained nor tested on",
-                hint="--set validation_rate=0.2, and --set min_size=... if some clients have few examples",
-            )
         params, worth = state.params, state.worth
         if round_.is_new or not trains_first:
-            trained = () if round_.is_new else ((index, state.params),)
+            trained = () if round_.is_new else ((round_.client.index, state.params),)
             params, worth = mix(state.previous, trained, inbox, state.buffers, worth, probe)
         return FedFomoWork(params, params, state.buffers, worth, optimizer.begin(state.memory, params))
 
@@ -214,7 +208,7 @@ def fedfomo(task: Task, config: FedFomoConfig) -> Method:
             kept=(previous, model, worth, *memory) if optimizer.keeps else (previous, model, worth),
             at_work=(mixed, gradient) if optimizer.keeps else (mixed, *memory, gradient),  # the start replaces previous
             mixing=(candidate, total),
-            tune_flops=turn_flops((phase,), client, round_, per_example, per_step) // config.epochs,
+            tune_flops=turn_flops((replace(phase, epochs=1),), client, round_, per_example, per_step),
             requests=requests,
         )
 

@@ -47,6 +47,13 @@ _PARTIAL: Mapping[str, Mapping[str, Any]] = {
     "paper": {**_STEPS, "weight": "equal"},
     "authors": {**_STEPS, "weight": "batches", "max_personal_steps": 1000, "clip_stale": True},
 }
+_TWO_BRANCHES = {  # of Ditto: the five epochs are shared out
+    "schedule": "sequential",
+    "epochs": 2,
+    "personal_epochs": 3,
+    "prox": 0.5,
+    "prox_step": "decoupled",
+}
 PFEDGATE_AUTHORS = {
     "batch_size": 128,
     "lr_schedule": "steps:0.75",
@@ -94,6 +101,30 @@ ROWS = (
         "fedavg",
         "FedAvgConfig",
         engine={"tune_epochs": 5},
+        family="whole",
+    ),
+    MethodCard(
+        "ditto",
+        "Ditto",
+        "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021",
+        "its own model, as of its last turn",
+        "the dense model, both ways",
+        "ditto",
+        "DittoConfig",
+        presets={
+            "authors": {
+                "schedule": "interleaved",
+                "weight": "equal",
+                "lr_decay": 1.0,
+                "weight_decay": 0.0,
+                "clip_norm": None,
+            },
+            "fedspa": {**AS_IN_FEDSPA, **_TWO_BRANCHES},
+            "dispfl": {**AS_IN_DISPFL, **_TWO_BRANCHES},
+            "pfedgate": {**AS_IN_PFEDGATE, "schedule": "interleaved", "prox": 0.5},
+            "fedalt": {**AS_IN_FEDALT, "schedule": "tuning", "prox": 0.2, "weight": "batches", "tune_epochs": 5},
+        },
+        grid={"prox": (0.05, 0.1, 0.5, 0.8, 1.0, 2.0)},
         family="whole",
     ),
     MethodCard(
@@ -216,6 +247,31 @@ ROWS = (
         headline="consensus",
         density_bounds=("up",),
         family="peers",
+    ),
+    MethodCard(
+        "fedfomo",
+        "FedFomo",
+        "Zhang et al., ICLR 2021",
+        "its model before and after training, and what each peer's models were worth to it",
+        "between peers: the dense model, to those who request it",
+        "fedfomo",
+        "FedFomoConfig",
+        presets={
+            "paper": {"if_none_helps": "discard"},
+            "authors": {"if_none_helps": "discard", "lr": 0.1, "lr_decay": 0.99, "momentum": 0.0},
+            "dispfl": {
+                **AS_IN_DISPFL,
+                "order": "train-mix",
+                "explore": "all",
+                "explore_rate": 0.5,
+                "explore_decay": 0.0,
+                "if_none_helps": "discard",
+            },
+        },
+        peers=True,
+        needs_validation=True,
+        family="peers",
+        grid={"num_candidates": (5, 10)},
     ),
     MethodCard(
         "dispfl",
