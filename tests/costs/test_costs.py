@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lenet5 import HALF, MASK, SIZE, UNIFORM
+from lenet5 import HALF, MASK, SIZE
 from torch import nn
 
 import sparsona as sp
