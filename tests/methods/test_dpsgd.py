@@ -51,6 +51,7 @@ WEIGHTS = {A: (3, 0, 0, 0, 0, 3), B: (0, 6, 0, 3, 0, 6), C: (6, 0, -3, 0, 3, 0)}
 MEAN = [3, 2, -1, 1, 1, 3]
 EVERYBODY = ((B, C), (A, C), (A, B), (A, B, C))
 B_HEARS_A = ((B,), (A,), (A,), (A,))
+LACKS_5 = 3  # a seed whose mask is without entry 5
 STEP = {"rounds": 3, "per_round": 4, "batch_size": 4, "epochs": 1, "lr": 0.5, "weight_decay": 0.0}
 
 
@@ -122,9 +123,10 @@ def test_tuning_starts_from_the_mean_of_all(options, expected):
 @pytest.mark.parametrize("encoded", [False, True])
 def test_one_mask_for_all(encoded):
     """The mask is drawn from the seed, so that nobody sends it: neither neighbours nor the mean of all need it."""
-    context, population = population_of(EVERYBODY, density=0.5)
+    context, population = population_of(EVERYBODY, density=0.5, seed=LACKS_5)
     (mask,) = context.fresh_state(A).masks
     assert int(mask.flat.sum()) == 3
+    assert not mask.flat[5]  # which a step would move
     assert all(torch.equal(context.fresh_state(k).masks[0].flat, mask.flat) for k in range(4))
     assert torch.equal(context.fresh_state(D).params.flat, mask.flat.float())
     if encoded:
@@ -183,6 +185,9 @@ def test_one_step_a_round():
     context, population = population_of(EVERYBODY, max_steps=1, epochs=3)
     _, record = simulate(context, Serial(context)).play(population, 0)
     assert {turn.tally.steps for turn in record.turns} == {1}
+    context, population = population_of(EVERYBODY, "dpsgd-ft", max_steps=1, tune_epochs=3)
+    record, _ = simulate(context, Serial(context)).finish(population)
+    assert {turn.tally.steps for turn in record.turns} == {3}  # tuning has all its epochs
 
 
 def test_the_headline_is_the_mean_of_all(tmp_path):

@@ -57,7 +57,9 @@ def population_of(num=4, previous=(4.0, 0.0), trained=SENT[A], **options):
     def tree(values):
         return context.params.like(torch.tensor(values) + 0.5)
 
-    own = FedFomoState(tree(previous), tree(trained), context.buffers, torch.zeros(num))
+    own = FedFomoState(
+        tree(previous), tree(trained), context.buffers, torch.tensor([1.0, 2.0, 0.0, *[0.0] * (num - 3)])
+    )
     messages = {
         k: message(context.plan.round_at(0).on(context.clients[k]), {"model": dense(tree(values))})
         for k, values in SENT.items()
@@ -69,12 +71,12 @@ def test_a_round_by_hand():
     context, population = population_of()
     work = received_work(context, population, A)
     assert work.params.flat.sub(0.5).tolist() == pytest.approx([2.5, 0.5])
-    assert work.worth.tolist() == pytest.approx([3.5, 0.7, -5.7, 0])
+    assert work.worth.tolist() == pytest.approx([4.5, 2.7, -5.7, 0])  # of 1, 2, 0, 0 before
     after, record = simulate(context, Serial(context)).play(population, 1)
     state, turn = after.states[A], record.turns[A]
     assert state.params.flat.sub(0.5).tolist() == pytest.approx([1.875, 0.5])
     assert state.previous.flat.sub(0.5).tolist() == pytest.approx([2.5, 0.5])
-    assert state.worth.tolist() == pytest.approx([3.5, 0.7, -5.7, 0])
+    assert state.worth.tolist() == pytest.approx([4.5, 2.7, -5.7, 0])
     assert decode(after.messages[A]).parts["model"].tree().flat.sub(0.5).tolist() == pytest.approx([1.875, 0.5])
     assert (turn.client, turn.tally.search_flops, turn.tally.steps) == (A, 32, 1)
 
@@ -84,7 +86,7 @@ def test_the_other_order_by_hand():
     after, record = simulate(context, Serial(context)).play(population, 1)
     state = after.states[A]
     assert state.params.flat.sub(0.5).tolist() == state.previous.flat.sub(0.5).tolist() == pytest.approx([2.5, 0.5])
-    assert state.worth.tolist() == pytest.approx([3.5, 0.7, -5.7, 0])
+    assert state.worth.tolist() == pytest.approx([4.5, 2.7, -5.7, 0])
     assert decode(after.messages[A]).parts["model"].tree().flat.sub(0.5).tolist() == pytest.approx([2.5, 0.5])
     assert record.turns[A].tally.search_flops == 32
     assert received_work(context, after, A).params.flat.sub(0.5).tolist() == pytest.approx(
@@ -127,13 +129,15 @@ def test_a_model_that_did_not_move_has_no_weight():
     only_c = replace(population, messages={C: population.messages[C]})
     work = received_work(context, only_c, A)
     assert work.params.flat.sub(0.5).tolist() == [3, 0]
-    assert work.worth[A] == 0
+    assert work.worth[A] == 1  # as before
 
 
 def test_one_model_that_helps_is_taken_to_the_bit():
-    context, population = population_of(previous=(1.1, 2.3), trained=(0.7, 0.3))
-    alone = replace(population, messages={})
-    assert torch.equal(received_work(context, alone, A).params.flat, torch.tensor([0.7, 0.3]) + 0.5)
+    for step in range(1, 12):
+        trained = (0.07 * step, 0.03 * step)
+        context, population = population_of(previous=(1.1, 2.3), trained=trained)
+        alone = replace(population, messages={})
+        assert torch.equal(received_work(context, alone, A).params.flat, torch.tensor(trained) + 0.5)
 
 
 def wanted(worth, index=0, client=A, **options):
