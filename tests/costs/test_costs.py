@@ -14,7 +14,7 @@ import torch
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lenet5 import HALF, MASK, SIZE, UNIFORM
+from lenet5 import HALF, MASK, SIZE
 from method_lines import anywhere
 from torch import nn
 
@@ -174,9 +174,6 @@ def aligned(*parts: tuple[str, int, int]) -> int:
 DENSE = message(("model", SIZE))
 BY_HAND = {  # options; bytes of a message up and down; FLOPs of search
     "pfedhn": ({}, DENSE, DENSE, 0),
-    "dpsgd": ({"density": 0.5}, aligned(("model", HALF, DIGEST)), None, 0),
-    "dpsgd-ft": ({}, DENSE, None, 0),
-    "fomo": ({}, DENSE, None, 0),
     "fedem": ({}, *2 * [message(("model0", SIZE), ("model1", SIZE), ("model2", SIZE))], 500 * 3 * FORWARD),
     "pfedgate-table": ({}, aligned(("update", SIZE + PADDED_MASK, DIGEST)), DENSE, 0),
 }
@@ -254,10 +251,6 @@ def test_dispfl_by_hand(options, parts, search):
 GATE = 4 * 21_955  # a twentieth of the parameters, rounded up
 MEMORIES = [  # of what has costs only: options; kept, at hand, in training, in mask search
     ("pfedhn", {}, 0, SIZE, 2 * SIZE, 0),
-    # What it has, the sum of what it was sent, which becomes the model at work, and a gradient.
-    ("dpsgd", {}, SIZE, 2 * SIZE, 3 * SIZE, 0),
-    ("dpsgd", UNIFORM, HALF + MASK, 2 * HALF + MASK, 2 * HALF + MASK + SIZE, 0),
-    ("fomo", {}, SIZE, 4 * SIZE, 3 * SIZE, 0),
     ("fedem", {}, 12, 12 + 3 * SIZE, 12 + 4 * SIZE + 4 * 3 * 500, 0),
     ("pfedgate-table", {}, GATE, GATE + SIZE, 2 * GATE + 3 * SIZE + HALF, 0),
 ]
@@ -536,9 +529,9 @@ def test_what_has_costs_only_is_known_by_name(say):
     from sparsona.methods import COST_ONLY
 
     assert set(COST_ONLY) == set(COST_RULES)
-    assert "sparsona cost dpsgd" in say("run", "dpsgd").err
-    assert "dpsgd" in say("methods").out
-    told_options = say("methods", "dpsgd").out
+    assert "sparsona cost pfedhn" in say("run", "pfedhn").err
+    assert "pfedhn" in say("methods").out
+    told_options = say("methods", "pfedhn").out
     assert "graph = none" in told_options
     assert "rounds = 1000" in told_options  # as the papers have it
     assert "capacities = [1.0]" in told_options

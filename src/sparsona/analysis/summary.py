@@ -37,6 +37,7 @@ WHICH = {
     RECEIVED: "the personal model each client would deploy: what the server holds for it after the round, "
     "with what the client keeps itself, before any more local training",
     TUNED: "each client's own copy of the last model after final tuning on its own training data",
+    "all": "each client's own copy of the mean of all peers' models after final tuning on its own training data",
     "peers": "the personal model each client would use next: its own, mixed with what its neighbours sent last, "
     "before any more local training",
     "alone": "each client's own model, trained on its data alone",
@@ -54,7 +55,7 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
     point, completed, correct, count = headline(folder)
     accuracy: dict[str, Any] = accuracy_summary(correct, count)
     # A point that is evaluated once, after the end, has no last ten rounds.
-    accuracy["last10"] = mean_of_last(curve(folder, point)) if point == RECEIVED else None
+    accuracy["last10"] = mean_of_last(curve(folder, point)) if point_of(point).when == "round" else None
     error = None
     if facts.is_regression:
         error = {**(errors(folder, completed, point) or {}), "last10": accuracy["last10"]}
@@ -192,7 +193,8 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
     config, facts = folder.config, folder.facts
     point, completed, _, count = headline(folder)
     kind = "alone" if facts.alone else "peers" if facts.peers else point
-    which = WHICH.get(kind if point == RECEIVED else point, point_of(point).text)
+    kind = kind if point == RECEIVED else "all" if point == TUNED and config.get("tune_from") == "all" else point
+    which = WHICH.get(kind, point_of(point).text)
     tested = count[count > 0]
     chosen = TESTED_ON.get(facts.tested_on.partition(":")[0], "")
     unit = "tokens" if facts.label_counts is None and not facts.is_regression else "examples"

@@ -327,6 +327,7 @@ class Cost:
             while masks are searched by gradient. None: a dense gradient.
         mixing: what a peer holds of its neighbours' messages besides `kept`.
         tune_flops: FLOPs of one epoch of final tuning; None: three predictions an example.
+        requests: how many peers' messages a client requests in a round, where the method has `PeerHalf.wants`.
     """
 
     down: tuple[PartSize, ...] | None
@@ -339,6 +340,7 @@ class Cost:
     at_work: tuple[PartSize, ...] | None = None
     mixing: tuple[PartSize, ...] = ()
     tune_flops: int | None = None
+    requests: int | None = None
 
 
 Inbox = Iterable[Update]

@@ -119,6 +119,7 @@ class Experiment:
     options: CostOptions
     graph: Graph | None
     data: str | None  # None: not given
+    requests: int | None = None  # peers that each peer requests messages from, where the method chooses them
 
     @property
     def rounds(self) -> int:
@@ -136,6 +137,8 @@ class Experiment:
 
     @cached_property
     def links(self) -> Links:
+        if self.requests is not None:
+            return Links(self.requests)
         return Links(0) if self.graph is None else links(self.graph, self.clients)
 
     @property
@@ -260,6 +263,11 @@ def _report(
         for index, capacity in enumerate(run.capacities[: experiment.clients])
     ]
     kinds = [transform_cost(cost, read_transforms(run.transform)) for cost in kinds]
+    if (requests := kinds[0].requests) is not None:
+        if run.graph is not None:
+            what, expected = f"'graph' for {row.name}", "no graph: its clients choose whose models they receive"
+            raise SparsonaError(what, expected=expected, hint="leave --graph out")
+        experiment = replace(experiment, requests=requests)
     infer = [layout.forward_flops() if cost.infer_flops is None else cost.infer_flops for cost in kinds]
     flops = Flops(
         _mean(_sum([cost.train_flops for cost in kinds], experiment), experiment),
@@ -413,7 +421,10 @@ def _traffic_of_peers(sizes: list[int], sent: int, experiment: Experiment, one_d
         most, others = max(ways, key=lambda way: way[0] if one_direction else sum(way))
     mean = _mean(once, experiment)
     busiest = most if one_direction else most + others
-    return Traffic(mean, mean, once, once, once, 0, busiest, busiest_in=others, busiest_out=most)
+    tuning = 0
+    if experiment.run.tune_epochs:  # peers mix once more: as in a round, or everybody's models
+        tuning = (experiment.clients - 1) * sent if experiment.run.tune_from == "all" else once
+    return Traffic(mean, mean, once, once, once, tuning, busiest, others, most, tuning_up=tuning)
 
 
 def _paper_size(parts: tuple[PartSize, ...], quirks: tuple[str, ...], uniform: bool) -> int:

@@ -111,7 +111,8 @@ def options_for(row: MethodCard, options: Mapping[str, Any], rows: Sequence[Meth
     fields = methods.factory(row)[1].model_fields
     mine = {key: value for key, value in options.items() if key in OPTIONS or key in fields}
     if any(other.peers for other in rows) and not row.peers:
-        mine.pop("graph", None)
+        for key in ("graph", "tune_from"):
+            mine.pop(key, None)
     if any(mine.get("preset") in other.presets for other in rows) and mine["preset"] not in row.presets:
         del mine["preset"]
     return mine

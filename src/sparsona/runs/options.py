@@ -210,6 +210,9 @@ class RunConfig(Stopping):
     tune_lr_scale: float = _plan(
         1.0, "learning rate of tuning, as a share of the first round's", gt=0, allow_inf_nan=False
     )
+    tune_from: Literal["neighbours", "all"] = _plan(
+        "neighbours", "whose models are mixed into the one that is tuned, among peers", cost=True
+    )
     guard: bool = _plan(
         False, "each client keeps its own or the shared model, whichever its validation data favours", flag=True
     )
