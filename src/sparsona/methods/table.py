@@ -108,6 +108,20 @@ ROWS = (
         family="split",
     ),
     MethodCard(
+        "fedem",
+        "FedEM",
+        "Marfoq et al., Federated Multi-Task Learning under a Mixture of Distributions, NeurIPS 2021",
+        "the weights of its mixture",
+        "all components of the mixture, both ways",
+        "fedem",
+        "FedEMConfig",
+        presets={
+            "authors": {**AS_IN_PFEDGATE, "lr": 0.05, "clip_norm": None, "average_over": "all"},
+            "pfedgate": {**AS_IN_PFEDGATE, "average_over": "all"},
+        },
+        family="whole",
+    ),
+    MethodCard(
         "fedalt",
         "FedAlt",
         "Pillutla et al., Federated Learning with Partial Model Personalization, ICML 2022",
