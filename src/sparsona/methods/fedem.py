@@ -3,8 +3,9 @@
 Paper: Marfoq, Neglia, Bellet, Kameni, Vidal, Federated Multi-Task Learning under a Mixture of Distributions, NeurIPS
 2021, Algorithm 1 (FedEM, with a server). What is a client's own are the weights pi of its mixture. In each round it
 assigns its examples to the components by how likely these make them (E-step, one pass over the training data), then
-trains each component on its share (M-step). It predicts with the mixture of the components' probabilities. A client that
-has no mixture yet, novel or stateless, finds one by E-steps alone, as the paper has it for clients unseen in training.
+trains each component on its share (M-step). It predicts with the mixture of the components' probabilities. A client
+that has no mixture yet, novel or stateless, finds one by E-steps alone, as the paper has it for clients that were not
+there in training.
 
 Kept: pi (and each component's BatchNorm statistics). Travels: all `num_models` components, both ways. Costs: that many
 dense trainings and predictions, and the pass that assigns examples.

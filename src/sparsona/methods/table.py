@@ -192,6 +192,18 @@ ROWS = (
         family="sub",
     ),
     MethodCard(
+        "fedmask",
+        "FedMask",
+        "Li et al., SenSys 2021",
+        "the frozen model, a score for each weight that has a mask bit, and which of them it may use",
+        "bits: down, the aggregated mask and what of it is shared; up, its mask and what it may use",
+        "fedmask",
+        "FedMaskConfig",
+        presets={"pfedgate": {**AS_IN_PFEDGATE, "density": 0.5, "aggregation": "intersection"}},
+        family="sub",
+        grid={"num_masked_layers": (1, 2)},
+    ),
+    MethodCard(
         "dispfl",
         "DisPFL",
         "Dai et al., DisPFL: Towards Communication-Efficient Personalized Federated Learning, ICML 2022",
