@@ -298,7 +298,7 @@ LIGHT = [
     ["--version"],
     ["methods"],
     ["methods", "fedspa"],
-    ["methods", "ditto"],
+    ["methods", "pfedhn"],
     ["cost", "--help"],
     ["cost", "dispfl", "--model", "lenet5", "--graph", "grid"],
     ["models"],

@@ -173,7 +173,6 @@ def aligned(*parts: tuple[str, int, int]) -> int:
 
 DENSE = message(("model", SIZE))
 BY_HAND = {  # options; bytes of a message up and down; FLOPs of search
-    "ditto": ({}, DENSE, DENSE, 0),
     "pfedhn": ({}, DENSE, DENSE, 0),
     "subsampling": ({"density": 0.5}, aligned(("update", HALF, DIGEST + SEED)), DENSE, 0),
     "sub-fedavg": (
@@ -260,8 +259,6 @@ def test_dispfl_by_hand(options, parts, search):
 
 GATE = 4 * 21_955  # a twentieth of the parameters, rounded up
 MEMORIES = [  # of what has costs only: options; kept, at hand, in training, in mask search
-    # Its own model, the one received, the same after training, and a gradient.
-    ("ditto", {}, SIZE, 2 * SIZE, 4 * SIZE, 0),
     ("pfedhn", {}, 0, SIZE, 2 * SIZE, 0),
     ("subsampling", {}, 0, SIZE, 3 * SIZE, 0),
     ("sub-fedavg", {}, MASK, MASK + SIZE, 3 * MASK + 2 * SIZE, 0),
@@ -425,7 +422,7 @@ def test_a_module_whose_flops_are_not_known():
     ("words", "expected"),
     [
         ("fedspaa --model lenet5", "did you mean 'fedspa'"),
-        ("nothing --model lenet5", "costs only: ditto"),
+        ("nothing --model lenet5", "costs only: pfedhn"),
         ("fedavg --model lenet5 --density 0.5", "unknown option of fedavg 'density'"),
         ("fedspa --model lenet5 --density 0", "density = 0.0"),
         ("fedspa --model lenet5 --density 1.1", "density = 1.1"),
@@ -444,7 +441,7 @@ def test_a_module_whose_flops_are_not_known():
         ("dpsgd --model lenet5 --graph rings", "did you mean 'ring'?"),
         ("dpsgd --model lenet5 --set topology=ring", "unknown option of dpsgd 'topology'"),
         ("fedspa --model lenet5 --preset papers", "did you mean 'paper'?"),
-        ("ditto --model lenet5 --preset paper", "ditto has no presets"),
+        ("pfedhn --model lenet5 --preset paper", "pfedhn has no presets"),
         ("fedspa --model lenet5 --lr-decay 0.9 --lr-schedule constant", "lr_decay together with the schedule"),
         ("fedspa --model lenet5 --set method=local", "'method' is no option of a run"),
         ("fedavg --model lenet5 --rounds 1000 --quirk emnist-400-rounds", "leave --rounds out"),

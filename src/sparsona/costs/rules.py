@@ -61,21 +61,6 @@ def _density(default: float, description: str) -> Any:
     return Field(default, gt=0, le=1, description=description)
 
 
-class DittoConfig(Training):
-    """Ditto trains two models, one after the other."""
-
-    epochs: int = Field(2, ge=1, description="passes that train the shared model")
-    personal_epochs: int = Field(3, ge=1, description="passes that train the client's own model")
-
-
-def ditto(layout: Layout, client: Client, round_: Round, config: DittoConfig) -> Cost:
-    """FedAvg, and a personal dense model beside it, which is pulled towards the model received."""
-    epochs = config.epochs + config.personal_epochs
-    train = training_flops(layout, client, config.model_copy(update={"epochs": epochs}))
-    model, kept = (_model(layout),), (_model(layout, "personal"),)
-    return Cost(model, model, train, kept=kept, at_work=(_model(layout, "trained"), _model(layout, "gradient")))
-
-
 def pfedhn(layout: Layout, client: Client, round_: Round, config: Training) -> Cost:
     """The client's costs only: it trains the dense model that a network on the server makes for it."""
     return Cost((_model(layout),), (_model(layout),), training_flops(layout, client, config))
@@ -180,7 +165,6 @@ def pfedgate_table(layout: Layout, client: Client, round_: Round, config: PFedGa
 COST_RULES = {
     card.name: card
     for card in (
-        RuleCard("ditto", "Ditto", "Li et al., ICML 2021", ditto, DittoConfig),
         RuleCard("pfedhn", "pFedHN (client's part)", "Shamsian et al., ICML 2021", pfedhn, Training),
         RuleCard("subsampling", "Subsampling", "as in FedSpa's table 1", subsampling, SubsamplingConfig),
         RuleCard(

@@ -90,7 +90,17 @@ def make_configs(
     config, of_run = check(RunConfig, values | {"options": dumped}, "a run")
     if errors := [*chosen.errors, *errors, *of_run] or config.conflicts():
         raise merge_errors(errors)
+    if row.needs_validation and federation is None and not config.validation_rate:
+        raise _lacks_validation(row, "validation_rate is 0")
     return config, of_method
+
+
+def _lacks_validation(row: MethodCard, what: str) -> SparsonaError:
+    return SparsonaError(
+        f"{row.name} decides by validation data, and {what}",
+        expected="validation data on every client, which is neither trained nor tested on",
+        hint="--set validation_rate=0.1, and --set min_size=10 where clients have few examples",
+    )
 
 
 def read_data(config: RunConfig, listen: Callable[[int, int], None] | None = None) -> Federation:
@@ -156,6 +166,8 @@ def make_context(
     make_method = with_chain(named, read_transforms(config.transform))
     plan = make_plan(config, federation.num_clients, row.peers)
     context = ClientContext(task, make_method, federation, plan, config.capacities, device, config.precision, clock)
+    if row.needs_validation and (without := [one.index for one in context.clients if not one.num_validation]):
+        raise _lacks_validation(row, f"{len(without)} clients have none (client {without[0]} is the first)")
     smallest = min(client.num_examples for client in context.clients)
     if task.mixes_examples and min(smallest, config.batch_size) < 2:
         raise SparsonaError(

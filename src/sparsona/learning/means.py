@@ -8,12 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from sparsona.core.round import Round
 from sparsona.core.tree import Tree, check_layouts
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Weight = Literal["examples", "batches", "equal"]
+WEIGHT_TEXT = "what a client's update weighs by"
+
+
+def client_weight(by: Weight, round_: Round) -> float:
+    """The weight of a client's update in a mean.
+
+    Args:
+        by: what it weighs by: the client's training examples, its batches in an epoch, or nothing.
+        round_: the round, bound to the client.
+
+    Returns:
+        The weight.
+
+    Example:
+        >>> from sparsona.core.method import Client, Seeds
+        >>> client_weight("batches", Round(0, 1, 1.0, 4, Seeds(0), Client(0, num_examples=10)))
+        3
+    """
+    assert round_.client is not None
+    count = round_.client.num_examples
+    return {"examples": count, "batches": -(-count // round_.batch_size), "equal": 1.0}[by]
 
 
 @dataclass(frozen=True)

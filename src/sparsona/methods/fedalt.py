@@ -43,7 +43,7 @@ from sparsona.core.method import (
     dense,
     message,
 )
-from sparsona.learning.means import WeightedSum
+from sparsona.learning.means import WEIGHT_TEXT, Weight, WeightedSum, client_weight
 from sparsona.learning.optimizer import DECAY_TEXT, Decay, Memory, Moments, clip_share, make_optimizer
 from sparsona.learning.partial import PartialConfig, mix_outputs, split_model, whole
 from sparsona.learning.phases import turn_flops
@@ -60,7 +60,7 @@ class FedAltConfig(PartialConfig):
 
     weight_decay: Decay = Field(0.0, description=DECAY_TEXT)
     updates: Literal["alternating", "simultaneous"] = Field("alternating", description="personal, then shared; or both")
-    weight: Literal["examples", "batches", "equal"] = Field("examples", description="what a client's update weighs by")
+    weight: Weight = Field("examples", description=WEIGHT_TEXT)
     clip_stale: bool = Field(False, description="the last personal gradient counts when the shared one is clipped")
 
 
@@ -153,10 +153,8 @@ def fedalt(task: Task, config: FedAltConfig) -> Method:
     def finish(
         state: FedAltState, work: FedAltWork, inbox: Inbox, probe: Probe, round_: Round
     ) -> tuple[FedAltState, Update]:
-        assert round_.client is not None
-        count = round_.client.num_examples
-        weight = {"examples": count, "batches": -(-count // round_.batch_size), "equal": 1.0}[config.weight]
         kept = FedAltState(work.personal, work.start, work.buffers, work.memory if keeps else {})
+        weight = client_weight(config.weight, round_)
         return kept, message(round_, {"shared": dense(work.shared)}, weight)  # Algorithm 1 line 6
 
     def cost(layout: Layout, client: Client, round_: Round) -> Cost:

@@ -29,7 +29,7 @@ from sparsona.core.method import (
     dense,
     message,
 )
-from sparsona.learning.means import WeightedSum
+from sparsona.learning.means import WEIGHT_TEXT, Weight, WeightedSum, client_weight
 from sparsona.learning.optimizer import DECAY_TEXT, Decay, Memory, Moments, make_optimizer
 from sparsona.learning.partial import PartNames, part_phase
 from sparsona.learning.phases import Model, plain_weights, predictor, training_phase, turn_flops
@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 
 class FedAvgConfig(ServerStep):
-    """FedAvg has no options beyond those of training and of the server's step."""
+    """What FedAvg adds to the options of training and of the server's step."""
+
+    weight: Weight = Field("examples", description=WEIGHT_TEXT)
 
 
 class FedAvgPartConfig(FedAvgConfig):
@@ -86,8 +88,7 @@ def fedavg(task: Task, config: FedAvgConfig) -> Method:
     def finish(
         state: FedAvgState, work: Model, inbox: Inbox, probe: Probe, round_: Round
     ) -> tuple[FedAvgState, Update]:
-        assert round_.client is not None
-        update = message(round_, {"model": dense(work.params)}, weight=round_.client.num_examples)
+        update = message(round_, {"model": dense(work.params)}, weight=client_weight(config.weight, round_))
         return FedAvgState(work.buffers, optimizer.end(work.memory)), update
 
     def cost(layout: Layout, client: Client, round_: Round) -> Cost:

@@ -47,6 +47,13 @@ _PARTIAL: Mapping[str, Mapping[str, Any]] = {
     "paper": {**_STEPS, "weight": "equal"},
     "authors": {**_STEPS, "weight": "batches", "max_personal_steps": 1000, "clip_stale": True},
 }
+_TWO_BRANCHES = {  # of Ditto: the five epochs are shared out
+    "schedule": "sequential",
+    "epochs": 2,
+    "personal_epochs": 3,
+    "prox": 0.5,
+    "prox_step": "decoupled",
+}
 PFEDGATE_AUTHORS = {
     "batch_size": 128,
     "lr_schedule": "steps:0.75",
@@ -94,6 +101,30 @@ ROWS = (
         "fedavg",
         "FedAvgConfig",
         engine={"tune_epochs": 5},
+        family="whole",
+    ),
+    MethodCard(
+        "ditto",
+        "Ditto",
+        "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021",
+        "its own model, as of its last turn",
+        "the dense model, both ways",
+        "ditto",
+        "DittoConfig",
+        presets={
+            "authors": {
+                "schedule": "interleaved",
+                "weight": "equal",
+                "lr_decay": 1.0,
+                "weight_decay": 0.0,
+                "clip_norm": None,
+            },
+            "fedspa": {**AS_IN_FEDSPA, **_TWO_BRANCHES},
+            "dispfl": {**AS_IN_DISPFL, **_TWO_BRANCHES},
+            "pfedgate": {**AS_IN_PFEDGATE, "schedule": "interleaved", "prox": 0.5},
+            "fedalt": {**AS_IN_FEDALT, "schedule": "tuning", "prox": 0.2, "weight": "batches", "tune_epochs": 5},
+        },
+        grid={"prox": (0.05, 0.1, 0.5, 0.8, 1.0, 2.0)},
         family="whole",
     ),
     MethodCard(
