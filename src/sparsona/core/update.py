@@ -328,6 +328,7 @@ class Cost:
         mixing: what a peer holds of its neighbours' messages besides `kept`.
         tune_flops: FLOPs of one epoch of final tuning; None: three predictions an example.
         requests: how many peers' messages a client requests in a round, where the method has `PeerHalf.wants`.
+        tune_search_flops: FLOPs of final tuning outside of training steps, whatever its epochs.
     """
 
     down: tuple[PartSize, ...] | None
@@ -341,6 +342,7 @@ class Cost:
     mixing: tuple[PartSize, ...] = ()
     tune_flops: int | None = None
     requests: int | None = None
+    tune_search_flops: int = 0
 
 
 Inbox = Iterable[Update]

@@ -273,6 +273,7 @@ def _report(
         _mean(_sum([cost.train_flops for cost in kinds], experiment), experiment),
         _mean(_sum([_search_flops(cost, layout, options.quirks) for cost in kinds], experiment), experiment),
         run.tune_epochs * _sum([_tune_flops(*cost, samples) for cost in zip(kinds, infer, strict=True)], experiment),
+        _sum([cost.tune_search_flops for cost in kinds], experiment) if run.tune_epochs else 0,
     )
     as_papers = partial(_paper_size, quirks=options.quirks, uniform=getattr(config, "allocation", "erk") == "uniform")
     return CostReport(

@@ -46,11 +46,13 @@ class Flops:
     train: Number
     search: Number
     tuning: Number
+    tuning_search: Number = 0
 
     def to_json(self, turns: int, with_tuning: bool = False) -> dict[str, Number]:
         """The FLOPs of this number of turns."""
-        tuning = self.tuning if with_tuning else 0
-        train, search = self.train * turns + tuning, self.search * turns
+        train, search = self.train * turns, self.search * turns
+        if with_tuning:
+            train, search = train + self.tuning, search + self.tuning_search
         return {"flops": train + search, "train_flops": train, "search_flops": search}
 
 

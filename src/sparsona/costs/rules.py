@@ -67,24 +67,6 @@ def pfedhn(layout: Layout, client: Client, round_: Round, config: Training) -> C
 
 
 
-class FedEMConfig(Training):
-    """What FedEM adds to the options of training."""
-
-    epochs: int = Field(1, ge=1, description="passes over the client's data in one round")
-    num_models: int = Field(3, ge=1, description="component models, k")
-
-
-def fedem(layout: Layout, client: Client, round_: Round, config: FedEMConfig) -> Cost:
-    """k dense models, all sent, all trained; one pass of all over the data assigns examples to models."""
-    models = tuple(_model(layout, f"model{number}") for number in range(config.num_models))
-    forward = config.num_models * layout.forward_flops()
-    train = config.num_models * training_flops(layout, client, config)
-    assign = client.num_examples * forward
-    kept = (_vector("mixture", config.num_models),)
-    at_work = (_vector("responsibilities", config.num_models * client.num_examples), _model(layout, "gradient"))
-    return Cost(models, models, train, assign, kept=kept, infer_flops=forward, at_work=at_work)
-
-
 class PFedGateTableConfig(Training):
     """What pFedGate's table of costs needs to know."""
 
@@ -122,7 +104,6 @@ COST_RULES = {
     card.name: card
     for card in (
         RuleCard("pfedhn", "pFedHN (client's part)", "Shamsian et al., ICML 2021", pfedhn, Training),
-        RuleCard("fedem", "FedEM", "Marfoq et al., NeurIPS 2021", fedem, FedEMConfig),
         RuleCard(
             "pfedgate-table",
             "pFedGate (as its table 3 states)",

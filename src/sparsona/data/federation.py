@@ -135,8 +135,11 @@ class Federation:
                 hint="write for example [0.2, 0.5, 1.0], or leave them out: every client then holds a dense model",
             )
         num, every = self.num_clients, len(capacities)
-        rows = enumerate(self._splits.sizes.tolist())
-        return tuple(Client(k, train, capacities[k % every], held, num) for k, (train, held, _) in rows)
+        rows = self._splits.sizes.tolist()
+        most = max(train for train, _, _ in rows)
+        return tuple(
+            Client(k, train, capacities[k % every], held, num, most) for k, (train, held, _) in enumerate(rows)
+        )
 
     def examples(self, client: int, part: str) -> Examples:
         """A copy of a client's examples, normalised as a model takes them.
