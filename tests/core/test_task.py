@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 
 import cloudpickle
@@ -12,6 +13,7 @@ from torch import nn
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Batch
 from sparsona.core.task import Task
+from sparsona.core.tree import Tree
 
 
 def batch_of(inputs, targets) -> Batch:
@@ -480,3 +482,44 @@ def test_features_of_several_clients_at_once():
     torch.testing.assert_close(torch.func.vmap(features)(flats), torch.stack([features(flat) for flat in flats]))
     linear = Task(lambda: nn.Linear(3, 2), (3,), 2)  # a model of one layer: what enters it are the inputs
     assert torch.equal(linear.forward_with_features(*linear.init(0), inputs, "", False)[1], inputs)
+
+
+def test_norms_follow_narrower_weights_and_a_copy_does_not_notice():
+    """GroupNorm keeps two channels a group, LayerNorm normalises over what there is."""
+    net = nn.Sequential(nn.Conv2d(1, 6, 1), nn.GroupNorm(3, 6), nn.Flatten(), nn.LayerNorm(6), nn.Linear(6, 2))
+    task = Task(net, (1, 1, 1), 2)
+    assert task.norm_groups == {"1.weight": 3, "3.weight": 1}
+    params, buffers = task.init(0)
+    narrow = Tree.of({n: v[:, :4] if n == "4.weight" else v[: min(4, len(v))] for n, v in params.items()})
+    inputs = torch.rand(3, 1, 1, 1)
+    found, _ = task.forward(narrow, buffers, inputs, train=False)
+    x = nn.functional.conv2d(inputs, narrow["0.weight"], narrow["0.bias"])
+    x = nn.functional.group_norm(x, 2, narrow["1.weight"], narrow["1.bias"]).flatten(1)
+    x = nn.functional.layer_norm(x, (4,), narrow["3.weight"], narrow["3.bias"])
+    assert torch.equal(found, nn.functional.linear(x, narrow["4.weight"], narrow["4.bias"]))
+    module = task.module(narrow, buffers)
+    assert torch.equal(module(inputs), found)
+    assert (module[1].num_groups, module[1].num_channels, module[4].in_features) == (2, 4, 4)
+    wide = task.forward(params, buffers, inputs, train=False)[0]
+    for other in (copy.copy(task), pickle.loads(pickle.dumps(task))):
+        assert torch.equal(other.forward(params, buffers, inputs, train=False)[0], wide)
+        assert torch.equal(other.forward(narrow, buffers, inputs, train=False)[0], found)
+
+
+def test_statistics_are_the_mean_over_batches():
+    """Inputs 0 2 and 4 8, and a batch of one, which has no variance: means 1 and 6, unbiased variances 2 and 8."""
+    task = Task(nn.Sequential(nn.BatchNorm1d(1), nn.Dropout(0.5), nn.Linear(1, 2)), (1,), 2)
+    params, buffers = task.init(0)
+
+    def batch(*values):
+        x = torch.tensor(values)[:, None]
+        return Batch(x, torch.zeros(len(x)).long(), torch.ones(len(x)), torch.arange(len(x)), torch.zeros(()))
+
+    batches = [batch(0.0, 2.0), batch(4.0, 8.0), batch(100.0)]
+    found = task.statistics(params, buffers, batches)
+    assert (found["0.running_mean"].item(), found["0.running_var"].item()) == (3.5, 5.0)
+    assert found["0.num_batches_tracked"].item() == 2
+    assert (buffers["0.running_mean"].item(), buffers["0.running_var"].item()) == (0.0, 1.0)
+    assert task.statistics(params, buffers, batches[2:]) is buffers
+    after = task.forward(params, buffers, batches[0].inputs, True, torch.tensor(0))[1]
+    assert after["0.running_mean"].item() == pytest.approx(0.1)  # its momentum is as before

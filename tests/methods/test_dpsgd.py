@@ -182,10 +182,10 @@ def test_on_a_full_graph_it_is_fedavg(momentum):
 
 
 def test_one_step_a_round():
-    context, population = population_of(EVERYBODY, max_steps=1, epochs=3)
+    context, population = population_of(EVERYBODY, steps_a_round=1, epochs=3)
     _, record = simulate(context, Serial(context)).play(population, 0)
     assert {turn.tally.steps for turn in record.turns} == {1}
-    context, population = population_of(EVERYBODY, "dpsgd-ft", max_steps=1, tune_epochs=3)
+    context, population = population_of(EVERYBODY, "dpsgd-ft", steps_a_round=1, tune_epochs=3)
     record, _ = simulate(context, Serial(context)).finish(population)
     assert {turn.tally.steps for turn in record.turns} == {3}  # tuning has all its epochs
 
@@ -210,7 +210,7 @@ def test_the_headline_is_the_mean_of_all(tmp_path):
 
 def test_presets():
     _, paper = build.make_configs("dpsgd", {"preset": "paper"})
-    assert (paper.max_steps, paper.momentum, paper.weight_decay, paper.clip_norm) == (1, 0.0, 0.0, None)
+    assert (paper.steps_a_round, paper.momentum, paper.weight_decay, paper.clip_norm) == (1, 0.0, 0.0, None)
     run, own = build.make_configs("dpsgd-ft", {"preset": "dispfl"})
     assert own.lr * run.tune_lr_scale == pytest.approx(0.1002, abs=1e-6)  # not decayed: round -1
     assert (own.epochs, own.clip_norm, run.lr_decay, run.tune_epochs) == (5, 10.0, 0.998, 5)

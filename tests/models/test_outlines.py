@@ -69,6 +69,7 @@ def test_outline_equals_the_built_network(spec, input_shape, num_classes):
     assert outline.draws_noise == task.draws_noise
     assert outline.mixes_examples == task.mixes_examples == ("norm=batch" in spec)
     assert outline.buffer_layout == task.buffer_layout
+    assert outline.norm_groups == task.norm_groups
     assert (outline.input_shape, outline.num_classes) == (task.input_shape, task.num_classes)
 
 

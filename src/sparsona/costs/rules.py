@@ -65,8 +65,6 @@ def pfedhn(layout: Layout, client: Client, round_: Round, config: Training) -> C
     return Cost((_model(layout),), (_model(layout),), training_flops(layout, client, config))
 
 
-
-
 class PFedGateTableConfig(Training):
     """What pFedGate's table of costs needs to know."""
 

@@ -166,7 +166,7 @@ def _describe_run(
         augments=federation.view.augments,
         novel=tuple(sorted(novel_clients(context.plan, context.clients))),
         is_regression=task.is_regression,
-        needs_validation=row.needs_validation,
+        needs_validation=row.decides_by_validation(config.options),
         sizes=federation.sizes().numpy(),
         label_counts=None if counts is None else counts.numpy(),
         warm_start=None if start is None else start.describe(task.layout, digest),

@@ -17,8 +17,8 @@ have as many neighbours as others have them: on a ring, a grid, a full or expone
 but not with `random:N`, nor in general with a graph of one's own. Metropolis weights would need each neighbour's number
 of neighbours in the coming round, which no message of the last one has.
 
-Differences from the text: a round is some epochs, as in DisPFL, not one step (`max_steps=1`); it adds the gradient of
-the mixed model, where Algorithm 1 adds that of the unmixed one to the mixed (the paper allows to exchange the two
+Differences from the text: a round is some epochs, as in DisPFL, not one step (`steps_a_round=1`); it adds the gradient
+of the mixed model, where Algorithm 1 adds that of the unmixed one to the mixed (the paper allows to exchange the two
 lines). A peer that never trained (novel, or not sampled yet) only receives: its initial weights hold no knowledge.
 
 `--preset paper` takes one plain SGD step a round, on a ring. `--preset dispfl` is how DisPFL ran both, with the last
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
 class DPSGDConfig(Training):
     """What D-PSGD adds to the options of training."""
 
-    max_steps: int | None = Field(None, ge=1, description="most steps of a round; none: all of `epochs`")
+    steps_a_round: int | None = Field(None, ge=1, description="most steps of a round; none: all of `epochs`")
     density: float = Field(
         1.0,
         gt=0,
@@ -114,7 +114,7 @@ def dpsgd(task: Task, config: DPSGDConfig) -> Method:
         mask=None if is_dense else lambda work: work.masks[0],
         flops=lambda work: 3 * task.layout.forward_flops(counts(task.layout)),
     )
-    phase = replace(tune, max_steps=config.max_steps)
+    phase = replace(tune, max_steps=config.steps_a_round)
 
     @lru_cache(maxsize=1)  # one tree for all peers
     def shared_masks(layout: Layout, root: int) -> tuple[Tree, ...]:

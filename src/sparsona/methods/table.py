@@ -121,6 +121,26 @@ _SUB_AUTHORS: Mapping[str, Any] = {
     "prune_rate": 0.1,
     "accuracy_threshold": 0.5,
 }
+_HETEROFL: Mapping[str, Any] = {
+    "width": "rate",
+    "epochs": 5,
+    "batch_size": 10,
+    "lr": 0.1,
+    "lr_schedule": "steps:0.3334,0.6667",
+    "momentum": 0.9,
+    "weight_decay": 5e-4,
+    "clip_norm": 1.0,
+    "masked_loss": "zero",
+}
+_FEDROLEX: Mapping[str, Any] = {
+    **_HETEROFL,
+    "epochs": 1,
+    "optimizer": "adam",
+    "lr": 2e-4,
+    "lr_schedule": "constant",
+    "momentum": 0.0,
+    "weight_decay": 1e-3,
+}
 
 ROWS = (
     MethodCard(
@@ -502,6 +522,33 @@ ROWS = (
         grid={"rescale": (True, False)},
     ),
     MethodCard(
+        "heterofl",
+        "HeteroFL",
+        "Diao et al., HeteroFL, ICLR 2021",
+        "nothing (BatchNorm statistics, if any)",
+        "a network as wide as the client can hold, both ways; up also which labels the client has, as bits",
+        "heterofl",
+        "HeteroFLConfig",
+        presets={"authors": _HETEROFL, "pfedgate": {**AS_IN_PFEDGATE, "density": 0.55}},
+        density_bounds=("up", "down"),
+        family="sub",
+        grid={"masked_loss": ("none", "exclude"), "scaler": (False, True)},
+    ),
+    MethodCard(
+        "fedrolex",
+        "FedRolex",
+        "Alam et al., FedRolex, NeurIPS 2022: HeteroFL whose windows move with the round",
+        "nothing (BatchNorm statistics, if any)",
+        "a network as wide as the client can hold, both ways; up also which labels the client has, as bits",
+        "heterofl",
+        "HeteroFLConfig",
+        options={"window": "rolling"},
+        presets={"authors": _FEDROLEX},
+        density_bounds=("up", "down"),
+        family="sub",
+        grid={"masked_loss": ("none", "exclude"), "scaler": (False, True)},
+    ),
+    MethodCard(
         "pfedgate",
         "pFedGate",
         "Chen et al., Efficient Personalized Federated Learning via Sparse Model-Adaptation, ICML 2023",
@@ -539,7 +586,7 @@ ROWS = (
         engine={"points": ("trained",)},
         presets={
             "paper": {
-                "max_steps": 1,
+                "steps_a_round": 1,
                 "graph": "ring",
                 "lr_schedule": "constant",
                 "weight_decay": 0.0,

@@ -16,6 +16,7 @@ from sparsona.models.options import Option
 
 VGG_WIDTHS = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # a pooling layer after each group
 RESNET_WIDTHS = (64, 128, 256, 512)  # of the four stages
+GROUPS_BY_WIDTH = {64: 8, 128: 8, 256: 16, 512: 32}  # of the partial-personalisation paper's code
 TRANSFORMER = {"width": 256, "hidden": 1024, "num_blocks": 4}
 
 
@@ -114,7 +115,8 @@ def outline_vgg11(input_shape: tuple[int, ...], num_classes: int) -> Outline:
         side, place = _shrink(side, 2, stride=2), place + 1
     slots += _linear(f"{place + 2}", inputs, num_classes)
     roles = Roles(input=_names(slots[:2]), output=_names(slots[-2:]), norm=_names(norms))
-    return Outline(Layout(tuple(slots)), input_shape, num_classes, roles)
+    groups = {slot.name: 32 for slot in norms[::2]}
+    return Outline(Layout(tuple(slots)), input_shape, num_classes, roles, norm_groups=groups)
 
 
 def outline_resnet18(
@@ -152,7 +154,13 @@ def outline_resnet18(
                 slots += _norm(f"{name}.downsample.1", outputs)
             inputs = outputs
     slots += _linear("fc", inputs, num_classes)
-    return Outline(Layout(tuple(slots)), input_shape, num_classes, resnet_roles(_names(slots)), draws_noise=dropout > 0)
+    by_norm = {
+        slot.name: GROUPS_BY_WIDTH[slot.size] if groups == "width" else int(groups)
+        for slot in slots
+        if len(slot.shape) == 1 and slot.name.endswith(".weight")  # norms, the only vectors of weights
+    }
+    roles, noise = resnet_roles(_names(slots)), dropout > 0
+    return Outline(Layout(tuple(slots)), input_shape, num_classes, roles, draws_noise=noise, norm_groups=by_norm)
 
 
 def resnet_roles(names: tuple[str, ...]) -> Roles:
@@ -190,8 +198,9 @@ def outline_transformer(
         slots += _norm(f"{name}.norm2", width)
     slots.append(Slot("output.bias", (num_classes,), length))
     roles = transformer_roles(_names(slots), num_blocks)
-    layout = Layout(tuple(slots))
-    return Outline(layout, input_shape, num_classes, roles, draws_noise=dropout > 0, takes_tokens=True)
+    layout, groups = Layout(tuple(slots)), {name: 1 for name in roles.norm if name.endswith(".weight")}
+    noise = dropout > 0
+    return Outline(layout, input_shape, num_classes, roles, draws_noise=noise, takes_tokens=True, norm_groups=groups)
 
 
 def transformer_roles(names: tuple[str, ...], num_blocks: int) -> Roles:
