@@ -66,6 +66,8 @@ class Task:
         self._module = self._build(0)
         trial = _random_pair(self.input_shape, tokens)
         self.layout, self.uncounted = _parameter_layout(self._module, trial[:1], num_classes)
+        self.whole_layout = self.layout  # `layout` has fewer entries after `restrict`
+        self._kept: dict[str, Tensor] = {}
         _check_independence(self._module, trial)
         # Whether a forward pass in training mode draws noise, changes buffers, or mixes the examples of a batch.
         self.draws_noise, moved = _train_once(self._module, trial)
@@ -100,6 +102,29 @@ class Task:
         """
         self._given = dict(weights)
 
+    def restrict(self, mask: Tree) -> None:
+        """Make this the task of a fixed sub-network: what is outside the mask is zero, and no parameter any more.
+
+        Args:
+            mask: a bool tree of the whole network, on the device that is trained on: a captured step must not move
+                it. A tensor that it keeps in part becomes a vector of its entries.
+        """
+        counts = []
+        for slot in self.whole_layout.slots:
+            index = mask[slot.name].flatten().nonzero().flatten()
+            counts.append(len(index))
+            if len(index) < slot.size:
+                self._kept[slot.name] = index
+        self.layout = self.whole_layout.keep(counts)
+
+    def _whole(self, name: str, value: Tensor) -> Tensor:
+        """A parameter as the module has it; a method may also pass tensors of its own, which stay as they are."""
+        index = self._kept.get(name)
+        if index is None or value.shape != index.shape:
+            return value
+        slot = self.whole_layout.slots[self.whole_layout.place[name]]
+        return value.new_zeros(slot.size).scatter(0, index.to(value.device), value).view(slot.shape)
+
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Initial parameters and buffers.
 
@@ -119,7 +144,9 @@ class Task:
                     hint=f"register '{name}' as float32, or draw it from a generator of its own",
                 )
         named = {name: value.detach() for name, value in module.named_parameters()}
-        params = Tree.of({**named, **self._given}, self.layout)
+        named |= self._given
+        named |= {name: named[name].flatten()[index.to(named[name].device)] for name, index in self._kept.items()}
+        params = Tree.of(named, self.layout)
         return params, self._buffer_tree(dict(module.named_buffers()))
 
     def _buffer_tree(self, named: Mapping[str, Tensor], layout: Layout | None = None) -> Tree:
@@ -144,6 +171,8 @@ class Task:
             The outputs, and the buffers after this pass (the same tree in evaluation mode).
         """
         named: dict[str, Tensor] = {name: params[name] for name in params}
+        for name in self._kept:
+            named[name] = self._whole(name, named[name])
         for name, kind in self._buffer_kinds.items():
             named[name] = buffers[name].to(kind, copy=True)
         if self._module.training is not train:
@@ -159,6 +188,44 @@ class Task:
         if train and self._buffer_kinds:
             return outputs, self._buffer_tree(named, buffers.layout)
         return outputs, buffers
+
+    def forward_with_features(
+        self,
+        params: Mapping[str, Tensor],
+        buffers: Tree,
+        inputs: Tensor,
+        layer: str,
+        train: bool,
+        noise: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tree]:
+        """A forward pass that also returns what enters one of the layers.
+
+        Args:
+            params: as in `forward`.
+            buffers: as in `forward`.
+            inputs: a batch of inputs.
+            layer: the name of a submodule that the pass calls once.
+            train: as in `forward`.
+            noise: as in `forward`.
+
+        Returns:
+            The outputs, the features (float32, one flat row per example), and the buffers after this pass.
+
+        Example:
+            >>> task = Task(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), (4,), 3)
+            >>> outputs, features, _ = task.forward_with_features(*task.init(0), torch.zeros(2, 4), "2", train=False)
+            >>> outputs.shape, features.shape
+            (torch.Size([2, 3]), torch.Size([2, 5]))
+        """
+        entered: list[Tensor] = []
+        # The hook runs while the pass is traced, stacked or captured: what it sees is a tensor of that pass.
+        hook = self._module.get_submodule(layer).register_forward_pre_hook(lambda _, args: entered.append(args[0]))
+        try:
+            outputs, buffers = self.forward(params, buffers, inputs, train, noise)
+        finally:
+            hook.remove()
+        (features,) = entered
+        return outputs, features.flatten(1).float(), buffers
 
     def _call(self, named: dict[str, Tensor], inputs: Tensor) -> Tensor:
         """Call the module with these tensors in place of its own: torch.func.functional_call without its checks, which
@@ -284,7 +351,8 @@ class Task:
         module = self._build(0)
         with torch.no_grad():
             for name, parameter in module.named_parameters():
-                parameter.data = params[name].to(parameter.device, parameter.dtype, copy=True).contiguous()
+                whole = self._whole(name, params[name])
+                parameter.data = whole.to(parameter.device, parameter.dtype, copy=True).contiguous()
             for name, buffer in module.named_buffers():
                 if name in self._buffer_kinds:
                     buffer.data = buffers[name].to(buffer.device, buffer.dtype, copy=True).contiguous()
