@@ -25,9 +25,10 @@ Preset `authors`: their rates, and the decay of theta in their inner optimizer. 
 and the sampled ones alone are averaged: a condition of the comparison (`everyone_trains`), so not part of the preset.
 Preset `fedalt` (variant=detached): the penalty has no gradient by accident, so that theta takes plain steps, from w on
 each batch, after which w moves by a thousandth of the way; theta is discarded, and w is tuned at the end. Left out:
-they start from a pre-trained model (`warm_start`). Preset `pfedgate` (variant=aggregator): not pFedMe but the personalised
-aggregation in FedEM's code. Clients keep their models, train them with a pull to the mean they received, and send them.
-Left out: models of absent clients stay in that mean. lr and prox were searched: the values of `sparsona tune`.
+they start from a pre-trained model (`warm_start`). Preset `pfedgate` (variant=aggregator): not pFedMe but the
+personalised aggregation in FedEM's code. Clients keep their models, train them with a pull to the mean they received,
+and send them. Left out: models of absent clients stay in that mean. lr and prox were searched: the values of
+`sparsona tune`.
 """
 
 from __future__ import annotations
