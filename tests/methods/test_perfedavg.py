@@ -57,6 +57,16 @@ def test_a_step_by_hand(variant, w):
     assert float(loss) == pytest.approx(7.84)
 
 
+@pytest.mark.parametrize(("variant", "w"), [("hf", 1.0), ("exact", 8.2)])
+def test_the_hessians_part_is_limited_where_it_is_a_difference(variant, w):
+    """adapt_lr = 0.5: (1, 3) leads to 3, where the gradient of (2, 0) is 24; 0.5 * 8 * 24 = 96 is limited to 24."""
+    line = by_hand(variant=variant, adapt_lr=0.5, hf_length=0.01)
+    (phase,) = line.method.phases
+    batches = (batch(1.0, 3.0), batch(2.0, 0.0), batch(2.0, 0.0))
+    work, _ = take_step(phase, Model(line.params, line.buffers), batches, TICK)
+    assert weight(work.params) == pytest.approx(w, abs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("variant", "epochs", "own", "w"), [("fo", 2, 1.32, 0.774528), ("exact", 6, 1.479232, 0.98684812)]
 )
@@ -82,10 +92,10 @@ def test_a_round_by_hand(variant, epochs, own, w):
     assert line.deployed(tuned) == pytest.approx(line.deployed(adapted))  # one step
 
 
-def directions(task, work, batches, **options):
+def directions(task, work, batches):
     """What a step of each variant subtracts: FO, HF, exact."""
     for variant in ("fo", "hf", "exact"):
-        (phase,) = perfedavg(task, PerFedAvgConfig(adapt_lr=0.05, variant=variant, **options)).phases
+        (phase,) = perfedavg(task, PerFedAvgConfig(adapt_lr=0.05, variant=variant)).phases
         at = work.params.like(work.params.flat.detach().requires_grad_())
         loss, _ = phase.loss(replace(work, params=at), batches[: phase.batches_per_step])
         yield torch.autograd.grad(loss, at.flat)[0]
@@ -117,13 +127,11 @@ def test_hessian_free_agrees_with_exact(scale):
 
 
 def test_hessian_free_mostly_agrees_where_there_are_kinks():
-    """With ReLU: in the median; and it is never further from FO than FO is long."""
+    """With ReLU: in the median."""
     task, work, batches = problem(None)
     found = [(*directions(task, work, three),) for three in batches]
     gaps = [float((hf - exact).norm() / (fo - exact).norm()) for fo, hf, exact in found]
     assert sorted(gaps)[len(gaps) // 2] < 0.01
-    for fo, hf, _ in ((*directions(task, work, three, hf_length=1e-7),) for three in batches):
-        assert (hf - fo).norm() <= 1.001 * fo.norm()
 
 
 def test_exact_is_what_second_derivatives_give():
