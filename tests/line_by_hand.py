@@ -42,16 +42,16 @@ class Line:
         self.server = self.method.server.init(self.params, CLIENTS, Seeds(0))
         self.states = {}
 
-    def turn(self, client=0, phases=None):
+    def turn(self, client=0, phases=None, probe=None):
         """A turn whose result is not kept: the Work after training, the new State and the Update."""
         one = CLIENTS[client]
         round_ = replace(Round(0, 2, 1.0, 3, Seeds(0)).on(one), is_new=client not in self.states)
         state = self.states.get(client) or self.method.init_client(self.params, self.buffers, one, Seeds(0))
         inbox = (self.method.server.reply(self.server, one, round_),)
-        work = self.method.receive(state, inbox, None, round_)
+        work = self.method.receive(state, inbox, probe, round_)
         for phase in self.method.phases if phases is None else phases:
-            work = run_phase(phase, work, self.task, DATA[client], None, round_, Tally())
-        return work, *self.method.finish(state, work, inbox, None, round_)
+            work = run_phase(phase, work, self.task, DATA[client], probe, round_, Tally())
+        return work, *self.method.finish(state, work, inbox, probe, round_)
 
     def play(self, *clients):
         """A round of these clients."""

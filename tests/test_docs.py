@@ -151,19 +151,19 @@ def test_add_a_method_to_the_letter(tmp_path):
         done.append(head)
     assert len(done) == 3
     words = [
-        "tests/methods/test_fedprox.py",
+        "tests/methods/test_fedlc.py",
         "tests/conformance",
         "-k",
-        "fedprox or row_has or by_hand",
+        "fedlc or row_has or by_hand",
         "-p",
         "no:xdist",
     ]
     found = run([sys.executable, "-m", "pytest", *words, "-vv"], tmp_path, PYTHONPATH=str(tmp_path / "src"))
-    passed = set(re.findall(r"test_battery\[fedprox-(\w+)\] PASSED", found))
+    passed = set(re.findall(r"test_battery\[fedlc-(\w+)\] PASSED", found))
     assert passed == set(PROPERTIES), found
-    assert "test_without_a_pull_it_is_fedavg PASSED" in found
-    told = run([sys.executable, "-m", "sparsona", "methods", "fedprox"], tmp_path, PYTHONPATH=str(tmp_path / "src"))
-    assert "mu = 0.01" in told
+    assert "test_without_margins_it_is_fedavg PASSED" in found
+    told = run([sys.executable, "-m", "sparsona", "methods", "fedlc"], tmp_path, PYTHONPATH=str(tmp_path / "src"))
+    assert "margin = 1.0" in told
 
 
 def _opens(lines: list[str], at: int, before: str) -> bool:

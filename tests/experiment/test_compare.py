@@ -180,7 +180,7 @@ def test_a_preset_is_for_those_that_have_one(tmp_path):
     options = {"clients": 4, "rounds": 1, "executor": "serial", "out": tmp_path / "both"}
     both = comparisons.compare(["fedavg", "dispfl"], preset="authors", **options)
     assert [run.config["preset"] for run in both.runs] == [None, "authors"]
-    with pytest.raises(SparsonaError, match="local has no presets"):
+    with pytest.raises(SparsonaError, match="unknown preset of local 'authors'"):
         comparisons.compare(["local", "fedavg"], preset="authors", **options)
 
 

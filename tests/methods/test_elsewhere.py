@@ -20,7 +20,7 @@ from sparsona.core.method import Method
 from sparsona.methods.fedavg import FedAvgConfig, fedavg
 from sparsona.testing import check
 
-PACKAGE = Path(__file__).parents[1] / "packages" / "sparsona_fedprox"
+PACKAGE = Path(__file__).parents[1] / "packages" / "sparsona_fedlc"
 OPTIONS = {"clients": 4, "rounds": 2, "epochs": 1, "data_rate": 0.3}
 FLAGS = ["--clients", "4", "--epochs", "1", "--set", "data_rate=0.3"]
 INSTALLED = f"import sys; sys.path.append({str(PACKAGE)!r})\n"
@@ -31,7 +31,7 @@ def installed(monkeypatch):
     """As if the package were installed here."""
     monkeypatch.syspath_prepend(PACKAGE)
     yield
-    for name in [name for name in sys.modules if name.startswith("sparsona_fedprox")]:
+    for name in [name for name in sys.modules if name.startswith("sparsona_fedlc")]:
         del sys.modules[name]
 
 
@@ -54,32 +54,32 @@ def about(run: Path) -> dict:
 def test_the_command_line_takes_an_installed_package(tmp_path):
     runs = {}
     for executor in ("serial", "workers"):
-        words = ["fedprox:mu=0.5", *FLAGS, "--rounds", "2", "--executor", executor, "--out", executor, "--json"]
+        words = ["fedlc:margin=0.5", *FLAGS, "--rounds", "2", "--executor", executor, "--out", executor, "--json"]
         runs[executor] = json.loads(sparsona("run", *words, folder=tmp_path))
     assert runs["serial"]["accuracy"] == runs["workers"]["accuracy"]
     assert traces(tmp_path / "serial")["tensors"] == traces(tmp_path / "workers")["tensors"]
-    assert about(tmp_path / "serial")["title"] == "FedProx"
+    assert about(tmp_path / "serial")["title"] == "FedLC"
 
 
 def test_commands_that_do_not_train(installed, say):
-    assert "fedprox" in say("methods").out
-    told = say("methods", "fedprox").out
-    assert "mu = 0.01" in told
-    assert "--preset strong: mu=1.0" in told
-    assert json.loads(say("cost", "fedprox", "--model", "lenet5", "--json").out)["method"] == "fedprox"
-    say("run", "fedprx").refused("did you mean 'fedprox'?")
-    say("cost", "fedprx", "--model", "lenet5").refused("did you mean 'fedprox'?")
-    say("run", "fedprox", "--preset", "week").refused("strong")
+    assert "fedlc" in say("methods").out
+    told = say("methods", "fedlc").out
+    assert "margin = 1.0" in told
+    assert "--preset strong: margin=2.0" in told
+    assert json.loads(say("cost", "fedlc", "--model", "lenet5", "--json").out)["method"] == "fedlc"
+    say("run", "fedlcc").refused("did you mean 'fedlc'?")
+    say("cost", "fedlcc", "--model", "lenet5").refused("did you mean 'fedlc'?")
+    say("run", "fedlc", "--preset", "week").refused("strong")
 
 
 def test_listing_an_installed_package_imports_no_torch():
-    code = f"{INSTALLED}from sparsona import methods; methods.card('fedprox'); print('torch' in sys.modules)"
+    code = f"{INSTALLED}from sparsona import methods; methods.card('fedlc'); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "False"
 
 
 def test_compare_and_presets(installed, tmp_path):
-    names = ["fedavg", "fedprox", "fedprox:preset=strong", "fedprox:mu=0"]
+    names = ["fedavg", "fedlc", "fedlc:preset=strong", "fedlc:margin=0"]
     found = sp.compare(names, out=tmp_path / "compare", executor="serial", **OPTIONS)
     tensors = [traces(run.path)["tensors"]["server"] for run in found.runs]
     assert tensors[0] == tensors[3]
@@ -87,7 +87,7 @@ def test_compare_and_presets(installed, tmp_path):
 
 
 def test_killed_and_resumed(forks, tmp_path):
-    words = ["run", "fedprox", *FLAGS, "--rounds", "6", "--executor", "serial", "--out"]
+    words = ["run", "fedlc", *FLAGS, "--rounds", "6", "--executor", "serial", "--out"]
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
     code, _, err = start(forks, tmp_path / "whole", *words, "run", setup=INSTALLED + EAGER).wait()
@@ -109,7 +109,7 @@ def test_killed_and_resumed(forks, tmp_path):
 def test_the_battery_of_an_installed_package(installed):
     from sparsona.testing import SHORT
 
-    check(methods.card("fedprox"), {"mu": 0.1}, properties=SHORT)
+    check(methods.card("fedlc"), {"margin": 0.5}, properties=SHORT)
 
 
 def test_entry_points_that_lead_nowhere(tmp_path, monkeypatch):

@@ -10,6 +10,9 @@ from sparsona.experiment import build
 
 BATTERY = {
     "fedavg": {"accuracy": 0.35},
+    "fedadam": {"accuracy": 0.35},
+    "fedyogi": {"accuracy": 0.35},
+    "fedadagrad": {"accuracy": 0.35},
     "fedavg-ft": {"options": {"tune_epochs": 2}, "accuracy": 0.5},
     "fedavg-ft-part": {
         "options": {"tune_epochs": 2, "server_optimizer": "adam", "server_lr": 0.01},
@@ -18,6 +21,7 @@ BATTERY = {
 }
 MEMORY = [
     ("fedavg", {}, 0, SIZE, 2 * SIZE, 0),
+    *((name, {}, 0, SIZE, 2 * SIZE, 0) for name in ("fedadam", "fedyogi", "fedadagrad")),
     ("fedavg-ft-part", {}, 0, SIZE, 2 * SIZE, 0),
 ]
 

@@ -31,7 +31,7 @@ class FedProxConfig(FedAvgConfig):
     """What FedProx adds to the options of FedAvg."""
 
     prox: float = Field(
-        0.1, ge=0, allow_inf_nan=False, description="weight of half the squared distance to the received model"
+        0.01, ge=0, allow_inf_nan=False, description="weight of half the squared distance to the received model"
     )
 
 

@@ -1,7 +1,7 @@
 """Properties that every method must have, as functions that check one each. Needs torch and nothing else.
 
     from sparsona.testing import check
-    check(CARD, options={"mu": 0.1}, accuracy=0.35)
+    check(CARD, options={"margin": 0.5}, accuracy=0.35)
 
 For pytest, parametrize over `PROPERTIES`, so that each failure has a name:
 
