@@ -2,6 +2,7 @@
 
 BATTERY = {"fedlc": {"options": {"margin": 0.5}, "accuracy": 0.35}}  # arguments of sparsona.testing.check
 MEMORY = [("fedlc", {}, 0, SIZE, 2 * SIZE + 4 * 26, 0)]  # options; bytes kept, at hand, in training, in mask search
+ANYWHERE = {"fedbn": {"personal": "output"}}  # what a row needs to run quickly on any network, if it needs anything
 """
 
 from __future__ import annotations
@@ -32,3 +33,8 @@ def battery() -> dict[str, dict[str, Any]]:
 
 def memory() -> list[tuple[Any, ...]]:
     return [line for module in _modules() for line in getattr(module, "MEMORY", [])]
+
+
+def anywhere(name: str) -> dict[str, Any]:
+    """Options for tests that run every row on a network of their own."""
+    return {key: value for module in _modules() for key, value in getattr(module, "ANYWHERE", {}).get(name, {}).items()}

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sparsona.experiment.compare import compare
     from sparsona.experiment.run import Comparison, Run
     from sparsona.experiment.train import load, resume, train
+    from sparsona.experiment.tune import Tuning, tune
     from sparsona.methods import METHODS
     from sparsona.models import MODELS
     from sparsona.report.pictures import save_picture
@@ -38,6 +39,8 @@ _WHERE = {
     "load": "experiment.train",
     "resume": "experiment.train",
     "train": "experiment.train",
+    "Tuning": "experiment.tune",
+    "tune": "experiment.tune",
     "cost": "costs",
     "Federation": "data.federation",
     "federate": "data.federate",
@@ -57,6 +60,7 @@ __all__ = [
     "Federation",
     "Run",
     "SparsonaError",
+    "Tuning",
     "View",
     "compare",
     "cost",
@@ -65,6 +69,7 @@ __all__ = [
     "resume",
     "save_picture",
     "train",
+    "tune",
 ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from sparsona.analysis.columns import COLUMNS, columns_for
 from sparsona.analysis.format import UNKNOWN, cut, human_bytes, human_flops, human_seconds, plural
 from sparsona.analysis.groups import group_views, pairs
-from sparsona.analysis.table import class_rows, differences, figures, rows, table
+from sparsona.analysis.table import class_rows, differences, figures, notes, rows, table
 from sparsona.analysis.view import RunView
 
 
@@ -62,9 +62,38 @@ def test_rows_have_a_text_for_every_column(make_comparison: Callable[..., list[R
     found = rows(make_comparison(seeds=2))
     assert [row["method"] for row in found] == ["Local", "FedAvg", "FedAvg-FT", "FedSpa (DST)", "FedSpa (RSM)"]
     always = [column.title for column in COLUMNS if column.shown == "always" and column.task != "numbers"]
-    assert all(list(row) == ["method", *always] for row in found)
+    hurt = ["hurt vs Local", "hurt vs FedAvg"]
+    assert all([title for title in row if title not in hurt] == ["method", *always] for row in found)
+    assert all(set(hurt) < set(row) for row in found)
     assert found[2]["last 10"] == "–"  # tuned once, at the end
     assert found[3]["bytes up"] == "32.2 MB"
+
+
+def test_clients_hurt_are_those_below_the_baseline(make_view: Callable[..., RunView]) -> None:
+    views = [make_view(title, seed) for title in ("Local", "FedSpa (DST)") for seed in (1, 2)]
+    hurt = [
+        int((b.correct / b.count < a.correct / a.count - 1e-9).sum()) for a, b in zip(views, views[2:], strict=False)
+    ]
+    local, fedspa = figures(views)
+    assert local["hurt_against_local"]["mean"] is None
+    assert fedspa["hurt_against_local"]["mean"] == sum(hurt) / 2
+    assert "hurt_against_fedavg" not in fedspa  # not in this comparison
+    others = dataclasses.replace(views[2], sizes=views[2].sizes + 1)
+    assert "hurt vs Local" not in rows([views[0], others])[0]  # not the same clients
+
+
+def test_unequal_work_is_noted_where_nothing_was_matched(make_view: Callable[..., RunView]) -> None:
+    def with_steps(title: str, steps: int, **config: object) -> RunView:
+        view = make_view(title, **config)
+        return dataclasses.replace(view, summary=view.summary | {"steps": {"total": steps}})
+
+    equal = [with_steps("Local", 100), with_steps("FedAvg", 120)]
+    assert notes(equal) == []
+    (note,) = notes([*equal, with_steps("FedSpa (DST)", 1210)])
+    assert "FedSpa (DST) took 1,210 local steps, Local 100." in note
+    matched = {"by": "flops", "to": "Local", "rounds": 9, "budget": 7, "exact": True}
+    assert notes([equal[0], with_steps("FedAvg", 1210, matched=matched)]) == []
+    assert notes([make_view("Local"), make_view("FedAvg")]) == []  # not known
 
 
 def test_accuracy_is_mean_and_spread_in_percent(make_view: Callable[..., RunView]) -> None:

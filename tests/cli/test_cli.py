@@ -48,7 +48,7 @@ def test_json_alone_on_stdout_with_the_promised_keys(say, tmp_path):
     assert said.code == 0
     assert said.out.count("\n") == 1
     summary = json.loads(said.out)
-    promised = {"run", "method", "protocol", "accuracy", "bytes", "flops", "rounds", "seconds"}
+    promised = {"run", "method", "protocol", "accuracy", "bytes", "flops", "turns", "steps", "rounds", "seconds"}
     assert set(summary) == promised | {"pipeline", "classes"}
     assert set(summary["accuracy"]) == ACCURACY
     assert set(summary["bytes"]) == BYTES | PAPER_BYTES
@@ -193,7 +193,7 @@ def test_every_flag_is_an_option_and_every_option_with_a_flag_has_it(command):
     every = [one for name in METHODS for one in options_of(factory(name)[1]).values()] + [*OPTIONS.values()]
     flags = flags_of(command)
     known = {*(one.name for one in every), *cost_options()}
-    words = {"config", "pairs", "as_json", "out", "profile", "seeds", "logs"}
+    words = {"config", "pairs", "as_json", "out", "profile", "seeds", "match", "logs"}
     assert set(flags) - words <= known
     wanted = {one.name for one in every if one.flag}
     assert wanted <= set(flags)

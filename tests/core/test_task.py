@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 
 import cloudpickle
@@ -12,6 +13,7 @@ from torch import nn
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Batch
 from sparsona.core.task import Task
+from sparsona.core.tree import Tree
 
 
 def batch_of(inputs, targets) -> Batch:
@@ -413,3 +415,111 @@ def test_models_for_channels_first_are_left_as_they_are(model):
         outputs, _ = task.forward(params, buffers, images, train)
         module = task.module(params, buffers).train(train)
         torch.testing.assert_close(outputs, module(images))
+
+
+def test_a_restricted_task_is_a_sub_network(conv):
+    """It predicts as the whole network with zeros outside the mask, and its gradient is that inside the mask."""
+    task = conv
+    task.channels_last = False  # as the module that is handed out, to the bit
+    params, buffers = task.init(0)
+    generator = torch.Generator().manual_seed(1)
+    mask = params.like(torch.rand(params.flat.shape, generator=generator) < 0.4)
+    inputs = torch.randn(4, 1, 8, 8, generator=generator)
+    batch = batch_of(inputs, torch.tensor([0, 1, 2, 0]))
+    zeroed = params.like(params.flat * mask.flat)
+    expected, _ = task.forward(zeroed, buffers, inputs, train=False)
+    gradient = task.gradient(zeroed, buffers, batch)
+    flops = task.layout.forward_flops([int(mask[name].sum()) for name in task.layout.names])
+
+    task.restrict(mask)
+    inside, buffers = task.init(0)
+    assert torch.equal(inside.flat, params.flat[mask.flat])
+    assert task.layout.size == int(mask.flat.sum()) < task.whole_layout.size
+    assert task.layout.names == task.whole_layout.names
+    dense = sum(s.flops_per_weight * (s.size - n.size) for s, n in _slots(task) if s.bias_counts_dense)
+    assert task.layout.forward_flops() == flops - dense  # a bias that is left out is no longer charged
+    assert torch.equal(task.forward(inside, buffers, inputs, train=False)[0], expected)
+    assert torch.equal(task.gradient(inside, buffers, batch).flat, gradient.flat[mask.flat])
+    assert torch.equal(task.module(inside, buffers)(inputs), expected)
+    copied = pickle.loads(cloudpickle.dumps(task))
+    assert torch.equal(copied.forward(inside, buffers, inputs, train=False)[0], expected)
+    stack = torch.stack([inside.flat, 2 * inside.flat])
+    both = torch.vmap(lambda flat: task.forward(inside.like(flat), buffers, inputs, train=False)[0])(stack)
+    torch.testing.assert_close(both[0], expected)
+
+
+def _slots(task):
+    return zip(task.whole_layout.slots, task.layout.slots, strict=True)
+
+
+def test_features_are_what_enters_a_layer(conv):
+    """The same outputs and buffers as a plain pass, gradients through the features, and no hook left behind."""
+    params, buffers = conv.init(0)
+    images = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    for train in (True, False):
+        outputs, features, moved = conv.forward_with_features(params, buffers, images, "4", train)
+        plain, plainly_moved = conv.forward(params, buffers, images, train)
+        assert torch.equal(outputs, plain)
+        assert torch.equal(moved.flat, plainly_moved.flat)
+        torch.testing.assert_close(features @ params["4.weight"].T + params["4.bias"], outputs)
+    live = params.like(params.flat.clone().requires_grad_())
+    conv.forward_with_features(live, buffers, images, "4", True)[1].sum().backward()
+    assert live.flat.grad is not None
+    assert not any(layer._forward_pre_hooks for layer in conv._module.modules())
+    with pytest.raises(RuntimeError):
+        conv.forward_with_features(params, buffers, torch.rand(6, 2, 8, 8), "4", True)
+    assert not any(layer._forward_pre_hooks for layer in conv._module.modules())
+
+
+def test_features_of_several_clients_at_once():
+    task = Task(lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), (3,), 2)
+    (params, buffers), inputs = task.init(0), torch.rand(5, 3, generator=torch.Generator().manual_seed(0))
+
+    def features(flat):
+        return task.forward_with_features(params.like(flat), buffers, inputs, "2", True)[1]
+
+    flats = torch.stack([params.flat, 2 * params.flat])
+    torch.testing.assert_close(torch.func.vmap(features)(flats), torch.stack([features(flat) for flat in flats]))
+    linear = Task(lambda: nn.Linear(3, 2), (3,), 2)  # a model of one layer: what enters it are the inputs
+    assert torch.equal(linear.forward_with_features(*linear.init(0), inputs, "", False)[1], inputs)
+
+
+def test_norms_follow_narrower_weights_and_a_copy_does_not_notice():
+    """GroupNorm keeps two channels a group, LayerNorm normalises over what there is."""
+    net = nn.Sequential(nn.Conv2d(1, 6, 1), nn.GroupNorm(3, 6), nn.Flatten(), nn.LayerNorm(6), nn.Linear(6, 2))
+    task = Task(net, (1, 1, 1), 2)
+    assert task.norm_groups == {"1.weight": 3, "3.weight": 1}
+    params, buffers = task.init(0)
+    narrow = Tree.of({n: v[:, :4] if n == "4.weight" else v[: min(4, len(v))] for n, v in params.items()})
+    inputs = torch.rand(3, 1, 1, 1)
+    found, _ = task.forward(narrow, buffers, inputs, train=False)
+    x = nn.functional.conv2d(inputs, narrow["0.weight"], narrow["0.bias"])
+    x = nn.functional.group_norm(x, 2, narrow["1.weight"], narrow["1.bias"]).flatten(1)
+    x = nn.functional.layer_norm(x, (4,), narrow["3.weight"], narrow["3.bias"])
+    assert torch.equal(found, nn.functional.linear(x, narrow["4.weight"], narrow["4.bias"]))
+    module = task.module(narrow, buffers)
+    assert torch.equal(module(inputs), found)
+    assert (module[1].num_groups, module[1].num_channels, module[4].in_features) == (2, 4, 4)
+    wide = task.forward(params, buffers, inputs, train=False)[0]
+    for other in (copy.copy(task), pickle.loads(pickle.dumps(task))):
+        assert torch.equal(other.forward(params, buffers, inputs, train=False)[0], wide)
+        assert torch.equal(other.forward(narrow, buffers, inputs, train=False)[0], found)
+
+
+def test_statistics_are_the_mean_over_batches():
+    """Inputs 0 2 and 4 8, and a batch of one, which has no variance: means 1 and 6, unbiased variances 2 and 8."""
+    task = Task(nn.Sequential(nn.BatchNorm1d(1), nn.Dropout(0.5), nn.Linear(1, 2)), (1,), 2)
+    params, buffers = task.init(0)
+
+    def batch(*values):
+        x = torch.tensor(values)[:, None]
+        return Batch(x, torch.zeros(len(x)).long(), torch.ones(len(x)), torch.arange(len(x)), torch.zeros(()))
+
+    batches = [batch(0.0, 2.0), batch(4.0, 8.0), batch(100.0)]
+    found = task.statistics(params, buffers, batches)
+    assert (found["0.running_mean"].item(), found["0.running_var"].item()) == (3.5, 5.0)
+    assert found["0.num_batches_tracked"].item() == 2
+    assert (buffers["0.running_mean"].item(), buffers["0.running_var"].item()) == (0.0, 1.0)
+    assert task.statistics(params, buffers, batches[2:]) is buffers
+    after = task.forward(params, buffers, batches[0].inputs, True, torch.tensor(0))[1]
+    assert after["0.running_mean"].item() == pytest.approx(0.1)  # its momentum is as before

@@ -14,7 +14,8 @@ import torch
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lenet5 import HALF, MASK, SIZE, UNIFORM
+from lenet5 import HALF, MASK, SIZE
+from method_lines import anywhere
 from torch import nn
 
 import sparsona as sp
@@ -54,7 +55,10 @@ def test_the_example_of_the_issue():
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("fedspa", {"density": 0.4}), ("fedspa-rsm", {}), ("fedavg-ft", {"tune_epochs": 2}), ("local", {})],
+    [
+        *(("fedspa", {"density": 0.4}), ("fedspa-rsm", {}), ("fedavg-ft", {"tune_epochs": 2}), ("local", {})),
+        ("fedem", {"num_models": 2, "tune_epochs": 2}),
+    ],
 )
 def test_it_foretells_a_run(method, options, tmp_path):
     """The summary of a run of clients with equally many examples, to the byte and to the FLOP."""
@@ -92,7 +96,8 @@ def test_answers_without_torch():
 @pytest.mark.parametrize("method", EVERY)
 def test_every_method_has_a_cost_and_a_page(method):
     """Totals are sums of their parts, and the words of the terminal say the same."""
-    report = cost(method, **LENET, rounds=7)
+    own = anywhere(method)
+    report = cost(method, **LENET, rounds=7, **own)
     found = report.to_json()
     turns = found["clients_per_round"]
     assert found["per_round"]["flops"] == turns * found["per_client_round"]["flops"]
@@ -112,7 +117,8 @@ def test_every_method_has_a_cost_and_a_page(method):
             assert all_["comm_mb"] == pytest.approx(turns * (client["up_mb"] + client["down_mb"]))
     assert found["encoded"]["total"]["comm_gb"] >= found["paper"]["total"]["comm_gb"]
     assert found["costs_only"] == (method in COST_RULES)
-    said = CliRunner().invoke(cli, ["cost", method, "--model", "lenet5", "--rounds", "7"], catch_exceptions=False)
+    written = f"{method}:{','.join(f'{key}={value}' for key, value in own.items())}" if own else method
+    said = CliRunner().invoke(cli, ["cost", written, "--model", "lenet5", "--rounds", "7"], catch_exceptions=False)
     assert said.exit_code == 0
     assert ("costs only" in said.output) == (method in COST_RULES)
     assert bool(found["notes"]) == (not found["exact"])
@@ -154,34 +160,23 @@ PADDED_MASK = MASK + 1
 FORWARD = (2 * 500 + 20) * 576 + (2 * 25_000 + 50) * 64 + (2 * 400_000 + 500) + (2 * 13_000 + 26)
 # Of each tensor a message says 3 bytes, its name ("0.weight" or "0.bias") and 4 bytes a dimension.
 TENSORS = 2 * (3 + 8 + 16) + 4 * (3 + 6 + 4) + 2 * (3 + 8 + 8)
-DIGEST, SEED = 8, 16
+DIGEST = 8
 
 
 def message(*parts: tuple[str, int]) -> int:
-    """24 bytes, then 16, a name, the tensors and perhaps a digest and a seed per part; payloads; checksum."""
+    """24 bytes, then 16, a name, the tensors and perhaps a digest per part; payloads; checksum."""
     head = 24 + sum(16 + len(name) + TENSORS for name, _ in parts)
     return -(-head // 4) * 4 + sum(payload for _, payload in parts) + 4
 
 
 def aligned(*parts: tuple[str, int, int]) -> int:
-    """The same for parts with so many bytes of digest and seed in the head."""
+    """The same for parts with so many bytes of digest in the head."""
     return message(*((name + "." * proof, payload) for name, payload, proof in parts))
 
 
 DENSE = message(("model", SIZE))
 BY_HAND = {  # options; bytes of a message up and down; FLOPs of search
     "pfedhn": ({}, DENSE, DENSE, 0),
-    "subsampling": ({"density": 0.5}, aligned(("update", HALF, DIGEST + SEED)), DENSE, 0),
-    "sub-fedavg": (
-        {},
-        aligned(("model", SIZE, DIGEST), ("mask", PADDED_MASK, 0)),
-        aligned(("model", SIZE, DIGEST)),
-        0,
-    ),
-    "dpsgd": ({"density": 0.5}, aligned(("model", HALF, DIGEST)), None, 0),
-    "dpsgd-ft": ({}, DENSE, None, 0),
-    "fomo": ({}, DENSE, None, 0),
-    "fedem": ({}, *2 * [message(("model0", SIZE), ("model1", SIZE), ("model2", SIZE))], 500 * 3 * FORWARD),
     "pfedgate-table": ({}, aligned(("update", SIZE + PADDED_MASK, DIGEST)), DENSE, 0),
 }
 
@@ -258,13 +253,6 @@ def test_dispfl_by_hand(options, parts, search):
 GATE = 4 * 21_955  # a twentieth of the parameters, rounded up
 MEMORIES = [  # of what has costs only: options; kept, at hand, in training, in mask search
     ("pfedhn", {}, 0, SIZE, 2 * SIZE, 0),
-    ("subsampling", {}, 0, SIZE, 3 * SIZE, 0),
-    ("sub-fedavg", {}, MASK, MASK + SIZE, 3 * MASK + 2 * SIZE, 0),
-    # What it has, the sum of what it was sent, which becomes the model at work, and a gradient.
-    ("dpsgd", {}, SIZE, 2 * SIZE, 3 * SIZE, 0),
-    ("dpsgd", UNIFORM, HALF + MASK, 2 * HALF + MASK, 2 * HALF + MASK + SIZE, 0),
-    ("fomo", {}, SIZE, 4 * SIZE, 3 * SIZE, 0),
-    ("fedem", {}, 12, 12 + 3 * SIZE, 12 + 4 * SIZE + 4 * 3 * 500, 0),
     ("pfedgate-table", {}, GATE, GATE + SIZE, 2 * GATE + 3 * SIZE + HALF, 0),
 ]
 
@@ -542,9 +530,9 @@ def test_what_has_costs_only_is_known_by_name(say):
     from sparsona.methods import COST_ONLY
 
     assert set(COST_ONLY) == set(COST_RULES)
-    assert "sparsona cost dpsgd" in say("run", "dpsgd").err
-    assert "dpsgd" in say("methods").out
-    told_options = say("methods", "dpsgd").out
+    assert "sparsona cost pfedhn" in say("run", "pfedhn").err
+    assert "pfedhn" in say("methods").out
+    told_options = say("methods", "pfedhn").out
     assert "graph = none" in told_options
     assert "rounds = 1000" in told_options  # as the papers have it
     assert "capacities = [1.0]" in told_options

@@ -148,9 +148,10 @@ def test_what_a_federation_says_of_itself(digits):
     assert counts.shape == (6, 10)
     assert counts.dtype == torch.int64
     assert [client.num_examples for client in f.clients()] == counts.sum(dim=1).tolist()
+    assert {client.most_examples for client in f.clients()} == {int(counts.sum(dim=1).max())}
     assert sum(f.label_counts(part) for part in PARTS).sum(dim=0).tolist() == y.bincount().tolist()
     held = int(f.label_counts("validation")[2].sum())
-    assert f.clients()[2] == Client(2, int(counts[2].sum()), 1.0, held, 6)
+    assert f.clients()[2] == Client(2, int(counts[2].sum()), 1.0, held, 6, int(counts.sum(dim=1).max()))
     assert [client.capacity for client in f.clients([0.2, 0.5])] == [0.2, 0.5] * 3
     for part in PARTS:
         examples = f.examples(4, part)

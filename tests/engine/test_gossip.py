@@ -136,6 +136,12 @@ def test_a_method_may_say_whom_it_wants():
     assert traffic(records[1]) == {0: (2 * size, size), 1: (size, size), 2: (0, size)}
 
 
+def test_who_chooses_its_peers_has_no_graph():
+    context = context_of(make=lambda task: counting(task, lambda state, round_: (0,)))
+    with pytest.raises(SparsonaError, match="choose whose models they receive"):
+        check_plan(context.server_side)
+
+
 def test_who_drops_out_is_not_reached_and_goes_on_alone():
     for seed in range(500):
         context = context_of(drop_rate=0.4, seed=seed)
@@ -320,6 +326,18 @@ def test_only_peers_of_a_comparison_are_on_the_graph(tmp_path):
     assert [(run.config["graph"], run.config["per_round"]) for run in found.runs] == [(None, 2), ("ring", 4)]
     with pytest.raises(SparsonaError, match="local on a graph"):
         sp.compare(["local", "fedavg"], graph="ring", out=tmp_path / "none", **options)
+
+
+def test_tuning_may_start_from_everybodys_models(tmp_path):
+    """On a ring of five each hears two, and all four others if it asks for all; costs say the same."""
+    options = {"clients": 5, "rounds": 1, "tune_epochs": 1, "graph": "ring"}
+    for whose, links in (("neighbours", 2), ("all", 4)):
+        run = sp.train(
+            "dispfl", out=tmp_path / whose, epochs=1, data_rate=0.2, executor="serial", tune_from=whose, **options
+        )
+        tuning = [turn.bytes_down for turn in run._folder.records.turns(1)]
+        costs = sp.cost("dispfl", data="digits", tune_from=whose, **options).encoded
+        assert sum(tuning) == costs.tuning == links * costs.round / 2
 
 
 @pytest.mark.parametrize("executor", ["serial", "stacked"])

@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 import torch
+from method_lines import anywhere
 from torch import nn
 
 import sparsona as sp
@@ -117,7 +118,7 @@ def assert_agree(one, other):
 @pytest.mark.parametrize("executor", SHOWN)
 @pytest.mark.parametrize("name", sorted(methods.METHODS))
 def test_every_method(name, executor):
-    assert_agrees(executor, name)
+    assert_agrees(executor, name, **anywhere(name))
 
 
 @pytest.mark.parametrize("executor", SHOWN)

@@ -50,7 +50,7 @@ VARIANTS = {
     ),
     "alt, clipped and pulled": (
         "fedalt",
-        {"clip_norm": 0.3, "pull": 0.2, "weight_decay": 0.01},
+        {"clip_norm": 0.3, "start_pull": 0.2, "weight_decay": 0.01},
         {"max_norm": 0.3, "pull": 0.2, "weight_decay": 0.01},
     ),
     "alt, clipped as the authors do": (
@@ -68,7 +68,13 @@ VARIANTS = {
     ),
     "sim, adam, clipped and pulled": (
         "fedsim",
-        {"server_optimizer": "adam", "server_lr": 0.02, "clip_norm": 0.3, "pull": 0.2, "personal": "input,output"},
+        {
+            "server_optimizer": "adam",
+            "server_lr": 0.02,
+            "clip_norm": 0.3,
+            "start_pull": 0.2,
+            "personal": "input,output",
+        },
         {"server": paper.ServerAdam, "server_rate": 0.02, "max_norm": 0.3, "pull": 0.2, "personal": INPUT | OUTPUT},
     ),
 }
@@ -216,7 +222,7 @@ def test_an_additive_model_fits_the_residual_in_regression(method):
 @pytest.mark.parametrize("method", ["fedalt", "fedsim"])
 def test_final_tuning_moves_the_personal_part_alone(method):
     """Step (c) of the paper's pipeline, with constant learning rate."""
-    context, star, populations, _ = play(method, {"tune_epochs": 2, "pull": 0.1})
+    context, star, populations, _ = play(method, {"tune_epochs": 2, "start_pull": 0.1})
     _, tuned = star.finish(populations[-1])
     draws = Draws(context)
     for i in range(product_run.CLIENTS):

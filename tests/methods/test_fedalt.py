@@ -30,7 +30,7 @@ from sparsona.wire.format import message_size
 
 BATTERY = {
     "fedalt": {
-        "options": {"pull": 0.01, "personal_epochs": 1, "max_personal_steps": 3, "clip_norm": 1.0},
+        "options": {"start_pull": 0.01, "personal_epochs": 1, "max_personal_steps": 3, "clip_norm": 1.0},
         "accuracy": 0.35,
     },
     "fedsim": {
@@ -41,7 +41,7 @@ BATTERY = {
 MEMORY = [
     # The two parts are a model together; FedAlt's gradient is of one part at a time. A pulled part is kept twice.
     ("fedalt", {}, OUTPUT, SIZE, 2 * SIZE - OUTPUT, 0),
-    ("fedalt", {"clip_stale": True, "pull": 0.1}, 2 * OUTPUT, SIZE + OUTPUT, 2 * SIZE + OUTPUT, 0),
+    ("fedalt", {"clip_stale": True, "start_pull": 0.1}, 2 * OUTPUT, SIZE + OUTPUT, 2 * SIZE + OUTPUT, 0),
     ("fedsim", {}, OUTPUT, SIZE, 2 * SIZE, 0),
 ]
 TINY = {
@@ -183,7 +183,10 @@ def test_tuning_trains_the_personal_part_alone():
     ("name", "options"),
     [
         ("fedalt", {"personal": "additive,norm", "additive_hidden": 5, "server_optimizer": "adam"}),
-        ("fedalt", {"personal": "adapter", "clip_norm": 0.5, "clip_stale": True, "pull": 0.1, "max_personal_steps": 2}),
+        (
+            "fedalt",
+            {"personal": "adapter", "clip_norm": 0.5, "clip_stale": True, "start_pull": 0.1, "max_personal_steps": 2},
+        ),
         ("fedsim", {"personal": "*.bias", "personal_lr": 0.3, "weight": "batches", "clip_norm": 0.5}),
         ("fedsim", {"model": "digits-cnn:split=true", "personal": "split", "server_lr": 0.5}),
     ],
@@ -249,7 +252,7 @@ def test_a_personal_model_fits_the_residual_of_the_shared_one():
 
 
 def test_the_pull_is_the_squared_distance_without_a_half():
-    context = context_of("fedsim", pull=0.5)
+    context = context_of("fedsim", start_pull=0.5)
     _, population, _ = play(context)
     client = next(iter(population.states))
     work = received_work(context, population, client)
@@ -289,3 +292,9 @@ def test_presets_differ_as_the_docstring_says():
     assert (paper.options["clip_stale"], authors.options["clip_stale"]) == (False, True)
     assert paper.tune_epochs == authors.tune_epochs == 5
     assert build.make_config("fedsim", {"preset": "paper"}).options["updates"] == "simultaneous"
+
+
+def test_the_config_of_a_run_made_under_the_former_name_is_read():
+    """`start_pull` was called `pull`: it is not the proximal term of other methods."""
+    assert FedAltConfig(pull=0.5).start_pull == 0.5
+    assert "pull" not in FedAltConfig().model_dump()

@@ -36,6 +36,8 @@ WITH_OPTIONS = [
     ("digits-cnn:split=true", (2, 7, 8), 5),
     ("cnn28:split=true", (1, 28, 31), 10),
     ("cnn28:split=true,adapters=true", (1, 28, 28), 10),
+    ("cnn28:norm=group", (1, 28, 28), 10),
+    ("digits-cnn:norm=batch,adapters=true", (2, 7, 8), 5),
     ("pfedgate-cifar10:adapters=true", (3, 32, 32), 10),
     ("transformer:adapters=16,dropout=0.1", (20,), 50),
     ("transformer:adapters=64,adapter_form=authors", (7,), 30),
@@ -65,8 +67,9 @@ def test_outline_equals_the_built_network(spec, input_shape, num_classes):
     assert outline.layout.slots == task.layout.slots
     assert outline.roles == task.roles
     assert outline.draws_noise == task.draws_noise
-    assert outline.mixes_examples == task.mixes_examples is False
+    assert outline.mixes_examples == task.mixes_examples == ("norm=batch" in spec)
     assert outline.buffer_layout == task.buffer_layout
+    assert outline.norm_groups == task.norm_groups
     assert (outline.input_shape, outline.num_classes) == (task.input_shape, task.num_classes)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from client_side import read, write
+from method_lines import anywhere
 
 from sparsona import methods, models
 from sparsona.core.task import Task
@@ -106,7 +107,7 @@ ROWS = [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) fo
 
 @pytest.mark.parametrize("name", ROWS)
 def test_two_processes_give_the_simulators_bits(name):
-    options = {**COMMON, **OWN.get(name, {})}
+    options = {**COMMON, **anywhere(name), **OWN.get(name, {})}
     if methods.METHODS[name].peers:
         options["per_round"] = None
     config = build.make_config(name, options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from method_lines import anywhere
 from processes import traces
 from torch import nn
 
@@ -34,7 +35,7 @@ class Stop:
 
 def options_of(method: str, federation: sp.Federation) -> dict:
     """Everything that can be evaluated of this method."""
-    options = {**OPTIONS, **({} if METHODS[method].peers else {"per_round": 3})}
+    options = {**OPTIONS, **anywhere(method), **({} if METHODS[method].peers else {"per_round": 3})}
     made = make_context(make_config(method, options, federation, net), federation, net).method
     options["points"] = [points.TRAINED, *([made.shared_point] if made.shared_point else [])]
     if made.tune is not None:

@@ -22,7 +22,7 @@ from sparsona.methods import METHODS, factory
 from sparsona.methods.fedspa import FedSpaConfig
 from sparsona.runs.declaration import GROUPS, options_of
 from sparsona.runs.options import CIRCUMSTANCES, CONDITIONS, OF_DATA, OPTIONS, RunConfig, dump
-from sparsona.runs.request import read_toml
+from sparsona.runs.request import read_option_file
 from sparsona.runs.validation import check, merge_errors, validate
 
 
@@ -174,7 +174,7 @@ def test_a_config_of_another_version():
 def test_toml(tmp_path):
     path = tmp_path / "config.toml"
     path.write_text('rounds = 7\nbatch-size = 4\n[options]\nsearch = "rsm"\n')
-    assert read_toml(path) == {"rounds": 7, "batch_size": 4, "search": "rsm"}
+    assert read_option_file(path).options == {"rounds": 7, "batch_size": 4, "search": "rsm"}
 
 
 @pytest.mark.parametrize(
@@ -189,18 +189,18 @@ def test_a_config_file_that_cannot_be_read(tmp_path, content, words):
     path = tmp_path / "config.toml"
     path.write_bytes(content)
     with pytest.raises(SparsonaError, match=words) as caught:
-        read_toml(path)
+        read_option_file(path)
     assert caught.value.expected
 
 
 def test_no_config_file(tmp_path):
     with pytest.raises(SparsonaError, match="there is no config file") as caught:
-        read_toml(tmp_path / "none.toml")
+        read_option_file(tmp_path / "none.toml")
     assert caught.value.hint
 
 
 def test_every_option_is_declared_in_full():
-    assert set(OPTIONS) == set(RunConfig.model_fields) - {"method", "options"}
+    assert set(OPTIONS) == set(RunConfig.model_fields) - {"method", "options", "matched"}
     for name, one in OPTIONS.items():
         assert one.text, name
         assert one.group in GROUPS, name

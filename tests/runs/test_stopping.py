@@ -21,10 +21,14 @@ def test_every_limit_is_measured():
         ({"max_bytes": 101}, None),
         ({"max_bytes": 100}, "max_bytes"),
         ({"max_seconds": 3, "max_bytes": 99}, "max_bytes"),
+        ({"max_steps": 8}, None),
+        ({"max_steps": 7}, "max_steps"),
+        ({"max_flops": 1001}, None),
+        ({"max_flops": 1e3}, "max_flops"),
     ],
 )
 def test_limits(limits, name):
-    assert reached(Stopping(**limits), Spent(seconds=2.0, bytes=100)) == name
+    assert reached(Stopping(**limits), Spent(seconds=2.0, bytes=100, steps=7, flops=1000)) == name
 
 
 def test_a_run_stops_when_so_many_bytes_are_sent_and_goes_on_when_resumed(say, tmp_path):

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+from method_lines import anywhere
 from processes import EAGER, small, start, traces
 
 import sparsona as sp
@@ -56,7 +57,7 @@ def check_ledger(context) -> None:
 def test_every_method_sends_what_cost_says(name: str, transform: str) -> None:
     if methods.card(name).peers:
         transform = transform.replace(",way=both", "")
-    check_ledger(context_of(name, transform))
+    check_ledger(context_of(name, transform, **anywhere(name)))
 
 
 @pytest.mark.parametrize("transform", CHANGES)

@@ -152,11 +152,11 @@ def client_effects(run: RunFolder, against: RunFolder | str | None = None) -> Cl
 
 
 def has_effects(run: RunFolder) -> bool:
-    """Whether a run evaluated a personal and a shared model, and has accuracies of them."""
+    """Whether a run evaluated a shared model beside that of its headline, and has accuracies of them."""
     if run.facts.is_regression:
         return False
     point = headline(run)[0]
-    return any(shared in points(run) for shared in _candidates(run, point))
+    return any(shared in points(run) and shared != point for shared in _candidates(run, point))
 
 
 def _over_run(run: RunFolder, point: str, other: RunFolder) -> ClientEffects:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from sparsona.analysis.format import human_bytes, human_flops, human_seconds, percent
 
 if TYPE_CHECKING:
     from sparsona.analysis.view import RunView
+
+# Rows that a personal model must beat to be worth having, with their titles.
+BASELINES = {"local": "Local", "fedavg": "FedAvg"}
 
 
 @dataclass(frozen=True)
@@ -23,9 +27,9 @@ class Column:
         value: reads it from a run; None where the run has none.
         show: prints a mean of it, without the unit.
         unit: printed after the figure and its spread.
-        better: which end is the good one.
+        better: which end is the good one; "neither": none is marked as the best.
         has_spread: whether the spread over seeds is printed as well.
-        shown: always, or only where some run has the figure.
+        shown: always, only where some run has the figure, or only where runs differ in it.
         task: runs that predict classes, runs that predict numbers, or both.
         is_first: kept where a terminal is too narrow for all columns.
     """
@@ -36,9 +40,9 @@ class Column:
     value: Callable[[RunView], float | None]
     show: Callable[[float], str]
     unit: str = ""
-    better: Literal["high", "low"] = "low"
+    better: Literal["high", "low", "neither"] = "low"
     has_spread: bool = False
-    shown: Literal["always", "if known"] = "always"
+    shown: Literal["always", "if known", "if different"] = "always"
     task: Literal["classes", "numbers", "both"] = "both"
     is_first: bool = False
 
@@ -46,12 +50,50 @@ class Column:
 def columns_for(views: Sequence[RunView]) -> tuple[Column, ...]:
     """The columns that a table of these runs has."""
     unwanted = "classes" if all("error" in view.summary for view in views) else "numbers"
-    return tuple(
-        column
-        for column in COLUMNS
-        if column.task != unwanted
-        and (column.shown == "always" or any(column.value(view) is not None for view in views))
-    )
+
+    def is_shown(column: Column) -> bool:
+        if column.task == unwanted or column.shown == "always":
+            return column.task != unwanted
+        known = {value for view in views if (value := column.value(view)) is not None}
+        return len(known) > (column.shown == "if different")
+
+    # Clients that a method hurts are counted beside the accuracies, before what the method spends.
+    place = next(i for i, column in enumerate(COLUMNS) if column.name == "rounds")
+    return tuple(filter(is_shown, (*COLUMNS[:place], *_hurt_columns(views), *COLUMNS[place:])))
+
+
+def _hurt_columns(views: Sequence[RunView]) -> Iterator[Column]:
+    """For each baseline in the comparison: how many clients each other method serves worse than it."""
+    for name, title in BASELINES.items():
+        base: dict[int, RunView] = {}
+        for view in views:
+            if view.method == name:
+                base.setdefault(view.seed, view)  # of several, the first
+        if base:
+            meaning = f"clients whose accuracy is below that of {title} under the same seed; mean over seeds"
+            yield Column(
+                f"hurt_against_{name}",
+                f"hurt vs {title}",
+                meaning,
+                partial(_num_hurt, base),
+                "{:.4g}".format,
+                shown="if known",
+                task="classes",
+            )
+
+
+def _num_hurt(base: Mapping[int, RunView], view: RunView) -> float | None:
+    import numpy as np  # here and below: the command line reads this table for its help, and these take long
+
+    from sparsona.analysis.clients import Change
+    from sparsona.analysis.groups import same_clients
+
+    other = base.get(view.seed)
+    if other is None or other is view or not same_clients(other, view):
+        return None
+    tested = np.flatnonzero(view.count > 0)
+    before, after = (one.correct[tested] / one.count[tested] for one in (other, view))
+    return Change("test", tested, before, after, view.sizes[tested, 0]).num_hurt
 
 
 def _entry(*path: str) -> Callable[[RunView], float | None]:
@@ -64,6 +106,13 @@ def _entry(*path: str) -> Callable[[RunView], float | None]:
         return float(found) if isinstance(found, int | float) else None
 
     return value
+
+
+def _share_of_budget(view: RunView) -> float | None:
+    from sparsona.analysis.summary import spent
+
+    matched: Any = view.config.get("matched")
+    return spent(view.summary, matched["by"]) / matched["budget"] if matched and matched["budget"] else None
 
 
 def _accuracy(key: str, title: str, meaning: str, is_first: bool = False) -> Column:
@@ -90,6 +139,36 @@ COLUMNS = (
     _error("mse", "MSE", "mean squared error, over clients"),
     _error("worst", "worst MSE", "the worst client"),
     _error("last10", "last 10", "mean of the last ten rounds"),
+    Column(
+        "rounds",
+        "rounds",
+        "rounds that were run",
+        _entry("rounds"),
+        "{:,.0f}".format,
+        better="neither",
+        shown="if different",
+    ),
+    Column(
+        "turns", "turns", "client turns that trained, final tuning included", _entry("turns", "total"), "{:,.0f}".format
+    ),
+    Column(
+        "steps",
+        "steps",
+        "local steps of all clients together, final tuning included",
+        _entry("steps", "total"),
+        "{:,.0f}".format,
+        is_first=True,
+    ),
+    Column(
+        "budget_share",
+        "of budget",
+        "what was spent, as a share of what all methods were given alike (--match)",
+        _share_of_budget,
+        "{:.1%}".format,
+        better="neither",
+        shown="if known",
+        is_first=True,
+    ),
     _bytes("up", "bytes up", "clients to server, as encoded: headers, masks and checksums included", is_first=True),
     _bytes("down", "bytes down", "server to clients, as encoded", is_first=True),
     Column(

@@ -80,7 +80,8 @@ def shared_and_differing(tables: Sequence[Mapping[str, str]]) -> tuple[dict[str,
 def _settings(view: RunView) -> dict[str, str]:
     def matters(name: str) -> bool:
         last = name.rpartition(".")[2]
-        return last not in CIRCUMSTANCES and not last.endswith("seed")
+        # A budget is that of a seed; what it led to, the number of rounds, is a setting.
+        return last not in CIRCUMSTANCES and not last.endswith("seed") and not name.startswith("matched")
 
     return {name: value for name, value in flatten(view.config).items() if matters(name)}
 

@@ -20,7 +20,9 @@ from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.points import GUARDED, NOVEL, PERSONAL, POINTS, RECEIVED, TUNED, on
 from sparsona.core.points import point as point_of
 from sparsona.core.transform import describe
+from sparsona.data.holdout import HELD_OUT
 from sparsona.runs.folder import RunFolder
+from sparsona.runs.options import MATCHES
 from sparsona.transforms import read_transforms
 
 # How a client's test data was chosen, where it is not simply a part of its own.
@@ -28,12 +30,14 @@ TESTED_ON = {
     "shares": "drawn from the published test set in the client's own label shares, so that clients share some of it, "
     "and ",
     "natural": "published for it, and ",
+    HELD_OUT: "held out of its training data in place of its test data, to choose options by, and ",
 }
 # The headline's model in words: by how clients are connected for what they receive, by its name after tuning.
 WHICH = {
     RECEIVED: "the personal model each client would deploy: what the server holds for it after the round, "
     "with what the client keeps itself, before any more local training",
     TUNED: "each client's own copy of the last model after final tuning on its own training data",
+    "all": "each client's own copy of the mean of all peers' models after final tuning on its own training data",
     "peers": "the personal model each client would use next: its own, mixed with what its neighbours sent last, "
     "before any more local training",
     "alone": "each client's own model, trained on its data alone",
@@ -51,7 +55,7 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
     point, completed, correct, count = headline(folder)
     accuracy: dict[str, Any] = accuracy_summary(correct, count)
     # A point that is evaluated once, after the end, has no last ten rounds.
-    accuracy["last10"] = mean_of_last(curve(folder, point)) if point == RECEIVED else None
+    accuracy["last10"] = mean_of_last(curve(folder, point)) if point_of(point).when == "round" else None
     error = None
     if facts.is_regression:
         error = {**(errors(folder, completed, point) or {}), "last10": accuracy["last10"]}
@@ -61,7 +65,7 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
     summary: dict[str, Any] = {
         "run": str(folder.path),
         "method": facts.method,
-        "protocol": protocol(folder),
+        "protocol": "",
         "accuracy": accuracy,
         "bytes": {
             "up": up,
@@ -74,9 +78,11 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
             "upload_share": _upload_share(folder),
         },
         "flops": {"train": totals.train_flops, "mask_search": totals.search_flops},
+        **effort(folder),
         "rounds": completed,
         "seconds": round(seconds, 3),
     }
+    summary["protocol"] = _protocol(folder, summary)
     if error is not None:
         summary["error"] = error
     summary["pipeline"] = pipeline(folder, completed)
@@ -90,6 +96,25 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
         if (mean := mean_at(folder, completed, other)) is not None:
             summary.setdefault("other_points", {})[other] = mean
     return summary
+
+
+def effort(folder: RunFolder) -> dict[str, dict[str, int]]:
+    """Client turns and local steps: of the rounds, of final tuning, and of both."""
+    in_rounds, tuning = folder.records.effort(folder.config["rounds"])
+    return {
+        name: {"rounds": done, "tuning": tuned, "total": done + tuned}
+        for name, done, tuned in (
+            ("turns", in_rounds.turns, tuning.turns),
+            ("steps", in_rounds.steps, tuning.steps),
+        )
+    }
+
+
+def spent(summary: dict[str, Any], by: str) -> int:
+    """What a run spent, by its summary: steps, flops or bytes, final tuning included."""
+    if by == "flops":
+        return (summary["flops"]["train"] or 0) + (summary["flops"]["mask_search"] or 0)
+    return summary[by]["total"]
 
 
 def _other_points(folder: RunFolder) -> list[str]:
@@ -163,12 +188,13 @@ def points(folder: RunFolder) -> list[str]:
     return folder.records.points()
 
 
-def protocol(folder: RunFolder) -> str:
-    """In words: which model, on whose test data, weighted how, at which round."""
+def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
+    """In words: which model, on whose test data, weighted how, at which round, for what price."""
     config, facts = folder.config, folder.facts
     point, completed, _, count = headline(folder)
     kind = "alone" if facts.alone else "peers" if facts.peers else point
-    which = WHICH.get(kind if point == RECEIVED else point, point_of(point).text)
+    kind = kind if point == RECEIVED else "all" if point == TUNED and config.get("tune_from") == "all" else point
+    which = WHICH.get(kind, point_of(point).text)
     tested = count[count > 0]
     chosen = TESTED_ON.get(facts.tested_on.partition(":")[0], "")
     unit = "tokens" if facts.label_counts is None and not facts.is_regression else "examples"
@@ -177,6 +203,14 @@ def protocol(folder: RunFolder) -> str:
         f"{unit}, {chosen}never used in any decision); mean over {len(tested)} clients, each counting the same; "
         f"after round {completed} of {config['rounds']}, the last and not the best."
     )
+    if trials := config.get("tuned_with"):
+        text += f" Options were tuned with {trials} trials on data held out of training."
+    if matched := config.get("matched"):
+        text += _match_sentence(matched, summary, config["rounds"])
+    if held := int(facts.sizes[:, 1].sum()):
+        share = held / int(facts.sizes[:, :2].sum())
+        text += f" {share:.0%} of the other examples are held back for validation, and trained on by no method"
+        text += ("; this one's training decides by them" if facts.needs_validation else "") + "."
     if facts.transductive:
         text += (
             " TRANSDUCTIVE: a prediction also depends on the other test examples of its batch, as in the authors' "
@@ -187,6 +221,12 @@ def protocol(folder: RunFolder) -> str:
         text += f" They were drawn once, the same for every evaluation, from the {took_part:,} that took part."
     if config["novel"]:
         text += f" {config['novel']} novel clients took no part and are not among them."
+    weakest, density = min(config["capacities"]), config.get("subnetwork")
+    if density is not None:
+        text += f" All clients have a fixed random sub-network of density {density:g} in place of the whole model"
+        text += ", as much as the weakest can hold." if density == weakest else "."
+    elif weakest < 1 and facts.has_one_size and not facts.ignores_capacity:
+        text += f" All clients have models that the weakest, of capacity {weakest:g}, can hold."
     if facts.ignores_capacity:
         text += " Capacities are not kept: this method's models are larger than some clients can hold."
     if facts.has_batch_statistics and not config["stateless"]:
@@ -221,6 +261,19 @@ def protocol(folder: RunFolder) -> str:
         initial = facts.has_batch_statistics and point == RECEIVED
         text += ", and buffers such as BatchNorm statistics are the initial ones." if initial else "."
     return text
+
+
+def _match_sentence(matched: dict[str, Any], summary: dict[str, Any], rounds: int) -> str:
+    what = MATCHES[matched["by"]]
+    if matched["budget"] is None:
+        return f" Not matched by {what}, of which it spends none in its {rounds:,} rounds."
+    used = spent(summary, matched["by"]) / matched["budget"]
+    text = (
+        f" Matched by {what}: its {rounds:,} rounds were chosen before training to come nearest to the "
+        f"{matched['budget']:,} {what} that {matched['to']} spends in {matched['rounds']:,} rounds; it spent "
+        f"{used:.1%} of them, final tuning included. Learning rates follow their schedule over its own rounds."
+    )
+    return text if matched["exact"] else f"{text} The choice is by an upper bound, since training decides what is used."
 
 
 def curve(folder: RunFolder, point: str) -> list[tuple[int, float]]:

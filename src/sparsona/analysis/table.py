@@ -12,6 +12,8 @@ from sparsona.analysis.groups import Group, group_views, pairs
 from sparsona.analysis.statistics import mean_and_spread, paired_difference
 from sparsona.analysis.view import RunView
 
+UNEQUAL = 1.2  # local steps of the method that took most over those of the one that took fewest: worth a note
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -79,6 +81,24 @@ def differences(views: Sequence[RunView]) -> list[dict[str, str]]:
     return [{"method": group.label} | _difference(groups[0], group) for group in groups[1:]]
 
 
+def notes(views: Sequence[RunView]) -> list[str]:
+    """What a reader of the table must know: methods that did not get the same work, though nothing else was matched."""
+    if any(view.config.get("matched") for view in views):
+        return []
+    steps = [
+        (mean_and_spread(known)[0], group.label)
+        for group in group_views(views)
+        if (known := [float(v.summary["steps"]["total"]) for v in group.views if "steps" in v.summary])
+    ]
+    if len(steps) < 2:
+        return []
+    (least, fewest), (most, greatest) = min(steps), max(steps)
+    if most <= UNEQUAL * least:
+        return []
+    note = f"These methods did not train equally long: {greatest} took {most:,.0f} local steps, {fewest} {least:,.0f}."
+    return [f"{note} `--match steps` gives all about the same number (docs/experiments.md, fair comparisons)."]
+
+
 def class_rows(views: Sequence[RunView]) -> list[dict[str, str]]:
     """Accuracy on classes that a client has among its training data, and on those it has not: a dict per method.
 
@@ -124,7 +144,7 @@ def _column_cells(column: Column, groups: Sequence[Group]) -> list[Cell]:
     means = [_mean_and_spread(column, group) for group in groups]
     known = [found[0] for found in means if found is not None]
     best = None
-    if len({column.show(mean) for mean in known}) > 1:
+    if column.better != "neither" and len({column.show(mean) for mean in known}) > 1:
         best = column.show(max(known) if column.better == "high" else min(known))
     cells = []
     for found in means:

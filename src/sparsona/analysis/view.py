@@ -10,7 +10,7 @@ import numpy as np
 
 from sparsona.analysis.clients import ClientEffects, client_effects, has_effects
 from sparsona.analysis.similarity import Similarity, recorded_distances, recorded_similarity
-from sparsona.analysis.summary import curve, headline, points, summary_of
+from sparsona.analysis.summary import curve, effort, headline, points, summary_of
 from sparsona.core.points import point as evaluation_point
 from sparsona.runs.folder import RunFolder
 
@@ -19,12 +19,13 @@ from sparsona.runs.folder import RunFolder
 class RunView:
     """One finished (or unfinished) run, as plain data; accuracies are fractions from 0 to 1 everywhere.
 
-    `curves` maps an evaluation point to (completed rounds, mean accuracy); `correct` and `count` are per client at the
-    headline point; `confusion` is summed over clients, rows are the true classes; `label_counts` counts the training
-    data by client (row i is client i of `count`) and class, and is None where labels are tokens; `cumulative_bytes` is
-    (completed rounds, bytes sent so far in both directions); `sizes` has each client's number of training, validation
-    and test examples. `effects`, `similarity` and `distances` are there where the run recorded them; the last is
-    (completed rounds, mean distance between clients' traits, mean distance of each to its own start).
+    `curves` maps an evaluation point to (completed rounds, mean accuracy); `correct` and `count` are per client at
+    the headline point; `confusion` is summed over clients, rows are the true classes; `label_counts` counts the
+    training data by client (row i is client i of `count`) and class, and is None where labels are tokens;
+    `cumulative_bytes` is (completed rounds, bytes sent so far in both directions), `cumulative_steps` the same of
+    local steps; `sizes` has each client's number of training, validation and test examples. `effects`, `similarity`
+    and `distances` are there where the run recorded them; the last is (completed rounds, mean distance between
+    clients' traits, mean distance of each to its own start).
     """
 
     name: str
@@ -45,6 +46,7 @@ class RunView:
     label_counts: np.ndarray | None
     sizes: np.ndarray
     cumulative_bytes: list[tuple[int, int]]
+    cumulative_steps: Sequence[tuple[int, int]] = ()
     effects: ClientEffects | None = None
     similarity: Similarity | None = None
     distances: Sequence[tuple[int, float, float]] = ()
@@ -57,10 +59,13 @@ def read_view(folder: RunFolder) -> RunView:
 
 
 def _read_view(folder: RunFolder) -> RunView:
-    facts, config, summary = folder.facts, folder.config, folder.summary or summary_of(folder)
+    facts, config = folder.facts, folder.config
+    # Effort comes from the records: the summaries of older runs lack it.
+    summary = {**(folder.summary or summary_of(folder)), **effort(folder)}
     point, completed, correct, count = headline(folder)
     matrices = list(folder.records.confusions(completed, point).values())
     rounds = folder.records.rounds()
+    steps = np.cumsum(folder.records.steps_by_round()).tolist()
     sent = [row.bytes_down if facts.peers else row.bytes_up + row.bytes_down for row in rounds]
     return RunView(
         name=folder.path.name,
@@ -84,6 +89,7 @@ def _read_view(folder: RunFolder) -> RunView:
         sizes=facts.sizes,
         label_counts=facts.label_counts,
         cumulative_bytes=[(row.round + 1, total) for row, total in zip(rounds, np.cumsum(sent).tolist(), strict=True)],
+        cumulative_steps=[(row.round + 1, total) for row, total in zip(rounds, steps, strict=True)],
         effects=client_effects(folder) if has_effects(folder) else None,
         similarity=recorded_similarity(folder),
         distances=recorded_distances(folder),

@@ -15,8 +15,21 @@ from sparsona.cli.analysis import clients, similarity
 from sparsona.cli.cost import cost
 from sparsona.cli.data import data
 from sparsona.cli.latency import latency
-from sparsona.cli.options import JSON, LOG, OUT, PROFILE, check_names, check_reserved, gather, run_flags, with_table
+from sparsona.cli.options import (
+    JSON,
+    LOG,
+    MATCH,
+    OUT,
+    PROFILE,
+    check_names,
+    check_reserved,
+    gather,
+    gather_each,
+    run_flags,
+    with_table,
+)
 from sparsona.cli.terminal import print_profile, print_results, print_table, print_text, progress_bar, show_rows
+from sparsona.cli.tune import tune
 from sparsona.core.errors import SparsonaError
 from sparsona.core.version import VERSION
 
@@ -62,7 +75,7 @@ def run(
       sparsona run fedspa:search=rsm --partition shards:2
       sparsona run fedavg --set tune_epochs=5 --set drop_rate=0.1
     """
-    options = gather(config, pairs, flags)
+    options = gather(config, pairs, flags, method)
     check_names([method], options)
     from sparsona.engine.profiler import START, Clock
 
@@ -79,12 +92,16 @@ def run(
 @cli.command(cls=with_table(run_flags))
 @click.argument("methods", nargs=-1)
 @click.option("--seeds", type=int, default=1, show_default=True, help="Number of seeds, counted from --seed.")
+@MATCH
+@click.option("--jobs", type=int, default=1, show_default=True, help="Runs at a time, each in a process of its own.")
 @OUT
 @JSON
 @LOG
 def compare(
     methods: tuple[str, ...],
     seeds: int,
+    match: str,
+    jobs: int,
     out: Path | None,
     config: Path | None,
     pairs: tuple[str, ...],
@@ -95,20 +112,24 @@ def compare(
     """Train several METHODS under equal conditions: one table, one report.
 
     All see the same partition, split, initial weights and sampled clients (of peers all, unless --per-round is given).
-    Without METHODS: Local, FedAvg, FedAvg-FT and both kinds of FedSpa.
+    Without METHODS: those of the config file, or Local, FedAvg, FedAvg-FT and both kinds of FedSpa.
 
     \b
       sparsona compare
       sparsona compare local fedavg fedspa --seeds 3 --partition iid
       sparsona compare fedspa fedspa:density=0.2 fedspa:density=0.8
+      sparsona compare fedavg fedalt dispfl --match steps
+      sparsona compare --config runs/TUNE/tuned.toml --seeds 3
     """
-    options = gather(config, pairs, flags)
-    check_names(methods, options)
+    options, tables = gather_each(config, pairs, flags)
+    names = methods or tuple(tables) or DEFAULT_COMPARISON
+    check_names(names, options)
     from sparsona.experiment import compare as api
 
     check_reserved(api.compare, options)
     with progress_bar(has_seeds=seeds > 1) as bar:
-        result = api.compare(methods or DEFAULT_COMPARISON, seeds=seeds, out=out, observers=[bar, *logs], **options)
+        pairs_of = [(name, tables[name]) if name in tables else name for name in names]
+        result = api.compare(pairs_of, seeds=seeds, match=match, jobs=jobs, out=out, observers=[bar, *logs], **options)
     show_comparison(result, as_json)
 
 
@@ -123,6 +144,11 @@ def resume(path: str, as_json: bool, logs: tuple[str, ...], profile: bool) -> No
     The result is the same, bit for bit, as if it had never been stopped. A profiled run stays profiled.
     """
     folder = find(path)
+    if (folder / "tune.json").exists():
+        from sparsona.cli.tune import resume_search
+
+        resume_search(folder, as_json)
+        return
     is_comparison = (folder / "comparison.json").exists()
     if profile and is_comparison:
         raise SparsonaError("--profile for a comparison", expected="one run", hint="resume its runs one by one")
@@ -171,7 +197,7 @@ def runs(where: Path, as_json: bool) -> None:
     elif not found:
         click.echo(f"no runs in '{where}' yet: start with `sparsona compare`")
     else:
-        columns = ["run", "method", "seed", "rounds", "accuracy", "state"]
+        columns = ["run", "method", "seed", "rounds", "steps", "accuracy", "state"]
         print_table([{key: str(row[key]) for key in columns} for row in found])
 
 
@@ -265,6 +291,7 @@ def models(name: str | None, classes: int | None, shape: str | None, as_json: bo
 cli.add_command(data)
 cli.add_command(cost)
 cli.add_command(latency)
+cli.add_command(tune)
 cli.add_command(clients)
 cli.add_command(similarity)
 
@@ -312,11 +339,14 @@ def show_comparison(result: Any, as_json: bool) -> None:
                     "runs": [run.summary for run in result.runs],
                     "table": result.figures(),
                     "differences": result.differences(),
+                    "notes": result.notes(),
                 }
             )
         )
         return
     print_results(result.table())
+    for note in result.notes():
+        print_text(f"note: {note}")
     if differences := result.differences():
         first = result.table()[0]["method"]
         click.echo(f"\nDifference to {first}, in percentage points of mean accuracy, paired by seed (95% interval):")

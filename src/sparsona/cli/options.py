@@ -46,6 +46,15 @@ LOG = click.option("--log", "logs", cls=LogOption, multiple=True, metavar="[NAME
 OUT = click.option("--out", type=click.Path(path_type=Path), help="Folder to make.  [a new one in ./runs]")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout.")
 
+MATCH = click.option(
+    "--match",
+    metavar="rounds|steps|flops|bytes",
+    default="rounds",
+    show_default=True,
+    help="What all spend alike. The first method runs --rounds; the others get the number of rounds that comes nearest "
+    "to what it spends.",
+)
+
 
 def with_table(make: Callable[[], list[click.Option]]) -> type[click.Command]:
     """A class of commands that also have the options that `make` returns, and CONFIG and SET."""
@@ -152,13 +161,27 @@ def check_names(methods: Iterable[str], options: Mapping[str, Any]) -> None:
         read_spec(model)
 
 
-def gather(config: Path | None, pairs: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:
-    """Options from the file, then from the flags given, then from --set."""
-    from sparsona.core.spec import parse_pairs
-    from sparsona.runs.request import read_toml
+def gather(
+    config: Path | None, pairs: tuple[str, ...], flags: dict[str, Any], method: str | None = None
+) -> dict[str, Any]:
+    """Options from the file (and from its table of `method`), then from the flags given, then from --set."""
+    options, tables = gather_each(config, pairs, flags)
+    return {**options, **tables.get(method or "", {})}
 
-    given = {key: value for key, value in flags.items() if value not in (None, ())}
-    return {**(read_toml(config) if config else {}), **given, **parse_pairs(pairs)}
+
+def gather_each(
+    config: Path | None, pairs: tuple[str, ...], flags: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The same, and the file's options for single methods; what the command line gives wins over both."""
+    from sparsona.core.spec import parse_pairs
+    from sparsona.runs.request import OptionFile, read_option_file
+
+    typed = {key: value for key, value in flags.items() if value not in (None, ())} | parse_pairs(pairs)
+    found = read_option_file(config) if config else OptionFile({}, {})
+    tables = {
+        name: {key: value for key, value in table.items() if key not in typed} for name, table in found.methods.items()
+    }
+    return {**found.options, **typed}, tables
 
 
 def check_reserved(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -172,5 +195,5 @@ def check_reserved(function: Callable[..., Any], options: Mapping[str, Any]) -> 
         raise SparsonaError(
             f"'{misplaced[0]}' is no option of a run",
             expected="options, in a config file and in --set",
-            hint="methods, --out, --seeds and --profile are given on the command line itself",
+            hint="methods, --out, --seeds, --match and --profile are given on the command line itself",
         )

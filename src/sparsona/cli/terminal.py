@@ -66,7 +66,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         table.add_row(*(str(value) for value in row.values()))
     # Into a pipe there is no width to fit into: cells must not be cut.
-    width = None if sys.stdout.isatty() else 240
+    width = None if sys.stdout.isatty() else 400
     Console(highlight=False, width=width).print(table)
 
 

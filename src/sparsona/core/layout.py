@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 
@@ -77,6 +77,16 @@ class Layout:
         if missing:
             raise KeyError(f"no tensor named {sorted(missing)} in this layout")
         return Layout(tuple(slot for slot in self.slots if slot.name in wanted))
+
+    def keep(self, counts: Iterable[int]) -> Layout:
+        """The layout of a sub-network that keeps so many entries of each tensor: a tensor that is not whole becomes a
+        vector of them."""
+        return Layout(
+            tuple(
+                slot if count == slot.size else replace(slot, shape=(count,))
+                for slot, count in zip(self.slots, counts, strict=True)
+            )
+        )
 
     def forward_flops(self, nonzeros: Iterable[int] | None = None) -> int:
         """FLOPs of one example's forward pass, given the number of non-zero entries per tensor (dense if None)."""

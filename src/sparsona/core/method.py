@@ -177,7 +177,7 @@ class PeerHalf:
 
     Args:
         wants: `wants(state, round)` returns the peers whose messages this client requests, with `round` bound to the
-            client; None: its neighbours in the graph.
+            client; None: its neighbours in the graph. A run with it has no graph, and `Cost.requests` says how many.
         consensus: `consensus(inbox, round)` returns one model made of every peer's last message; each message says in
             which round it was made.
     """

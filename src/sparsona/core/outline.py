@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sparsona.core.layout import Layout
@@ -40,3 +41,4 @@ class Outline:
     takes_tokens: bool = False
     is_regression: bool = False
     uncounted: tuple[str, ...] = ()  # matrices whose FLOPs are not known
+    norm_groups: Mapping[str, int] = field(default_factory=dict)  # as Task.norm_groups

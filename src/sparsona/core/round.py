@@ -23,6 +23,8 @@ class Client:
         capacity: the highest density that it can hold.
         num_validation: its validation examples.
         num_clients: how many clients there are.
+        most_examples: the training examples of the largest client: a table with a row for each example has this many in
+            every client's Work, so that executors can run them together. 0: not known.
     """
 
     index: int
@@ -30,6 +32,7 @@ class Client:
     capacity: float = 1.0
     num_validation: int = 0
     num_clients: int = 1
+    most_examples: int = 0
 
 
 def client_kinds(clients: Iterable[Client]) -> Iterator[tuple[Client, int]]:

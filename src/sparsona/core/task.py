@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -66,6 +66,8 @@ class Task:
         self._module = self._build(0)
         trial = _random_pair(self.input_shape, tokens)
         self.layout, self.uncounted = _parameter_layout(self._module, trial[:1], num_classes)
+        self.whole_layout = self.layout  # `layout` has fewer entries after `restrict`
+        self._kept: dict[str, Tensor] = {}
         _check_independence(self._module, trial)
         # Whether a forward pass in training mode draws noise, changes buffers, or mixes the examples of a batch.
         self.draws_noise, moved = _train_once(self._module, trial)
@@ -75,6 +77,9 @@ class Task:
         shapes = {name: tuple(value.shape) for name, value in self._module.named_buffers()}
         self.buffer_layout = Layout(tuple(Slot(name, shapes[name]) for name in self._buffer_kinds))
         self._places = _places(self._module, self._buffer_kinds)
+        # The number of groups of each GroupNorm, by the name of its weight; a LayerNorm is one group of all features.
+        self.norm_groups = {f"{name}.weight".lstrip("."): groups for name, _, groups in _grouped(self._module)}
+        self._grouped = _grouped(self._module)
         self.takes_channels_last = _takes_channels_last(self._module, trial)
         # A network can name its parts in an attribute `roles`.
         self.roles = roles or getattr(self._module, "roles", None) or _guess_roles(self._module)
@@ -97,6 +102,29 @@ class Task:
         """
         self._given = dict(weights)
 
+    def restrict(self, mask: Tree) -> None:
+        """Make this the task of a fixed sub-network: what is outside the mask is zero, and no parameter any more.
+
+        Args:
+            mask: a bool tree of the whole network, on the device that is trained on: a captured step must not move
+                it. A tensor that it keeps in part becomes a vector of its entries.
+        """
+        counts = []
+        for slot in self.whole_layout.slots:
+            index = mask[slot.name].flatten().nonzero().flatten()
+            counts.append(len(index))
+            if len(index) < slot.size:
+                self._kept[slot.name] = index
+        self.layout = self.whole_layout.keep(counts)
+
+    def _whole(self, name: str, value: Tensor) -> Tensor:
+        """A parameter as the module has it; a method may also pass tensors of its own, which stay as they are."""
+        index = self._kept.get(name)
+        if index is None or value.shape != index.shape:
+            return value
+        slot = self.whole_layout.slots[self.whole_layout.place[name]]
+        return value.new_zeros(slot.size).scatter(0, index.to(value.device), value).view(slot.shape)
+
     def init(self, seed: int) -> tuple[Tree, Tree]:
         """Initial parameters and buffers.
 
@@ -116,7 +144,9 @@ class Task:
                     hint=f"register '{name}' as float32, or draw it from a generator of its own",
                 )
         named = {name: value.detach() for name, value in module.named_parameters()}
-        params = Tree.of({**named, **self._given}, self.layout)
+        named |= self._given
+        named |= {name: named[name].flatten()[index.to(named[name].device)] for name, index in self._kept.items()}
+        params = Tree.of(named, self.layout)
         return params, self._buffer_tree(dict(module.named_buffers()))
 
     def _buffer_tree(self, named: Mapping[str, Tensor], layout: Layout | None = None) -> Tree:
@@ -130,7 +160,8 @@ class Task:
 
         Args:
             params: a tree, or any named tensors; their shapes, and those of `buffers`, may differ from the module's if
-                its layers accept them.
+                its layers accept them. A GroupNorm of another width keeps its channels per group (one group stays
+                one), a LayerNorm normalises over as many features as it has weights.
             buffers: the tree of buffers.
             inputs: a batch of inputs.
             train: training mode instead of evaluation mode.
@@ -140,6 +171,8 @@ class Task:
             The outputs, and the buffers after this pass (the same tree in evaluation mode).
         """
         named: dict[str, Tensor] = {name: params[name] for name in params}
+        for name in self._kept:
+            named[name] = self._whole(name, named[name])
         for name, kind in self._buffer_kinds.items():
             named[name] = buffers[name].to(kind, copy=True)
         if self._module.training is not train:
@@ -156,6 +189,44 @@ class Task:
             return outputs, self._buffer_tree(named, buffers.layout)
         return outputs, buffers
 
+    def forward_with_features(
+        self,
+        params: Mapping[str, Tensor],
+        buffers: Tree,
+        inputs: Tensor,
+        layer: str,
+        train: bool,
+        noise: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tree]:
+        """A forward pass that also returns what enters one of the layers.
+
+        Args:
+            params: as in `forward`.
+            buffers: as in `forward`.
+            inputs: a batch of inputs.
+            layer: the name of a submodule that the pass calls once.
+            train: as in `forward`.
+            noise: as in `forward`.
+
+        Returns:
+            The outputs, the features (float32, one flat row per example), and the buffers after this pass.
+
+        Example:
+            >>> task = Task(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), (4,), 3)
+            >>> outputs, features, _ = task.forward_with_features(*task.init(0), torch.zeros(2, 4), "2", train=False)
+            >>> outputs.shape, features.shape
+            (torch.Size([2, 3]), torch.Size([2, 5]))
+        """
+        entered: list[Tensor] = []
+        # The hook runs while the pass is traced, stacked or captured: what it sees is a tensor of that pass.
+        hook = self._module.get_submodule(layer).register_forward_pre_hook(lambda _, args: entered.append(args[0]))
+        try:
+            outputs, buffers = self.forward(params, buffers, inputs, train, noise)
+        finally:
+            hook.remove()
+        (features,) = entered
+        return outputs, features.flatten(1).float(), buffers
+
     def _call(self, named: dict[str, Tensor], inputs: Tensor) -> Tensor:
         """Call the module with these tensors in place of its own: torch.func.functional_call without its checks, which
         cost a quarter of a small network's forward pass. A buffer that the pass replaces is replaced in `named`."""
@@ -168,6 +239,8 @@ class Task:
             if last and tensor.dim() == 4:
                 tensor = tensor.contiguous(memory_format=torch.channels_last)
             store[key] = tensor
+        for _, layer, groups in self._grouped:
+            _set_size(layer, groups)
         if last and inputs.dim() == 4:
             inputs = with_channels_last(inputs)
         try:
@@ -179,6 +252,8 @@ class Task:
         finally:
             for (store, key, _), value in zip(self._places, own, strict=True):
                 store[key] = value
+            for _, layer, groups in self._grouped:
+                _set_size(layer, groups)
 
     def _in_half(self, inputs: Tensor) -> AbstractContextManager[Any]:
         if self.half is None:
@@ -186,11 +261,12 @@ class Task:
         return torch.autocast(inputs.device.type, dtype=self.half, cache_enabled=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_places"}
+        return {key: value for key, value in self.__dict__.items() if key not in ("_places", "_grouped")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._places = _places(self._module, self._buffer_kinds)  # references into the module, which is a new object
+        # References into the module, which is a new object.
+        self._places, self._grouped = _places(self._module, self._buffer_kinds), _grouped(self._module)
 
     def count_right(self, sum_of_scores: float) -> int | None:
         """The number of correct predictions; None in a regression, which has none."""
@@ -225,11 +301,48 @@ class Task:
         (flat,) = torch.autograd.grad(self.mean_loss(outputs, batch), [at.flat])
         return params.like(flat)
 
+    def statistics(self, params: Tree, buffers: Tree, batches: Iterable[Batch]) -> Tree:
+        """The buffers with BatchNorm's statistics estimated anew: the mean over these batches.
+
+        Everything but BatchNorm is in evaluation mode. Batches of one example have no variance and are left out.
+
+        Args:
+            params: the parameters.
+            buffers: the buffers of the model.
+            batches: the data.
+
+        Returns:
+            The new buffers; the same if there is no BatchNorm, or no batch of two examples.
+        """
+        norms = [layer for layer in self._module.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        norms = [layer for layer in norms if layer.track_running_stats]
+        inputs = (batch.inputs for batch in batches if len(batch.targets) > 1)
+        if not norms or (first := next(inputs, None)) is None:
+            return buffers
+        named = {name: params[name] for name in params}
+        for name, kind in self._buffer_kinds.items():
+            named[name] = buffers[name].to(kind, copy=True)
+        own = {id(value): name for store, key, name in self._places for value in (store[key],)}
+        momenta = [layer.momentum for layer in norms]
+        self._module.eval()
+        for layer in norms:
+            layer.train().momentum = None  # a plain mean over the batches, which it counts
+            for value in layer.buffers(recurse=False):
+                named[own[id(value)]].zero_()
+        try:
+            with torch.no_grad():
+                for some in (first, *inputs):
+                    self._call(named, some)
+        finally:
+            for layer, momentum in zip(norms, momenta, strict=True):
+                layer.eval().momentum = momentum
+        return self._buffer_tree(named, buffers.layout)
+
     def module(self, params: Tree, buffers: Tree) -> nn.Module:
         """A new nn.Module with these weights, in evaluation mode.
 
         Args:
-            params: the parameters.
+            params: the parameters; their shapes may differ from the task's, as in `forward`.
             buffers: the buffers.
 
         Returns:
@@ -238,11 +351,45 @@ class Task:
         module = self._build(0)
         with torch.no_grad():
             for name, parameter in module.named_parameters():
-                parameter.copy_(params[name])
+                whole = self._whole(name, params[name])
+                parameter.data = whole.to(parameter.device, parameter.dtype, copy=True).contiguous()
             for name, buffer in module.named_buffers():
                 if name in self._buffer_kinds:
-                    buffer.copy_(buffers[name])
+                    buffer.data = buffers[name].to(buffer.device, buffer.dtype, copy=True).contiguous()
+        for _, layer, groups in _grouped(module):
+            _set_size(layer, groups)
+        for layer in module.modules():
+            _state_sizes(layer)
         return module.eval()
+
+
+def _grouped(module: nn.Module) -> list[tuple[str, Any, int]]:
+    """Norms that compute over several channels: name, layer, and number of groups."""
+    return [
+        (name, layer, layer.num_groups if isinstance(layer, nn.GroupNorm) else 1)
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.GroupNorm | nn.LayerNorm) and layer.weight is not None and layer.weight.dim() == 1
+    ]
+
+
+def _set_size(layer: Any, groups: int) -> None:
+    """Let a norm follow the number of its weights: a GroupNorm keeps its channels per group."""
+    if isinstance(layer, nn.LayerNorm):
+        layer.normalized_shape = tuple(layer.weight.shape)
+    elif groups > 1:
+        layer.num_groups = len(layer.weight) * groups // layer.num_channels
+
+
+def _state_sizes(layer: Any) -> None:
+    """Let a layer's attributes state the sizes of its tensors, for whoever prints or exports it."""
+    if isinstance(layer, nn.Linear):
+        layer.out_features, layer.in_features = layer.weight.shape
+    elif isinstance(layer, nn.modules.conv._ConvNd) and not layer.transposed:
+        layer.out_channels, layer.in_channels = layer.weight.shape[0], layer.weight.shape[1] * layer.groups
+    elif isinstance(layer, nn.modules.batchnorm._NormBase) and layer.running_mean is not None:
+        layer.num_features = len(layer.running_mean)
+    elif isinstance(layer, nn.GroupNorm) and layer.weight is not None:
+        layer.num_channels = len(layer.weight)
 
 
 def _random_pair(input_shape: tuple[int, ...], tokens: bool) -> Tensor:

@@ -327,6 +327,8 @@ class Cost:
             while masks are searched by gradient. None: a dense gradient.
         mixing: what a peer holds of its neighbours' messages besides `kept`.
         tune_flops: FLOPs of one epoch of final tuning; None: three predictions an example.
+        requests: how many peers' messages a client requests in a round, where the method has `PeerHalf.wants`.
+        tune_search_flops: FLOPs of final tuning outside of training steps, whatever its epochs.
     """
 
     down: tuple[PartSize, ...] | None
@@ -339,6 +341,8 @@ class Cost:
     at_work: tuple[PartSize, ...] | None = None
     mixing: tuple[PartSize, ...] = ()
     tune_flops: int | None = None
+    requests: int | None = None
+    tune_search_flops: int = 0
 
 
 Inbox = Iterable[Update]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal
@@ -33,6 +34,7 @@ from sparsona.runs.declaration import Option, as_tuple, option, options_of
 from sparsona.runs.options import OPTIONS, RunConfig
 from sparsona.runs.request import choose, parse_method
 from sparsona.runs.validation import check, merge_errors
+from sparsona.sparsity.search import mask_counts
 from sparsona.transforms import read_transforms
 from sparsona.wire.format import message_size, paper_size, payload_size
 
@@ -117,6 +119,7 @@ class Experiment:
     options: CostOptions
     graph: Graph | None
     data: str | None  # None: not given
+    requests: int | None = None  # peers that each peer requests messages from, where the method chooses them
 
     @property
     def rounds(self) -> int:
@@ -134,6 +137,8 @@ class Experiment:
 
     @cached_property
     def links(self) -> Links:
+        if self.requests is not None:
+            return Links(self.requests)
         return Links(0) if self.graph is None else links(self.graph, self.clients)
 
     @property
@@ -245,6 +250,10 @@ def _report(
     source = _source(run.data if "data" in given else None)
     samples, samples_from = _samples(source, run, options)
     label, outline = _outline(model if model is not None else run.model, source, options)
+    whole = outline.layout
+    if run.subnetwork is not None:
+        outline = copy(outline)
+        object.__setattr__(outline, "layout", whole.keep(mask_counts(whole, run.subnetwork, "erk")))
     price, peers = _price(row, outline, config)
     experiment = _check_experiment(run, options, peers, given)
     layout = outline.layout
@@ -254,11 +263,17 @@ def _report(
         for index, capacity in enumerate(run.capacities[: experiment.clients])
     ]
     kinds = [transform_cost(cost, read_transforms(run.transform)) for cost in kinds]
+    if (requests := kinds[0].requests) is not None:
+        if run.graph is not None:
+            what, expected = f"'graph' for {row.name}", "no graph: its clients choose whose models they receive"
+            raise SparsonaError(what, expected=expected, hint="leave --graph out")
+        experiment = replace(experiment, requests=requests)
     infer = [layout.forward_flops() if cost.infer_flops is None else cost.infer_flops for cost in kinds]
     flops = Flops(
         _mean(_sum([cost.train_flops for cost in kinds], experiment), experiment),
         _mean(_sum([_search_flops(cost, layout, options.quirks) for cost in kinds], experiment), experiment),
         run.tune_epochs * _sum([_tune_flops(*cost, samples) for cost in zip(kinds, infer, strict=True)], experiment),
+        _sum([cost.tune_search_flops for cost in kinds], experiment) if run.tune_epochs else 0,
     )
     as_papers = partial(_paper_size, quirks=options.quirks, uniform=getattr(config, "allocation", "erk") == "uniform")
     return CostReport(
@@ -270,7 +285,7 @@ def _report(
         classes=outline.num_classes,
         costs_only=isinstance(row, RuleCard),
         exact=all(cost.exact for cost in kinds) and not outline.uncounted,
-        notes=tuple(_notes(row, outline, kinds, run)),
+        notes=tuple(_notes(row, outline, kinds, run, whole.size)),
         peers=peers,
         experiment=experiment,
         options=config.model_dump(mode="json"),
@@ -336,8 +351,10 @@ def _outline(model: Any, source: data.SourceCard | None, options: CostOptions) -
     return type(model).__name__, Task(model, shape, classes, tokens=tokens)
 
 
-def _notes(card: methods.MethodCard | RuleCard, outline: Outline, kinds: list[Cost], run: RunConfig) -> Iterator[str]:
-    """Notes on these figures in particular."""
+def _notes(
+    card: methods.MethodCard | RuleCard, outline: Outline, kinds: list[Cost], run: RunConfig, size: int
+) -> Iterator[str]:
+    """Notes on these figures in particular; `size` is that of the whole model."""
     if isinstance(card, RuleCard) and card.note:
         yield card.note
     elif not all(cost.exact for cost in kinds):
@@ -346,7 +363,7 @@ def _notes(card: methods.MethodCard | RuleCard, outline: Outline, kinds: list[Co
         yield f"FLOPs of layers that are neither linear nor convolutions are missing: {', '.join(outline.uncounted)}"
     for cost, capacity in zip(kinds, run.capacities, strict=False):
         held = [part.num_values for part in (*cost.kept, *(cost.down or ())) if not part.is_mask]
-        if max(held, default=0) > capacity * outline.layout.size:
+        if max(held, default=0) > capacity * size:
             yield "capacities are not kept: this method's models are larger than some clients can hold"
             return
 
@@ -405,7 +422,10 @@ def _traffic_of_peers(sizes: list[int], sent: int, experiment: Experiment, one_d
         most, others = max(ways, key=lambda way: way[0] if one_direction else sum(way))
     mean = _mean(once, experiment)
     busiest = most if one_direction else most + others
-    return Traffic(mean, mean, once, once, once, 0, busiest, busiest_in=others, busiest_out=most)
+    tuning = 0
+    if experiment.run.tune_epochs:  # peers mix once more: as in a round, or everybody's models
+        tuning = (experiment.clients - 1) * sent if experiment.run.tune_from == "all" else once
+    return Traffic(mean, mean, once, once, once, tuning, busiest, others, most, tuning_up=tuning)
 
 
 def _paper_size(parts: tuple[PartSize, ...], quirks: tuple[str, ...], uniform: bool) -> int:

@@ -20,16 +20,17 @@ class Traffic:
     round_up: Number  # of all clients in one round
     round_down: Number
     round: Number
-    tuning: Number  # sent to all clients for final tuning
+    tuning: Number  # received by all clients for final tuning
     busiest: Number  # through the busiest node in one round; the papers count one direction of it
     busiest_in: Number
     busiest_out: Number
+    tuning_up: Number = 0  # of these, what clients sent: between peers all of it
 
     def to_json(self, rounds: int) -> dict[str, dict[str, Any]]:
         """Decimal megabytes, and gigabytes for the whole run."""
         total = {
             "comm_gb": (self.round * rounds + self.tuning) / 1e9,
-            "up_gb": self.round_up * rounds / 1e9,
+            "up_gb": (self.round_up * rounds + self.tuning_up) / 1e9,
             "down_gb": (self.round_down * rounds + self.tuning) / 1e9,
         }
         per_round = {"comm_mb": self.round / 1e6, "up_mb": self.round_up / 1e6, "down_mb": self.round_down / 1e6}
@@ -45,11 +46,13 @@ class Flops:
     train: Number
     search: Number
     tuning: Number
+    tuning_search: Number = 0
 
     def to_json(self, turns: int, with_tuning: bool = False) -> dict[str, Number]:
         """The FLOPs of this number of turns."""
-        tuning = self.tuning if with_tuning else 0
-        train, search = self.train * turns + tuning, self.search * turns
+        train, search = self.train * turns, self.search * turns
+        if with_tuning:
+            train, search = train + self.tuning, search + self.tuning_search
         return {"flops": train + search, "train_flops": train, "search_flops": search}
 
 

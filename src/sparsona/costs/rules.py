@@ -9,15 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
 from sparsona.core.layout import Layout, Slot
 from sparsona.core.round import Client, Round
 from sparsona.core.update import Cost, PartSize, Support
-from sparsona.learning.phases import Training, gradient_size
-from sparsona.sparsity.search import mask_counts
+from sparsona.learning.phases import Training
 
 
 @dataclass(frozen=True)
@@ -66,87 +65,6 @@ def pfedhn(layout: Layout, client: Client, round_: Round, config: Training) -> C
     return Cost((_model(layout),), (_model(layout),), training_flops(layout, client, config))
 
 
-class SubsamplingConfig(Training):
-    """What Subsampling adds to the options of training."""
-
-    density: float = _density(0.5, "share of the update that is sent")
-
-
-def subsampling(layout: Layout, client: Client, round_: Round, config: SubsamplingConfig) -> Cost:
-    """FedAvg whose updates pass through a fresh random mask, drawn from a seed that travels along."""
-    update = _inside(layout, "update", sum(mask_counts(layout, config.density, "uniform")), Support.SEED)
-    at_work = (_model(layout, "start"), _model(layout, "gradient"))
-    return Cost((_model(layout),), (update,), training_flops(layout, client, config), at_work=at_work)
-
-
-class SubFedAvgConfig(Training):
-    """What Sub-FedAvg adds to the options of training."""
-
-    density: float = _density(0.5, "share of the parameters a client ends with")
-
-
-def sub_fedavg(layout: Layout, client: Client, round_: Round, config: SubFedAvgConfig) -> Cost:
-    """An upper bound: clients start dense, and accuracy decides who prunes when."""
-    model, mask = _inside(layout, "model", layout.size), _mask(layout)
-    at_work = (mask, mask, _model(layout, "gradient"))  # the candidates after the first and the last epoch
-    train = training_flops(layout, client, config)
-    return Cost((model,), (model, mask), train, exact=False, kept=(mask,), at_work=at_work)
-
-
-class DPSGDConfig(Training):
-    """What D-PSGD adds to the options of training."""
-
-    density: float = _density(1.0, "share of the parameters of a smaller shared model, cut out by one static mask")
-    allocation: Literal["uniform", "erk"] = Field("uniform", description="how density is shared among the tensors")
-
-
-def dpsgd(layout: Layout, client: Client, round_: Round, config: DPSGDConfig) -> Cost:
-    """Peers average whole models; where these are cut down, all share one static mask."""
-    counts = mask_counts(layout, config.density, config.allocation) if config.density < 1 else None
-    train, infer = training_flops(layout, client, config, counts), layout.forward_flops(counts)
-    if counts is None:
-        whole, at_work = (_model(layout),), (_model(layout), _model(layout, "gradient"))
-        return Cost(None, whole, train, kept=whole, at_work=at_work, mixing=(_model(layout, "sum"),))
-    size = sum(counts)
-    model = (_inside(layout, "model", size),)
-    return Cost(
-        None,
-        model,
-        train,
-        kept=(*model, _mask(layout)),
-        infer_flops=infer,
-        at_work=(_inside(layout, "mixed", size), gradient_size(layout, config, size)),
-        mixing=(_inside(layout, "sum", size),),
-    )
-
-
-def fomo(layout: Layout, client: Client, round_: Round, config: Training) -> Cost:
-    """Peers fetch dense models. Trying those on validation data is not counted, as in DisPFL's tables."""
-    model, train = (_model(layout),), training_flops(layout, client, config)
-    at_work = (_model(layout, "trained"), _model(layout, "gradient"))
-    # It trains first. Then it tries each model it fetched, and sums those that are better than what it kept.
-    mixing = tuple(_model(layout, name) for name in ("trained", "candidate", "sum"))
-    return Cost(None, model, train, kept=model, at_work=at_work, mixing=mixing)
-
-
-class FedEMConfig(Training):
-    """What FedEM adds to the options of training."""
-
-    epochs: int = Field(1, ge=1, description="passes over the client's data in one round")
-    num_models: int = Field(3, ge=1, description="component models, k")
-
-
-def fedem(layout: Layout, client: Client, round_: Round, config: FedEMConfig) -> Cost:
-    """k dense models, all sent, all trained; one pass of all over the data assigns examples to models."""
-    models = tuple(_model(layout, f"model{number}") for number in range(config.num_models))
-    forward = config.num_models * layout.forward_flops()
-    train = config.num_models * training_flops(layout, client, config)
-    assign = client.num_examples * forward
-    kept = (_vector("mixture", config.num_models),)
-    at_work = (_vector("responsibilities", config.num_models * client.num_examples), _model(layout, "gradient"))
-    return Cost(models, models, train, assign, kept=kept, infer_flops=forward, at_work=at_work)
-
-
 class PFedGateTableConfig(Training):
     """What pFedGate's table of costs needs to know."""
 
@@ -184,27 +102,6 @@ COST_RULES = {
     card.name: card
     for card in (
         RuleCard("pfedhn", "pFedHN (client's part)", "Shamsian et al., ICML 2021", pfedhn, Training),
-        RuleCard("subsampling", "Subsampling", "as in FedSpa's table 1", subsampling, SubsamplingConfig),
-        RuleCard(
-            "sub-fedavg",
-            "Sub-FedAvg",
-            "Vahidian et al., 2021",
-            sub_fedavg,
-            SubFedAvgConfig,
-            note="clients start dense, and training decides who prunes when: these are upper bounds",
-        ),
-        RuleCard("dpsgd", "D-PSGD", "Lian et al., NeurIPS 2017", dpsgd, DPSGDConfig, peers=True),
-        RuleCard(
-            "dpsgd-ft",
-            "D-PSGD-FT",
-            "D-PSGD, then every client tunes the mean of all models on its own data",
-            dpsgd,
-            DPSGDConfig,
-            peers=True,
-            engine={"tune_epochs": 5},
-        ),
-        RuleCard("fomo", "FedFomo", "Zhang et al., ICLR 2021", fomo, Training, peers=True),
-        RuleCard("fedem", "FedEM", "Marfoq et al., NeurIPS 2021", fedem, FedEMConfig),
         RuleCard(
             "pfedgate-table",
             "pFedGate (as its table 3 states)",

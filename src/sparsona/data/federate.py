@@ -12,7 +12,7 @@ from sparsona.core.seeds import Seeds
 from sparsona.data import validate
 from sparsona.data.client_index import ClientIndex
 from sparsona.data.federation import Federation
-from sparsona.data.holdout import TESTS, Holdout, Published, Rows, choose_holdout
+from sparsona.data.holdout import HELD_OUT, TESTS, Holdout, Published, Rows, choose_holdout, hold_out
 from sparsona.data.partition import parse
 from sparsona.data.partition import partition as partition_labels
 from sparsona.data.partition.by_owner import count_by_owner, find_by_owner, keep_eligible, number_owners
@@ -140,6 +140,9 @@ def share_out(pool: Pool, plan: SplitPlan) -> Federation:
                 expected=f"at least {plan.min_train} and {plan.min_test} (min_train, min_test)",
                 hint="ask for fewer clients; partition natural leaves such clients out",
             )
+        if plan.holdout_rate:
+            rng = np.random.Generator(np.random.PCG64(seeds.of(client).own("holdout")))
+            split = hold_out(client, split, pool.y, (plan.validation_rate, plan.holdout_rate), pool.overlap, rng)
         splits.append(split)
     x, y, splits = _compact(pool, splits)
     tensors = [torch.from_numpy(np.require(array, requirements=["W"])) for array in (x, y)]
@@ -150,7 +153,7 @@ def share_out(pool: Pool, plan: SplitPlan) -> Federation:
         pool.num_classes,
         pool.name,
         pool.view,
-        holdout.tested_on,
+        HELD_OUT if plan.holdout_rate else holdout.tested_on,
         left_out,
     )
 

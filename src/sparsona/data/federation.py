@@ -22,7 +22,16 @@ from sparsona.data import validate
 from sparsona.data.augment import as_inputs
 from sparsona.data.batches import Examples, as_targets
 from sparsona.data.client_index import PARTS, ClientIndex, Split
-from sparsona.data.holdout import check_rates, no_data, nothing_to_score, round_to, strata, take_stratified
+from sparsona.data.holdout import (
+    HELD_OUT,
+    check_rates,
+    hold_out,
+    no_data,
+    nothing_to_score,
+    round_to,
+    strata,
+    take_stratified,
+)
 from sparsona.data.pool import Array, View, has_scored_token
 from sparsona.data.split_plan import SplitPlan
 
@@ -126,8 +135,11 @@ class Federation:
                 hint="write for example [0.2, 0.5, 1.0], or leave them out: every client then holds a dense model",
             )
         num, every = self.num_clients, len(capacities)
-        rows = enumerate(self._splits.sizes.tolist())
-        return tuple(Client(k, train, capacities[k % every], held, num) for k, (train, held, _) in rows)
+        rows = self._splits.sizes.tolist()
+        most = max(train for train, _, _ in rows)
+        return tuple(
+            Client(k, train, capacities[k % every], held, num, most) for k, (train, held, _) in enumerate(rows)
+        )
 
     def examples(self, client: int, part: str) -> Examples:
         """A copy of a client's examples, normalised as a model takes them.
@@ -197,6 +209,34 @@ class Federation:
         cells = client * self.num_classes + self.y.cpu().numpy()[example]
         found = np.bincount(cells, minlength=self.num_clients * self.num_classes)
         return torch.from_numpy(found.reshape(self.num_clients, self.num_classes))
+
+    def hold_out(self, rate: float, validation_rate: float = SplitPlan.validation_rate, seed: int = 0) -> Federation:
+        """The same clients without their test examples: each is tested on a part of its other examples in their place.
+
+        For choosing options: what is chosen has not seen the test data.
+
+        Args:
+            rate: The share of a client's training and validation examples that it is tested on.
+            validation_rate: The share of them that is held for validation.
+            seed: Decides which examples those are.
+
+        Returns:
+            A federation over the same pool of examples.
+
+        Example:
+            >>> import numpy as np
+            >>> import sparsona as sp
+            >>> federation = sp.federate(np.eye(40), np.arange(40) % 2, clients=4, partition="iid")
+            >>> federation.sizes()[0].tolist(), federation.hold_out(0.3, 0.0).sizes()[0].tolist()
+            ([6, 1, 3], [5, 0, 2])
+        """
+        check_rates(validation_rate, rate)
+        y, splits = self.y.cpu().numpy(), []
+        for client, split in enumerate(self.splits):
+            rng = np.random.Generator(np.random.PCG64(Seeds(seed).of(client).own("holdout")))
+            train, validation, test = (part.cpu().numpy() for part in (split.train, split.validation, split.test))
+            splits.append(hold_out(client, (train, validation, test), y, (validation_rate, rate), 0, rng))
+        return replace(self, splits=ClientIndex.of(splits), tested_on=HELD_OUT)
 
     def digest(self) -> str:
         """A hash of all examples, labels, splits and the view; the name is not part of it.

@@ -151,6 +151,20 @@ class Holdout:
         return train, validation, tested
 
 
+HELD_OUT = "held-out"  # what clients are tested on where test examples are kept for later
+
+
+def hold_out(
+    client: int, split: Rows, y: Array, rates: tuple[float, float], overlap: int, rng: np.random.Generator
+) -> Rows:
+    """A client's examples without its test examples: some of the others are in their place.
+
+    `rates` are the shares for validation and for testing.
+    """
+    again = Holdout("split", None, *rates, overlap)
+    return again.split(client, np.sort(np.concatenate(split[:2])), None, y, rng)
+
+
 def choose_holdout(plan: SplitPlan, partition: Partition, pool: Pool) -> Holdout:
     """The holdout of a plan, checked against the data; "auto" becomes one of the others."""
     test, shared_by = plan.test, plan.partition.strip()

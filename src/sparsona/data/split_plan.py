@@ -17,6 +17,8 @@ class SplitPlan:
         test: How a client's test examples are chosen, one of the forms that `sparsona data` lists.
         validation_rate: Share of a client's examples held for validation.
         test_rate: Share of a client's examples held for testing, where they are split off its own.
+        holdout_rate: Share of a client's training and validation examples that it is tested on in place of its test
+            examples, which are then not used at all: for choosing options.
         data_rate: Share of the examples (of the owners, for "natural") that is used, rounded down.
         min_size: The fewest examples a client is dealt; None: 10, or for "natural" as many as can be split.
         min_train: The fewest examples for training and validation. Owners with fewer are left out (partition
@@ -32,6 +34,7 @@ class SplitPlan:
     test: str = "auto"
     validation_rate: float = 0.1
     test_rate: float = 0.25
+    holdout_rate: float = 0.0
     data_rate: float = 1.0
     min_size: int | None = None
     min_train: int = 0

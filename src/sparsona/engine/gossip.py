@@ -86,12 +86,13 @@ class Gossip:
         round_: Round,
         receivers: Iterable[int],
         dropped: frozenset[int] = frozenset(),
+        graph: Graph | None = None,
     ) -> _Deliveries:
         """Who sends to whom; every copy of a message is charged to its sender and to its receiver."""
         delivered, members, sizes = _Deliveries(), members_of(self.context), {}
         self._unload()
         for client in receivers:
-            found = senders_of(self.context, clients, members, population, client, round_)
+            found = senders_of(self.context, clients, members, population, client, round_, graph)
             delivered.senders[client] = tuple(sender for sender in found if sender not in dropped)
             for sender in delivered.senders[client]:
                 if sender not in sizes:
@@ -164,7 +165,8 @@ class Gossip:
         self, population: Population, clients: Clients, round_: Round, requests: Mapping[int, TuningRequest]
     ) -> Iterator[tuple[Outcome, Traffic]]:
         """Let these clients mix once more and tune the result; yields outcomes with the bytes sent."""
-        delivered = self._deliver(population, clients, round_, requests)
+        everyone = Graph("full") if self.context.plan.tune_from == "all" else None
+        delivered = self._deliver(population, clients, round_, requests, graph=everyone)
         jobs = (
             self._job("tune", client, population, round_, request.points, delivered, epochs=request.epochs)
             for client, request in requests.items()
@@ -199,6 +201,12 @@ def check_gossip(context: ServerContext) -> None:
     if CONSENSUS in bases and half.consensus is None:
         raise SparsonaError(f"{name} has no consensus model to evaluate", hint=f"leave '{CONSENSUS}' out of points")
     check_end(context)
+    if half.wants is not None and plan.graph is not None:
+        raise SparsonaError(
+            f"{name} on a graph: its clients choose whose models they receive",
+            expected="no graph",
+            hint="leave --graph out",
+        )
     check(graph_of(context), members_of(context))
 
 
@@ -236,11 +244,13 @@ def senders_of(
     population: Population,
     client: int,
     round_: Round,
+    graph: Graph | None = None,
 ) -> tuple[int, ...]:
-    """Who sends to a client in this round: its neighbours, or the peers it requests, if they have a message."""
-    wanted = clients.wanted(client, round_)
+    """Who sends to a client in this round: its neighbours in `graph` if that is given, otherwise those in the plan's
+    graph, or the peers it requests; in any case those of them that have a message."""
+    wanted = None if graph is not None else clients.wanted(client, round_)
     if wanted is None:
-        found = senders(graph_of(context), members, client, round_.seeds)
+        found = senders(graph or graph_of(context), members, client, round_.seeds)
     else:
         found = tuple(sorted(set(wanted) & set(members) - {client}))
     return tuple(sender for sender in found if sender in population.messages)

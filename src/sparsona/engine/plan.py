@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
@@ -29,6 +30,7 @@ class Plan:
     points: tuple[str, ...] = (RECEIVED,)
     tune_epochs: int = 0  # final tuning of every client; 0: none
     tune_lr_scale: float = 1.0  # the learning rate of tuning, as a share of the first round's
+    tune_from: Literal["neighbours", "all"] = "neighbours"  # whose messages a peer mixes before it is tuned
     drop_rate: float = 0.0  # probability that a trained client's update is lost
     everyone_trains: bool = False  # all train every round; only `per_round` of them are aggregated
     stateless: bool = False  # clients keep no State between rounds

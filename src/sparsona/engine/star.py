@@ -180,6 +180,12 @@ def check_star(context: ServerContext) -> None:
             expected="a method whose clients send to each other, such as dispfl",
             hint="leave --graph out",
         )
+    if plan.tune_from != "neighbours":
+        raise SparsonaError(
+            f"tune_from={plan.tune_from} for {method.name}",
+            expected="a method whose clients send to each other: with a server, what it sends is tuned",
+            hint="leave tune_from out",
+        )
     bases = {point(name).base for name in plan.points}
     if CONSENSUS in bases:
         raise SparsonaError(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,14 @@ from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
 from sparsona.core.losses import argmax_score, cross_entropy, no_score, squared_error, token_cross_entropy, token_score
 from sparsona.core.round import client_kinds
+from sparsona.core.seeds import Seeds
 from sparsona.core.task import Task
 from sparsona.core.transform import with_chain
 from sparsona.data.federate import share_out
 from sparsona.data.federation import Federation
 from sparsona.data.read import read
 from sparsona.data.split_plan import SplitPlan
-from sparsona.engine.context import ClientContext
+from sparsona.engine.context import ClientContext, Placement
 from sparsona.engine.graphs import read_graph
 from sparsona.engine.plan import Plan
 from sparsona.engine.profiler import OFF, START, Clock
@@ -32,10 +33,12 @@ from sparsona.executors import choose_device
 from sparsona.methods import MethodCard
 from sparsona.runs.declaration import as_tuple
 from sparsona.runs.listing import find_run
-from sparsona.runs.options import OF_DATA, RunConfig, in_groups
+from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, in_groups
 from sparsona.runs.request import choose, parse_method
 from sparsona.runs.validation import check, merge_errors, validate
 from sparsona.runs.warm_start import WarmStart, check_layout
+from sparsona.sparsity.masks import random_mask
+from sparsona.sparsity.search import mask_counts
 from sparsona.transforms import read_transforms
 
 GIVEN = "given"  # in a config: the data, partition or model came from Python and has no name
@@ -90,7 +93,29 @@ def make_configs(
     config, of_run = check(RunConfig, values | {"options": dumped}, "a run")
     if errors := [*chosen.errors, *errors, *of_run] or config.conflicts():
         raise merge_errors(errors)
+    if row.decides_by_validation(config.options) and federation is None and not config.validation_rate:
+        raise _lacks_validation(row, "validation_rate is 0")
     return config, of_method
+
+
+def _lacks_validation(row: MethodCard, what: str) -> SparsonaError:
+    return SparsonaError(
+        f"{row.name} decides by validation data, and {what}",
+        expected="validation data on every client, which is neither trained nor tested on",
+        hint="--set validation_rate=0.1, and --set min_size=10 where clients have few examples",
+    )
+
+
+def options_for(row: MethodCard, options: Mapping[str, Any], rows: Sequence[MethodCard]) -> dict[str, Any]:
+    """Those of the options given to several methods that this one takes: what only some have is given to those."""
+    fields = methods.factory(row)[1].model_fields
+    mine = {key: value for key, value in options.items() if key in OPTIONS or key in fields}
+    if any(other.peers for other in rows) and not row.peers:
+        for key in ("graph", "tune_from"):
+            mine.pop(key, None)
+    if any(mine.get("preset") in other.presets for other in rows) and mine["preset"] not in row.presets:
+        del mine["preset"]
+    return mine
 
 
 def read_data(config: RunConfig, listen: Callable[[int, int], None] | None = None) -> Federation:
@@ -149,6 +174,9 @@ def make_context(
         check_layout(start.weights, task.layout, f"'{start.facts.run}'")
         task.begin_with(start.weights)
     device = choose_device(config.device, config.precision)
+    if config.subnetwork is not None:
+        counts = mask_counts(task.layout, config.subnetwork, "erk")
+        task.restrict(Placement(device)(random_mask(task.layout, counts, Seeds(config.seed).shared("mask"))))
     task.half = torch.bfloat16 if config.precision == "bf16" else None
     if method_config is None:
         method_config = validate(methods.factory(row)[1], config.options, config.method)
@@ -156,6 +184,16 @@ def make_context(
     make_method = with_chain(named, read_transforms(config.transform))
     plan = make_plan(config, federation.num_clients, row.peers)
     context = ClientContext(task, make_method, federation, plan, config.capacities, device, config.precision, clock)
+    if config.subnetwork is not None and not has_one_size(context):
+        raise SparsonaError(
+            f"a sub-network for {row.name}, whose models are of the size that each client can hold",
+            expected="a method that gives all clients models of one size",
+            hint="leave subnetwork out, and set capacities or the method's own density",
+        )
+    if row.decides_by_validation(config.options) and (
+        without := [one.index for one in context.clients if not one.num_validation]
+    ):
+        raise _lacks_validation(row, f"{len(without)} clients have none (client {without[0]} is the first)")
     smallest = min(client.num_examples for client in context.clients)
     if task.mixes_examples and min(smallest, config.batch_size) < 2:
         raise SparsonaError(
@@ -215,10 +253,46 @@ def latency_digest(config: RunConfig) -> str | None:
 
 def ignores_capacity(context: ClientContext) -> bool:
     """Whether any client is sent, or keeps, more than its capacity."""
-    size, round_ = context.task.layout.size, context.plan.round_at(0)
+    size, round_ = context.task.whole_layout.size, context.plan.round_at(0)
     for client, _ in client_kinds(context.clients):
         cost = context.method.cost(context.task.layout, client, round_)
         held = [part.num_values for part in (*cost.kept, *(cost.down or ())) if not part.is_mask]
         if max(held, default=0) > client.capacity * size:
             return True
     return False
+
+
+def has_one_size(context: ClientContext) -> bool:
+    """Whether all clients have models of one size, whatever their capacity."""
+    layout, round_, client = context.task.layout, context.plan.round_at(0), context.clients[0]
+    try:
+        one, other = (context.method.cost(layout, replace(client, capacity=share), round_) for share in (1.0, 1 / 16))
+    except (SparsonaError, ArithmeticError, ValueError):  # that little is not enough: it depends on capacity
+        return False
+    return one == other
+
+
+def fit_weakest(
+    config: RunConfig, of_method: BaseModel, build: Callable[[RunConfig, BaseModel], ClientContext]
+) -> tuple[RunConfig, BaseModel]:
+    """The options with which every client can hold its model, for a method whose models have one size.
+
+    Args:
+        config: the options of a run.
+        of_method: the method's own options.
+        build: makes the context of such options.
+
+    Returns:
+        The same options where nothing has to change. Otherwise its `density` is lowered to the capacity of the weakest
+        client; where that does not help, a sub-network of that density is trained.
+    """
+    context = build(config, of_method)
+    if not (ignores_capacity(context) and has_one_size(context)):
+        return config, of_method
+    weakest = min(client.capacity for client in context.clients)
+    if getattr(of_method, "density", 0.0) > weakest:
+        lowered = validate(type(of_method), {**of_method.model_dump(mode="json"), "density": weakest}, config.method)
+        denser = config.model_copy(update={"options": lowered.model_dump(mode="json")})
+        if not ignores_capacity(build(denser, lowered)):
+            return denser, lowered
+    return config.model_copy(update={"subnetwork": min(weakest, config.subnetwork or 1.0)}), of_method

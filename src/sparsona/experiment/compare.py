@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import as_completed
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +15,40 @@ from pydantic import BaseModel
 from sparsona import methods
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.data.federation import Federation
+from sparsona.engine.context import ClientContext, ServerContext
 from sparsona.engine.rounds import check_plan
 from sparsona.executors import choose
-from sparsona.experiment.build import make_configs, make_context
+from sparsona.experiment.build import fit_weakest, make_configs, make_context, make_plan, options_for, read_data
+from sparsona.experiment.match import amounts, check_match, rounds_for
+from sparsona.experiment.parallel import check_jobs, in_process, processes
 from sparsona.experiment.run import Comparison, planned_runs
-from sparsona.experiment.train import RUNS, hint_resume, load_warm_start, resume_run, start_run, timestamp
+from sparsona.experiment.train import RUNS, hint_resume, load, load_warm_start, resume_run, start_run, timestamp
 from sparsona.runs.folder import make_empty_folder, warn, write_atomically
-from sparsona.runs.observers import ObserverList
-from sparsona.runs.options import CONDITIONS, OPTIONS, RunConfig
+from sparsona.runs.observers import ObserverList, ProgressUpdate
+from sparsona.runs.options import CONDITIONS, MATCHES, OPTIONS, Matched, RunConfig
 from sparsona.runs.request import parse_method
 from sparsona.runs.validation import validate
 
+MANY = 10  # times the rounds that were asked for: worth a warning
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method of a comparison: how it was written, its row, and its own options."""
+
+    text: str
+    row: methods.MethodCard
+    own: Mapping[str, Any]
+
 
 def compare(
-    names: Sequence[str],
+    names: Sequence[str | tuple[str, Mapping[str, Any]]],
     federation: Federation | None = None,
     model: Any = None,
     *,
     seeds: int | Sequence[int] = 1,
+    match: str = "rounds",
+    jobs: int = 1,
     out: str | Path | None = None,
     observers: Sequence[object] = (),
     **options: Any,
@@ -38,10 +56,15 @@ def compare(
     """Train several methods under the same seeds: same partition, split, initial weights and sampled clients.
 
     Args:
-        names: rows of `sparsona methods`, each with options of its own after a colon if needed.
+        names: rows of `sparsona methods`, each with options of its own after a colon if needed, or in a pair:
+            ("fedspa", {"density": 0.2}).
         federation: your own data, as for `train`.
         model: a network, as for `train`.
         seeds: a number of seeds, counted from the option `seed`, or a list of seeds.
+        match: what is the same for all: "rounds", or "steps", "flops" or "bytes". The budget is what the first method
+            that spends any of it spends in `rounds` rounds; each other one gets the number of rounds that comes
+            nearest to it, final tuning included.
+        jobs: runs at a time, each in a process of its own; the results are the same.
         out: the folder of the comparison, which must not exist yet. None: a new one in ./runs.
         observers: as for `train`; they receive the records of one run after another.
         options: as for `train`. An option, or a preset, that only some of the methods have is given to those.
@@ -56,21 +79,106 @@ def compare(
         ['Local', 'FedAvg']
     """
     observer_list = ObserverList(observers)
+    check_jobs(jobs)
+    _, planned = _plan(names, federation, model, seeds, match, options)
+    path = Path(out) if out else RUNS / f"compare-{timestamp()}"
+    make_empty_folder(path)
+    found = [
+        {
+            "folder": f"{re.sub('[^a-z0-9.+-]+', '_', text.lower().replace('=', '-'))}-seed{seed}",
+            "config": config.model_dump(mode="json"),
+        }
+        for (text, seed), (config, _) in planned.items()
+    ]
+    write_atomically(path / "comparison.json", (json.dumps(found, indent=1) + "\n").encode())
+    folders = [path / str(entry["folder"]) for entry in found]
+    runs = [(folder, config, own) for folder, (config, own) in zip(folders, planned.values(), strict=True)]
+    with hint_resume(path):
+        return _compare(path, runs, federation, model, observer_list, jobs)
+
+
+Planned = dict[tuple[str, int], tuple[RunConfig, BaseModel]]  # by how a method was written, and seed
+
+
+def _plan(
+    names: Sequence[str | tuple[str, Mapping[str, Any]]],
+    federation: Federation | None,
+    model: Any,
+    seeds: int | Sequence[int],
+    match: str,
+    options: Mapping[str, Any],
+) -> tuple[list[Entry], Planned]:
+    """Every run of a comparison, checked."""
+    check_match(match)
+    entries = _entries(names)
+    options = dict(options)
+    numbers = _seed_numbers(options.pop("seed", 0), seeds)
+    planned = _plan_runs(entries, numbers, options, federation, model)
+    # Errors in the data, the model or the executor are raised before a folder is made.
+    sides: dict[str, ServerContext] = {}
+    data = federation
+    for entry in entries:
+        config, of_method = planned[entry.text, numbers[0]]
+
+        def build(config: RunConfig, of_method: BaseModel) -> ClientContext:
+            return make_context(config, federation, model, start=load_warm_start(config), method_config=of_method)
+
+        if min(config.capacities) < 1:
+            fitted, of_method = fit_weakest(config, of_method, build)
+            changed = {"options": fitted.options, "subnetwork": fitted.subnetwork}
+            for seed in numbers:
+                planned[entry.text, seed] = planned[entry.text, seed][0].model_copy(update=changed), of_method
+            config = fitted
+        context = build(config, of_method)
+        choose(config.executor, context)
+        check_plan(context.server_side)
+        if match != "rounds":
+            sides[entry.text], data = context.server_side, data or context.federation
+    if match != "rounds":
+        assert data is not None
+        planned = _match_rounds(match, entries, planned, sides, data, is_given=federation is not None)
+    return entries, planned
+
+
+def matched_rounds(
+    names: Sequence[str], federation: Federation | None, model: Any, match: str, options: Mapping[str, Any]
+) -> dict[str, int]:
+    """How many rounds each method would get in a comparison with one seed."""
+    entries, planned = _plan(names, federation, model, 1, match, options)
+    rounds = [config.rounds for config, _ in planned.values()]
+    return dict(zip((entry.text for entry in entries), rounds, strict=True))
+
+
+def _entries(names: Sequence[str | tuple[str, Mapping[str, Any]]]) -> list[Entry]:
+    """The methods to compare, each different."""
     if not names:
         raise SparsonaError("no method to compare", expected="one or more rows of `sparsona methods`")
-    if unnamed := [name for name in names if not isinstance(name, str)]:
+    entries = []
+    for name in names:
+        text, pair = name if isinstance(name, tuple) and len(name) == 2 else (name, {})
+        if not isinstance(text, str) or not isinstance(pair, Mapping):
+            raise SparsonaError(
+                f"a {type(name).__name__} among the methods to compare",
+                expected="names of rows of `sparsona methods`, or pairs of such a name and a dict of options: a "
+                "comparison is resumed by them",
+                hint=f"give your method an entry point in the group '{methods.ENTRY_POINTS}', or train it by itself",
+            )
+        row, own = parse_method(text)
+        own = {**own, **{str(key).replace("-", "_"): value for key, value in pair.items()}}
+        if pair:
+            text = f"{row}:{','.join(f'{key}={value}' for key, value in own.items())}"
+        entries.append(Entry(text, methods.card(row), own))
+    texts = [entry.text for entry in entries]
+    if len(set(texts)) < len(texts):
         raise SparsonaError(
-            f"a {type(unnamed[0]).__name__} among the methods to compare",
-            expected="names of rows of `sparsona methods`: a comparison is resumed by them",
-            hint=f"give your method an entry point in the group '{methods.ENTRY_POINTS}', or train it by itself",
-        )
-    if len(set(names)) < len(names):
-        raise SparsonaError(
-            f"a method twice in {', '.join(names)}",
+            f"a method twice in {', '.join(texts)}",
             expected="methods that differ",
             hint="give one of them other options: fedspa:density=0.2",
         )
-    first = options.pop("seed", 0)
+    return entries
+
+
+def _seed_numbers(first: Any, seeds: int | Sequence[int]) -> list[int]:
     if not isinstance(first, int):
         raise SparsonaError(f"seed = {first!r}", expected="a whole number, 0 or more", hint="for example --seed 1")
     numbers = list(range(first, first + seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
@@ -78,61 +186,129 @@ def compare(
         raise SparsonaError(
             f"seeds {numbers}" if numbers else "no seeds", expected="at least one, all different", hint="--seeds 3"
         )
-    planned: list[tuple[str, RunConfig, BaseModel]] = []
+    return numbers
+
+
+def _plan_runs(
+    entries: Sequence[Entry],
+    numbers: Sequence[int],
+    options: Mapping[str, Any],
+    federation: Federation | None,
+    model: Any,
+) -> Planned:
+    """Every run with its options, under the same conditions."""
+    planned: Planned = {}
     used: set[str] = set()
-    cards = [methods.card(parse_method(name)[0]) for name in names]
-    has_peers, has_preset = (
-        any(card.peers for card in cards),
-        any(options.get("preset") in card.presets for card in cards),
-    )
-    for name in names:
-        row, own = parse_method(name)
-        _, kind = methods.factory(row)
-        # All peers take part where a server samples some: that is the method.
-        if common := sorted((CONDITIONS - ({"per_round"} if methods.card(row).peers else set())) & set(own)):
-            raise SparsonaError(
-                f"'{name}' sets {', '.join(common)} for one method alone",
-                expected="the same data, clients, model and seeds for all, or their results would not compare",
-                hint=f"set it for all: --{common[0].replace('_', '-')} or --set {common[0]}=...",
-            )
-        mine = {key: value for key, value in options.items() if key in OPTIONS or key in kind.model_fields}
+    given: dict[str, dict[str, Any]] = {}
+    for entry in entries:
+        mine = options_for(entry.row, options, [one.row for one in entries])
         used |= set(mine)
-        if has_peers and not methods.card(row).peers:
-            mine.pop("graph", None)
-        if has_preset and options["preset"] not in methods.card(row).presets:
-            mine.pop("preset", None)
+        _check_own(entry)
+        given[entry.text] = {**mine, **entry.own}
         for seed in numbers:
-            planned.append((name, *make_configs(name, {**mine, "seed": seed}, federation, model)))
+            planned[entry.text, seed] = make_configs(
+                entry.row.name, {**given[entry.text], "seed": seed}, federation, model
+            )
+    if (preset := options.get("preset")) and (
+        without := [one.text for one in entries if "preset" not in given[one.text]]
+    ):
+        warn(f"{', '.join(without)} without the preset '{preset}', which they do not have")
     if unused := set(options) - used:
-        known = set(OPTIONS).union(*(methods.factory(parse_method(n)[0])[1].model_fields for n in names))
-        raise unknown_name(f"option of {', '.join(names)}", sorted(unused)[0], known)
-    alike = [name for name, config, _ in planned if sum(config == other for _, other, _ in planned) > 1]
-    if alike:
+        known = set(OPTIONS).union(*(methods.factory(entry.row)[1].model_fields for entry in entries))
+        raise unknown_name(f"option of {', '.join(entry.text for entry in entries)}", sorted(unused)[0], known)
+    _check_conditions(entries, {one.text: planned[one.text, numbers[0]][0] for one in entries}, given)
+    configs = [config for config, _ in planned.values()]
+    if alike := [text for (text, _), (config, _) in planned.items() if configs.count(config) > 1]:
         raise SparsonaError(
             f"{' and '.join(dict.fromkeys(alike))} are the same method with the same options",
             expected="methods that differ",
             hint="leave one of them out, or give it other options: fedspa:density=0.2",
         )
-    # Errors in the data, the model or the executor are raised before a folder is made.
-    for name in names:
-        config, of_method = next((config, own) for planned_name, config, own in planned if planned_name == name)
-        context = make_context(config, federation, model, start=load_warm_start(config), method_config=of_method)
-        choose(config.executor, context)
-        check_plan(context.server_side)
-    path = Path(out) if out else RUNS / f"compare-{timestamp()}"
-    make_empty_folder(path)
-    entries = [
-        {
-            "folder": f"{re.sub('[^a-z0-9.+-]+', '_', name.lower().replace('=', '-'))}-seed{config.seed}",
-            "config": config.model_dump(mode="json"),
-        }
-        for name, config, _ in planned
-    ]
-    write_atomically(path / "comparison.json", (json.dumps(entries, indent=1) + "\n").encode())
-    folders = [path / str(entry["folder"]) for entry in entries]
-    runs = [(folder, config, own) for folder, (_, config, own) in zip(folders, planned, strict=True)]
-    with hint_resume(path):
-        return _compare(path, runs, federation, model, observer_list)
+    return planned
+
+
+def _conditions(row: methods.MethodCard) -> frozenset[str]:
+    # All peers take part where a server samples some: that is the method.
+    return CONDITIONS - ({"per_round"} if row.peers else set())
+
+
+def _unequal(what: str, key: str) -> SparsonaError:
+    return SparsonaError(
+        f"{what} for one method alone",
+        expected="the same data, clients, model and seeds for all, or their results would not compare",
+        hint=f"set it for all: --{key.replace('_', '-')} or --set {key}=...",
+    )
+
+
+def _check_own(entry: Entry) -> None:
+    """Refuse conditions among the options of one method."""
+    if common := sorted(_conditions(entry.row) & set(entry.own)):
+        raise _unequal(f"'{entry.text}' sets {', '.join(common)}", common[0])
+
+
+def _check_conditions(
+    entries: Sequence[Entry], configs: Mapping[str, RunConfig], given: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Refuse conditions that a preset, or a row itself, sets to another value than the other methods have."""
+    for entry in entries:
+        name = given[entry.text].get("preset")
+        published = methods.preset(entry.row, str(name)) if name else {}
+        for key, value in {**entry.row.engine, **published}.items():
+            if key not in _conditions(entry.row):
+                continue
+            others = [one for one in entries if key in _conditions(one.row)]
+            if len({repr(getattr(configs[one.text], key)) for one in others}) > 1 and key not in given[entry.text]:
+                source = f"the preset '{name}' of {entry.row.name}" if key in published else f"the row {entry.row.name}"
+                raise _unequal(f"{source} sets {key} = {value}", key)
+
+
+def _match_rounds(
+    by: str,
+    entries: Sequence[Entry],
+    planned: Planned,
+    sides: Mapping[str, ServerContext],
+    first: Federation,
+    is_given: bool,
+) -> Planned:
+    """The same runs, each method with as many rounds as spend what the first one does.
+
+    `sides` and `first` are those of the first seed; a federation that was given is that of every seed.
+    """
+    seeds = list(dict.fromkeys(seed for _, seed in planned))
+    of_method: dict[str, list[ServerContext]] = {entry.text: [] for entry in entries}
+    for seed in seeds:
+        shared = first if is_given or seed == seeds[0] else read_data(planned[entries[0].text, seed][0])
+        for entry in entries:  # all have the same clients
+            config = planned[entry.text, seed][0].model_copy(update={"clients": shared.num_clients})
+            plan = make_plan(config, shared.num_clients, entry.row.peers)
+            clients = shared.clients(config.capacities)
+            of_method[entry.text].append(replace(sides[entry.text], plan=plan, clients=clients))
+    spends = {entry.text: amounts(of_method[entry.text], by) for entry in entries}
+    reference = next((entry for entry in entries if any(spends[entry.text][0])), None)
+    if reference is None:
+        raise SparsonaError(
+            f"--match {by}: none of these methods spends any {MATCHES[by]}",
+            expected="a method that does",
+            hint="--match steps",
+        )
+    budgets, is_exact = spends[reference.text]
+    found: Planned = {}
+    for entry in entries:
+        rounds = planned[entry.text, seeds[0]][0].rounds
+        chosen = rounds if entry is reference else rounds_for(of_method[entry.text], by, sum(budgets))
+        if chosen is not None and chosen > MANY * rounds:
+            warn(f"{entry.text} gets {chosen:,} rounds to spend as many {MATCHES[by]} as {reference.text} in {rounds}")
+        for seed, budget in zip(seeds, budgets, strict=True):
+            config, own = planned[entry.text, seed]
+            matched = Matched(
+                by=by,
+                to=reference.row.title,
+                rounds=rounds,
+                budget=None if chosen is None else budget,
+                exact=is_exact and spends[entry.text][1],
+            )
+            found[entry.text, seed] = config.model_copy(update={"rounds": chosen or rounds, "matched": matched}), own
+    return found
 
 
 def resume_comparison(
@@ -140,14 +316,16 @@ def resume_comparison(
     federation: Federation | None = None,
     model: Any = None,
     *,
+    jobs: int = 1,
     observers: Sequence[object] = (),
 ) -> Comparison:
     """Resume a comparison: finished runs are kept, the others are resumed or started."""
     path = Path(path)
+    check_jobs(jobs)
     with hint_resume(path):
         where = f"'{path / 'comparison.json'}'"
         runs = [(folder, validate(RunConfig, values, where), None) for folder, values in planned_runs(path)]
-        return _compare(path, runs, federation, model, ObserverList(observers))
+        return _compare(path, runs, federation, model, ObserverList(observers), jobs)
 
 
 def _compare(
@@ -156,14 +334,64 @@ def _compare(
     federation: Federation | None,
     model: Any,
     observers: ObserverList,
+    jobs: int,
 ) -> Comparison:
+    if jobs > 1:
+        _play_in_processes(planned, federation, model, observers, jobs)
     runs = []
     for folder, config, method_config in planned:
-        if (folder / "config.json").exists():
+        if jobs > 1:
+            runs.append(load(folder, federation, model))
+        elif (folder / "config.json").exists():
             runs.append(resume_run(folder, federation, model, observers))
         else:
             runs.append(start_run(config, federation, model, folder, observers, method_config=method_config))
-    reached = {run.summary["rounds"] for run in runs}
-    if len(reached) > 1:
-        warn(f"these runs stopped at different rounds ({sorted(reached)}): their results do not compare")
+    stopped = [run for run in runs if run.summary["rounds"] < run.config["rounds"]]
+    if (stopped and len(stopped) < len(runs)) or len({run.summary["rounds"] for run in stopped}) > 1:
+        reached = sorted({run.summary["rounds"] for run in runs})
+        warn(f"these runs stopped at different rounds ({reached}): their results do not compare")
     return Comparison(path, runs)
+
+
+def _play_in_processes(
+    planned: Sequence[tuple[Path, RunConfig, BaseModel | None]],
+    federation: Federation | None,
+    model: Any,
+    observers: ObserverList,
+    jobs: int,
+) -> None:
+    """All runs, each in a process; observers receive when one begins to wait and when it is done."""
+    import cloudpickle
+
+    given = cloudpickle.dumps((federation, model))
+
+    def progress(config: RunConfig, completed: int, doing: str) -> None:
+        title = methods.card(config.method).title
+        observers.on_progress(ProgressUpdate(title, config.seed, completed, config.rounds, doing, 0.0))
+
+    with processes(jobs) as pool:
+        running = {}
+        for folder, config, _ in planned:
+            running[pool.submit(_play_run, str(folder), config.model_dump(mode="json"), given)] = config
+            progress(config, 0, "in a process of its own")
+        for future in as_completed(running):
+            future.result()
+            progress(running[future], running[future].rounds, "")
+
+
+def _play_run(path: str, values: dict[str, Any], given: bytes) -> None:
+    """One run of a comparison, in a process."""
+    import cloudpickle
+
+    federation, model = cloudpickle.loads(given)
+    folder, config, observers = Path(path), validate(RunConfig, values, path), ObserverList()
+    if (folder / "config.json").exists():
+        resume_run(folder, federation, model, observers)
+    else:
+        start_run(
+            config.model_copy(update={"executor": in_process(config.executor, config.device)}),
+            federation,
+            model,
+            folder,
+            observers,
+        )

@@ -285,6 +285,16 @@ class Comparison:
 
         return figures(self.views())
 
+    def notes(self) -> list[str]:
+        """What a reader of the table must know, such as methods that took many more local steps than others.
+
+        Returns:
+            Sentences; none where the methods did about the same work, or were matched.
+        """
+        from sparsona.analysis.table import notes
+
+        return notes(self.views())
+
     def differences(self) -> list[dict[str, str]]:
         """Differences in mean accuracy to the first method, paired by seed.
 

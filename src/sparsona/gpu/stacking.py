@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from sparsona.core.tree import leaves, map_leaves
+from sparsona.core.tree import Tree, leaves, map_leaves, parts
 
 T = TypeVar("T")
 
@@ -34,8 +34,12 @@ class Template(Generic[T]):
 
 
 def kinds_of(value: Any) -> tuple[Any, ...]:
-    """The paths, shapes and types of a value's tensors: values can share a stack or a program if they are equal."""
-    return tuple((path, tuple(tensor.shape), tensor.dtype) for path, tensor in leaves(value))
+    """The paths, layouts, shapes and types of a value's tensors: values can share a stack or a program if they are
+    equal. Trees of two networks may have equally many entries."""
+    return tuple(
+        (path, leaf.layout.digest if isinstance(leaf, Tree) else b"", tuple(leaf.shape), leaf.dtype)
+        for path, leaf in parts(value)
+    )
 
 
 def over_clients(function: Callable[..., T], *values: Any) -> T:

@@ -1,7 +1,8 @@
 """How a model is split into a shared and a personal part, and the additive model: a second, small personal one.
 
 A part is named by its role (`input`, `output`, `norm`, `adapter`, `split`), by patterns of parameter names
-(`layer4.*`), or is `additive`: a personal model whose predictions are mixed with those of the shared one. `!` before a
+(`layer4.*`), or is `additive`: a personal model whose predictions are mixed with those of the shared one. `all-norms`
+are also the norms that no role has (those of a ResNet's shortcuts), and `last:2` are the last two layers. `!` before a
 name means all of the model except that part (`!output`).
 """
 
@@ -14,7 +15,7 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from sparsona.core import tree
 from sparsona.core.errors import SparsonaError
@@ -22,6 +23,7 @@ from sparsona.core.layout import Layout, Slot
 from sparsona.core.method import Grads, PartSize, Phase, Work
 from sparsona.core.round import Tick
 from sparsona.core.seeds import generator
+from sparsona.core.spec import as_count
 from sparsona.core.tree import Tree
 from sparsona.learning.optimizer import FLAG, Positive, clip_share, make_optimizer
 from sparsona.learning.phases import Training, training_phase
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
 ROLES = ("input", "output", "norm", "adapter", "split")
 ADDITIVE = "additive"
+ALL_NORMS, LAST = "all-norms", "last:"
+NAMES = (*ROLES, ADDITIVE, ALL_NORMS, f"{LAST}N")
+WITH_NORMS = "a model with norms: --model resnet18, or vgg11 for images of 32x32 and more"
 WITH_ADAPTERS = "--model resnet18:adapters=true (also digits-cnn, cnn28, pfedgate-cifar10), or transformer:adapters=16"
 WITH_SPLIT = "--model digits-cnn:split=true, or cnn28:split=true"
 
@@ -54,14 +59,32 @@ class PartialConfig(ServerStep):
 
     personal: PartNames = Field(
         ("output",),
-        description="input, output, norm, adapter, split, additive, or patterns of names; !output: all but output",
+        description="input, output, norm, adapter, split, additive, all-norms, last:N (layers), or patterns of names; "
+        "!output: all but output",
         json_schema_extra=FLAG,
     )
     personal_lr: Positive | None = Field(None, description="learning rate of the personal part; none: lr")
-    personal_epochs: int | None = Field(None, ge=1, description="passes that train the personal part; none: epochs")
+    personal_epochs: int | None = Field(
+        None,
+        ge=1,
+        description="passes that train the personal part where it has its own, besides epochs; none: as many as epochs",
+    )
     max_personal_steps: int | None = Field(None, ge=1, description="most steps of the personal part in a round")
-    pull: float = Field(0.0, ge=0, allow_inf_nan=False, description="pull of the personal part to how it began")
+    start_pull: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="weight of the squared distance of the personal part to how it began, without a half",
+    )
     additive_hidden: int = Field(0, ge=0, description="width of the additive model's hidden layer; 0: it is linear")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_former_name(cls, values: Any) -> Any:
+        """The configs of runs that were made while `start_pull` was called `pull`."""
+        if not isinstance(values, dict) or "pull" not in values:
+            return values
+        return {("start_pull" if key == "pull" else key): value for key, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -113,13 +136,14 @@ def split_model(task: Task, personal: tuple[str, ...], hidden: int) -> ModelSpli
         >>> split_model(task, ("output",), hidden=0).shared.names
         ('0.weight', '0.bias')
     """
-    if not personal:
+    names = {name for part in personal if part != ADDITIVE for name in _names(task, part)}
+    if not names and ADDITIVE not in personal:
+        which = f" ({', '.join(personal)})" if personal else ""
         raise SparsonaError(
-            "no part of the model is personal",
-            expected=f"one or more of {', '.join((*ROLES, ADDITIVE))}, or patterns of parameter names",
+            f"no part of the model is personal{which}",
+            expected=f"one or more of {', '.join(NAMES)}, or patterns of parameter names",
             hint="for example --personal output; with nothing personal, this is fedavg",
         )
-    names = {name for part in personal if part != ADDITIVE for name in _names(task, part)}
     layout = task.layout
     shared = layout.select(name for name in layout.names if name not in names)
     if not shared.slots:
@@ -138,24 +162,78 @@ def _names(task: Task, part: str) -> Iterable[str]:
     if part.startswith("!"):
         others = set(_names(task, part[1:]))
         return [name for name in layout.names if name not in others]
+    if part.startswith(LAST):
+        return _last_layers(layout, part)
+    if part == ALL_NORMS:
+        found = _all_norms(task)
+        if not found:
+            raise _missing(task, "norm")
+        return found
     if part not in ROLES:
         if found := [name for name in layout.names if fnmatchcase(name, part)]:
             return found
         raise SparsonaError(
             f"no parameter is called '{part}'",
-            expected=f"one of {', '.join((*ROLES, ADDITIVE))}, or a pattern of {', '.join(layout.names)}",
+            expected=f"one of {', '.join(NAMES)}, or a pattern of {', '.join(layout.names)}",
             hint="'*' matches anything: 'layer4.*'",
         )
     found = list(getattr(roles, part))
     if not found:
-        have = [role for role in ROLES if getattr(roles, role)]
-        known = {"adapter": WITH_ADAPTERS, "split": WITH_SPLIT}
-        raise SparsonaError(
-            f"this model has no {part} parameters",
-            expected=f"a model that has them, or a part that this one has: {', '.join(have) or 'patterns of names'}",
-            hint=known.get(part, "for example --personal output"),
-        )
+        raise _missing(task, part)
     return [*found, *roles.norm] if part == "adapter" else found  # norms are personal with adapters, as in the paper
+
+
+def _missing(task: Task, part: str) -> SparsonaError:
+    have = [role for role in ROLES if getattr(task.roles, role)]
+    known = {"adapter": WITH_ADAPTERS, "split": WITH_SPLIT, "norm": WITH_NORMS}
+    return SparsonaError(
+        f"this model has no {part} parameters",
+        expected=f"a model that has them, or a part that this one has: {', '.join(have) or 'patterns of names'}",
+        hint=known.get(part, "for example --personal output"),
+    )
+
+
+def _owners(layout: Layout) -> dict[str, list[Slot]]:
+    """The parameters of each layer, in the layout's order."""
+    found: dict[str, list[Slot]] = {}
+    for slot in layout.slots:
+        found.setdefault(slot.name.rpartition(".")[0], []).append(slot)
+    return found
+
+
+def _all_norms(task: Task) -> list[str]:
+    """Those that the roles name, and every other layer that is a scale and a shift."""
+    names = set(task.roles.norm)
+    for slots in _owners(task.layout).values():
+        if _is_scale_and_shift(slots):
+            names.update(slot.name for slot in slots)
+    return [name for name in task.layout.names if name in names]
+
+
+def _is_scale_and_shift(slots: list[Slot]) -> bool:
+    """Whether a layer's parameters are a weight and a bias of one shape."""
+    kinds = {slot.name.rpartition(".")[2] for slot in slots}
+    return kinds == {"weight", "bias"} and slots[0].shape == slots[1].shape
+
+
+def _last_layers(layout: Layout, part: str) -> list[str]:
+    """The last N layers that have a weight matrix, with the norms after each of them."""
+    count = as_count(part.removeprefix(LAST))
+    owners = _owners(layout)
+    layers = [
+        owner
+        for owner, slots in owners.items()
+        if any(len(slot.shape) > 1 for slot in slots) and not _is_scale_and_shift(slots)
+    ]
+    if count is None or count > len(layers):
+        raise SparsonaError(
+            f"'{part}' of a model with {len(layers)} layers",
+            expected=f"a number of layers from 1 to {len(layers)}",
+            hint="for example --personal last:1, or !last:2: all but the last two",
+        )
+    order = list(owners)
+    first = order.index(layers[-count])
+    return [slot.name for owner in order[first:] for slot in owners[owner]]
 
 
 def _additive_layout(task: Task, hidden: int) -> Layout:

@@ -27,6 +27,8 @@ class MethodCard:
         headline: the evaluation point whose accuracy is the result; None: `tuned` after final tuning, else `received`.
         family: a row of `FAMILIES`; empty for methods outside this package, which are listed last.
         density_bounds: the directions in which no message has more values than the option `density` allows.
+        needs_validation: training decides something by validation data, so a run without any is refused; a mapping:
+            only with these options of the method.
 
     Example:
         >>> MethodCard("mine", "Mine", "unpublished", "nothing", "the model", "mypackage.mine", "MineConfig").peers
@@ -47,6 +49,12 @@ class MethodCard:
     peers: bool = False  # clients send to each other: along `graph`; all take part unless per_round is given
     headline: str | None = None
     density_bounds: tuple[Literal["up", "down"], ...] = ()
+    needs_validation: bool | Mapping[str, Any] = False
     family: str = ""
     # Values of its own options that `sparsona tune` tries; every method's learning rates are in experiment/tune.py.
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def decides_by_validation(self, options: Mapping[str, Any]) -> bool:
+        """Whether it needs validation data with these options of the method."""
+        needs = self.needs_validation
+        return needs if isinstance(needs, bool) else all(options.get(key) == value for key, value in needs.items())

@@ -4,7 +4,8 @@ Paper: Pillutla, Malik, Mohamed, Rabbat, Sanjabi, Xiao, Federated Learning with 
 Algorithms 1 to 3. FedAlt trains the personal part and then the shared one, FedSim both at once (`updates`).
 
 Kept: the personal part (where it is pulled, also as it began). Travels: the shared part, both ways. Costs: dense
-training, twice the passes with FedAlt. A client's capacity does not apply: the model is dense.
+training, twice the passes with FedAlt (`epochs` for the shared part, and as many for the personal one unless
+`personal_epochs` says otherwise). A client's capacity does not apply: the model is dense.
 
 Preset `paper`: one local epoch, a plain mean (Algorithm 1 line 7), no clipping but where the text has it
 (StackOverflow: clip_norm=0.1), five epochs of final tuning. Preset `authors`, as their code differs: clients weigh by
@@ -12,6 +13,29 @@ their number of batches; at most 1,000 steps train the personal part (FedSim: bo
 (StackOverflow: clip_norm=0.25), the last personal one stays in the norm while the shared part trains (`clip_stale`).
 Both: no momentum, no decay of weights. Rates and schedules go by data set, the form of adapters by model: see
 docs/methods/fedalt.md. Left out: the authors test stateless clients with what they trained last; ours start afresh.
+
+Four rows are this method with other options. All: the server weighs by examples (`weight`), and statistics of norms
+stay with the client, as in every method here.
+
+FedPer (Arivazhagan, Aggarwal, Singh, Choudhary, 2019) is FedSim with a personal output layer. `personal=last:N` keeps
+more of the last layers, as the paper's experiments do.
+
+FedRep (Collins, Hassani, Mokhtari, Shakkottai, ICML 2021) is FedAlt with a personal output layer: ten epochs train the
+head, then `epochs` train the representation with the head frozen (the paper: one or five, by data set; five is this
+package's default for everybody). After the last round all clients tune the head for ten epochs; the code tunes for as
+many as a round's head epochs if those are more (`tune_epochs`). Preset `paper`: one epoch of representation, momentum
+.5, a plain mean. Preset `authors`: a mean by examples, rate .01, batches of 10, decay 1e-4. Theirs spares biases, ours
+decays all entries; they report the mean of the last ten rounds. Preset `pfedgate`: one epoch for each part and no final
+tuning, of which that paper says nothing; it searched `personal_lr` (the row's grid).
+
+LG-FedAvg (Liang, Liu, Liu, Salakhutdinov, Morency, 2020) is FedSim the other way round: the output layer is shared, the
+representation is personal (`!output`). The authors start from a trained FedAvg model: --warm-start RUN. Preset
+`authors` (their CIFAR-10): the last two layers are shared, a plain mean, one epoch, batches of 50, rate .1, momentum
+.5. Not reproduced: their code keeps, for each user, the model that was best on its TEST data, averages the shared
+layers of those, and reports the best round.
+
+FedBN (Li, Jiang, Zhang, Kamp, Dou, ICLR 2021) is FedSim with every norm personal (`all-norms`), its running statistics
+too. It needs a network with norms. Preset `authors` (their digits): one epoch, batches of 32, rate .01, a plain mean.
 """
 
 from __future__ import annotations
@@ -113,7 +137,7 @@ def fedalt(task: Task, config: FedAltConfig) -> Method:
 
     def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> FedAltState:
         personal = begin(params, seeds.shared("additive"))
-        start = personal if config.pull else None
+        start = personal if config.start_pull else None
         first = {"shared": params.select(parts.shared.names), "personal": personal} if keeps else {}
         return FedAltState(personal, start, buffers, {name: optimizers[name].first(first[name]) for name in first})
 
@@ -134,7 +158,7 @@ def fedalt(task: Task, config: FedAltConfig) -> Method:
         found, buffers = outputs(work, batch.inputs, True, batch.noise)
         value = task.mean_loss(found, batch)
         if work.start is not None:
-            value = value + config.pull * (work.personal.flat - work.start.flat).square().sum()
+            value = value + config.start_pull * (work.personal.flat - work.start.flat).square().sum()
         return value, buffers
 
     def update(work: FedAltWork, grads: Grads, tick: Tick) -> FedAltWork:
@@ -160,7 +184,7 @@ def fedalt(task: Task, config: FedAltConfig) -> Method:
     def cost(layout: Layout, client: Client, round_: Round) -> Cost:
         sent = whole("shared", parts.shared)
         kept = whole("personal", parts.personal)
-        if config.pull:
+        if config.start_pull:
             kept += whole("start", parts.personal)
         memory = optimizers["shared"].sizes("shared memory", parts.shared)
         memory += optimizers["personal"].sizes("personal memory", parts.personal)

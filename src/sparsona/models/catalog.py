@@ -16,7 +16,11 @@ from sparsona.models.options import Option
 
 VGG_WIDTHS = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # a pooling layer after each group
 RESNET_WIDTHS = (64, 128, 256, 512)  # of the four stages
+GROUPS_BY_WIDTH = {64: 8, 128: 8, 256: 16, 512: 32}  # of the partial-personalisation paper's code
 TRANSFORMER = {"width": 256, "hidden": 1024, "num_blocks": 4}
+
+
+NORM_NAMES = ("none", "group", "batch")
 
 
 class TooSmallError(Exception):
@@ -32,6 +36,7 @@ def outline_conv_net(
     padding: int = 0,
     split: bool = False,
     adapters: bool = False,
+    norm: str = "none",
 ) -> Outline:
     inputs, side = input_shape[0], _side(input_shape)
     slots: list[Slot] = []
@@ -45,6 +50,9 @@ def outline_conv_net(
         else:
             side = _shrink(side, kernel, padding=padding)
             slots += _conv(f"{place}", inputs, outputs, kernel, side, bias=True)
+        if norm != "none":
+            place += 1
+            slots += _norm(f"{place}", outputs)
         side = _shrink(side, 2, stride=2)
         if adapters:
             slots += _conv(f"{place + 1}.adapter", outputs, outputs, 1, side)
@@ -53,7 +61,17 @@ def outline_conv_net(
     for outputs in (*hidden, num_classes):
         slots += _linear(f"{place}", inputs, outputs)
         inputs, place = outputs, place + 2
-    return Outline(Layout(tuple(slots)), input_shape, num_classes, cnn_roles(_names(slots)))
+    roles = cnn_roles(_names(slots), len(channels), norm)
+    is_batch = norm == "batch"
+    statistics = [_statistics(f"{1 + 4 * number}", width) for number, width in enumerate(channels) if is_batch]
+    buffers = Layout(tuple(slot for found in statistics for slot in found))
+    return Outline(Layout(tuple(slots)), input_shape, num_classes, roles, buffers, mixes_examples=is_batch)
+
+
+def _statistics(name: str, width: int) -> tuple[Slot, ...]:
+    """The buffers of a BatchNorm."""
+    shapes = {"running_mean": (width,), "running_var": (width,), "num_batches_tracked": ()}
+    return tuple(Slot(f"{name}.{part}", shape) for part, shape in shapes.items())
 
 
 def split_rows(height: int) -> tuple[int, int]:
@@ -61,12 +79,14 @@ def split_rows(height: int) -> tuple[int, int]:
     return height - height // 2, height // 2
 
 
-def cnn_roles(names: tuple[str, ...]) -> Roles:
-    """First and last layer, and adapters. Of two first layers side by side, the lower one is personal: figure
+def cnn_roles(names: tuple[str, ...], num_convolutions: int = 0, norm: str = "none") -> Roles:
+    """First and last layer, norms and adapters. Of two first layers side by side, the lower one is personal: figure
     1c of the partial-personalisation paper."""
+    places = {str(1 + 4 * number) for number in range(num_convolutions)}  # convolution, norm, pooling, ReLU
     return Roles(
         input=tuple(name for name in names if name.startswith("0.")),
         output=names[-2:],
+        norm=tuple(name for name in names if norm != "none" and name.partition(".")[0] in places),
         adapter=tuple(name for name in names if ".adapter." in name),
         split=tuple(name for name in names if ".lower." in name),
     )
@@ -95,7 +115,8 @@ def outline_vgg11(input_shape: tuple[int, ...], num_classes: int) -> Outline:
         side, place = _shrink(side, 2, stride=2), place + 1
     slots += _linear(f"{place + 2}", inputs, num_classes)
     roles = Roles(input=_names(slots[:2]), output=_names(slots[-2:]), norm=_names(norms))
-    return Outline(Layout(tuple(slots)), input_shape, num_classes, roles)
+    groups = {slot.name: 32 for slot in norms[::2]}
+    return Outline(Layout(tuple(slots)), input_shape, num_classes, roles, norm_groups=groups)
 
 
 def outline_resnet18(
@@ -133,7 +154,13 @@ def outline_resnet18(
                 slots += _norm(f"{name}.downsample.1", outputs)
             inputs = outputs
     slots += _linear("fc", inputs, num_classes)
-    return Outline(Layout(tuple(slots)), input_shape, num_classes, resnet_roles(_names(slots)), draws_noise=dropout > 0)
+    by_norm = {
+        slot.name: GROUPS_BY_WIDTH[slot.size] if groups == "width" else int(groups)
+        for slot in slots
+        if len(slot.shape) == 1 and slot.name.endswith(".weight")  # norms, the only vectors of weights
+    }
+    roles, noise = resnet_roles(_names(slots)), dropout > 0
+    return Outline(Layout(tuple(slots)), input_shape, num_classes, roles, draws_noise=noise, norm_groups=by_norm)
 
 
 def resnet_roles(names: tuple[str, ...]) -> Roles:
@@ -171,8 +198,9 @@ def outline_transformer(
         slots += _norm(f"{name}.norm2", width)
     slots.append(Slot("output.bias", (num_classes,), length))
     roles = transformer_roles(_names(slots), num_blocks)
-    layout = Layout(tuple(slots))
-    return Outline(layout, input_shape, num_classes, roles, draws_noise=dropout > 0, takes_tokens=True)
+    layout, groups = Layout(tuple(slots)), {name: 1 for name in roles.norm if name.endswith(".weight")}
+    noise = dropout > 0
+    return Outline(layout, input_shape, num_classes, roles, draws_noise=noise, takes_tokens=True, norm_groups=groups)
 
 
 def transformer_roles(names: tuple[str, ...], num_blocks: int) -> Roles:
@@ -232,6 +260,7 @@ _CNN_ADAPTERS = {
 }
 _SMALL_CNN = {
     **_CNN_ADAPTERS,
+    "norm": Option("none", "after each convolution: a GroupNorm of four channels a group, or a BatchNorm", NORM_NAMES),
     "split": Option(False, "two first layers, for upper and lower rows; `--personal split` keeps one", (False, True)),
 }
 _RESNET = {

@@ -1,11 +1,18 @@
-"""Small convolutional networks: convolutions with pooling and ReLU, then linear layers; biases everywhere, no norm."""
+"""Small convolutional networks: convolutions with pooling and ReLU, then linear layers; biases everywhere."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from sparsona.models.catalog import cnn_roles, split_rows
+
+NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "group": lambda width: nn.GroupNorm(width // 4, width),  # groups of four channels
+    "batch": nn.BatchNorm2d,
+}
 
 
 def conv_net(
@@ -17,8 +24,9 @@ def conv_net(
     padding: int = 0,
     split: bool = False,
     adapters: bool = False,
+    norm: str = "none",
 ) -> nn.Module:
-    """Convolutions of these channels, then hidden linear layers of these widths."""
+    """Convolutions of these channels, each with a norm if wanted, then hidden linear layers of these widths."""
     inputs, height, width = input_shape
     layers: list[nn.Module] = []
     for outputs in channels:
@@ -26,8 +34,9 @@ def conv_net(
         if split and not layers:
             layer = SplitInput(layer, nn.Conv2d(inputs, outputs, kernel, padding=padding), split_rows(height)[0])
             height += 2 * padding - kernel + 1  # each of the two loses its own edges
+        norms = [] if norm == "none" else [NORMS[norm](outputs)]
         # The largest of four, then ReLU: the same numbers and gradients as the other way round, on a quarter of them.
-        layers += [layer, AdaptedPool(outputs) if adapters else nn.MaxPool2d(2), nn.ReLU()]
+        layers += [layer, *norms, AdaptedPool(outputs) if adapters else nn.MaxPool2d(2), nn.ReLU()]
         height, width = ((side + 2 * padding - kernel + 1) // 2 for side in (height, width))
         inputs = outputs
     layers.append(nn.Flatten())
@@ -36,7 +45,7 @@ def conv_net(
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
         inputs = outputs
     net = nn.Sequential(*layers, nn.Linear(inputs, num_classes))
-    net.roles = cnn_roles(tuple(name for name, _ in net.named_parameters()))  # type: ignore[assignment]
+    net.roles = cnn_roles(tuple(name for name, _ in net.named_parameters()), len(channels), norm)  # type: ignore[assignment]
     return net
 
 

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sparsona.models.catalog import resnet_roles
-
-GROUPS_BY_WIDTH = {64: 8, 128: 8, 256: 16, 512: 32}  # of the partial-personalisation paper's code
+from sparsona.models.catalog import GROUPS_BY_WIDTH, resnet_roles
 
 
 def resnet18(

@@ -16,7 +16,7 @@ from sparsona.analysis.format import plural
 from sparsona.analysis.groups import Group, flatten, group_views, same_clients, shared_and_differing
 from sparsona.analysis.partition import PARTS, Partition
 from sparsona.analysis.similarity import Similarity
-from sparsona.analysis.table import class_rows, differences, table
+from sparsona.analysis.table import class_rows, differences, notes, table
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError
 from sparsona.core.files import replace_file
@@ -88,6 +88,7 @@ def render_report(views: Sequence[RunView], title: str | None = None) -> str:
         many_seeds=any(len(group.views) > 1 for group in groups),
         reference=groups[0].label,
         differences=differences(views),
+        notes=notes(views),
         classes=class_rows(views),
         charts=charts,
         figures={chart.key: [_dump(figure) for figure in chart.figures.values()] for chart in charts if chart.figures},
@@ -112,6 +113,8 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
     curves = {"by rounds": plots.learning_curves(views)}
     if any(sent for view in views for _, sent in view.cumulative_bytes):
         curves["by bytes sent"] = plots.learning_curves(views, against="bytes")
+    if any(taken for view in views for _, taken in view.cumulative_steps):
+        curves["by local steps"] = plots.learning_curves(views, against="steps")
     charts = [
         Chart("curves", "Learning curves", f"Mean accuracy over clients after each round.{band}{star}", curves),
         Chart(

@@ -17,15 +17,15 @@ from sparsona.analysis.extra import import_extra
 from sparsona.analysis.format import human_bytes
 from sparsona.analysis.groups import Group, group_views, pairs
 from sparsona.analysis.view import RunView
-from sparsona.core.points import POINTS
+from sparsona.core.points import POINTS, TUNED
 from sparsona.report.palette import BETTER, COLOURS, DASHES, HEAT, WORSE
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
-def learning_curves(views: Sequence[RunView], against: Literal["rounds", "bytes"] = "rounds") -> Figure:
-    """Mean accuracy over clients against completed rounds or against all bytes sent so far.
+def learning_curves(views: Sequence[RunView], against: Literal["rounds", "bytes", "steps"] = "rounds") -> Figure:
+    """Mean accuracy over clients against completed rounds, all bytes sent so far, or all local steps taken so far.
 
     One line per method, the mean over its seeds, in a band from the lowest to the highest seed. A method whose headline
     is measured once, after the last round (fine-tuning), is a line of the model before that and a star.
@@ -59,6 +59,8 @@ def learning_curves(views: Sequence[RunView], against: Literal["rounds", "bytes"
         figure.update_xaxes(
             title_text="bytes sent, both directions", tickformat="~s", ticksuffix="B", rangemode="tozero"
         )
+    elif against == "steps":
+        figure.update_xaxes(title_text="local steps, of all clients together", rangemode="tozero")
     else:
         figure.update_xaxes(title_text="completed rounds", rangemode="tozero")
     return figure
@@ -221,7 +223,8 @@ def _add_headline(figure: Figure, group: Group, index: int, against: str) -> Non
         return
     value = 100 * float(np.mean([accuracy for _, accuracy in last]))
     figure.add_scatter(
-        x=_abscissa(group, [last[0][0]], against),
+        # Final tuning is recorded as one more round, whose bytes and steps led to this point.
+        x=_abscissa(group, [last[0][0] + (against != "rounds" and point == TUNED)], against),
         y=[value],
         name=html.escape(group.label),
         mode="markers",
@@ -274,15 +277,22 @@ def trait_distances(views: Sequence[RunView]) -> Figure:
 
 
 def _abscissa(group: Group, rounds: Sequence[int], against: str) -> list[float]:
-    return _sent(group, rounds) if against == "bytes" else list(rounds)
+    if against == "rounds":
+        return list(rounds)
+    return _sent(group, rounds) if against == "bytes" else _so_far(group, rounds, "cumulative_steps")
 
 
 def _sent(group: Group, rounds: Sequence[int]) -> list[float]:
     """Bytes sent up to each of these rounds, the mean over the group's seeds."""
+    return _so_far(group, rounds, "cumulative_bytes")
+
+
+def _so_far(group: Group, rounds: Sequence[int], name: str) -> list[float]:
+    """What was spent up to each of these rounds, the mean over the group's seeds."""
     totals = np.zeros(len(rounds))
     for view in group.views:
-        known = sorted(view.cumulative_bytes)
-        so_far = np.array([0, *(sent for _, sent in known)], dtype=np.float64)
+        known = sorted(getattr(view, name))
+        so_far = np.array([0, *(spent for _, spent in known)], dtype=np.float64)
         totals += so_far[np.searchsorted([r for r, _ in known], rounds, side="right")]
     return [float(total) for total in totals / len(group.views)]
 

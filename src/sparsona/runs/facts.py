@@ -43,7 +43,8 @@ class RunFacts:
     `partial_global`: the server's model is no client's whole model. `graph` and `latency` are digests of files, if
     there are any. `tested_on` says how test data was chosen, `left_out` how many owners were left out, by reason.
     `sizes` has a row of training, validation and test examples for each client; `label_counts` counts its training
-    labels, and is None where labels are tokens or numbers.
+    labels, and is None where labels are tokens or numbers. `needs_validation`: training decides by validation data.
+    `has_one_size`: clients have models of one size, though some have little capacity.
     """
 
     method: str
@@ -68,6 +69,8 @@ class RunFacts:
     transductive: bool = False
     novel: tuple[int, ...] = ()
     is_regression: bool = False
+    needs_validation: bool = False
+    has_one_size: bool = False
     warm_start: WarmStartFacts | None = None
     format: int = field(default=FORMAT)
 

@@ -48,13 +48,15 @@ def _row(folder: Path, where: Path) -> dict[str, Any]:
         summary = read_json(folder / "summary.json") if (folder / "summary.json").exists() else None
         mean = summary["accuracy"]["mean"] if summary else None
         accuracy = "–" if mean is None else f"{mean:.1%}"
+        steps = summary["steps"]["total"] if summary and "steps" in summary else None  # older summaries lack them
         return row | {
             "method": config["method"],
             "seed": config["seed"],
             "rounds": f"{found.completed}/{config['rounds']}",
+            "steps": "–" if steps is None else f"{steps:,}",
             "accuracy": accuracy,
             "state": "finished" if found.finished else "running" if _is_used(folder) else "unfinished: resume it",
         }
     except (SparsonaError, KeyError, TypeError) as error:
-        blank = dict.fromkeys(("method", "seed", "rounds", "accuracy"), "–")
+        blank = dict.fromkeys(("method", "seed", "rounds", "steps", "accuracy"), "–")
         return row | blank | {"state": f"damaged: {str(error).splitlines()[0]}"}

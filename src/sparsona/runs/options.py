@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 from sparsona.core import points as eval_points
 from sparsona.core import spec
@@ -56,11 +56,35 @@ def check_transforms(texts: tuple[str, ...]) -> tuple[str, ...]:
     return texts
 
 
+MATCHES: dict[str, str] = {"rounds": "rounds", "steps": "local steps", "flops": "FLOPs", "bytes": "bytes"}
+
+
+class Matched(BaseModel):
+    """What a comparison equalised: `rounds` of this run were chosen to spend what another method spends in its own.
+
+    Args:
+        by: a key of `MATCHES`.
+        to: the title of the other method.
+        rounds: the rounds of that one.
+        budget: what it spends in them, under the same seed; None: this method spends none of it, and is not matched.
+        exact: False if the budget, or what this run was expected to spend, is an upper bound.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    by: str
+    to: str
+    rounds: int
+    budget: int | None
+    exact: bool = True
+
+
 class RunConfig(Stopping):
     """Everything that decides a run's result, and where it runs. Options of the method itself are in `options`."""
 
     method: str = Field(description="a row of `sparsona methods`")
     options: dict[str, Any] = Field(default_factory=dict, description="options of the method")
+    matched: Matched | None = Field(None, description="what a comparison equalised, and to what")
 
     data: str = _data("digits", "data set, a row of `sparsona data`", flag=True, cost=True, paths=("arrays", "folder"))
     data_dir: str | None = _data(
@@ -100,6 +124,13 @@ class RunConfig(Stopping):
     )
     test_rate: float = _sharing(
         _SPLIT.test_rate, "share of a client's data held for testing", cost=_SAY_SAMPLES, gt=0, lt=1
+    )
+    holdout_rate: float = _sharing(
+        _SPLIT.holdout_rate,
+        "share of a client's training data that is held out and tested on, its test data unused: to choose options by",
+        cost=_SAY_SAMPLES,
+        ge=0,
+        lt=1,
     )
     min_size: int | None = _sharing(
         None, "fewest examples a client may be dealt", none="10, or what can be split (natural)", ge=2
@@ -167,9 +198,20 @@ class RunConfig(Stopping):
     seed: int = _plan(
         0, "varies everything: partition, weights, sampling, batches, masks", flag=True, condition=True, ge=0
     )
+    tuned_with: int | None = _plan(
+        None,
+        "trials that this method's options were chosen by, on data held out of training; `sparsona tune` sets it",
+        none="not tuned",
+        condition=True,
+        cost="leave it out: trials are not charged",
+        ge=1,
+    )
     tune_epochs: int = _plan(0, "epochs of final tuning for every client; 0: none", cost=True, ge=0)
     tune_lr_scale: float = _plan(
         1.0, "learning rate of tuning, as a share of the first round's", gt=0, allow_inf_nan=False
+    )
+    tune_from: Literal["neighbours", "all"] = _plan(
+        "neighbours", "whose models are mixed into the one that is tuned, among peers", cost=True
     )
     guard: bool = _plan(
         False, "each client keeps its own or the shared model, whichever its validation data favours", flag=True
@@ -211,6 +253,15 @@ class RunConfig(Stopping):
     )
     capacities: Annotated[tuple[float, ...], BeforeValidator(as_tuple)] = _plan(
         (1.0,), "density each client can hold, repeated over clients", condition=True, cost=True
+    )
+
+    subnetwork: float | None = _plan(
+        None,
+        "train a fixed random sub-network of this density in place of the whole model",
+        none="the whole model",
+        cost=True,
+        gt=0,
+        le=1,
     )
 
     eval_every: int = _evaluation(

@@ -123,6 +123,14 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class Effort:
+    """Training done by clients: turns in which one trained, and local steps in all of them."""
+
+    turns: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeLoad:
     """Bytes through the busiest node in all rounds, and the most that went into and out of one in one round."""
 
@@ -341,6 +349,21 @@ class Records:
         query = f"SELECT {', '.join(f'SUM({name}) AS {name}' for name in names)} FROM rounds"
         found = self._rows(Totals, query)
         return found[0] if found else Totals(**dict.fromkeys(names))
+
+    def effort(self, rounds: int) -> tuple[Effort, Effort]:
+        """What clients trained in the `rounds` of the run, and in its final tuning."""
+        query = "SELECT COALESCE((SELECT SUM(num_trained) FROM rounds WHERE {0}), 0) AS turns, "
+        query += "COALESCE((SELECT SUM(steps) FROM turns WHERE {0}), 0) AS steps"
+        of_rounds, of_tuning = (
+            self._rows(Effort, query.format(which), (rounds, rounds)) for which in ("round < ?", "round >= ?")
+        )
+        return (of_rounds or [Effort(0, 0)])[0], (of_tuning or [Effort(0, 0)])[0]
+
+    def steps_by_round(self) -> list[int]:
+        """Local steps in each round, in order; final tuning is the last of them."""
+        query = "SELECT COALESCE((SELECT SUM(steps) FROM turns WHERE turns.round = rounds.round), 0) AS value"
+        found: list[dict[str, Any]] = self._rows(dict, f"{query} FROM rounds ORDER BY round")
+        return [row["value"] for row in found]
 
     def server_load(self) -> NodeLoad:
         """The load of a server, through which everything passes."""

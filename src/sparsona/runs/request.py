@@ -5,6 +5,7 @@ Free of torch.
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -93,10 +94,49 @@ def parse_method(text: str) -> tuple[str, dict[str, Any]]:
     return found.name, spec.named_options(found)
 
 
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """Options from a file: top-level keys, and optionally a table [options] for the method's own."""
+@dataclass(frozen=True)
+class OptionFile:
+    """Options from a file: for every method, and for single ones by the name they are run under."""
+
+    options: dict[str, Any]
+    methods: dict[str, dict[str, Any]]
+
+
+def read_option_file(path: str | Path) -> OptionFile:
+    """Options from a TOML file: top-level keys; a table [options] for the method's own; tables [methods.NAME]."""
+    values = _read_toml(path)
+    tables = {key: values.pop(key, {}) for key in ("options", "methods")}
+    of_methods = tables["methods"].values() if isinstance(tables["methods"], dict) else [None]
+    for key, table in (*tables.items(), *(("methods", one) for one in of_methods)):
+        if not isinstance(table, dict):
+            raise SparsonaError(
+                f"'{key}' in '{path}' is not a table",
+                expected="[options] or [methods.NAME], and key = value lines below it",
+            )
+    return OptionFile(
+        _with_names({**values, **tables["options"]}),
+        {name: _with_names(table) for name, table in tables["methods"].items()},
+    )
+
+
+def _with_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.replace("-", "_"): value for key, value in values.items()}
+
+
+def write_toml(values: Mapping[str, Any]) -> str:
+    """Options as TOML, which has no None: 'none' is read as that. Tables, such as `methods`, come last."""
+    lines, tables = [], []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            tables += [f'\n[{key}."{name}"]\n{write_toml(table)}' for name, table in value.items()]
+        else:
+            lines.append(f"{key} = {json.dumps('none' if value is None else value)}\n")
+    return "".join((*lines, *tables))
+
+
+def _read_toml(path: str | Path) -> dict[str, Any]:
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise SparsonaError(
             f"there is no config file '{path}'", expected="a TOML file", hint="check the path given to --config"
@@ -107,7 +147,3 @@ def read_toml(path: str | Path) -> dict[str, Any]:
             expected="a TOML file: lines like rounds = 50",
             hint="correct it at the place named",
         ) from None
-    options = values.pop("options", {})
-    if not isinstance(options, dict):
-        raise SparsonaError(f"'options' in '{path}' is not a table", expected="[options] and key = value lines")
-    return {key.replace("-", "_"): value for key, value in {**values, **options}.items()}

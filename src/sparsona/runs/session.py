@@ -140,11 +140,11 @@ class Session:
         with self.clock.measure("records"):
             self._records.rewind(completed, plan.points_after(completed))
             self._folder.drop_summary()
-        began, self._bytes_sent, reason = time.monotonic(), 0, None
+        began, self._spent, reason = time.monotonic(), Spent(), None
         try:
             while self.progress.completed < plan.rounds and reason is None:
                 self._round()
-                reason = reached(limits, Spent(time.monotonic() - began, self._bytes_sent))
+                reason = reached(limits, replace(self._spent, seconds=time.monotonic() - began))
                 if reason is None and self._checkpoint_is_due():
                     self._save()
             if self.progress.completed == plan.rounds:
@@ -164,7 +164,12 @@ class Session:
         if self.context.plan.evaluates_after(index + 1):
             played.evaluations.extend(self._engine.evaluate(population, index + 1))
         result = _round_result(played, time.monotonic() - began)
-        self._bytes_sent += sum(turn.bytes_up + turn.bytes_down for turn in result.turns)
+        self._spent = replace(
+            self._spent,
+            bytes=self._spent.bytes + result.total("bytes_up") + result.total("bytes_down"),
+            steps=self._spent.steps + result.total("steps"),
+            flops=self._spent.flops + result.total("train_flops") + result.total("search_flops"),
+        )
         evaluation = self._evaluation_result(index + 1, played.evaluations)
         self._keep(replace(self.progress, completed=index + 1, population=population), result, evaluation)
 

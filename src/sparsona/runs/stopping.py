@@ -17,8 +17,10 @@ from sparsona.runs.declaration import option
 class Spent:
     """What a run has used since it was started or resumed."""
 
-    seconds: float
-    bytes: int  # as encoded, both ways
+    seconds: float = 0.0
+    bytes: int = 0  # as encoded, both ways
+    steps: int = 0  # of all clients together
+    flops: int = 0  # of training and mask search
 
 
 class Stopping(BaseModel):
@@ -37,11 +39,29 @@ class Stopping(BaseModel):
         condition=True,
         gt=0,
     )
+    max_steps: int | None = option(
+        None,
+        "stop after the round in which clients have taken these local steps, all together",
+        group="stop",
+        none="never",
+        condition=True,
+        gt=0,
+    )
+    max_flops: float | None = option(
+        None,
+        "stop after the round in which these FLOPs of training and mask search are spent",
+        group="stop",
+        none="never",
+        condition=True,
+        gt=0,
+    )
 
 
 MEASURES: dict[str, Callable[[Spent], float]] = {
     "max_seconds": lambda spent: spent.seconds,
     "max_bytes": lambda spent: spent.bytes,
+    "max_steps": lambda spent: spent.steps,
+    "max_flops": lambda spent: spent.flops,
 }
 
 

@@ -92,10 +92,24 @@ def kept_counts(layout: Layout, densities: tuple[float, ...]) -> tuple[int, ...]
     for slot, density in zip(layout.slots, densities, strict=True):
         if not 0 <= density <= 1:
             raise SparsonaError(f"a density of {density} for tensor '{slot.name}'", expected="a number from 0 to 1")
-    return tuple(
-        min(size, math.floor(density * size * (1 + ROUNDING_SLACK)))
-        for size, density in zip(layout.sizes, densities, strict=True)
-    )
+    return tuple(kept_count(size, density) for size, density in zip(layout.sizes, densities, strict=True))
+
+
+def kept_count(size: int, density: float) -> int:
+    """The number of entries kept of so many: floor(density * size), where 0.29 of 100 is 29.
+
+    Args:
+        size: the number of entries.
+        density: the share to keep.
+
+    Returns:
+        The count.
+
+    Example:
+        >>> kept_count(100, 0.29)
+        29
+    """
+    return min(size, math.floor(density * size * (1 + ROUNDING_SLACK)))
 
 
 def _raw(slot: Slot) -> float:

@@ -1,0 +1,148 @@
+"""What a run will spend, before it is trained: the engine's own rules applied to a method's phases and costs.
+
+Who takes part in a round follows from the seed alone, and so does who sends to whom among peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sparsona.core.method import Client, Cost, Phase, Round, always, steps_taken
+from sparsona.core.update import PartSize, Support
+from sparsona.engine.context import ServerContext
+from sparsona.engine.gossip import graph_of, members_of
+from sparsona.engine.graphs import senders
+from sparsona.engine.plan import novel_clients, participation
+from sparsona.wire.format import message_size
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Totals of a run, final tuning included.
+
+    Args:
+        turns: client turns that train.
+        steps: local steps of all clients.
+        flops: FLOPs of training and mask search.
+        bytes: bytes as encoded; between peers each message counts once.
+        exact: False if training decides what is used and sent: `flops` and `bytes` are upper bounds then.
+    """
+
+    turns: int = 0
+    steps: int = 0
+    flops: int = 0
+    bytes: int = 0
+    exact: bool = True
+
+
+def forecast(context: ServerContext, with_bytes: bool = True) -> Forecast:
+    """What a run with this context will spend.
+
+    Args:
+        context: the server's side: the method, the plan and the clients.
+        with_bytes: False leaves `bytes` at 0: who sends to whom among peers takes the most time.
+
+    Returns:
+        The totals over all rounds and final tuning.
+    """
+    return _Forecaster(context, with_bytes).run()
+
+
+class _Forecaster:
+    """Adds up a run, with the costs of clients that are alike computed once."""
+
+    def __init__(self, context: ServerContext, with_bytes: bool) -> None:
+        self._with_bytes = with_bytes
+        self.context, self.plan, self.method = context, context.plan, context.method
+        self._costs: dict[tuple[object, ...], Cost] = {}
+        self._steps: dict[tuple[object, ...], int] = {}
+        first, last = (self._active(index) for index in (0, max(self.plan.rounds - 1, 0)))
+        # Costs that change from round to round while the same phases run must be asked for in every round.
+        self._changes = first == last and self._cost_at(0) != self._cost_at(self.plan.rounds - 1)
+        self.turns = self.steps = self.flops = self.bytes = 0
+        self.exact = True
+
+    def _cost_at(self, index: int) -> Cost:
+        client = self.context.clients[0]
+        return self.method.cost(self.context.params.layout, client, self.plan.round_at(max(index, 0)).on(client))
+
+    def _active(self, index: int) -> tuple[bool, ...]:
+        round_ = self.plan.round_at(index)
+        return tuple(phase.when(round_) for phase in self.method.phases)
+
+    def run(self) -> Forecast:
+        sent: set[int] = set()  # peers that have made a message
+        for index in range(self.plan.rounds):
+            round_, who = self.plan.round_at(index), participation(self.plan, self.context.clients, index)
+            active = tuple(phase.when(round_) for phase in self.method.phases)
+            for number in who.trains:
+                client = self.context.clients[number]
+                cost = self._cost(client, round_, active)
+                self.turns += 1
+                self.steps += self._num_steps(self.method.phases, client, round_, ("train", active))
+                self.flops += cost.train_flops + cost.search_flops
+                if self.method.peer is None:
+                    self.bytes += self._size(cost.down, is_down=True) + self._size(cost.up)
+            if self.method.peer is not None:
+                reached = [client for client in who.trains if client not in who.dropped]
+                self._deliver(reached, round_, active, sent - who.dropped)
+                sent |= set(who.trains)
+        self._tune(sent)
+        return Forecast(self.turns, self.steps, self.flops, self.bytes, self.exact)
+
+    def _tune(self, sent: set[int]) -> None:
+        round_, tune = self.plan.tuning_round, self.method.tune
+        novel, tuned = novel_clients(self.plan, self.context.clients), []
+        active = tuple(True for _ in self.method.phases)
+        for client in self.context.clients:
+            epochs = self.plan.tuning_epochs(client.index in novel)
+            if not epochs or tune is None:
+                continue
+            tuned.append(client.index)
+            cost = self._cost(client, round_, active)
+            self.turns += 1
+            phase = replace(tune, epochs=epochs, when=always)
+            self.steps += self._num_steps((phase,), client, round_, ("tune", epochs))
+            infer = self.context.params.layout.forward_flops() if cost.infer_flops is None else cost.infer_flops
+            self.flops += epochs * (3 * client.num_examples * infer if cost.tune_flops is None else cost.tune_flops)
+            if self.method.peer is None:
+                self.bytes += self._size(cost.down, is_down=True)
+        if self.method.peer is not None:
+            self._deliver(tuned, round_, active, sent)
+
+    def _deliver(self, receivers: Sequence[int], round_: Round, active: tuple[bool, ...], sent: set[int]) -> None:
+        if not self._with_bytes:
+            return
+        graph, members = graph_of(self.context), members_of(self.context)
+        if self.method.peer is not None and self.method.peer.wants is not None:
+            self.exact = False  # a peer requests as it learns; at most as many as the graph allows are counted
+        for client in receivers:
+            for sender in senders(graph, members, client, round_.seeds):
+                if sender in sent:
+                    self.bytes += self._size(self._cost(self.context.clients[sender], round_, active).up)
+
+    def _cost(self, client: Client, round_: Round, active: tuple[bool, ...]) -> Cost:
+        key = (*_kind(client), active, round_.index if self._changes else 0)
+        if key not in self._costs:
+            self._costs[key] = self.method.cost(self.context.params.layout, client, round_.on(client))
+            self.exact = self.exact and self._costs[key].exact
+        return self._costs[key]
+
+    def _num_steps(self, phases: Sequence[Phase], client: Client, round_: Round, key: tuple[object, ...]) -> int:
+        where = (*_kind(client), *key)
+        if where not in self._steps:
+            self._steps[where] = sum(steps_taken(phase, client, round_) for phase in phases)
+        return self._steps[where]
+
+    def _size(self, parts: tuple[PartSize, ...] | None, is_down: bool = False) -> int:
+        if parts is None:
+            return 0
+        if is_down and self.plan.stateless:  # a stateless client has no mask: it is sent
+            parts = tuple(replace(p, support=Support.BITS) if p.support is Support.KNOWN else p for p in parts)
+        return message_size(parts)
+
+
+def _kind(client: Client) -> tuple[float, ...]:
+    """Costs depend on capacity and amounts of data only."""
+    return client.capacity, client.num_examples, client.num_validation

@@ -1,0 +1,79 @@
+"""Whole runs side by side, each in a process of its own: the trials of a search, the runs of a comparison."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any
+
+from sparsona.core.errors import SparsonaError
+from sparsona.executors import choose_device
+
+
+@contextmanager
+def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """A pool of `jobs` processes that share the processor's cores.
+
+    However the block is left, its processes end: a run that is under way is stopped where it can be resumed.
+    """
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin, (threads,))
+    try:
+        yield pool
+    except BrokenProcessPool as error:
+        raise SparsonaError(
+            "a process ended before its run did, perhaps for want of memory",
+            expected=f"memory for {jobs} runs at once",
+            hint="resume with fewer --jobs; what is finished is kept",
+        ) from error
+    except BaseException:
+        for child in multiprocessing.active_children():
+            child.terminate()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _begin(threads: int) -> None:
+    """In a new process: Ctrl-C is for the process that started it, which ends its children by SIGTERM."""
+    import torch
+
+    torch.set_num_threads(threads)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _stop)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)  # the parent was killed: nobody would read what is done here
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _stop(*_: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: the run writes its checkpoint now
+    raise KeyboardInterrupt
+
+
+def usual_jobs(has_gpu: bool) -> int:
+    """How many runs are worth having side by side: one a core; on a GPU, which they share, up to four."""
+    cores = os.cpu_count() or 1
+    return min(4, cores) if has_gpu else cores
+
+
+def check_jobs(jobs: int | None) -> None:
+    """Refuse a number of processes below 1."""
+    if jobs is not None and jobs < 1:
+        raise SparsonaError(f"jobs is {jobs}", expected="1 or more")
+
+
+def in_process(executor: str, device: str) -> str:
+    """The executor of a run that has other runs beside it: where it may choose, it starts no processes on a CPU."""
+    return "serial" if executor == "auto" and choose_device(device, "fp32").type == "cpu" else executor

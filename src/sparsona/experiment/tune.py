@@ -1,0 +1,628 @@
+"""Search a method's options on data held out of training: as many trials for every method.
+
+Test data has no part in it: in a trial each client is tested on a part of its training data (`holdout_rate`), and its
+test data is not read. Trials have another seed than the results that are reported later.
+
+Options are drawn in batches of `BATCH` trials, each by the results of the batches before it and a seed of its own.
+So neither the number of processes nor their timing decides what is tried, and a search that was killed goes on as
+if nothing had happened: every finished trial is a file, and a trial under way is a run that can be resumed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import re
+import shutil
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from sparsona import methods
+from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.points import RECEIVED
+from sparsona.data.federation import Federation
+from sparsona.executors import choose_device
+from sparsona.experiment.build import make_configs, options_for
+from sparsona.experiment.compare import compare, matched_rounds, resume_comparison
+from sparsona.experiment.parallel import check_jobs, in_process, processes, usual_jobs
+from sparsona.experiment.run import Comparison
+from sparsona.experiment.train import RUNS, hint_resume, resume, timestamp, train
+from sparsona.runs.folder import explain_disk_errors, make_empty_folder, read_json, write_atomically
+from sparsona.runs.observers import EvaluationResult
+from sparsona.runs.options import OPTIONS, RunConfig
+from sparsona.runs.request import parse_method, write_toml
+
+BATCH = 4
+LEARNING_RATES = (0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5)  # pFedGate, appendix: for each method on each data set
+CURVE_POINTS = 10  # evaluations in a trial, at which it may be pruned
+SEED_STRIDE = 1000  # trials have seeds this far from those that are reported
+
+Space = Mapping[str, tuple[Any, ...]]
+Listen = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is searched; stored in tune.json."""
+
+    names: list[str]
+    options: dict[str, Any]
+    search: dict[str, list[Any]]
+    trials: int
+    holdout_rate: float
+    seed: int
+    refit_seeds: int
+    prune: bool
+    match: str
+    rounds: dict[str, int]  # of a trial, by method
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial of one method: its options, and what came of it."""
+
+    number: int
+    options: dict[str, Any]
+    state: Literal["complete", "pruned", "failed"]
+    value: float | None = None  # mean over clients on held-out data, after the last round; of a pruned one, so far
+    curve: dict[int, float] = field(default_factory=dict)  # by completed rounds
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The trials of one method, and the best of them."""
+
+    name: str
+    space: Space
+    trials: tuple[Trial, ...]
+
+    @property
+    def best(self) -> Trial:
+        """The complete trial of the highest value, the first of equal ones."""
+        complete = [one for one in self.trials if one.state == "complete"]
+        if not complete:
+            raise SparsonaError(
+                f"no trial of {self.name} could be completed: {self.trials[0].error}",
+                expected="options in its space that train",
+                hint="narrow the space: --search lr=0.001,0.01",
+            )
+        return max(complete, key=lambda one: one.value or -math.inf)
+
+
+class Tuning:
+    """The result of a search, read from its folder. `tune` returns it.
+
+    Args:
+        path: the folder of the search.
+        methods: the trials of each method, by the name it was given.
+        match: what trials and results have in common.
+        comparison: the methods with the options that were chosen, trained again on all training data; None: not done.
+
+    Example:
+        >>> import sparsona as sp
+        >>> found = sp.tune(["fedavg"], clients=4, rounds=2, data_rate=0.3, trials=2, refit_seeds=0)
+        >>> len(found.methods["fedavg"].trials), sorted(found.best["fedavg"])
+        (2, ['lr'])
+    """
+
+    def __init__(self, path: Path, methods: dict[str, Tuned], match: str, comparison: Comparison | None) -> None:
+        self.path, self.methods, self.match, self.comparison = path, methods, match, comparison
+
+    @property
+    def config(self) -> Path:
+        """The file of options that `sparsona run METHOD --config` and `sparsona compare --config` take."""
+        return self.path / "tuned.toml"
+
+    @property
+    def best(self) -> dict[str, dict[str, Any]]:
+        """The options that were chosen, by method."""
+        return {name: tuned.best.options for name, tuned in self.methods.items()}
+
+    def table(self) -> list[dict[str, str]]:
+        """One row per method, ready to print.
+
+        Returns:
+            What was chosen among how much, and its accuracy on held-out data.
+        """
+        rows = []
+        for name, tuned in self.methods.items():
+            best, states = tuned.best, [one.state for one in tuned.trials]
+            options = ", ".join(f"{key}={_written(value)}" for key, value in best.options.items())
+            assert best.value is not None
+            rows.append(
+                {
+                    "method": name,
+                    "chosen": options or "nothing to search",
+                    "held-out": f"{best.value:.1%}" if best.value >= 0 else f"MSE {-best.value:.4g}",
+                    "trials": str(len(states)),
+                    "pruned": str(states.count("pruned")),
+                    "failed": str(states.count("failed")),
+                    "of": str(_size(tuned.space)),
+                }
+            )
+        return rows
+
+    def at_the_edge(self) -> list[str]:
+        """Chosen values that are the least or the greatest of those tried, in words: better ones may lie beyond."""
+        found = []
+        for name, tuned in self.methods.items():
+            for key, value in tuned.best.options.items():
+                values = [one for one in tuned.space[key] if isinstance(one, int | float) and not isinstance(one, bool)]
+                if len(values) > 2 and value in (min(values), max(values)):
+                    found.append(
+                        f"{name}: {key}={_written(value)} is the {'least' if value == min(values) else 'most'}"
+                    )
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything that was tried, ready for JSON."""
+        return {
+            "path": str(self.path),
+            "config": str(self.config),
+            "methods": {
+                name: {"best": tuned.best.options, "trials": [asdict(one) for one in tuned.trials]}
+                for name, tuned in self.methods.items()
+            },
+        }
+
+
+def tune(
+    names: Sequence[str],
+    federation: Federation | None = None,
+    model: Any = None,
+    *,
+    trials: int = 10,
+    search: Mapping[str, Sequence[Any]] | None = None,
+    trial_rounds: int | None = None,
+    holdout_rate: float = 0.2,
+    prune: bool = True,
+    refit_seeds: int = 1,
+    match: str = "rounds",
+    jobs: int | None = None,
+    out: str | Path | None = None,
+    listen: Listen | None = None,
+    **options: Any,
+) -> Tuning:
+    """Search each method's options on data held out of training, with as many trials for every method.
+
+    Args:
+        names: rows of `sparsona methods`, each with options of its own after a colon if needed.
+        federation: your own data, as for `train`.
+        model: a network, as for `train`.
+        trials: for each method; fewer only where all combinations of its space have been tried.
+        search: values to try, by option, for the methods that have it; other options keep their space. None: learning
+            rates, and what the method's row has (`sparsona methods NAME`). Options that are given are not searched.
+        trial_rounds: rounds of a trial; None: as many as a run has.
+        holdout_rate: the share of each client's training data that trials are judged by.
+        prune: stop a trial that is below the median of the earlier ones at the same round.
+        refit_seeds: train every method with its chosen options on all training data, under this many seeds; 0: not.
+        match: what trials and results have in common, as for `compare`; in trials, by so many times fewer rounds.
+        jobs: trials at a time, each in a process of its own; None: one a core, on a GPU up to four.
+        out: the folder of the search, which must not exist yet. None: a new one in ./runs.
+        listen: called with the number of finished trials, of all trials, and what was found last.
+        options: as for `compare`. `seed` is that of the reported results: trials have another one.
+
+    Returns:
+        The trials, the chosen options and, unless `refit_seeds` is 0, the comparison of the methods with them.
+
+    Example:
+        >>> import sparsona as sp
+        >>> quick = {"clients": 4, "rounds": 2, "data_rate": 0.3, "trials": 2}
+        >>> found = sp.tune(["fedavg", "local"], **quick, search={"lr": [0.1, 0.3]})
+        >>> [row["method"] for row in found.table()], [row["method"] for row in found.comparison.table()]
+        (['fedavg', 'local'], ['FedAvg', 'Local'])
+    """
+    _check_numbers(trials, holdout_rate, refit_seeds, jobs)
+    seed = options.pop("seed", 0)
+    settled = _settle(names, options, federation, seed)
+    request = Request(
+        names=list(names),
+        options=settled,
+        search={key: list(values) for key, values in (search or {}).items()},
+        trials=trials,
+        holdout_rate=holdout_rate,
+        seed=seed,
+        refit_seeds=refit_seeds,
+        prune=prune,
+        match=match,
+        rounds=_trial_rounds(names, federation, model, match, settled, trial_rounds),
+    )
+    _check_optuna()
+    spaces = _spaces(request)
+    for name, space in spaces.items():  # errors in options are raised before a folder is made
+        first = {key: values[0] for key, values in space.items()}
+        make_configs(name, {**_trial_options(request, name, federation), **first}, federation, model)
+    path = Path(out) if out else RUNS / f"tune-{timestamp()}"
+    make_empty_folder(path)
+    write_atomically(path / "tune.json", (json.dumps(asdict(request), indent=1) + "\n").encode())
+    with hint_resume(path):
+        return _tune(path, request, spaces, federation, model, jobs, listen)
+
+
+def resume_tuning(
+    path: str | Path,
+    federation: Federation | None = None,
+    model: Any = None,
+    *,
+    jobs: int | None = None,
+    listen: Listen | None = None,
+) -> Tuning:
+    """Resume a search: finished trials are kept, the others are resumed or started.
+
+    Args:
+        path: the folder of the search.
+        federation: the data, again, if it was started with a federation.
+        model: the model, again, if it was started with a module or function.
+        jobs: as for `tune`.
+        listen: as for `tune`.
+
+    Returns:
+        The finished search; the same as without the interruption.
+    """
+    path = Path(path)
+    try:
+        request = Request(**read_json(path / "tune.json"))
+    except TypeError:
+        raise SparsonaError(
+            f"'{path / 'tune.json'}' is damaged", expected="the file as sparsona wrote it", hint="start again elsewhere"
+        ) from None
+    _check_optuna()
+    with hint_resume(path):
+        return _tune(path, request, _spaces(request), federation, model, jobs, listen)
+
+
+def _check_numbers(trials: int, holdout_rate: float, refit_seeds: int, jobs: int | None) -> None:
+    check_jobs(jobs)
+    for name, value, least in (("trials", trials, 1), ("refit_seeds", refit_seeds, 0)):
+        if value < least:
+            raise SparsonaError(f"{name} is {value}", expected=f"{least} or more")
+    if not 0 < holdout_rate < 1:
+        raise SparsonaError(
+            f"holdout_rate is {holdout_rate}", expected="more than 0 and less than 1", hint="0.2 is usual"
+        )
+
+
+def _check_optuna() -> None:
+    try:
+        import optuna
+    except ImportError as error:
+        raise SparsonaError(
+            "tune needs optuna, which is not installed",
+            expected="the extra `tune`",
+            hint="pip install 'sparsona[tune]'",
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def _settle(
+    names: Sequence[str], options: Mapping[str, Any], federation: Federation | None, seed: int
+) -> dict[str, Any]:
+    """The options of trials and results alike.
+
+    Nobody holds validation data back unless some method needs it. One partition serves trials and results: under
+    another, what is tested later could be what a trial was trained on.
+    """
+    settled = dict(options)
+    if "holdout_rate" in settled:
+        raise SparsonaError("holdout_rate as an option of a run", expected="the parameter of `tune`")
+    if federation is None:
+        settled.setdefault("partition_seed", seed)
+        if not any(methods.card(parse_method(name)[0]).needs_validation for name in names):
+            settled.setdefault("validation_rate", 0.0)
+    return settled
+
+
+def _trial_rounds(
+    names: Sequence[str],
+    federation: Federation | None,
+    model: Any,
+    match: str,
+    options: Mapping[str, Any],
+    asked: int | None,
+) -> dict[str, int]:
+    """Rounds of each method's trials: those it would have in a comparison, all shortened by the same factor."""
+    usual = int(options.get("rounds", RunConfig.model_fields["rounds"].default))
+    found = matched_rounds(names, federation, model, match, options)
+    return {name: max(1, round(rounds * (asked or usual) / usual)) for name, rounds in found.items()}
+
+
+def _spaces(request: Request) -> dict[str, Space]:
+    """What is searched for each method: the papers' grids, and what the user adds."""
+    found: dict[str, Space] = {}
+    used: set[str] = set()
+    known = set(OPTIONS).union(*(methods.factory(parse_method(name)[0])[1].model_fields for name in request.names))
+    if unknown := sorted(set(request.options) - known):
+        raise unknown_name(f"option of {', '.join(request.names)}", unknown[0], known)
+    for name in request.names:
+        row_name, own = parse_method(name)
+        row = methods.card(row_name)
+        fields = methods.factory(row)[1].model_fields
+        fixed = {*own, *request.options} - set(request.search)
+        space: dict[str, tuple[Any, ...]] = {"lr": LEARNING_RATES} if "lr" in fields else {}
+        space |= {key: tuple(values) for key, values in row.grid.items()}
+        for key, values in request.search.items():
+            if key in fields or key in OPTIONS:
+                space[key] = tuple(values)
+                used.add(key)
+        found[name] = {key: values for key, values in space.items() if key not in fixed}
+    if unused := sorted(set(request.search) - used):
+        raise unknown_name("option to search", unused[0], known)
+    if conditions := sorted(key for key in request.search if key in OPTIONS and OPTIONS[key].condition):
+        raise SparsonaError(
+            f"a search over {conditions[0]}",
+            expected="options of methods: all share the same data, clients and rounds, or they would not compare",
+            hint=f"set it for all instead: --set {conditions[0]}=...",
+        )
+    if empty := sorted(key for key, values in request.search.items() if not values):
+        raise SparsonaError(f"no values of {empty[0]} to try", expected="one or more", hint="--search lr=0.01,0.1")
+    return found
+
+
+def _trial_options(request: Request, name: str, federation: Federation | None) -> dict[str, Any]:
+    rows = {one: methods.card(parse_method(one)[0]) for one in request.names}
+    options = options_for(rows[name], request.options, [*rows.values()])
+    options["seed"] = request.seed + SEED_STRIDE
+    if federation is None:
+        options["holdout_rate"] = request.holdout_rate
+    options["executor"] = in_process(options.get("executor", "auto"), options.get("device", "auto"))
+    options["rounds"] = request.rounds[name]
+    options["eval_every"] = max(1, math.ceil(request.rounds[name] / CURVE_POINTS))
+    return options
+
+
+def _tune(
+    path: Path,
+    request: Request,
+    spaces: Mapping[str, Space],
+    federation: Federation | None,
+    model: Any,
+    jobs: int | None,
+    listen: Listen | None,
+) -> Tuning:
+    jobs = jobs or usual_jobs(choose_device(str(request.options.get("device", "auto")), "fp32").type == "cuda")
+    found = {name: _Search(path, request, name, space, federation) for name, space in spaces.items()}
+    held = None if federation is None else federation.hold_out(request.holdout_rate, seed=request.seed)
+    _play_all(found.values(), held, model, jobs, listen)
+    tuned = {name: Tuned(name, one.space, tuple(one.trials)) for name, one in found.items()}
+    result = Tuning(path, tuned, request.match, None)
+    _write_config(result, request)
+    if request.refit_seeds:
+        refit = path / "refit"
+        if (refit / "comparison.json").exists():
+            result.comparison = resume_comparison(refit, federation, model, jobs=jobs)
+        else:
+            pairs = [(name, options) for name, options in result.best.items()]
+            trained = {**request.options, "seed": request.seed, "tuned_with": request.trials}
+            result.comparison = compare(pairs, federation, model, seeds=request.refit_seeds, out=refit, **trained)
+    return result
+
+
+def _write_config(result: Tuning, request: Request) -> None:
+    text = (
+        "# Options chosen by `sparsona tune` on data held out of training: for `run METHOD` and `compare`, --config.\n"
+    )
+    values = {**request.options, "seed": request.seed, "tuned_with": request.trials, "methods": result.best}
+    write_atomically(result.config, (text + write_toml(values)).encode())
+
+
+class _Search:
+    """The search of one method: trials in batches, each a file when it is finished."""
+
+    def __init__(self, path: Path, request: Request, name: str, space: Space, federation: Federation | None) -> None:
+        self.request, self.name, self.space = request, name, space
+        self.folder = path / re.sub("[^a-z0-9.+-]+", "_", name.lower().replace("=", "-"))
+        self.options = _trial_options(request, name, federation)
+        self.trials: list[Trial] = []
+        self.total = min(request.trials, max(1, _size(space)))
+
+    def next_batch(self) -> list[tuple[int, dict[str, Any]]]:
+        """Numbers and options of the trials to do now; empty when the search is over."""
+        count = min(BATCH, self.total - len(self.trials))
+        first = len(self.trials)
+        return list(
+            enumerate(_propose(self.space, self.trials, f"{self.request.seed}/{self.name}/{first}", count), first)
+        )
+
+    def limits(self) -> dict[int, float]:
+        """The median of the trials of earlier batches at each evaluated round: below it, a trial is pruned."""
+        if not self.request.prune:
+            return {}
+        curves = [one.curve for one in self.trials if one.state == "complete"]
+        rounds = sorted(set().union(*curves))[:-1] if curves else []
+        # The first evaluation says little: rates that are right later may begin slowly.
+        return {at: statistics.median(curve[at] for curve in curves if at in curve) for at in rounds[1:]}
+
+    def file(self, number: int) -> Path:
+        return self.folder / f"trial-{number:03d}.json"
+
+    def finished(self, number: int) -> Trial | None:
+        """A trial that was finished before, from its file."""
+        if not self.file(number).exists():
+            return None
+        values = read_json(self.file(number))
+        try:
+            return Trial(**{**values, "curve": {int(at): value for at, value in values["curve"].items()}})
+        except (TypeError, KeyError, ValueError):
+            raise SparsonaError(
+                f"'{self.file(number)}' is damaged",
+                expected="the file as sparsona wrote it",
+                hint="delete it: the trial is then done again",
+            ) from None
+
+    def finish(self, trial: Trial) -> None:
+        """Keep a trial's file, and nothing of its run."""
+        write_atomically(self.file(trial.number), (json.dumps(asdict(trial)) + "\n").encode())
+        shutil.rmtree(self.file(trial.number).with_suffix(""), ignore_errors=True)
+
+
+def _play_all(
+    searches: Iterable[_Search], federation: Federation | None, model: Any, jobs: int, listen: Listen | None
+) -> None:
+    """Play all batches of all searches; those of one method one after the other, those of others beside them."""
+    searches = list(searches)
+    total = sum(one.total for one in searches)
+
+    def report(search: _Search, trial: Trial) -> None:
+        if listen is not None:
+            done = sum(len(one.trials) for one in searches) + sum(map(len, waiting.values()))
+            listen(done, total, f"{search.name}: {_describe(trial)}")
+
+    waiting: dict[str, dict[int, Trial]] = {}  # of unfinished batches
+    with processes(jobs) as pool:
+        given = _pack((federation, model))
+        running: dict[Future[Trial], _Search] = {}
+
+        def start(search: _Search) -> None:
+            while batch := search.next_batch():
+                with explain_disk_errors(search.folder):
+                    search.folder.mkdir(exist_ok=True)
+                waiting[search.name], limits = {}, search.limits()
+                sent = 0
+                for number, options in batch:
+                    if (done := search.finished(number)) is not None:
+                        waiting[search.name][number] = done
+                        report(search, done)
+                        continue
+                    where = search.file(number).with_suffix("")
+                    task = (search.name, {**search.options, **options}, options, number, str(where), limits, given)
+                    running[pool.submit(_play_trial, *task)] = search
+                    sent += 1
+                if sent:
+                    return
+                close(search)
+
+        def close(search: _Search) -> None:
+            search.trials += [trial for _, trial in sorted(waiting.pop(search.name).items())]
+
+        for search in searches:
+            start(search)
+        while running:
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                search = running.pop(future)
+                trial = future.result()
+                search.finish(trial)
+                waiting[search.name][trial.number] = trial
+                report(search, trial)
+                if search not in running.values():
+                    close(search)
+                    start(search)
+
+
+def _pack(what: Any) -> bytes:
+    import cloudpickle
+
+    return cloudpickle.dumps(what)
+
+
+class _PrunedError(Exception):
+    """A trial is below its limit."""
+
+
+class _Watch:
+    """Follows the accuracy on held-out data, and ends a trial that is below its limit."""
+
+    def __init__(self, limits: Mapping[int, float]) -> None:
+        self.limits, self.curve = limits, dict[int, float]()
+
+    def on_evaluation(self, result: EvaluationResult) -> None:
+        """Of what clients receive: points that are evaluated at the end only have no curve."""
+        if (value := _mean(result)) is None:
+            return
+        self.curve[result.completed] = value
+        if value < self.limits.get(result.completed, -math.inf):
+            raise _PrunedError
+
+
+def _mean(result: EvaluationResult) -> float | None:
+    """Mean accuracy at `received` or, of a regression, the negative of its mean loss: higher is better."""
+    if (accuracy := result.mean(RECEIVED)) is not None:
+        return accuracy
+    losses = [one.loss for one in result.clients if one.point == RECEIVED]
+    return -sum(losses) / len(losses) if losses else None
+
+
+def _play_trial(
+    name: str,
+    options: dict[str, Any],
+    chosen: dict[str, Any],
+    number: int,
+    where: str,
+    limits: Mapping[int, float],
+    given: bytes,
+) -> Trial:
+    """One trial, in a process of its own."""
+    import cloudpickle
+
+    federation, model = cloudpickle.loads(given)
+    watch, folder = _Watch(limits), Path(where)
+    try:
+        if (folder / "config.json").exists():
+            run = resume(folder, federation, model, observers=[watch])
+        else:
+            shutil.rmtree(folder, ignore_errors=True)  # killed before the run was made
+            run = train(name, federation, model, out=folder, observers=[watch], **options)
+    except _PrunedError:
+        return Trial(number, chosen, "pruned", list(watch.curve.values())[-1], watch.curve)
+    except SparsonaError as error:
+        return Trial(number, chosen, "failed", error=str(error))
+    accuracy = run.summary["accuracy"]["mean"]
+    value = -run.summary["error"]["mse"] if accuracy is None else accuracy
+    if not math.isfinite(value):
+        return Trial(number, chosen, "failed", error="training diverged")
+    return Trial(number, chosen, "complete", float(value), watch.curve)
+
+
+def _propose(space: Space, trials: Sequence[Trial], seed: str, count: int) -> list[dict[str, Any]]:
+    """Options of the next trials: those that a tree-structured Parzen estimator prefers, none of them tried before."""
+    import optuna
+
+    if not count:
+        return []
+    if not space:
+        return [{}]
+    drawn = random.Random(seed)
+    scale = {key: optuna.distributions.IntDistribution(0, len(values) - 1) for key, values in space.items()}
+    sampler = optuna.samplers.TPESampler(
+        seed=drawn.randrange(2**32), n_startup_trials=BATCH, multivariate=True, constant_liar=True
+    )
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    for trial in trials:
+        if trial.value is not None:
+            at = {key: values.index(trial.options[key]) for key, values in space.items()}
+            study.add_trial(optuna.trial.create_trial(params=at, distributions=dict(scale), value=trial.value))
+    tried = [tuple(trial.options.values()) for trial in trials]
+    grid = [*itertools.product(*space.values())]
+    proposals: list[dict[str, Any]] = []
+    while len(proposals) < count and len(tried) < len(grid):
+        for _ in range(BATCH):
+            asked = study.ask(dict(scale))
+            values = tuple(space[key][place] for key, place in asked.params.items())
+            if values not in tried:
+                break
+        else:  # it insists on what is known: something else, at random
+            values = drawn.choice([one for one in grid if one not in tried])
+        tried.append(values)
+        proposals.append(dict(zip(space, values, strict=True)))
+    return proposals
+
+
+def _size(space: Space) -> int:
+    """How many combinations there are."""
+    return math.prod(len(values) for values in space.values())
+
+
+def _written(value: Any) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _describe(trial: Trial) -> str:
+    options = ", ".join(f"{key}={_written(value)}" for key, value in trial.options.items())
+    reached = "" if trial.value is None else f" {trial.value:.1%}" if trial.value >= 0 else f" MSE {-trial.value:.4g}"
+    return f"{options or 'as it is'}: {trial.state}{reached}"

@@ -1,0 +1,268 @@
+"""What makes a comparison fair: the same conditions for all, equal work where it is asked for, and what each spent."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import sparsona as sp
+from sparsona import methods
+from sparsona.core.errors import SparsonaError
+from sparsona.engine.forecast import forecast
+from sparsona.experiment import compare as comparisons
+from sparsona.experiment.build import make_configs, make_context
+from sparsona.experiment.match import amounts, rounds_for
+from sparsona.runs.folder import RunFolder
+
+SMALL = {"clients": 6, "rounds": 4, "epochs": 1, "data_rate": 0.2, "executor": "serial", "device": "cpu"}
+
+
+def side(name, **options):
+    config, of_method = make_configs(name, {**SMALL, **options})
+    return make_context(config, method_config=of_method).server_side
+
+
+# Validation data.
+
+
+@pytest.fixture
+def needy(monkeypatch):
+    row = replace(methods.card("local"), name="needy", title="Needy", needs_validation=True)
+    monkeypatch.setitem(methods.METHODS, "needy", row)
+    return row
+
+
+def test_a_method_that_needs_validation_data_is_refused_without_any(needy, tmp_path):
+    with pytest.raises(SparsonaError, match=r"needy decides by validation data, and validation_rate is 0"):
+        sp.train("needy", **SMALL, validation_rate=0, out=tmp_path / "none")
+    data = [(torch.randn(8, 3), torch.arange(8) % 2, torch.randn(4, 3), torch.arange(4) % 2) for _ in range(2)]
+    bare = sp.Federation.from_clients(data, validation_rate=0)
+    with pytest.raises(SparsonaError, match=r"2 clients have none"):
+        sp.train("needy", bare, torch.nn.Linear(3, 2), rounds=1, out=tmp_path / "bare")
+    assert not (tmp_path / "none").exists()
+
+
+def test_if_one_method_needs_validation_data_all_give_up_the_same(needy, tmp_path):
+    with pytest.raises(SparsonaError, match="needy decides by validation data"):
+        sp.compare(["fedavg", "needy"], **SMALL, validation_rate=0, out=tmp_path / "none")
+    with pytest.raises(SparsonaError, match="sets validation_rate for one method alone"):
+        sp.compare(["fedavg", "needy:validation_rate=0.2"], **SMALL, out=tmp_path / "none")
+    options = SMALL | {"rounds": 1, "validation_rate": 0.2}
+    both = sp.compare(["fedavg", "needy"], **options, out=tmp_path / "both")
+    folders = [RunFolder.open(run.path) for run in both.runs]
+    assert len({folder.facts.federation for folder in folders}) == 1
+    told = [run.protocol for run in both.runs]
+    assert all("% of the other examples are held back for validation, and trained on by no method" in t for t in told)
+    assert ["training decides by them" in text for text in told] == [False, True]
+
+
+# What a run spends, before and after.
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("fedavg-ft", {"drop_rate": 0.3, "novel": 2, "novel_epochs": 2, "everyone_trains": True}),
+        ("fedalt", {"batch_size": 7, "max_personal_steps": 2}),
+        ("fedspa", {"stateless": True, "transform": ["half"]}),
+        ("dispfl", {"per_round": 3, "drop_rate": 0.3, "tune_epochs": 1, "novel": 2}),
+    ],
+)
+def test_a_forecast_is_what_the_run_spends(name, options, tmp_path):
+    expected = forecast(side(name, **options))
+    run = sp.train(name, **SMALL, **options, out=tmp_path / "run")
+    found, flops = run.summary, run.summary["flops"]
+    assert expected.exact
+    assert (expected.turns, expected.steps) == (found["turns"]["total"], found["steps"]["total"])
+    assert (expected.flops, expected.bytes) == (flops["train"] + flops["mask_search"], found["bytes"]["total"])
+    if options.get("tune_epochs") or name == "fedavg-ft":
+        assert found["steps"]["tuning"] > 0
+        assert found["steps"]["rounds"] + found["steps"]["tuning"] == found["steps"]["total"]
+
+
+def test_steps_and_turns_survive_a_resumption(tmp_path):
+    whole = sp.train("fedavg-ft", **SMALL, tune_epochs=1, out=tmp_path / "whole")
+    stopped = sp.train("fedavg-ft", **SMALL, tune_epochs=1, max_steps=1, out=tmp_path / "stopped")
+    assert stopped.summary["rounds"] == 1
+    assert stopped.summary["steps"]["tuning"] == 0
+    for _ in range(3):
+        resumed = sp.resume(tmp_path / "stopped")
+    assert resumed.summary["rounds"] == 4
+    assert [resumed.summary[key] for key in ("turns", "steps")] == [whole.summary[key] for key in ("turns", "steps")]
+    assert resumed.view.cumulative_steps == whole.view.cumulative_steps
+    assert whole.view.cumulative_steps[-1] == (5, whole.summary["steps"]["total"])  # tuning is the fifth
+
+
+def test_effort_of_a_run_whose_summary_lacks_it_is_read_from_its_records(tmp_path):
+    run = sp.train("local", **SMALL, out=tmp_path / "run")
+    file = tmp_path / "run" / "summary.json"
+    old = {key: value for key, value in json.loads(file.read_text()).items() if key not in ("turns", "steps")}
+    file.write_text(json.dumps(old))
+    assert sp.load(tmp_path / "run").view.summary["steps"] == run.summary["steps"]
+
+
+# --match.
+
+
+@pytest.mark.parametrize("by", ["steps", "flops", "bytes"])
+def test_the_number_of_rounds_is_the_nearest(by):
+    budget = sum(amounts([side("fedavg", rounds=9, seed=seed) for seed in (0, 1)], by)[0])
+    for name, options in (("fedavg-ft", {"tune_epochs": 2}), ("fedalt", {}), ("dispfl", {"graph": "ring"})):
+        contexts = [side(name, rounds=9, seed=seed, **options) for seed in (0, 1)]
+        chosen = rounds_for(contexts, by, budget)
+        off = {n: abs(sum(amounts(contexts, by, n)[0]) - budget) for n in range(1, 30)}
+        assert off[chosen] == min(off.values()), (name, off)
+
+
+def test_peers_get_a_share_of_the_rounds():
+    """All peers train in every round, a sixth of the others' clients do."""
+    fedavg = side("fedavg", rounds=24, per_round=1)
+    (budget,), _ = amounts([fedavg], "steps")
+    assert rounds_for([side("dispfl", rounds=24)], "steps", budget) == pytest.approx(4, abs=1)
+    assert rounds_for([side("local", rounds=24)], "bytes", budget) is None
+
+
+def test_matched_by_steps(tmp_path):
+    found = sp.compare(
+        ["fedavg", ("fedalt", {"personal_epochs": 2})], match="steps", seeds=2, **SMALL, out=tmp_path / "c"
+    )
+    fedavg, fedalt = (found.runs[place].summary for place in (0, 2))
+    assert fedavg["rounds"] == 4
+    assert fedalt["rounds"] in (1, 2)  # it takes three times the steps in a round
+    assert [run.config["rounds"] for run in found.runs] == [4, 4, fedalt["rounds"], fedalt["rounds"]]
+    budget, spent = fedavg["steps"]["total"], fedalt["steps"]["total"]
+    assert f"nearest to the {budget:,} local steps that FedAvg spends in 4 rounds" in fedalt["protocol"]
+    assert f"it spent {spent / budget:.1%} of them, final tuning included" in fedalt["protocol"]
+    rows = found.table()
+    assert [row["method"] for row in rows] == ["FedAvg", "FedAlt"]  # one row for both seeds
+    assert rows[0]["of budget"] == "100.0%"
+    assert (rows[0]["rounds"], rows[1]["rounds"]) == ("4", str(fedalt["rounds"]))
+    assert not found.notes()
+    again = comparisons.resume_comparison(tmp_path / "c")
+    assert [run.summary for run in again.runs] == [run.summary for run in found.runs]
+
+
+def test_what_sends_nothing_is_not_matched_by_bytes(tmp_path):
+    options = SMALL | {"rounds": 2}
+    found = sp.compare(["local", "fedavg", "fedspa"], match="bytes", **options, out=tmp_path / "c")
+    local, fedavg, fedspa = found.runs
+    assert "Not matched by bytes, of which it spends none in its 2 rounds" in local.protocol
+    assert fedavg.summary["rounds"] == 2
+    assert fedspa.summary["rounds"] == 4  # at half the density
+    assert [row["budget_share"]["mean"] for row in found.figures()][:2] == [None, 1.0]
+    with pytest.raises(SparsonaError, match="none of these methods spends any bytes"):
+        sp.compare(["local"], match="bytes", **options, out=tmp_path / "none")
+    with pytest.raises(SparsonaError, match=r"unknown thing to match 'step'(.|\n)*did you mean 'steps'"):
+        sp.compare(["local"], match="step", **options, out=tmp_path / "none")
+
+
+def test_unequal_work_is_noted_and_shown(say, tmp_path):
+    args = ("--clients", 6, "--rounds", 1, "--epochs", 1, "--set", "data_rate=0.2", "--executor", "serial")
+    said = say("compare", "local", "fedavg", "fedalt", *args, "--out", "c")
+    assert said.code == 0
+    assert "note: These methods did not train equally long: FedAlt took" in said.out
+    assert "`--match steps`" in said.out
+    assert "hurt vs Local" in said.out
+    assert "hurt vs FedAvg" in said.out
+    page = (tmp_path / "c" / "report.html").read_text()
+    assert "These methods did not train equally long" in page
+    assert "by local steps" in page
+    said = say("compare", "fedavg", "fedalt", *args, "--match", "steps", "--out", "d", "--json")
+    found = json.loads(said.out)
+    assert found["notes"] == []
+    assert {"turns", "steps", "budget_share", "train_flops", "bytes_up"} <= set(found["table"][0])
+    say("compare", "fedavg", *args, "--match", "time").refused("unknown thing to match 'time'")
+
+
+# Equal conditions.
+
+
+def test_a_preset_that_sets_a_condition_for_one_method_is_refused(monkeypatch, tmp_path):
+    row = replace(methods.card("fedspa"), presets={"paper": {"rounds": 7, "batch_size": 128}})
+    monkeypatch.setitem(methods.METHODS, "fedspa", row)
+    with pytest.raises(SparsonaError, match="the preset 'paper' of fedspa sets rounds = 7 for one method alone"):
+        sp.compare(["fedavg", "fedspa:preset=paper"], clients=4, out=tmp_path / "c")
+    with pytest.raises(SparsonaError, match="preset 'paper' of fedspa sets rounds = 7"):
+        sp.compare(["fedavg", "fedspa"], preset="paper", clients=4, out=tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+    options = SMALL | {"rounds": 1}
+    both = sp.compare(["fedavg", "fedspa"], preset="paper", **options, out=tmp_path / "c")  # set for all
+    assert [run.summary["rounds"] for run in both.runs] == [1, 1]
+
+
+def test_a_row_that_sets_a_condition_is_refused_beside_one_that_does_not(monkeypatch, tmp_path):
+    row = replace(methods.card("local"), name="eager", engine={"everyone_trains": True})
+    monkeypatch.setitem(methods.METHODS, "eager", row)
+    with pytest.raises(SparsonaError, match="the row eager sets everyone_trains = True for one method alone"):
+        sp.compare(["eager", "fedavg"], **SMALL, out=tmp_path / "c")
+
+
+def test_options_of_one_method_may_be_a_dict(tmp_path):
+    names = ["fedspa", ("fedspa", {"density": 0.2}), ("fedspa:search=rsm", {"density": 0.2})]
+    found = sp.compare(names, **SMALL | {"rounds": 1}, out=tmp_path / "c")
+    assert [run.config["options"]["density"] for run in found.runs] == [0.5, 0.2, 0.2]
+    assert found.runs[2].config["options"]["search"] == "rsm"
+    with pytest.raises(SparsonaError, match="sets rounds for one method alone"):
+        sp.compare(["fedavg", ("fedspa", {"rounds": 3})], out=tmp_path / "d")
+    with pytest.raises(SparsonaError, match="a tuple among the methods"):
+        sp.compare([("fedspa", 3)], out=tmp_path / "d")
+    with pytest.raises(SparsonaError, match="a method twice"):
+        sp.compare(["fedspa:density=0.2", ("fedspa", {"density": 0.2})], out=tmp_path / "d")
+
+
+# Capacities.
+
+
+def test_methods_of_one_size_run_at_the_weakest_clients_density(tmp_path):
+    options = SMALL | {"rounds": 1, "capacities": [0.25, 1.0]}
+    found = sp.compare(["local", "fedavg", "fedspa", "dispfl"], **options, out=tmp_path / "c")
+    assert [run.config["subnetwork"] for run in found.runs] == [0.25, 0.25, None, None]
+    local, fedavg, fedspa, _ = found.runs
+    assert fedavg.summary["bytes"]["upload_share"] == pytest.approx(0.25, abs=0.005)
+    sentence = "a fixed random sub-network of density 0.25 in place of the whole model, as much as the weakest can hold"
+    assert all(sentence in run.protocol for run in (local, fedavg))
+    assert "Capacities are not kept" not in fedavg.protocol + fedspa.protocol
+    weights = torch.cat([p.flatten() for p in fedavg.personal_model(0).parameters()])
+    assert float((weights != 0).float().mean()) == pytest.approx(0.25, abs=0.01)
+    whole = sp.train("fedavg", **options, out=tmp_path / "alone")  # a run by itself is as its options say
+    assert "Capacities are not kept" in whole.protocol
+
+
+def test_a_sub_network_is_for_methods_of_one_size(tmp_path):
+    with pytest.raises(SparsonaError, match="a sub-network for fedspa"):
+        sp.train("fedspa", **SMALL, subnetwork=0.5, out=tmp_path / "run")
+
+
+def test_a_sub_network_is_the_same_on_every_executor(tmp_path):
+    options = SMALL | {"rounds": 2, "subnetwork": 0.3}
+    one, other = (
+        sp.train("fedavg", **options | {"executor": executor}, out=tmp_path / executor)
+        for executor in ("serial", "stacked")
+    )
+    first, second = (run.personal_model(0).state_dict() for run in (one, other))
+    for name, value in first.items():
+        torch.testing.assert_close(value, second[name], rtol=1e-4, atol=1e-5)
+        assert torch.equal(value == 0, second[name] == 0)
+
+
+def test_a_method_with_a_density_runs_at_that_of_the_weakest(monkeypatch, tmp_path):
+    """A mask whose size does not depend on capacity."""
+    factory, kind = methods.factory("fedspa")
+
+    def blind(task, config):
+        made = factory(task, config)
+
+        def cost(layout, client, round_):
+            return made.cost(layout, replace(client, capacity=1.0), round_)
+
+        return replace(made, cost=cost)
+
+    row = replace(methods.card("fedspa"), name="blind", title="Blind", module=blind, config=kind)
+    monkeypatch.setitem(methods.METHODS, "blind", row)
+    options = SMALL | {"rounds": 1, "capacities": [0.25, 1.0]}
+    (run,) = sp.compare(["blind"], **options, out=tmp_path / "c").runs
+    assert (run.config["options"]["density"], run.config["subnetwork"]) == (0.25, None)
+    assert "models that the weakest, of capacity 0.25, can hold" in run.protocol

@@ -1,0 +1,173 @@
+"""A search over options: what it may see, what it tries, that it can be stopped, and the file it writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+import sparsona as sp
+from sparsona.cli.app import cli
+from sparsona.core.errors import SparsonaError
+from sparsona.experiment.tune import BATCH, Trial, Tuned, _propose, _PrunedError, _Watch, resume_tuning
+from sparsona.runs.observers import ClientEvaluation, EvaluationResult
+from sparsona.runs.request import read_option_file
+
+QUICK = {"clients": 3, "rounds": 2, "data_rate": 0.15, "epochs": 1, "partition": "iid"}
+
+
+def small_federation() -> sp.Federation:
+    rng, y = np.random.default_rng(0), np.arange(90) % 3
+    x = (rng.normal(size=(90, 6)) + 2 * np.eye(3, 6)[y]).astype("float32")
+    return sp.federate(x, y, clients=3, partition="iid", seed=0)
+
+
+def net() -> torch.nn.Module:
+    return torch.nn.Linear(6, 3)
+
+
+def test_held_out_data_is_training_data_and_never_test_data():
+    """Of 20 examples to train on, 2 for validation and 8 to test on: a quarter of the 22 is tested on, the 8 unused."""
+    whole = small_federation()
+    held = whole.hold_out(0.25, validation_rate=0.0)
+    assert held.tested_on == "held-out"
+    for before, after in zip(whole.splits, held.splits, strict=True):
+        used = {*after.train.tolist(), *after.validation.tolist(), *after.test.tolist()}
+        assert used == {*before.train.tolist(), *before.validation.tolist()}
+        assert not used & set(before.test.tolist())
+        assert len(after.test) == round(len(used) / 4)
+        assert not len(after.validation)
+        assert not set(after.train.tolist()) & set(after.test.tolist())
+        assert len(set(whole.y[after.test].tolist())) == 3  # every class
+
+
+def test_the_option_of_a_run_holds_out_the_same_share():
+    from sparsona.experiment.build import make_config, read_data
+
+    options = {"clients": 3, "partition": "iid", "data_rate": 0.2}
+    plain, held = (read_data(make_config("local", {**options, **more})) for more in ({}, {"holdout_rate": 0.25}))
+    assert (held.name, held.tested_on, plain.tested_on) == (plain.name, "held-out", "split")
+    total = plain.sizes()[:, :2].sum(1)
+    assert held.sizes().sum(1).tolist() == total.tolist()
+    assert held.sizes()[:, 2].tolist() == [int(0.25 * count + 0.5) for count in total.tolist()]  # at least half: up
+
+
+def test_trials_do_not_depend_on_test_data(tmp_path):
+    """With other test labels the refit has another accuracy, and every trial the same value."""
+    whole = small_federation()
+    tests = torch.cat([split.test for split in whole.splits])
+    labels = whole.y.clone()
+    labels[tests] = (labels[tests] + 1) % 3
+    found = [
+        sp.tune(["local"], data, net, rounds=1, trials=2, jobs=1, out=tmp_path / name)
+        for name, data in (("right", whole), ("wrong", replace(whole, y=labels)))
+    ]
+    right, wrong = ([trial.value for trial in one.methods["local"].trials] for one in found)
+    assert right == wrong
+    means = [one.comparison.runs[0].summary["accuracy"]["mean"] for one in found]
+    assert means[0] > means[1]
+    assert "tuned with 2 trials" in found[0].comparison.runs[0].protocol
+
+
+def test_a_search_that_was_stopped_ends_as_if_it_had_not_been(tmp_path):
+    """A trial that has no file is done again; the first batch's other trials, and what follows from them, are kept."""
+    whole = sp.tune(["local"], **QUICK, trials=BATCH + 1, refit_seeds=0, jobs=1, out=tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    for lost in ("local/trial-002.json", f"local/trial-{BATCH:03d}.json", "tuned.toml"):
+        (tmp_path / "killed" / lost).unlink()
+    (tmp_path / "killed" / "local" / "trial-002").mkdir()  # killed before the run was made
+    again = resume_tuning(tmp_path / "killed", jobs=2)
+    assert [vars(trial) for trial in again.methods["local"].trials] == [
+        vars(trial) for trial in whole.methods["local"].trials
+    ]
+    assert again.config.read_text() == whole.config.read_text()
+
+
+def test_proposals_repeat_nothing_and_follow_what_was_found():
+    """Of a space of 9 all are tried once; after 4 trials a different history leads elsewhere."""
+    space = {"a": (1, 2, 3), "b": (0.1, 0.2, 0.3)}
+    trials: list[Trial] = []
+    while new := _propose(space, trials, f"seed/{len(trials)}", min(BATCH, 9 - len(trials))):
+        trials += [Trial(len(trials) + i, one, "complete", one["a"] * one["b"]) for i, one in enumerate(new)]
+    assert len({tuple(one.options.values()) for one in trials}) == len(trials) == 9
+    first = trials[:BATCH]
+    assert _propose(space, first, "x", 2) == _propose(space, first, "x", 2)
+    wide = {"a": tuple(range(50)), "b": tuple(range(50))}
+    points = [Trial(i, {"a": 10 * i, "b": 10 * i}, "complete", float(i)) for i in range(BATCH + 1)]
+    turned = [replace(one, value=-float(one.number)) for one in points]
+    high, low = (_propose(wide, told, "y", BATCH) for told in (points, turned))
+    assert np.mean([one["a"] for one in high]) > np.mean([one["a"] for one in low])
+
+
+def test_a_trial_below_the_median_of_earlier_ones_is_pruned():
+    def after(completed: int, correct: int) -> EvaluationResult:
+        return EvaluationResult(completed, "received", (ClientEvaluation(0, "received", correct, 10, 1.0),))
+
+    watch = _Watch({2: 0.5})
+    watch.on_evaluation(after(1, 1))  # no limit yet
+    watch.on_evaluation(after(2, 5))  # level with the median
+    with pytest.raises(_PrunedError):
+        watch.on_evaluation(after(2, 4))
+    assert watch.curve == {1: 0.1, 2: 0.4}
+
+
+def test_the_best_trial_is_complete():
+    trials = (
+        Trial(0, {"lr": 0.1}, "complete", 0.5),
+        Trial(1, {"lr": 0.2}, "pruned", 0.9),
+        Trial(2, {"lr": 0.3}, "complete", 0.5),
+        Trial(3, {"lr": 0.4}, "failed", error="diverged"),
+    )
+    assert Tuned("local", {}, trials).best.options == {"lr": 0.1}
+    with pytest.raises(SparsonaError, match=r"no trial of local could be completed: diverged"):
+        _ = Tuned("local", {}, trials[3:]).best
+
+
+def test_command_writes_a_file_that_run_and_compare_take(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call = CliRunner().invoke
+    small = ["--clients", "3", "--rounds", "1", "--set", "data_rate=0.15", "--partition", "iid", "--epochs", "1"]
+    found = call(
+        cli, ["tune", "local", "fedavg", *small, "--search", "lr=0.2,0.4", "--trials", "2", "--jobs", "1", "--out", "t"]
+    )
+    assert found.exit_code == 0, found.output
+    assert "Chosen on data held out of training" in found.output
+    assert "on test data" in found.output
+    options = read_option_file("t/tuned.toml")
+    assert options.options["tuned_with"] == 2
+    assert options.options["validation_rate"] == 0
+    assert set(options.methods) == {"local", "fedavg"}
+    both = call(cli, ["compare", "--config", "t/tuned.toml", "--seed", "1", "--json"])
+    one = call(cli, ["run", "fedavg", "--config", "t/tuned.toml", "--seed", "1", "--json", "--out", "one"])
+    assert both.exit_code == one.exit_code == 0, both.output + one.output
+    compared = json.loads(both.stdout)["runs"][1]
+    assert compared["accuracy"] == json.loads(one.stdout)["accuracy"]
+    config = json.loads((tmp_path / "one" / "config.json").read_text())
+    assert config["options"]["lr"] == options.methods["fedavg"]["lr"]
+    assert config["tuned_with"] == 2
+    typed = call(cli, ["run", "fedavg", "--config", "t/tuned.toml", "--lr", "0.3", "--out", "typed"])
+    assert typed.exit_code == 0, typed.output
+    assert json.loads((tmp_path / "typed" / "config.json").read_text())["options"]["lr"] == 0.3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"trials": 0}, "trials is 0"),
+        ({"holdout_rate": 1.0}, "holdout_rate is 1.0"),
+        ({"search": {"lrr": [1]}}, "lrr"),
+        ({"search": {"rounds": [1, 2]}}, "a search over rounds"),
+        ({"search": {"lr": []}}, "no values of lr"),
+        ({"search": {"lr": [-1.0]}}, "lr"),
+        ({"epohcs": 1}, "epohcs"),
+    ],
+)
+def test_mistakes_are_named_before_a_folder_is_made(arguments, error, tmp_path):
+    with pytest.raises(SparsonaError, match=error):
+        sp.tune(["local"], **{**QUICK, **arguments}, out=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
