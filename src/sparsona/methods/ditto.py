@@ -77,6 +77,11 @@ class DittoConfig(FedProxConfig):
     prox_step: Literal["gradient", "decoupled"] = Field(
         "gradient", description="the pull is part of the loss, or a step of its own after each step on the loss"
     )
+    prox_to: Literal["received", "trained"] = Field(
+        "received",
+        description="what the personal model is pulled to: the received model, or the client's trained copy of it "
+        "(schedule=sequential)",
+    )
     personal_epochs: int | None = Field(
         None, ge=1, description="passes that train the personal model, with schedule=sequential; none: epochs"
     )
@@ -113,6 +118,12 @@ def ditto(task: Task, config: DittoConfig) -> Method:
             expected="schedule=sequential, where the personal model has epochs of its own",
             hint="leave personal_epochs out, or choose that schedule",
         )
+    if not is_sequential and config.prox_to != "received":
+        raise SparsonaError(
+            f"prox_to={config.prox_to} with schedule={config.schedule}",
+            expected="schedule=sequential, where the shared model is trained first",
+            hint="leave prox_to out, or choose that schedule",
+        )
     if config.schedule == "tuning":
         return _only_tuned(task, config)
     base = fedavg(task, config)
@@ -132,6 +143,9 @@ def ditto(task: Task, config: DittoConfig) -> Method:
         buffers = {"shared": state.buffers, "personal": state.buffers_personal}
         return DittoWork(now["shared"], now["personal"], start, buffers, memory)
 
+    def anchor(work: DittoWork) -> Tensor:
+        return work.start.flat if config.prox_to == "received" else work.shared.flat
+
     def loss(work: DittoWork, batch: Batch, trains: tuple[str, ...]) -> tuple[Tensor, Any]:
         values, buffers = [], dict(work.buffers)
         for name in trains:
@@ -140,7 +154,7 @@ def ditto(task: Task, config: DittoConfig) -> Method:
             )
             values.append(task.mean_loss(outputs, batch))
         if "personal" in trains and config.prox_step == "gradient":  # h_k of Ditto's equation 1
-            values.append(config.prox / 2 * (work.personal.flat - work.start.flat).square().sum())
+            values.append(config.prox / 2 * (work.personal.flat - anchor(work)).square().sum())
         return sum(values[1:], values[0]), buffers  # no term depends on both models: each has its own gradient
 
     def update(work: DittoWork, grads: Grads, tick: Tick) -> DittoWork:
@@ -151,7 +165,7 @@ def ditto(task: Task, config: DittoConfig) -> Method:
         if "personal" in new and config.prox_step == "decoupled":
             v = new["personal"].flat
             rate = (config.personal_lr or config.lr) * tick.lr_scale
-            new["personal"] = new["personal"].like(v - rate * config.prox * (v - work.start.flat))
+            new["personal"] = new["personal"].like(v - rate * config.prox * (v - anchor(work)))
         return replace(work, **new, memory=memory)
 
     def finish(
