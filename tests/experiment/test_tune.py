@@ -123,9 +123,21 @@ def test_the_best_trial_is_complete():
         Trial(2, {"lr": 0.3}, "complete", 0.5),
         Trial(3, {"lr": 0.4}, "failed", error="diverged"),
     )
-    assert Tuned("local", {}, trials).best.options == {"lr": 0.1}
-    with pytest.raises(SparsonaError, match=r"no trial of local could be completed: diverged"):
-        _ = Tuned("local", {}, trials[3:]).best
+    best = Tuned("local", {}, trials).best
+    assert best is not None
+    assert best.options == {"lr": 0.1}
+    assert Tuned("local", {}, trials[3:]).best is None
+
+
+def test_a_method_that_cannot_be_trained_is_left_out_and_named(tmp_path, capfd):
+    """FedBN keeps norms, and this network has none: the others keep their trials."""
+    found = sp.tune(["local", "fedbn"], small_federation(), net, rounds=1, trials=1, jobs=1, out=tmp_path / "t")
+    assert [row["chosen"] for row in found.table()][1] == "no trial was completed"
+    assert list(found.best) == ["local"]
+    assert "norm" in found.failures()[0]
+    assert "fedbn" in capfd.readouterr().err
+    with pytest.raises(SparsonaError, match="no trial could be completed of fedbn"):
+        sp.tune(["fedbn"], small_federation(), net, rounds=1, trials=1, jobs=1, out=tmp_path / "u")
 
 
 def test_command_writes_a_file_that_run_and_compare_take(tmp_path, monkeypatch):

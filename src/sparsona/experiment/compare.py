@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -374,9 +375,18 @@ def _play_in_processes(
         for folder, config, _ in planned:
             running[pool.submit(_play_run, str(folder), config.model_dump(mode="json"), given)] = config
             progress(config, 0, "in a process of its own")
+        failures = []
         for future in as_completed(running):
-            future.result()
-            progress(running[future], running[future].rounds, "")
+            if (error := future.exception()) is None:
+                progress(running[future], running[future].rounds, "")
+            elif isinstance(error, BrokenProcessPool):
+                raise error
+            else:
+                failures.append((running[future], error))
+    if failures:  # the other runs were finished first
+        (config, error), *others = failures
+        error.add_note(f"in the run of {config.method}, seed {config.seed}; {len(others)} other runs failed as well")
+        raise error
 
 
 def _play_run(path: str, values: dict[str, Any], given: bytes) -> None:

@@ -33,7 +33,7 @@ from sparsona.experiment.compare import compare, matched_rounds, resume_comparis
 from sparsona.experiment.parallel import check_jobs, in_process, processes, usual_jobs
 from sparsona.experiment.run import Comparison
 from sparsona.experiment.train import RUNS, hint_resume, resume, timestamp, train
-from sparsona.runs.folder import explain_disk_errors, make_empty_folder, read_json, write_atomically
+from sparsona.runs.folder import explain_disk_errors, make_empty_folder, read_json, warn, write_atomically
 from sparsona.runs.observers import EvaluationResult
 from sparsona.runs.options import OPTIONS, RunConfig
 from sparsona.runs.request import parse_method, write_toml
@@ -84,16 +84,10 @@ class Tuned:
     trials: tuple[Trial, ...]
 
     @property
-    def best(self) -> Trial:
-        """The complete trial of the highest value, the first of equal ones."""
-        complete = [one for one in self.trials if one.state == "complete"]
-        if not complete:
-            raise SparsonaError(
-                f"no trial of {self.name} could be completed: {self.trials[0].error}",
-                expected="options in its space that train",
-                hint="narrow the space: --search lr=0.001,0.01",
-            )
-        return max(complete, key=lambda one: one.value or -math.inf)
+    def best(self) -> Trial | None:
+        """The complete trial of the highest value, the first of equal ones; None: none could be completed."""
+        complete = [one for one in self.trials if one.state == "complete" and one.value is not None]
+        return max(complete, key=lambda one: one.value or 0.0) if complete else None
 
 
 class Tuning:
@@ -122,8 +116,8 @@ class Tuning:
 
     @property
     def best(self) -> dict[str, dict[str, Any]]:
-        """The options that were chosen, by method."""
-        return {name: tuned.best.options for name, tuned in self.methods.items()}
+        """The options that were chosen, by method; without methods of which no trial could be completed."""
+        return {name: tuned.best.options for name, tuned in self.methods.items() if tuned.best is not None}
 
     def table(self) -> list[dict[str, str]]:
         """One row per method, ready to print.
@@ -134,13 +128,12 @@ class Tuning:
         rows = []
         for name, tuned in self.methods.items():
             best, states = tuned.best, [one.state for one in tuned.trials]
-            options = ", ".join(f"{key}={_written(value)}" for key, value in best.options.items())
-            assert best.value is not None
+            options = "no trial was completed" if best is None else _written_options(best.options)
             rows.append(
                 {
                     "method": name,
                     "chosen": options or "nothing to search",
-                    "held-out": f"{best.value:.1%}" if best.value >= 0 else f"MSE {-best.value:.4g}",
+                    "held-out": "–" if best is None or best.value is None else _written_value(best.value),
                     "trials": str(len(states)),
                     "pruned": str(states.count("pruned")),
                     "failed": str(states.count("failed")),
@@ -149,12 +142,20 @@ class Tuning:
             )
         return rows
 
+    def failures(self) -> list[str]:
+        """The first error of each method of which no trial could be completed."""
+        return [f"{name}: {tuned.trials[0].error}" for name, tuned in self.methods.items() if tuned.best is None]
+
     def at_the_edge(self) -> list[str]:
         """Chosen values that are the least or the greatest of those tried, in words: better ones may lie beyond."""
         found = []
-        for name, tuned in self.methods.items():
-            for key, value in tuned.best.options.items():
-                values = [one for one in tuned.space[key] if isinstance(one, int | float) and not isinstance(one, bool)]
+        for name, options in self.best.items():
+            for key, value in options.items():
+                values = [
+                    one
+                    for one in self.methods[name].space[key]
+                    if isinstance(one, int | float) and not isinstance(one, bool)
+                ]
                 if len(values) > 2 and value in (min(values), max(values)):
                     found.append(
                         f"{name}: {key}={_written(value)} is the {'least' if value == min(values) else 'most'}"
@@ -167,7 +168,7 @@ class Tuning:
             "path": str(self.path),
             "config": str(self.config),
             "methods": {
-                name: {"best": tuned.best.options, "trials": [asdict(one) for one in tuned.trials]}
+                name: {"best": self.best.get(name), "trials": [asdict(one) for one in tuned.trials]}
                 for name, tuned in self.methods.items()
             },
         }
@@ -392,6 +393,15 @@ def _tune(
     _play_all(found.values(), held, model, jobs, listen)
     tuned = {name: Tuned(name, one.space, tuple(one.trials)) for name, one in found.items()}
     result = Tuning(path, tuned, request.match, None)
+    if failures := result.failures():
+        error = SparsonaError(
+            f"no trial could be completed of {failures[0]}",
+            expected="options in its space that train",
+            hint="narrow the space, for example --search lr=0.001,0.01, or leave the method out",
+        )
+        if not result.best:
+            raise error
+        warn(f"left out, since {error}")
     _write_config(result, request)
     if request.refit_seeds:
         refit = path / "refit"
@@ -570,8 +580,9 @@ def _play_trial(
             run = train(name, federation, model, out=folder, observers=[watch], **options)
     except _PrunedError:
         return Trial(number, chosen, "pruned", list(watch.curve.values())[-1], watch.curve)
-    except SparsonaError as error:
-        return Trial(number, chosen, "failed", error=str(error))
+    except Exception as error:  # one method's fault must not cost the others their trials: the table shows it
+        text = str(error) if isinstance(error, SparsonaError) else f"{type(error).__name__}: {error}"
+        return Trial(number, chosen, "failed", error=text)
     accuracy = run.summary["accuracy"]["mean"]
     value = -run.summary["error"]["mse"] if accuracy is None else accuracy
     if not math.isfinite(value):
@@ -622,7 +633,14 @@ def _written(value: Any) -> str:
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def _written_options(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={_written(value)}" for key, value in options.items())
+
+
+def _written_value(value: float) -> str:
+    return f"{value:.1%}" if value >= 0 else f"MSE {-value:.4g}"
+
+
 def _describe(trial: Trial) -> str:
-    options = ", ".join(f"{key}={_written(value)}" for key, value in trial.options.items())
-    reached = "" if trial.value is None else f" {trial.value:.1%}" if trial.value >= 0 else f" MSE {-trial.value:.4g}"
-    return f"{options or 'as it is'}: {trial.state}{reached}"
+    reached = "" if trial.value is None else f" {_written_value(trial.value)}"
+    return f"{_written_options(trial.options) or 'as it is'}: {trial.state}{reached}"
