@@ -15,7 +15,7 @@ w_i. With the published rates (shared_lr .005, prox 15), or FedAvg's .1 with pro
 digits after 10 rounds (seed 0), where Local has 67%; starting theta elsewhere, or evaluating the theta around the last
 w, changes that by a few points only. An envelope is prox-smooth, so steps up to 1/prox descend: at shared_lr = 1/prox
 w_i takes the value of theta. The default is half of that, with a loose prox: 75% and 74% on two seeds, where Local has
-67% and 78%, FedAvg 66% and 48%, having seen the same number of examples. These are test accuracies of the two seeds that
+67% and 78%, FedAvg 66% and 48%, having seen as many examples. These are test accuracies of the two seeds that
 the default was chosen on: no evidence that it beats either. Keep lr below 2/prox.
 
 Differences from the text: theta takes a fixed number of steps instead of reaching an accuracy; clients weigh by their
