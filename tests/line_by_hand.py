@@ -14,7 +14,7 @@ from torch import nn
 from sparsona.core.method import Client, Round
 from sparsona.core.seeds import Seeds
 from sparsona.core.task import Task
-from sparsona.data.batches import Examples
+from sparsona.data.batches import Examples, in_order
 from sparsona.engine.jobs import Tally
 from sparsona.engine.turn import run_phase
 
@@ -30,6 +30,16 @@ def squared_error(outputs, batch):
     return (outputs - batch.targets).square().sum(-1), batch.weight
 
 
+class Probe:
+    """A client's data, in one batch."""
+
+    def __init__(self, client):
+        self.client = client
+
+    def train(self, flops=None):
+        return in_order(DATA[self.client], 3)
+
+
 class Line:
     """A method, its server, and the States of clients that had a turn."""
 
@@ -42,11 +52,12 @@ class Line:
         self.server = self.method.server.init(self.params, CLIENTS, Seeds(0))
         self.states = {}
 
-    def turn(self, client=0, phases=None, probe=None):
+    def turn(self, client=0, phases=None):
         """A turn whose result is not kept: the Work after training, the new State and the Update."""
         one = CLIENTS[client]
         round_ = replace(Round(0, 2, 1.0, 3, Seeds(0)).on(one), is_new=client not in self.states)
         state = self.states.get(client) or self.method.init_client(self.params, self.buffers, one, Seeds(0))
+        probe = Probe(client)
         inbox = (self.method.server.reply(self.server, one, round_),)
         work = self.method.receive(state, inbox, probe, round_)
         for phase in self.method.phases if phases is None else phases:

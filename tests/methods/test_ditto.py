@@ -50,12 +50,14 @@ def test_interleaved_by_hand():
         ({**SEQUENTIAL, "clip_norm": 1.0}, 1.171),
         ({"clip_norm": 1.0}, 1.2),
         ({"personal_lr": 0.2, "epochs": 1}, 1.8),
+        ({"personal_lr": 0.2, "epochs": 1, "prox_step": "decoupled"}, 1.64),
     ],
 )
 def test_variants_by_hand(options, v):
     """Decoupled: 1.4, pulled by 0.1 * 0.4 to 1.36; 1.36 + 0.1 * 3.28 = 1.688, pulled by 0.1 * 0.688 to 1.6192. Clipped
-    to a norm of 1: 1.1, pulled to 1.09; 1.19, pulled to 1.171. In the loss, the pull is clipped with it: 1.1, 1.2. Towards
-    the trained copy, which is at 1.72: 1.4, pulled to 1.432; + 0.1 * 3.136 = 1.7456, pulled to 1.74304.
+    to a norm of 1: 1.1, pulled to 1.09; 1.19, pulled to 1.171. In the loss, the pull is clipped with it: 1.1, 1.2. A
+    personal rate of 0.2: 1.8, pulled by 0.2 * 0.8 to 1.64. Towards the trained copy, which is at 1.72: 1.4, pulled to
+    1.432; + 0.1 * 3.136 = 1.7456, pulled to 1.74304.
     """
     work, *_ = by_hand(**options).turn()
     assert weight(work.personal) == pytest.approx(v, abs=2e-6)

@@ -9,8 +9,11 @@ from torch import nn
 
 from sparsona.core.errors import SparsonaError
 from sparsona.costs import cost
+from sparsona.engine.rounds import simulate
+from sparsona.executors.graphed import Graphed
 from sparsona.methods import card
 from sparsona.testing import Case
+from sparsona.testing.case import smooth_net
 
 CAPACITIES = [1.0, 0.4, 0.1]
 BATTERY = {
@@ -97,6 +100,17 @@ def test_statistics_are_estimated_before_predictions():
     size = history.context.plan.batch_size
     means = torch.stack([some.mean((0, 2, 3)) for some in x.split(size) if len(some) > 1]).mean(0)
     assert torch.allclose(work.buffers["1.running_mean"], means, atol=1e-5)
+
+
+def test_captured_steps_of_several_widths_agree():
+    """With `graphed`, in two rounds of moving windows; the battery has `stacked`."""
+    case = Case(card("fedrolex"), {"capacities": CAPACITIES, "momentum": 0.9})
+    alone, graphed = case.start(smooth_net).play(2), case.start(smooth_net)
+    graphed.engine = simulate(graphed.context, Graphed(graphed.context))
+    graphed.play(2)
+    assert torch.allclose(alone.last.server.params.flat, graphed.last.server.params.flat, rtol=0, atol=1e-5)
+    accuracies = [[found.correct for found in history.engine.evaluate(history.last, 2)] for history in (alone, graphed)]
+    assert accuracies[0] == accuracies[1]
 
 
 @pytest.mark.parametrize(

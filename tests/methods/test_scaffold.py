@@ -7,11 +7,11 @@ from functools import partial
 import pytest
 import torch
 from lenet5 import SIZE
-from line_by_hand import DATA, Line, weight
+from line_by_hand import Line, weight
 
 import sparsona as sp
-from sparsona.data.batches import in_order
 from sparsona.methods import card
+from sparsona.methods.fedavg import FedAvgConfig, fedavg
 from sparsona.methods.scaffold import ScaffoldConfig, scaffold
 from sparsona.testing import PROPERTIES, Case
 
@@ -56,14 +56,23 @@ def test_a_client_without_a_variate():
 
 
 def test_option_one_by_hand():
-    """The gradient at the received model, with decay of weights: -4 + 0.5 * 1."""
+    """The gradient at the received model, with decay of weights: -4 + 0.5 * 1, and 8 + 0.5 * 1."""
+    line = by_hand(variates="gradient", weight_decay=0.5).play()
+    assert [weight(line.states[client].variate) for client in (0, 1)] == pytest.approx([-3.5, 8.5])
+    assert weight(line.server.variate) == pytest.approx((-3.5 + 3 * 8.5) / 4)
 
-    class Probe:
-        def train(self, flops):
-            return in_order(DATA[0], 2)
 
-    line = by_hand(variates="gradient", weight_decay=0.5)
-    assert weight(line.turn(probe=Probe())[1].variate) == pytest.approx(-3.5)
+@pytest.mark.parametrize("variates", ["steps", "gradient"])
+def test_it_ends_where_all_examples_would(variates):
+    """The loss over all examples, ((3 - w)^2 + 3 * 4 * w^2) / 4, is least at w = 3 / 13. FedAvg ends elsewhere."""
+    line = by_hand(variates=variates, lr=0.02)
+    for _ in range(40):
+        line.play()
+    assert line.w == pytest.approx(3 / 13, abs=1e-4)
+    plain = Line(fedavg, FedAvgConfig, lr=0.02)
+    for _ in range(40):
+        plain.play()
+    assert abs(plain.w - 3 / 13) > 0.01
 
 
 def test_both_parts_of_the_update_are_changes():

@@ -14,6 +14,7 @@ from sparsona.sparsity.widths import check_widths, find_widths
 NAMED = [
     *("digits-cnn", "mlp", "cnn28", "lenet5", "pfedgate-emnist", "pfedgate-cifar10", "pfedgate-cifar100", "vgg11"),
     *("resnet18", "resnet18-emnist:adapters=true", "digits-cnn:split=true", "cnn28:split=true,adapters=true"),
+    *("digits-cnn:norm=group,adapters=true", "cnn28:norm=batch"),
 ]
 
 
@@ -25,7 +26,8 @@ def test_named_networks_can_be_narrowed(spec):
     task = Task(models.builder(spec, shape, classes), shape, classes)
     widths = find_widths(task)
     check_widths(task, widths)
-    assert find_widths(models.outline(spec, shape, classes)).axes == widths.axes
+    drawn = find_widths(models.outline(spec, shape, classes))
+    assert (drawn.axes, drawn.buffer_axes) == (widths.axes, widths.buffer_axes)
     assert widths.narrow(widths.layout, 1.0) == widths.layout
     assert set(widths.output + widths.hidden) | {n for n in widths.layout.names if len(widths.axes[n]) == 1} == set(
         widths.layout.names

@@ -15,8 +15,8 @@ own; where the initial weights are given (a module with weights, a warm start), 
 of a tenth of each tensor's size. A sequence of tokens is one example, assigned by the mean of its losses.
 
 The learning rate: the share of an example scales its gradient, so that each of three components takes steps a third as
-long as FedAvg's at the same rate. The default is therefore three times FedAvg's: with that one, three components learn
-next to nothing in ten rounds.
+long as FedAvg's at the same rate. The default is therefore three times FedAvg's; with FedAvg's own, three components
+are far behind it (digits, ten rounds: 42% against 66%).
 
 Preset `authors`: one epoch with momentum that the client keeps between rounds, and the mean of all clients' components,
 in which those that did not take part count with the old ones (`average_over="all"`: few participants move it little).

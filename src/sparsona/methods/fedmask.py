@@ -170,9 +170,8 @@ def fedmask(task: Task, config: FedMaskConfig) -> Method:
     def loss(work: FedMaskWork, batch: Batch) -> tuple[Tensor, Tree]:
         soft = work.scores.flat.sigmoid()
         hard = (work.scores.flat > 0).to(soft.dtype)
-        bits = (
-            hard + (soft - soft.detach())
-        ) * work.support.flat  # straight-through: a step's value, a sigmoid's slope
+        # Straight-through: the value of the threshold, the slope of the sigmoid.
+        bits = (hard + (soft - soft.detach())) * work.support.flat
         outputs, buffers = task.forward(used(work.params, bits), work.buffers, batch.inputs, True, batch.noise)
         return task.mean_loss(outputs, batch), buffers
 

@@ -8,7 +8,9 @@ Kept: c_i. Travels: down the model and c, up the changes of the model and of c_i
 Costs: dense training; with `variates=gradient` one more gradient over the client's data.
 
 `variates` is how a client makes its new c_i (line 12). `steps`, option II: c_i - c + (x - y_i) / (K * lr), the mean of
-the gradients of its steps. `gradient`, option I: the gradient of its data at the received model.
+the gradients of its steps. `gradient`, option I: the gradient of its data at the received model. It does not shrink
+while a client learns, so that after a few epochs the correction is most of a step: it needs far lower rates, and on
+digits at the default ones learns next to nothing.
 
 Clients that forget (stateless) begin with c_i = 0 in every turn, and c becomes the sum of everything that they ever
 reported. `first_variate=server` is for them: a client without a c_i takes c for it, so that its turn is FedAvg's,

@@ -189,7 +189,6 @@ ROWS = (
         "down: the dense model and the mean control variate; up: the changes of both",
         "scaffold",
         "ScaffoldConfig",
-        grid={"variates": ("steps", "gradient")},
         family="general",
     ),
     MethodCard(

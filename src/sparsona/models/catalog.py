@@ -65,7 +65,9 @@ def outline_conv_net(
     is_batch = norm == "batch"
     statistics = [_statistics(f"{1 + 4 * number}", width) for number, width in enumerate(channels) if is_batch]
     buffers = Layout(tuple(slot for found in statistics for slot in found))
-    return Outline(Layout(tuple(slots)), input_shape, num_classes, roles, buffers, mixes_examples=is_batch)
+    groups = {f"{1 + 4 * number}.weight": width // 4 for number, width in enumerate(channels) if norm == "group"}
+    layout = Layout(tuple(slots))
+    return Outline(layout, input_shape, num_classes, roles, buffers, mixes_examples=is_batch, norm_groups=groups)
 
 
 def _statistics(name: str, width: int) -> tuple[Slot, ...]:
