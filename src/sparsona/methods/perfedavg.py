@@ -23,7 +23,7 @@ most 1/L, which the paper's theory assumes. `hf` needs fp32: in lower precision 
 Differences from the text: clients weigh by their examples (`weight=equal`: the text); decay and clipping are FedAvg's,
 and not applied to the adapting step. The code most used for comparisons, that of pFedMe's authors, adapts to batches of
 the test data, and is first-order; so is the row `perfedavg`: on digits it learns more from the same number of examples
-(60% after 10 rounds, `hf` and `exact` 57%, FedAvg with twice the steps 66%), and costs less.
+(60% after 10 rounds of one seed, `hf` and `exact` 57%, FedAvg with twice the steps 66%), and costs less.
 """
 
 from __future__ import annotations
