@@ -6,8 +6,8 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any
@@ -16,12 +16,27 @@ from sparsona.core.errors import SparsonaError
 from sparsona.executors import choose_device
 
 
+class InThisProcess(Executor):
+    """A pool of no processes: what is submitted is done at once."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(function(*args, **options))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
 @contextmanager
-def processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of `jobs` processes that share the processor's cores.
+def processes(jobs: int) -> Iterator[Executor]:
+    """A pool of `jobs` processes that share the processor's cores; for one job, this process.
 
     However the block is left, its processes end: a run that is under way is stopped where it can be resumed.
     """
+    if jobs == 1:
+        yield InThisProcess()
+        return
     threads = max(1, (os.cpu_count() or 1) // jobs)
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin, (threads,))
     try:
