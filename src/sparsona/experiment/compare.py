@@ -28,7 +28,7 @@ from sparsona.runs.folder import make_empty_folder, warn, write_atomically
 from sparsona.runs.observers import ObserverList, ProgressUpdate
 from sparsona.runs.options import CONDITIONS, MATCHES, OPTIONS, Matched, RunConfig
 from sparsona.runs.request import parse_method
-from sparsona.runs.validation import validate
+from sparsona.runs.validation import merge_errors, validate
 
 MANY = 10  # times the rounds that were asked for: worth a warning
 
@@ -117,12 +117,17 @@ def _plan(
     planned = _plan_runs(entries, numbers, options, federation, model)
     # Errors in the data, the model or the executor are raised before a folder is made.
     sides: dict[str, ServerContext] = {}
-    data = federation
+    first = planned[entries[0].text, numbers[0]][0]
+    data = read_data(first) if federation is None else federation  # all have the same
+
+    def build(config: RunConfig, of_method: BaseModel) -> ClientContext:
+        config = config.model_copy(update={"clients": data.num_clients})
+        if found := config.conflicts():
+            raise merge_errors(found)
+        return make_context(config, data, model, start=load_warm_start(config), method_config=of_method)
+
     for entry in entries:
         config, of_method = planned[entry.text, numbers[0]]
-
-        def build(config: RunConfig, of_method: BaseModel) -> ClientContext:
-            return make_context(config, federation, model, start=load_warm_start(config), method_config=of_method)
 
         if min(config.capacities) < 1:
             fitted, of_method = fit_weakest(config, of_method, build)
@@ -133,10 +138,8 @@ def _plan(
         context = build(config, of_method)
         choose(config.executor, context)
         check_plan(context.server_side)
-        if match != "rounds":
-            sides[entry.text], data = context.server_side, data or context.federation
+        sides[entry.text] = context.server_side
     if match != "rounds":
-        assert data is not None
         planned = _match_rounds(match, entries, planned, sides, data, is_given=federation is not None)
     return entries, planned
 
