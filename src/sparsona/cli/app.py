@@ -136,10 +136,11 @@ def compare(
 @cli.command()
 @click.argument("path", metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout.")
+@click.option("--jobs", type=int, help="Of a comparison or a search: runs at a time, each in a process of its own.")
 @LOG
 @PROFILE
-def resume(path: str, as_json: bool, logs: tuple[str, ...], profile: bool) -> None:
-    """Resume RUN (a folder, or its name in ./runs) where it was stopped. A comparison works too.
+def resume(path: str, as_json: bool, jobs: int | None, logs: tuple[str, ...], profile: bool) -> None:
+    """Resume RUN (a folder, or its name in ./runs) where it was stopped. A comparison or a search works too.
 
     The result is the same, bit for bit, as if it had never been stopped. A profiled run stays profiled.
     """
@@ -147,7 +148,7 @@ def resume(path: str, as_json: bool, logs: tuple[str, ...], profile: bool) -> No
     if (folder / "tune.json").exists():
         from sparsona.cli.tune import resume_search
 
-        resume_search(folder, as_json)
+        resume_search(folder, as_json, jobs)
         return
     is_comparison = (folder / "comparison.json").exists()
     if profile and is_comparison:
@@ -162,7 +163,7 @@ def resume(path: str, as_json: bool, logs: tuple[str, ...], profile: bool) -> No
 
     with progress_bar(has_seeds=is_comparison) as bar:
         if is_comparison:
-            comparison = comparisons.resume_comparison(folder, observers=[bar, *logs])
+            comparison = comparisons.resume_comparison(folder, jobs=jobs or 1, observers=[bar, *logs])
         else:
             result = api.resume(folder, observers=[bar, *logs], profile=clock)
     if is_comparison:

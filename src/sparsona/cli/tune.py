@@ -81,12 +81,12 @@ def tune(
     show_search(result, as_json)
 
 
-def resume_search(folder: Path, as_json: bool) -> None:
+def resume_search(folder: Path, as_json: bool, jobs: int | None) -> None:
     """Resume a search that was stopped."""
     from sparsona.experiment.tune import resume_tuning
 
     with trial_bar() as listen:
-        result = resume_tuning(folder, listen=listen)
+        result = resume_tuning(folder, jobs=jobs, listen=listen)
     show_search(result, as_json)
 
 
