@@ -88,6 +88,15 @@ def test_a_search_that_was_stopped_ends_as_if_it_had_not_been(tmp_path):
     assert again.config.read_text() == whole.config.read_text()
 
 
+def test_trials_and_results_are_matched(tmp_path):
+    """FedAlt trains twice in a round: half the rounds for the same steps, in trials by the same factor."""
+    options = {**QUICK, "rounds": 8, "data_rate": 0.1, "trials": 1, "trial_rounds": 4, "jobs": 1, "match": "steps"}
+    found = sp.tune(["fedavg", "fedalt"], **options, out=tmp_path / "t")
+    assert json.loads((tmp_path / "t" / "tune.json").read_text())["rounds"] == {"fedavg": 4, "fedalt": 2}
+    assert [run.config["rounds"] for run in found.comparison.runs] == [8, 4]
+    assert list(found.methods["fedalt"].trials[0].curve) == [1, 2]
+
+
 def test_proposals_repeat_nothing_and_follow_what_was_found():
     """Of a space of 9 all are tried once; after 4 trials a different history leads elsewhere."""
     space = {"a": (1, 2, 3), "b": (0.1, 0.2, 0.3)}

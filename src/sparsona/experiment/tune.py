@@ -410,7 +410,10 @@ def _tune(
         else:
             pairs = [(name, options) for name, options in result.best.items()]
             trained = {**request.options, "seed": request.seed, "tuned_with": request.trials}
-            result.comparison = compare(pairs, federation, model, seeds=request.refit_seeds, out=refit, **trained)
+            seeds, match = request.refit_seeds, request.match
+            result.comparison = compare(
+                pairs, federation, model, seeds=seeds, match=match, jobs=jobs, out=refit, **trained
+            )
     return result
 
 

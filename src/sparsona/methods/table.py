@@ -621,6 +621,7 @@ ROWS = (
             "authors": PFEDGATE_AUTHORS,
             "pfedgate": _PFEDGATE,
         },
+        grid={"gate_lr": (0.01, 0.05, 0.1, 0.3, 0.5, 1.0, 1.5)},  # its appendix
         family="sub",
     ),
     MethodCard(
