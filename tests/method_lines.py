@@ -3,6 +3,8 @@
 BATTERY = {"fedlc": {"options": {"margin": 0.5}, "accuracy": 0.35}}  # arguments of sparsona.testing.check
 MEMORY = [("fedlc", {}, 0, SIZE, 2 * SIZE + 4 * 26, 0)]  # options; bytes kept, at hand, in training, in mask search
 ANYWHERE = {"fedbn": {"personal": "output"}}  # what a row needs to run quickly on any network, if it needs anything
+WITH_MEMORY = {"fedrolex": None}  # what a row needs for momentum or Adam, if it needs anything; None: keeps no memory
+INNER_GRADIENTS = ("perfedavg",)  # rows whose loss takes a gradient itself, whose norms are not fused on a GPU
 """
 
 from __future__ import annotations
@@ -38,3 +40,13 @@ def memory() -> list[tuple[Any, ...]]:
 def anywhere(name: str) -> dict[str, Any]:
     """Options for tests that run every row on a network of their own."""
     return {key: value for module in _modules() for key, value in getattr(module, "ANYWHERE", {}).get(name, {}).items()}
+
+
+def with_memory(name: str) -> dict[str, Any] | None:
+    """Options for optimizers that have a memory; None: the method refuses to keep it."""
+    found = {key: value for module in _modules() for key, value in getattr(module, "WITH_MEMORY", {}).items()}
+    return found.get(name, {})
+
+
+def takes_inner_gradients(name: str) -> bool:
+    return any(name in getattr(module, "INNER_GRADIENTS", ()) for module in _modules())

@@ -193,7 +193,7 @@ def test_every_flag_is_an_option_and_every_option_with_a_flag_has_it(command):
     every = [one for name in METHODS for one in options_of(factory(name)[1]).values()] + [*OPTIONS.values()]
     flags = flags_of(command)
     known = {*(one.name for one in every), *cost_options()}
-    words = {"config", "pairs", "as_json", "out", "profile", "seeds", "match", "logs"}
+    words = {"config", "pairs", "as_json", "out", "profile", "seeds", "match", "jobs", "logs"}
     assert set(flags) - words <= known
     wanted = {one.name for one in every if one.flag}
     assert wanted <= set(flags)

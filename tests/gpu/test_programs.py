@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from method_lines import takes_inner_gradients
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
@@ -88,6 +89,10 @@ def first_job(context):
     return caught.value.args[0]
 
 
+def scaled(factor):
+    return lambda _, value: value * factor if value.is_floating_point() else value
+
+
 @pytest.mark.parametrize("stacked", [None, 3])
 @pytest.mark.parametrize("name", sorted(methods.METHODS))
 def test_every_methods_step_is_traced_and_its_norms_are_fused(name, stacked):
@@ -113,6 +118,7 @@ def test_every_methods_step_is_traced_and_its_norms_are_fused(name, stacked):
     graph = make_fx(lane._take, decomposition_table=table)(*lane._inputs())
     if stacked is None:
         graph = fuse_group_norms(graph)
+    if stacked is None and not takes_inner_gradients(name):
         assert not graph.graph.find_nodes(op="call_function", target=aten.native_group_norm.default)
         assert not graph.graph.find_nodes(op="call_function", target=aten.threshold_backward.default)
     before = [value.clone() for value in lane._leaves]
@@ -122,12 +128,12 @@ def test_every_methods_step_is_traced_and_its_norms_are_fused(name, stacked):
         fixed.copy_(value)
     graph(*lane._inputs())
     seen = torch.rand(5, 3, 8, 8)
-    traced = make_fx(lambda flat, images: context.method.predict(map_leaves(lambda _, v: v * flat, turn.work), images))
+    traced = make_fx(lambda flat, images: context.method.predict(map_leaves(scaled(flat), turn.work), images))
     torch.testing.assert_close(
         traced(torch.ones(()), seen)(torch.ones(()), seen), context.method.predict(turn.work, seen)
     )
     moved = 0.0
     for found, value, old in zip(lane._leaves, wanted, before, strict=True):
         torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-5)
-        moved += float((value - old).abs().max()) if value.numel() else 0.0
+        moved += float((value.float() - old.float()).abs().max()) if value.numel() else 0.0
     assert moved > 0

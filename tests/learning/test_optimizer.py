@@ -6,10 +6,12 @@ from typing import get_args
 
 import pytest
 import torch
+from method_lines import anywhere, with_memory
 from pydantic import ValidationError
 from torch import nn
 
 from sparsona import methods
+from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Client, Tick
 from sparsona.core.tree import Tree, leaves
 from sparsona.engine.rounds import simulate
@@ -159,8 +161,12 @@ def tensors(population):
 def test_every_method_has_every_optimizer(name, options):
     """Kept memory is in the State, on the bill, and makes a difference; FLOPs are what the turns count."""
     found = {}
+    if (own := with_memory(name)) is None:
+        with pytest.raises(SparsonaError, match="optimizer_memory"):
+            context_of(name, optimizer_memory="keep", **options)
+        return
     for kept in ("reset", "keep"):
-        context = context_of(name, optimizer_memory=kept, **options)
+        context = context_of(name, optimizer_memory=kept, **{**anywhere(name), **own, **options})
         _, population, records = played(context)
         cost = context.method.cost(context.task.layout, context.clients[0], context.plan.round_at(0))
         bill = cost.kept if kept == "keep" else cost.at_work

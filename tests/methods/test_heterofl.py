@@ -24,6 +24,7 @@ BATTERY = {
 HALF_WIDTH = 4 * ((10 * 25 + 10) + (25 * 10 * 25 + 25) + (250 * 25 * 16 + 250) + (26 * 250 + 26))
 WITH_FLAGS = 4 + 4  # the scaler's number, and 26 labels as bits
 HALF = {"capacities": [0.5], "width": "rate"}
+WITH_MEMORY = {"fedrolex": None}  # each round trains other units
 MEMORY = [
     ("heterofl", {}, 0, SIZE, 2 * SIZE + WITH_FLAGS, 0),
     ("heterofl", HALF, 0, HALF_WIDTH, 2 * HALF_WIDTH + WITH_FLAGS, 0),

@@ -28,6 +28,7 @@ BATTERY = {
     "perfedavg-hf": {"options": {"momentum": 0.5, "optimizer_memory": "keep"}, "accuracy": 0.35},
 }
 # The model, what a step holds besides, and a gradient.
+INNER_GRADIENTS = ("perfedavg", "perfedavg-hf")
 MEMORY = [
     ("perfedavg", {}, 0, SIZE, 3 * SIZE, 0),
     ("perfedavg-hf", {}, 0, SIZE, 5 * SIZE, 0),

@@ -17,6 +17,7 @@ from sparsona.testing import PROPERTIES, Case
 
 BATTERY = {"scaffold": {"accuracy": 0.35}}
 # c_i; the model and c as received; the model in training, and its gradient.
+WITH_MEMORY = {"scaffold": {"variates": "gradient"}}
 MEMORY = [("scaffold", {}, SIZE, 3 * SIZE, 5 * SIZE, 0)]
 by_hand = partial(Line, scaffold, ScaffoldConfig)
 
