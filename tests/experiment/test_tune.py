@@ -74,9 +74,19 @@ def test_trials_do_not_depend_on_test_data(tmp_path):
     assert "tuned with 2 trials" in found[0].comparison.runs[0].protocol
 
 
+def test_what_came_from_python_is_needed_again(tmp_path):
+    sp.tune(["local"], small_federation(), net, rounds=1, trials=1, refit_seeds=0, jobs=1, out=tmp_path / "t")
+    with pytest.raises(SparsonaError, match="its own federation"):
+        resume_tuning(tmp_path / "t")
+    with pytest.raises(SparsonaError, match="its own model"):
+        resume_tuning(tmp_path / "t", small_federation())
+    assert resume_tuning(tmp_path / "t", small_federation(), net).best
+
+
 def test_a_search_that_was_stopped_ends_as_if_it_had_not_been(tmp_path):
     """A trial that has no file is done again; the first batch's other trials, and what follows from them, are kept."""
-    whole = sp.tune(["local"], **QUICK, trials=BATCH + 1, refit_seeds=0, jobs=1, out=tmp_path / "whole")
+    options = {**QUICK, "model": "mlp", "trials": BATCH + 1, "refit_seeds": 0}
+    whole = sp.tune(["local"], **options, jobs=1, out=tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")
     for lost in ("local/trial-002.json", f"local/trial-{BATCH:03d}.json", "tuned.toml"):
         (tmp_path / "killed" / lost).unlink()
@@ -154,6 +164,7 @@ def test_command_writes_a_file_that_run_and_compare_take(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     call = CliRunner().invoke
     small = ["--clients", "3", "--rounds", "1", "--set", "data_rate=0.15", "--partition", "iid", "--epochs", "1"]
+    small += ["--model", "mlp:hidden=8"]
     found = call(
         cli, ["tune", "local", "fedavg", *small, "--search", "lr=0.2,0.4", "--trials", "2", "--jobs", "1", "--out", "t"]
     )
@@ -164,6 +175,7 @@ def test_command_writes_a_file_that_run_and_compare_take(tmp_path, monkeypatch):
     assert options.options["tuned_with"] == 2
     assert options.options["validation_rate"] == 0
     assert set(options.methods) == {"local", "fedavg"}
+    assert options.options["model"] == "mlp:hidden=8"
     both = call(cli, ["compare", "--config", "t/tuned.toml", "--seed", "1", "--json"])
     one = call(cli, ["run", "fedavg", "--config", "t/tuned.toml", "--seed", "1", "--json", "--out", "one"])
     assert both.exit_code == one.exit_code == 0, both.output + one.output

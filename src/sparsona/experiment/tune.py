@@ -61,6 +61,8 @@ class Request:
     prune: bool
     match: str
     rounds: dict[str, int]  # of a trial, by method
+    model: str | None  # its name, if it has one
+    given: list[str]  # what came from Python and has no name: federation, model
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,11 @@ def tune(
         prune=prune,
         match=match,
         rounds=_trial_rounds(names, federation, model, match, settled, trial_rounds),
+        model=model if isinstance(model, str) else None,
+        given=[
+            *(["federation"] if federation is not None else []),
+            *(["model"] if model is not None and not isinstance(model, str) else []),
+        ],
     )
     _check_optuna()
     spaces = _spaces(request)
@@ -274,9 +281,16 @@ def resume_tuning(
         raise SparsonaError(
             f"'{path / 'tune.json'}' is damaged", expected="the file as sparsona wrote it", hint="start again elsewhere"
         ) from None
+    for what, value in (("federation", federation), ("model", model)):
+        if what in request.given and value is None:
+            raise SparsonaError(
+                f"'{path}' was started from Python with its own {what}",
+                expected=f"that {what} again",
+                hint=f"call sparsona.experiment.tune.resume_tuning with {what}=",
+            )
     _check_optuna()
     with hint_resume(path):
-        return _tune(path, request, _spaces(request), federation, model, jobs, listen)
+        return _tune(path, request, _spaces(request), federation, model or request.model, jobs, listen)
 
 
 def _check_numbers(trials: int, holdout_rate: float, refit_seeds: int, jobs: int | None) -> None:
@@ -421,7 +435,8 @@ def _write_config(result: Tuning, request: Request) -> None:
     text = (
         "# Options chosen by `sparsona tune` on data held out of training: for `run METHOD` and `compare`, --config.\n"
     )
-    values = {**request.options, "seed": request.seed, "tuned_with": request.trials, "methods": result.best}
+    named = {} if request.model is None else {"model": request.model}
+    values = {**request.options, **named, "seed": request.seed, "tuned_with": request.trials, "methods": result.best}
     write_atomically(result.config, (text + write_toml(values)).encode())
 
 
