@@ -266,3 +266,10 @@ def test_a_method_with_a_density_runs_at_that_of_the_weakest(monkeypatch, tmp_pa
     (run,) = sp.compare(["blind"], **options, out=tmp_path / "c").runs
     assert (run.config["options"]["density"], run.config["subnetwork"]) == (0.25, None)
     assert "models that the weakest, of capacity 0.25, can hold" in run.protocol
+
+
+def test_a_result_names_what_its_preset_changed():
+    """Each accident of a published setting is an option: the result lists those that differ from the defaults."""
+    run = sp.train("sub-fedavg", preset="dispfl", clients=4, rounds=1, data_rate=0.2, prune_rate=0.1)
+    assert "Options of the preset 'dispfl': batch_size=128, accuracy_on=train, divide_by=used" in run.protocol
+    assert "prune_rate" not in run.protocol.split("preset")[1]  # overridden

@@ -203,6 +203,10 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
         f"{unit}, {chosen}never used in any decision); mean over {len(tested)} clients, each counting the same; "
         f"after round {completed} of {config['rounds']}, the last and not the best."
     )
+    if preset := config.get("preset"):
+        text += f" Options of the preset '{preset}'" + (
+            f": {facts.preset}." if facts.preset else ", which are defaults."
+        )
     if trials := config.get("tuned_with"):
         text += f" Options were tuned with {trials} trials on data held out of training."
     if matched := config.get("matched"):

@@ -34,10 +34,11 @@ from sparsona.experiment.build import (
 )
 from sparsona.experiment.run import Run
 from sparsona.methods import MethodCard
+from sparsona.runs.declaration import options_of
 from sparsona.runs.facts import RunFacts
 from sparsona.runs.folder import RunFolder, environment, warn
 from sparsona.runs.observers import ObserverList, ProgressUpdate
-from sparsona.runs.options import RunConfig, dump
+from sparsona.runs.options import OPTIONS, RunConfig, dump
 from sparsona.runs.profile import is_profiled
 from sparsona.runs.session import Session
 from sparsona.runs.validation import validate
@@ -170,6 +171,7 @@ def _describe_run(
         sizes=federation.sizes().numpy(),
         label_counts=None if counts is None else counts.numpy(),
         warm_start=None if start is None else start.describe(task.layout, digest),
+        preset=_preset_in_words(config, row),
     )
     if (known := facts.warm_start) is not None:
         if not known.same_data:
@@ -180,6 +182,18 @@ def _describe_run(
         if known.taken < known.of:
             warn(f"{known.taken} of {known.of} parameters are taken from '{known.run}', the others are new")
     return config, facts
+
+
+def _preset_in_words(config: RunConfig, row: MethodCard) -> str:
+    """What the preset of a run set that is neither the default nor overridden: its accidents have names."""
+    if config.preset is None:
+        return ""
+    own = options_of(methods.factory(row)[1])
+    defaults = {name: one.default for name, one in {**OPTIONS, **own}.items()} | dict(row.options) | dict(row.engine)
+    now = {**config.model_dump(), **config.options}
+    found = methods.preset(row, config.preset)
+    changed = {key: value for key, value in found.items() if value != defaults[key] and now[key] == value}
+    return ", ".join(f"{key}={'none' if value is None else value}" for key, value in changed.items())
 
 
 def _play(folder: RunFolder, session: Session, config: RunConfig) -> Run:

@@ -44,7 +44,8 @@ class RunFacts:
     there are any. `tested_on` says how test data was chosen, `left_out` how many owners were left out, by reason.
     `sizes` has a row of training, validation and test examples for each client; `label_counts` counts its training
     labels, and is None where labels are tokens or numbers. `needs_validation`: training decides by validation data.
-    `has_one_size`: clients have models of one size, though some have little capacity.
+    `has_one_size`: clients have models of one size, though some have little capacity. `preset` has the options that a
+    preset set to other values than the defaults, in words.
     """
 
     method: str
@@ -71,6 +72,7 @@ class RunFacts:
     is_regression: bool = False
     needs_validation: bool = False
     has_one_size: bool = False
+    preset: str = ""
     warm_start: WarmStartFacts | None = None
     format: int = field(default=FORMAT)
 
