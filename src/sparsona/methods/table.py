@@ -66,6 +66,7 @@ _TWO_BRANCHES = {  # of Ditto: the five epochs are shared out
     "personal_epochs": 3,
     "prox": 0.5,
     "prox_step": "decoupled",
+    "personal_start": "initial",
 }
 _FEDSPA: Mapping[str, Mapping[str, Any]] = {
     "paper": {"batch_size": 128},
@@ -255,6 +256,7 @@ ROWS = (
         presets={
             "authors": {
                 "schedule": "interleaved",
+                "personal_start": "initial",
                 "weight": "equal",
                 "lr_decay": 1.0,
                 "weight_decay": 0.0,
