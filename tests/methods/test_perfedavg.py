@@ -11,6 +11,7 @@ from lenet5 import SIZE
 from line_by_hand import Line, weight
 from torch import nn
 
+import sparsona as sp
 from sparsona.core.method import Batch, Tick
 from sparsona.data.batches import in_order
 from sparsona.engine.rounds import simulate
@@ -168,3 +169,23 @@ def test_executors_agree(variant, executor):
         engine = simulate(context, make(context))
         ends.append(engine.play(engine.start(), 0)[0].server.params.flat)
     assert torch.allclose(*ends, 0, 2e-5 if variant == "exact" else 1e-3)
+
+
+@pytest.mark.parametrize(("name", "needed"), [("fedavg", 2), ("perfedavg", 4), ("perfedavg-hf", 6)])
+def test_a_client_too_small_for_batch_norm_is_refused(name, needed):
+    """A step reads two or three batches, each of which needs two examples."""
+
+    def train(count):
+        x, y = torch.arange(8.0).reshape(8, 1).repeat(1, 4), torch.arange(8) % 2
+        sizes = (8, count)
+        clients = [(x[:size], y[:size], x[:0], y[:0], x, y) for size in sizes]
+        federation = sp.Federation.from_clients(clients, num_classes=2)
+        net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        config = build.make_config(name, {"rounds": 1, "per_round": 2, "epochs": 1}, federation, net)
+        context = build.make_context(config, federation, net)
+        engine = simulate(context, Serial(context))
+        assert engine.play(engine.start(), 0)[0].states
+
+    with pytest.raises(sp.SparsonaError, match=f"a client of {needed - 1} training examples(.|\\n)*{needed} or more"):
+        train(needed - 1)
+    train(needed)
