@@ -10,6 +10,7 @@ from lenet5 import SIZE
 from line_by_hand import Line, weight
 
 import sparsona as sp
+from sparsona.experiment import build
 from sparsona.methods import card
 from sparsona.methods.ditto import DittoConfig, ditto
 from sparsona.testing import PROPERTIES, Case
@@ -104,6 +105,14 @@ def test_only_sequential_training_has_epochs_of_its_own_and_a_trained_copy(sched
         by_hand(schedule=schedule, personal_epochs=3)
     with pytest.raises(sp.SparsonaError, match="prox_to=trained"):
         by_hand(schedule=schedule, prox_to="trained")
+
+
+def test_tuning_alone_needs_epochs_of_tuning():
+    """Without any it would be FedAvg by another name."""
+    with pytest.raises(sp.SparsonaError, match="ditto with schedule=tuning, and tune_epochs is 0"):
+        build.make_config("ditto:schedule=tuning", {})
+    assert build.make_config("ditto:schedule=tuning", {"tune_epochs": 1}).tune_epochs == 1
+    assert build.make_config("ditto", {"preset": "fedalt"}).tune_epochs == 5
 
 
 @cache
