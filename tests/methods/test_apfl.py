@@ -49,7 +49,7 @@ def test_the_share_by_hand():
 
 
 def test_a_rate_of_a_constant_share_is_refused():
-    with pytest.raises(sp.SparsonaError, match="mix_lr=0.1 without learn_mix"):
+    with pytest.raises(sp.SparsonaError, match=r"mix_lr=0\.1 without learn_mix"):
         by_hand(mix_lr=0.1)
 
 

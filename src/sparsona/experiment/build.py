@@ -96,9 +96,9 @@ def make_configs(
     if row.decides_by_validation(config.options) and federation is None and not config.validation_rate:
         raise _lacks_validation(row, "validation_rate is 0")
     if row.learns_in_tuning(config.options) and not config.tune_epochs:
-        given = ", ".join(f"{key}={value}" for key, value in row.needs_tuning.items())
+        causes = ", ".join(f"{key}={value}" for key, value in row.needs_tuning.items())
         raise SparsonaError(
-            f"{row.name} with {given}, and tune_epochs is 0",
+            f"{row.name} with {causes}, and tune_epochs is 0",
             expected="tune_epochs above 0: what is the method's own happens in final tuning",
             hint="--set tune_epochs=5",
         )

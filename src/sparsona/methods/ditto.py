@@ -21,9 +21,9 @@ Preset `authors`: personal models start from the initial weights, updates weigh 
 weights nor clipping; the client's choice of prox among .1, 1 and 2 by validation loss at every step (their
 `dynamic_lam`) is left to `sparsona tune`. Presets `fedspa` and `dispfl`: the same start; 2 epochs of the shared model,
 then 3 of the personal one, whose pull is a step of its own after each step of SGD (`prox_step=decoupled`), so that it
-sees the new weights and is not clipped (on Tiny ImageNet the latter took 3 and 2 epochs). Preset `fedalt`: a FedAvg model is tuned for 5 epochs; its penalty .1 ||v - w||^2 has no
-half, so prox is .2 (StackOverflow: prox=0.002), and updates weigh by batches. Preset `pfedgate`: one epoch with
-momentum; prox was searched among .05, .1, .5 and .8.
+sees the new weights and is not clipped (on Tiny ImageNet the latter took 3 and 2 epochs). Preset `fedalt`: a FedAvg
+model is tuned for 5 epochs; its penalty .1 ||v - w||^2 has no half, so prox is .2 (StackOverflow: prox=0.002), and
+updates weigh by batches. Preset `pfedgate`: one epoch with momentum; prox was searched among .05, .1, .5 and .8.
 """
 
 from __future__ import annotations
