@@ -49,6 +49,16 @@ def test_betas_and_eps_are_options():
     assert float(new["w"]) == pytest.approx(0.5)  # 0.1 / (0.1 + 0.1)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "name"),
+    [("sgd", "server_beta1"), ("sgd", "server_beta2"), ("sgd", "server_eps"), ("fedadagrad", "server_beta2")],
+)
+def test_what_an_optimizer_does_not_have_is_refused(optimizer, name):
+    with pytest.raises(ValueError, match=f"{name} with server_optimizer={optimizer}"):
+        ServerStep(server_optimizer=optimizer, **{name: 0.5})
+    assert ServerStep(server_optimizer="fedyogi", **{name: 0.5})
+
+
 def test_every_optimizer_has_defaults():
     assert set(DEFAULTS) == set(ServerStep.model_fields["server_optimizer"].annotation.__args__)
     for name in ("fedadam", "fedyogi", "fedadagrad"):

@@ -9,6 +9,7 @@ import torch
 from lenet5 import SIZE
 from line_by_hand import Line, weight
 
+import sparsona as sp
 from sparsona.methods import card
 from sparsona.methods.apfl import APFLConfig, apfl
 from sparsona.testing import Case
@@ -45,6 +46,11 @@ def test_the_share_by_hand():
     assert by_hand(learn_mix=True).turn()[1].mix.item() == pytest.approx(0.1495)
     assert by_hand(learn_mix=True, mix_lr=0.5).turn()[0].mix.item() == 0.0
     assert by_hand().turn()[1].mix is None
+
+
+def test_a_rate_of_a_constant_share_is_refused():
+    with pytest.raises(sp.SparsonaError, match=r"mix_lr=0\.1 without learn_mix"):
+        by_hand(mix_lr=0.1)
 
 
 def test_tuning_leaves_the_shared_model_alone():

@@ -10,6 +10,7 @@ from lenet5 import SIZE
 from line_by_hand import Line, weight
 
 import sparsona as sp
+from sparsona.experiment import build
 from sparsona.methods import card
 from sparsona.methods.ditto import DittoConfig, ditto
 from sparsona.testing import PROPERTIES, Case
@@ -37,6 +38,34 @@ def test_interleaved_by_hand():
     del line.states[0]  # it forgets: the personal model starts from what is received
     assert line.deployed(line.turn()[0]) == pytest.approx(1.3236)
     assert by_hand(weight="equal").play().w == pytest.approx(0.88)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "sequential"])
+@pytest.mark.parametrize(
+    ("start", "before", "v", "v_if_new", "before_if_new"),
+    [
+        ("received", 1.68, 1.9214, 1.3236, 0.46),
+        ("initial", 1.68, 1.9214, 1.5882, 1.0),
+        ("restart", 1.68, 1.3236, 1.3236, 0.46),
+    ],
+)
+def test_where_the_personal_model_starts_by_hand(schedule, start, before, v, v_if_new, before_if_new):
+    """The second round, as above, with w = 0.46. From the initial weight of 1: 1 + 0.1 * (4 - 0.54) = 1.346, + 0.1 *
+    (3.308 - 0.886) = 1.5882. From w in every turn: 1.3236 for all, and until the turn the kept 1.68 is used.
+    """
+    line = by_hand(schedule=schedule, personal_start=start).play()
+    assert line.deployed(line.turn(phases=[])[0]) == pytest.approx(before)
+    assert line.deployed(line.turn()[0]) == pytest.approx(v)
+    del line.states[0]
+    assert line.deployed(line.turn(phases=[])[0]) == pytest.approx(before_if_new)
+    assert line.deployed(line.turn()[0]) == pytest.approx(v_if_new)
+
+
+def test_the_published_codes_start_from_the_initial_weights():
+    starts = {name: found.get("personal_start") for name, found in card("ditto").presets.items()}
+    assert starts == {"authors": "initial", "fedspa": "initial", "dispfl": "initial", "pfedgate": None, "fedalt": None}
+    with pytest.raises(sp.SparsonaError, match="personal_start=initial with schedule=tuning"):
+        by_hand(schedule="tuning", personal_start="initial")
 
 
 @pytest.mark.parametrize(
@@ -76,6 +105,14 @@ def test_only_sequential_training_has_epochs_of_its_own_and_a_trained_copy(sched
         by_hand(schedule=schedule, personal_epochs=3)
     with pytest.raises(sp.SparsonaError, match="prox_to=trained"):
         by_hand(schedule=schedule, prox_to="trained")
+
+
+def test_tuning_alone_needs_epochs_of_tuning():
+    """Without any it would be FedAvg by another name."""
+    with pytest.raises(sp.SparsonaError, match="ditto with schedule=tuning, and tune_epochs is 0"):
+        build.make_config("ditto:schedule=tuning", {})
+    assert build.make_config("ditto:schedule=tuning", {"tune_epochs": 1}).tune_epochs == 1
+    assert build.make_config("ditto", {"preset": "fedalt"}).tune_epochs == 5
 
 
 @cache

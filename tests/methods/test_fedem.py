@@ -114,6 +114,24 @@ def test_a_newcomer_finds_its_mixture_and_trains_nothing(task):
     assert float(method.predict(found, torch.ones(1, 1))) == pytest.approx(1 + 2 * own)
 
 
+@pytest.mark.parametrize(
+    ("is_new", "index", "steps"), [(True, 3, 50), (True, 0, 1), (False, 3, 1)], ids=["newcomer", "first round", "known"]
+)
+def test_a_newcomer_trains_with_the_mixture_it_found(task, is_new, index, steps):
+    """As above, from (0.5, 0.5): a step takes p, the second component's, to the mean of its shares, p e / (p e + 1 - p)
+    and twice p / (p + (1 - p) e). The pass over three examples is charged once, however many steps there are."""
+    data, near, p = examples(1.0, 3.0, 3.0), exp(-4), 0.5
+    for _ in range(steps):
+        first, others = p * near / (p * near + 1 - p), p / (p + (1 - p) * near)
+        p = (first + 2 * others) / 3
+    method, _, _, _, _, round_, work = begun(task, (0.5, 0.5), data, is_new=is_new, newcomer_steps=50)
+    tally, round_ = Tally(), replace(round_, index=index)
+    entered = method.tune.enter(work, ClientProbe(task, data, examples(), round_, tally), round_)
+    assert entered.mixture.tolist() == pytest.approx([1 - p, p], abs=1e-5)
+    assert entered.shares[:3, 1].tolist() == pytest.approx([first, others, others], abs=1e-5)
+    assert tally.search_flops == method.cost(task.layout, CLIENTS[0], round_).search_flops
+
+
 def test_a_component_that_a_client_has_none_of():
     one, other = torch.tensor([[2.0, 0.0]]), torch.tensor([[float(-7), 7.0]])
     assert torch.allclose(mix_predictions([one, other], torch.tensor([1.0, 0.0]), False), one.log_softmax(-1))

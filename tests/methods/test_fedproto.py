@@ -305,3 +305,9 @@ def test_a_model_without_features_is_refused():
 def test_the_authors_preset():
     options = build.make_config("fedproto", {"preset": "authors"}).options
     assert (options["weight"], options["predict_by"], options["momentum"]) == ("equal", "prototypes", 0.5)
+
+
+def test_clients_without_memory_are_refused():
+    """No model travels: theirs would begin anew in every turn."""
+    with pytest.raises(sp.SparsonaError, match="fedproto sends no model, and stateless clients do not keep"):
+        Case(card("fedproto")).start(stateless=True)

@@ -11,6 +11,7 @@ from lenet5 import SIZE
 from line_by_hand import Line, weight
 from torch import nn
 
+import sparsona as sp
 from sparsona.core.method import Batch, Tick
 from sparsona.data.batches import in_order
 from sparsona.engine.rounds import simulate
@@ -35,6 +36,7 @@ MEMORY = [
     ("perfedavg", {"variant": "exact"}, 0, SIZE, 4 * SIZE, 0),
 ]
 by_hand = partial(Line, perfedavg, PerFedAvgConfig, adapt_lr=0.1)
+LONG = {"fo": {}, "hf": {"hf_length": 0.01}, "exact": {}}
 TICK = Tick(torch.tensor(1.0), torch.tensor(0))
 
 
@@ -50,7 +52,7 @@ def test_a_step_by_hand(variant, w):
     (1, 3): gradient -4, so the adapted model is 1.4. (2, 0): a = 8, the gradient there is 11.2; FO goes to 1 - 1.12.
     (0.5, 1): a = 0.5, so (1 - 0.1 * 0.5) * 11.2 = 10.64. The loss is that of the adapted model, (2 * 1.4)^2 = 7.84.
     """
-    line = by_hand(variant=variant, hf_length=0.01)
+    line = by_hand(variant=variant, **LONG[variant])
     (phase,) = line.method.phases
     batches = (batch(1.0, 3.0), batch(2.0, 0.0), batch(0.5, 1.0))[: phase.batches_per_step]
     work, loss = take_step(phase, Model(line.params, line.buffers), batches, TICK)
@@ -61,7 +63,7 @@ def test_a_step_by_hand(variant, w):
 @pytest.mark.parametrize(("variant", "w"), [("hf", 1.0), ("exact", 8.2)])
 def test_the_hessians_part_is_limited_where_it_is_a_difference(variant, w):
     """adapt_lr = 0.5: (1, 3) leads to 3, where the gradient of (2, 0) is 24; 0.5 * 8 * 24 = 96 is limited to 24."""
-    line = by_hand(variant=variant, adapt_lr=0.5, hf_length=0.01)
+    line = by_hand(variant=variant, adapt_lr=0.5, **LONG[variant])
     (phase,) = line.method.phases
     batches = (batch(1.0, 3.0), batch(2.0, 0.0), batch(2.0, 0.0))
     work, _ = take_step(phase, Model(line.params, line.buffers), batches, TICK)
@@ -168,3 +170,38 @@ def test_executors_agree(variant, executor):
         engine = simulate(context, make(context))
         ends.append(engine.play(engine.start(), 0)[0].server.params.flat)
     assert torch.allclose(*ends, 0, 2e-5 if variant == "exact" else 1e-3)
+
+
+@pytest.mark.parametrize(("name", "needed"), [("fedavg", 2), ("perfedavg", 4), ("perfedavg-hf", 6)])
+def test_a_client_too_small_for_batch_norm_is_refused(name, needed):
+    """A step reads two or three batches, each of which needs two examples."""
+
+    def train(count):
+        x, y = torch.arange(8.0).reshape(8, 1).repeat(1, 4), torch.arange(8) % 2
+        sizes = (8, count)
+        clients = [(x[:size], y[:size], x[:0], y[:0], x, y) for size in sizes]
+        federation = sp.Federation.from_clients(clients, num_classes=2)
+        net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        config = build.make_config(name, {"rounds": 1, "per_round": 2, "epochs": 1}, federation, net)
+        context = build.make_context(config, federation, net)
+        engine = simulate(context, Serial(context))
+        assert engine.play(engine.start(), 0)[0].states
+
+    with pytest.raises(sp.SparsonaError, match=f"a client of {needed - 1} training examples(.|\\n)*{needed} or more"):
+        train(needed - 1)
+    train(needed)
+
+
+@pytest.mark.parametrize("variant", ["fo", "exact"])
+def test_the_length_of_a_difference_that_is_not_taken_is_refused(variant):
+    with pytest.raises(sp.SparsonaError, match=f"hf_length=0.01 with variant={variant}"):
+        by_hand(variant=variant, hf_length=0.01)
+
+
+def test_differences_in_low_precision_are_refused():
+    line = by_hand()
+    line.task.half = torch.bfloat16
+    for variant in ("fo", "exact"):
+        assert perfedavg(line.task, PerFedAvgConfig(variant=variant))
+    with pytest.raises(sp.SparsonaError, match="variant=hf with precision=bf16"):
+        perfedavg(line.task, PerFedAvgConfig(variant="hf"))

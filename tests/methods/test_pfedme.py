@@ -9,6 +9,7 @@ import torch
 from lenet5 import SIZE
 from line_by_hand import Line, weight
 
+import sparsona as sp
 from sparsona.methods import card
 from sparsona.methods.pfedme import PFedMeConfig, pfedme
 from sparsona.testing import PROPERTIES, Case
@@ -96,7 +97,7 @@ def test_a_detached_penalty_by_hand():
 def test_the_aggregator_by_hand():
     """One step on a batch, pulled to the model received: 1.4, 1.64 and 0.2, 0.2, whose mean by examples is 0.56. Client
     0 goes on from 1.64: 1.64 + 0.1 * (2.72 - 2.16) = 1.696, then 1.696 + 0.1 * (2.608 - 2.272) = 1.7296."""
-    line = by_hand(variant="aggregator", epochs=2).play()
+    line = by_hand(variant="aggregator", inner_steps=5, epochs=2).play()  # as by default: it takes one
     assert line.w == pytest.approx(0.56)
     assert line.deployed(line.turn(phases=())[0]) == pytest.approx(1.64)
     assert line.deployed(line.turn()[0]) == pytest.approx(1.7296)
@@ -111,10 +112,27 @@ def test_one_inner_step_that_w_follows_is_fedavg():
         assert torch.equal(one.server.params.flat, other.server.params.flat)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"shared_lr": 0.51}, r"(?s)shared_lr=0.51 with prox=2.0.*at most 1/prox, which is 0.5"),
+        ({"shared_lr": 0.51, "variant": "detached"}, "shared_lr=0.51 with prox=2.0"),
+        ({"variant": "aggregator"}, "inner_steps=2 with variant=aggregator"),
+        ({"variant": "aggregator", "inner_steps": 5, "shared_lr": 0.1}, "shared_lr=0.1 with variant=aggregator"),
+    ],
+)
+def test_what_would_be_ignored_or_overshoot_is_refused(options, words):
+    with pytest.raises(sp.SparsonaError, match=words):
+        by_hand(**options)
+    by_hand(shared_lr=0.5)
+    by_hand(prox=3.0, shared_lr=1 / 3)
+
+
 @cache
 def case(variant: str) -> Case:
     own = {"momentum": 0.5, "optimizer_memory": "keep"}
-    return Case(card("pfedme"), {"variant": variant, "inner_steps": 2, "rounds": 2, **own})
+    steps = {} if variant == "aggregator" else {"inner_steps": 2}
+    return Case(card("pfedme"), {"variant": variant, "rounds": 2, **steps, **own})
 
 
 @pytest.mark.parametrize("name", ["costs_equal_the_ledger", "costs_say_what_is_kept", "costs_say_what_training_holds"])

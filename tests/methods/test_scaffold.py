@@ -7,9 +7,11 @@ from functools import partial
 import pytest
 import torch
 from lenet5 import SIZE
-from line_by_hand import Line, weight
+from line_by_hand import CLIENTS, Line, weight
 
 import sparsona as sp
+from sparsona.core.method import Client
+from sparsona.core.seeds import Seeds
 from sparsona.methods import card
 from sparsona.methods.fedavg import FedAvgConfig, fedavg
 from sparsona.methods.scaffold import ScaffoldConfig, scaffold
@@ -43,6 +45,15 @@ def test_plain_means_and_a_global_step_by_hand():
     """w = 1 + 0.5 * (0.72 - 0.96) / 2 = 0.94; c = (-3.6 + 4.8) / 2 = 0.6."""
     line = by_hand(weight="equal", server_lr=0.5).play()
     assert (line.w, weight(line.server.variate)) == pytest.approx((0.94, 0.6))
+
+
+@pytest.mark.parametrize("mean", ["equal", "examples"])
+def test_clients_that_join_at_the_end_count_for_nothing(mean):
+    """The engine shows them to the server without examples: c is the mean of those that take part."""
+    line = by_hand(weight=mean)
+    params, clients = line.server.params, (*CLIENTS, Client(2, 0, num_clients=3))
+    known, all_ = (line.method.server.init(params, shown, Seeds(0)).weight for shown in (CLIENTS, clients))
+    assert float(known) == float(all_) == {"equal": 2, "examples": 4}[mean]
 
 
 def test_a_client_without_a_variate():

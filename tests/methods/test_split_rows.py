@@ -148,7 +148,13 @@ def test_fedbns_norms_never_travel():
 def test_fedbn_without_norms_is_refused():
     with pytest.raises(SparsonaError, match="no norm parameters") as caught:
         Case(METHODS["fedbn"]).start()
-    assert "resnet18" in str(caught.value)
+    for model in ("resnet18", "digits-cnn:norm=group", "cnn28:norm=group"):
+        assert model in str(caught.value)
+        assert split(model, "all-norms").own.size
+
+
+def test_fedreps_paper_has_batches_of_ten():
+    assert {METHODS["fedrep"].presets[name]["batch_size"] for name in ("paper", "authors")} == {10}
 
 
 def split(model, personal):

@@ -215,6 +215,8 @@ class Method:
         adapt: `adapt(work, probe, round)` returns the Work to predict with, where a model is adapted to a client's data
             before use without training (Per-FedAvg's step, statistics); not called for models that were tuned.
         transductive: a prediction depends on its batch, so batches are never padded, and results say so.
+        model_travels: False if a client's model is on the client alone although there is a server, so that clients
+            without memory would learn nothing.
     """
 
     name: str = ""
@@ -231,6 +233,12 @@ class Method:
     trait: Callable[[State], Tree | Tensor] | None = None
     adapt: Callable[[Work, Probe, Round], Work] | None = None
     transductive: bool = False
+    model_travels: bool = True
+
+    @property
+    def learns_without_memory(self) -> bool:
+        """Whether anything is learned by clients that keep no State between rounds."""
+        return self.server is not None and self.model_travels
 
     @property
     def shared_point(self) -> str | None:

@@ -42,3 +42,4 @@ class Outline:
     is_regression: bool = False
     uncounted: tuple[str, ...] = ()  # matrices whose FLOPs are not known
     norm_groups: Mapping[str, int] = field(default_factory=dict)  # as Task.norm_groups
+    half: None = None  # as Task.half: nothing is computed

@@ -116,10 +116,11 @@ def guard_point(plan: Plan, shared: str | None) -> str:
 def check_end(context: ServerContext) -> None:
     """Raise SparsonaError if method, data and plan do not fit together at the end of a run."""
     plan, method = context.plan, context.method
-    if method.server is None and plan.stateless:
+    if plan.stateless and not method.learns_without_memory:
+        what = "has no server" if method.server is None else "sends no model"
         raise SparsonaError(
-            f"{method.name} has no server, and stateless clients do not keep what they learn",
-            expected="a method with a server, or clients that keep a State",
+            f"{method.name} {what}, and stateless clients do not keep what they learn",
+            expected="a method with a server that is sent models, or clients that keep a State",
             hint="leave 'stateless' out",
         )
     if method.tune is None and (plan.tune_epochs or plan.novel_epochs):

@@ -95,6 +95,13 @@ def make_configs(
         raise merge_errors(errors)
     if row.decides_by_validation(config.options) and federation is None and not config.validation_rate:
         raise _lacks_validation(row, "validation_rate is 0")
+    if row.learns_in_tuning(config.options) and not config.tune_epochs:
+        causes = ", ".join(f"{key}={value}" for key, value in row.needs_tuning.items())
+        raise SparsonaError(
+            f"{row.name} with {causes}, and tune_epochs is 0",
+            expected="tune_epochs above 0: what is the method's own happens in final tuning",
+            hint="--set tune_epochs=5",
+        )
     return config, of_method
 
 
@@ -194,14 +201,23 @@ def make_context(
         without := [one.index for one in context.clients if not one.num_validation]
     ):
         raise _lacks_validation(row, f"{len(without)} clients have none (client {without[0]} is the first)")
-    smallest = min(client.num_examples for client in context.clients)
-    if task.mixes_examples and min(smallest, config.batch_size) < 2:
-        raise SparsonaError(
-            f"a BatchNorm model with batches of {config.batch_size} and a client of {smallest} training examples",
-            expected="two or more of both: one example has no statistics",
-            hint="raise --batch-size or --set min_size=..., or use GroupNorm",
-        )
+    _check_batches(context, config.batch_size)
     return context
+
+
+def _check_batches(context: ClientContext, batch_size: int) -> None:
+    """Raise SparsonaError if a BatchNorm model would be trained on one example, which has no statistics."""
+    method, smallest = context.method, min(client.num_examples for client in context.clients)
+    for phase in method.phases if method.tune is None else (*method.phases, method.tune):
+        is_mixed = context.task.mixes_examples or phase.mixes_examples
+        if is_mixed and phase.batch_size(smallest, batch_size) < 2:
+            needed = 2 * phase.batches_per_step
+            raise SparsonaError(
+                f"a BatchNorm model with batches of {batch_size} and a client of {smallest} training examples",
+                expected="batches of two or more, as one example has no statistics, and "
+                f"{needed} or more training examples on every client for the batches of one step",
+                hint=f"raise --batch-size, --set min_size={max(10, 2 * needed)}, or use GroupNorm",
+            )
 
 
 def make_plan(config: RunConfig, num_clients: int, peers: bool) -> Plan:

@@ -38,7 +38,7 @@ ROLES = ("input", "output", "norm", "adapter", "split")
 ADDITIVE = "additive"
 ALL_NORMS, LAST = "all-norms", "last:"
 NAMES = (*ROLES, ADDITIVE, ALL_NORMS, f"{LAST}N")
-WITH_NORMS = "a model with norms: --model resnet18, or vgg11 for images of 32x32 and more"
+WITH_NORMS = "a model with norms: --model digits-cnn:norm=group, cnn28:norm=group, resnet18, or vgg11 (from 32x32 on)"
 WITH_ADAPTERS = "--model resnet18:adapters=true (also digits-cnn, cnn28, pfedgate-cifar10), or transformer:adapters=16"
 WITH_SPLIT = "--model digits-cnn:split=true, or cnn28:split=true"
 

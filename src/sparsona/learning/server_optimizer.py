@@ -9,9 +9,9 @@ partial-personalisation paper: Adam with bias correction, as torch has it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from sparsona.core.tree import Tree
 from sparsona.learning.optimizer import Moments, Positive, Rate, adam_step, init_moments
@@ -55,6 +55,14 @@ class ServerStep(Training):
     server_eps: Positive | None = Field(
         None, description="least size that the server's step is divided by; none: 1e-8 with adam, .001 with the others"
     )
+
+    @model_validator(mode="after")
+    def _is_one_server_optimizer(self) -> Self:
+        unused = {"sgd": ("server_beta1", "server_beta2", "server_eps"), "fedadagrad": ("server_beta2",)}
+        for name in unused.get(self.server_optimizer, ()):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} with server_optimizer={self.server_optimizer}, which has none")
+        return self
 
 
 def _options(config: ServerStep) -> _Defaults:

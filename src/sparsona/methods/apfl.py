@@ -7,7 +7,7 @@ Kept: the personal model v, and its share of the mixture if that is learned. Tra
 dense training of two models.
 
 `mix` is the paper's alpha. With `learn_mix` every client adapts its own by a gradient step at every batch, within
-0 and 1.
+0 and 1; the authors' code takes that step once a round.
 
 Differences from the text: updates weigh by examples (the text takes a plain mean: `weight=equal`). A client that has no
 personal model yet (new, or without memory) starts it from the model it receives. What is evaluated is v mixed with the
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Slot
 from sparsona.core.method import (
     Batch,
@@ -85,6 +86,12 @@ class APFLWork:
 
 def apfl(task: Task, config: APFLConfig) -> Method:
     """A shared model, and a personal one that is mixed with it."""
+    if config.mix_lr is not None and not config.learn_mix:
+        raise SparsonaError(
+            f"mix_lr={config.mix_lr} without learn_mix",
+            expected="learn_mix=true, where each client adapts its share",
+            hint="leave mix_lr out, or --set learn_mix=true",
+        )
     base = fedavg(task, config)
     optimizers = {"shared": make_optimizer(config), "personal": make_optimizer(config, config.personal_lr)}
     keeps, cost_of_step = optimizers["shared"].keeps, optimizers["shared"].flops

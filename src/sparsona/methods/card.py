@@ -29,6 +29,8 @@ class MethodCard:
         density_bounds: the directions in which no message has more values than the option `density` allows.
         needs_validation: training decides something by validation data, so a run without any is refused; a mapping:
             only with these options of the method.
+        needs_tuning: with these options of the method, what is its own happens in final tuning, so a run without
+            `tune_epochs` is refused.
 
     Example:
         >>> MethodCard("mine", "Mine", "unpublished", "nothing", "the model", "mypackage.mine", "MineConfig").peers
@@ -50,6 +52,7 @@ class MethodCard:
     headline: str | None = None
     density_bounds: tuple[Literal["up", "down"], ...] = ()
     needs_validation: bool | Mapping[str, Any] = False
+    needs_tuning: Mapping[str, Any] = field(default_factory=dict)
     family: str = ""
     # Values of its own options that `sparsona tune` tries; every method's learning rates are in experiment/tune.py.
     grid: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -58,3 +61,7 @@ class MethodCard:
         """Whether it needs validation data with these options of the method."""
         needs = self.needs_validation
         return needs if isinstance(needs, bool) else all(options.get(key) == value for key, value in needs.items())
+
+    def learns_in_tuning(self, options: Mapping[str, Any]) -> bool:
+        """Whether it needs final tuning with these options of the method."""
+        return bool(self.needs_tuning) and all(options.get(key) == value for key, value in self.needs_tuning.items())

@@ -5,21 +5,25 @@ Algorithm 1. The shared model is FedAvg's, to the bit; the personal one minimise
 its squared distance to the received model.
 
 Kept: the personal model, as of the client's last turn. Travels: the dense model, both ways. Costs: dense training of
-two models. A client that has no personal model yet (new, or without memory) starts it from the model it receives,
-where the authors start every client's from the initial weights.
+two models.
+
+`personal_start` says where the personal model of a client that has none (new, or without memory) starts: `received`,
+from the model that it first receives, or `initial`, from the initial weights, as in both published codes. `restart`,
+which nobody published: every client's starts from the received model in every turn, so that what is kept is only used
+between turns.
 
 `schedule` says when the personal model is trained. `interleaved`, as in the authors' code: on the same batches as the
-shared one, a step of each; both pulls there go to the received model, not to the client's copy of it, so that the order
-of the two steps does not matter. `sequential`: after the shared one, in batches and epochs of its own. `tuning`: in the
+shared one, a step of each; the pull goes to the received model, not to the client's copy of it, so that the order of
+the two steps does not matter. `sequential`: after the shared one, in batches and epochs of its own. `tuning`: in the
 final tuning alone (give `tune_epochs`), from the shared model, and no personal model is kept.
 
-Preset `authors`: updates weigh equally, constant rate, neither decay of weights nor clipping; the client's choice of
-prox among .1, 1 and 2 by validation loss at every step (their `dynamic_lam`) is left to `sparsona tune`. Presets
-`fedspa` and `dispfl`: 2 epochs of the shared model, then 3 of the personal one, whose pull is a step of its own after
-each step of SGD (`prox_step=decoupled`), so that it sees the new weights and is not clipped (on Tiny ImageNet the
-latter took 3 and 2 epochs). Preset `fedalt`: a FedAvg model is tuned for 5 epochs; its penalty .1 ||v - w||^2 has no
-half, so prox is .2 (StackOverflow: prox=0.002), and updates weigh by batches. Preset `pfedgate`: one epoch with
-momentum; prox was searched among .05, .1, .5 and .8.
+Preset `authors`: personal models start from the initial weights, updates weigh equally, constant rate, neither decay of
+weights nor clipping; the client's choice of prox among .1, 1 and 2 by validation loss at every step (their
+`dynamic_lam`) is left to `sparsona tune`. Presets `fedspa` and `dispfl`: the same start; 2 epochs of the shared model,
+then 3 of the personal one, whose pull is a step of its own after each step of SGD (`prox_step=decoupled`), so that it
+sees the new weights and is not clipped (on Tiny ImageNet the latter took 3 and 2 epochs). Preset `fedalt`: a FedAvg
+model is tuned for 5 epochs; its penalty .1 ||v - w||^2 has no half, so prox is .2 (StackOverflow: prox=0.002), and
+updates weigh by batches. Preset `pfedgate`: one epoch with momentum; prox was searched among .05, .1, .5 and .8.
 """
 
 from __future__ import annotations
@@ -82,6 +86,11 @@ class DittoConfig(FedProxConfig):
         description="what the personal model is pulled to: the received model, or the client's trained copy of it "
         "(schedule=sequential)",
     )
+    personal_start: Literal["received", "initial", "restart"] = Field(
+        "received",
+        description="where a client's first personal model starts: from the received model or the initial weights; "
+        "restart: from the received model in every turn",
+    )
     personal_epochs: int | None = Field(
         None, ge=1, description="passes that train the personal model, with schedule=sequential; none: epochs"
     )
@@ -125,6 +134,12 @@ def ditto(task: Task, config: DittoConfig) -> Method:
             hint="leave prox_to out, or choose that schedule",
         )
     if config.schedule == "tuning":
+        if config.personal_start != "received":
+            raise SparsonaError(
+                f"personal_start={config.personal_start} with schedule=tuning",
+                expected="personal_start=received: there the personal model starts from the last shared one",
+                hint="leave personal_start out, or choose another schedule",
+            )
         return _only_tuned(task, config)
     base = fedavg(task, config)
     optimizers = {"shared": make_optimizer(config), "personal": make_optimizer(config, config.personal_lr)}
@@ -138,7 +153,8 @@ def ditto(task: Task, config: DittoConfig) -> Method:
     def receive(state: DittoState, inbox: Inbox, probe: Probe, round_: Round) -> DittoWork:
         (update,) = inbox
         start = update.parts["model"].tree()
-        now = {"shared": start, "personal": start if round_.is_new else state.personal}
+        begins = round_.is_new and config.personal_start != "initial"  # State has the initial weights
+        now = {"shared": start, "personal": start if begins else state.personal}
         memory = {name: optimizers[name].begin(state.memory.get(name, ()), now[name]) for name in now}
         buffers = {"shared": state.buffers, "personal": state.buffers_personal}
         return DittoWork(now["shared"], now["personal"], start, buffers, memory)
@@ -175,6 +191,9 @@ def ditto(task: Task, config: DittoConfig) -> Method:
         kept = DittoState(work.personal, work.buffers["shared"], work.buffers["personal"], memory)
         return kept, message(round_, {"model": dense(work.shared)}, weight=client_weight(config.weight, round_))
 
+    def restart(work: DittoWork, probe: Probe, round_: Round) -> DittoWork:
+        return replace(work, personal=work.start)
+
     def phase(name: str, *trains: str, epochs: int = config.epochs) -> Phase:
         return Phase(
             name=name,
@@ -182,6 +201,7 @@ def ditto(task: Task, config: DittoConfig) -> Method:
             loss=lambda work, batch: loss(work, batch, trains),
             update=update,
             epochs=epochs,
+            enter=restart if "personal" in trains and config.personal_start == "restart" else None,
             mixes_examples=task.mixes_examples,
             flops=lambda work: 3 * len(trains) * task.layout.forward_flops(),
             step_flops=lambda work: cost_of_step * len(trains) * size,

@@ -5,7 +5,8 @@ Paper: Marfoq, Neglia, Bellet, Kameni, Vidal, Federated Multi-Task Learning unde
 assigns its examples to the components by how likely these make them (E-step, one pass over the training data), then
 trains each component on its share (M-step). It predicts with the mixture of the components' probabilities. A client
 that has no mixture yet, novel or stateless, finds one by E-steps alone, as the paper has it for clients that were not
-there in training.
+there in training; so do clients in their first turn, before they train, except in the first round, in which no
+component has learned anything to be told apart by.
 
 Kept: pi (and each component's BatchNorm statistics). Travels: all `num_models` components, both ways. Costs: that many
 dense trainings and predictions, and the pass that assigns examples.
@@ -139,16 +140,21 @@ def fedem(task: Task, config: FedEMConfig) -> Method:
         ]
         return torch.cat(rows)
 
-    def assign(mixture: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
-        shares = (mixture.log() - losses).softmax(1)  # E-step: q is proportional to pi exp(-loss)
-        return shares, shares.mean(0)  # M-step for pi: the mean of q
+    def find_mixture(work: FedEMWork, probe: Probe, steps: int) -> tuple[Tensor, Tensor]:
+        """q and pi; the components stay as they are, so that one pass is enough for all E-steps."""
+        losses, mixture = find_losses(work, probe), work.mixture
+        for _ in range(steps):
+            shares = (mixture.log() - losses).softmax(1)  # E-step: q is proportional to pi exp(-loss)
+            mixture = shares.mean(0)  # M-step for pi: the mean of q
+        return shares, mixture
 
     def enter(work: FedEMWork, probe: Probe, round_: Round) -> FedEMWork:
         assert round_.client is not None
         count = round_.client.num_examples
         if not count:
             return work
-        shares, mixture = assign(work.mixture, find_losses(work, probe))
+        is_newcomer = round_.is_new and round_.index > 0  # in the first round no component has learned anything
+        shares, mixture = find_mixture(work, probe, config.newcomer_steps if is_newcomer else 1)
         table = work.shares.clone()
         table[:count] = shares
         return replace(work, mixture=mixture, shares=table)
@@ -157,10 +163,7 @@ def fedem(task: Task, config: FedEMConfig) -> Method:
         assert round_.client is not None
         if not round_.is_new or not round_.client.num_examples:
             return work
-        losses, mixture = find_losses(work, probe), work.mixture
-        for _ in range(config.newcomer_steps):
-            _, mixture = assign(mixture, losses)
-        return replace(work, mixture=mixture)
+        return replace(work, mixture=find_mixture(work, probe, config.newcomer_steps)[1])
 
     def loss(work: FedEMWork, batch: Batch) -> tuple[Tensor, tuple[Tree, ...]]:  # M-step for the components
         shares = work.shares.index_select(0, batch.index).unbind(-1)

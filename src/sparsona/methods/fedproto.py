@@ -6,7 +6,8 @@ AAAI 2022. A prototype is the mean of what enters the output layer, over a clien
 Kept: the client's own model. Travels: up, a client's prototypes and how many examples each is the mean of; down, the
 mean prototypes of all, and the same counts (0: there is none of this class yet): classes x (features + 1) numbers each
 way. Costs: dense training, and a forward pass over the training data, which makes the prototypes. The arithmetic of
-distances is not counted, as that of losses is not.
+distances is not counted, as that of losses is not. Clients without memory (`stateless`) are refused: no model travels,
+so that theirs would begin anew in every turn.
 
 Clients may have different networks with equally many features: see `networks` of `fedproto`, which Python offers and
 the command line does not.
@@ -263,6 +264,7 @@ def fedproto(task: Task, config: FedProtoConfig, networks: tuple[Task, ...] = ()
         deploy=deploy if config.predict_by == "classifier" else None,
         tune=phase,
         server=server,
+        model_travels=False,
     )
 
 

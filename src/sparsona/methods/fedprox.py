@@ -7,7 +7,8 @@ received model beside the trained one.
 
 Differences from the text: the inexact solution that a device aims for is a fixed number of epochs, the same for all,
 where the paper lets slow devices do fewer. Updates weigh by examples (the text samples devices by their examples and
-takes a plain mean: `weight=equal`). The pull is part of the loss, so that it counts in the norm that is clipped.
+takes a plain mean: `weight=equal`). The pull is part of the loss, so that it counts in the norm that is clipped. Final
+tuning is pulled as well, to the last model received.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from sparsona.core.errors import SparsonaError
 from sparsona.core.method import (
     Batch,
     Client,
@@ -72,6 +73,7 @@ class PerFedAvgConfig(FedAvgConfig):
 
 def perfedavg(task: Task, config: PerFedAvgConfig) -> Method:
     """A shared model that is adapted to each client by one step."""
+    _check(task, config)
     base = fedavg(task, config)
     (plain,) = base.phases
     optimizer = make_optimizer(config)
@@ -141,3 +143,18 @@ def perfedavg(task: Task, config: PerFedAvgConfig) -> Method:
     )
     tune = replace(plain, update=adapt_step, epochs=1, max_steps=1, step_flops=None)
     return replace(base, phases=(phase,), adapt=adapt, cost=cost, tune=tune)
+
+
+def _check(task: Task, config: PerFedAvgConfig) -> None:
+    if config.variant != "hf" and config.hf_length != PerFedAvgConfig.model_fields["hf_length"].default:
+        raise SparsonaError(
+            f"hf_length={config.hf_length} with variant={config.variant}",
+            expected="variant=hf, which takes a difference of gradients",
+            hint="leave hf_length out, or choose that variant",
+        )
+    if config.variant == "hf" and task.half is not None:
+        raise SparsonaError(
+            "variant=hf with precision=bf16: nothing would be left of the difference of gradients",
+            expected="precision=fp32",
+            hint="--precision fp32, or another variant",
+        )

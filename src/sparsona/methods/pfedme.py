@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from sparsona.core.errors import SparsonaError
 from sparsona.core.method import (
     Batch,
     Client,
@@ -109,6 +110,7 @@ class PFedMeWork:
 
 def pfedme(task: Task, config: PFedMeConfig) -> Method:
     """A shared model, and a personal one around it."""
+    _check(config)
     base = fedavg(task, config)
     (plain,) = base.phases
     optimizer = make_optimizer(config)
@@ -184,3 +186,21 @@ def pfedme(task: Task, config: PFedMeConfig) -> Method:
         deploy=lambda work: (work.personal, work.buffers),
         tune=tune,
     )
+
+
+def _check(config: PFedMeConfig) -> None:
+    usual = PFedMeConfig.model_fields
+    for name in ("inner_steps", "shared_lr"):
+        if config.variant == "aggregator" and (value := getattr(config, name)) != usual[name].default:
+            raise SparsonaError(
+                f"{name}={value} with variant=aggregator",
+                expected="variant=envelope or variant=detached: clients take one step on a batch, and send their own",
+                hint=f"leave {name} out, or choose another variant",
+            )
+    if config.shared_lr is not None and config.shared_lr * config.prox > 1 + 1e-9:
+        raise SparsonaError(
+            f"shared_lr={config.shared_lr} with prox={config.prox}",
+            expected=f"at most 1/prox, which is {1 / config.prox:.6g}: there the shared model takes the personal one's "
+            "value",
+            hint="lower shared_lr, or leave it out",
+        )

@@ -184,7 +184,8 @@ def scaffold(task: Task, config: ScaffoldConfig) -> Method:
         )
 
     def init_server(params: Tree, clients: tuple[Client, ...], seeds: Seeds) -> ScaffoldServer:
-        weights = {"examples": sum(client.num_examples for client in clients), "equal": len(clients)}
+        counts = [client.num_examples for client in clients]  # 0: it takes no part until the end
+        weights = {"examples": sum(counts), "equal": sum(count > 0 for count in counts)}
         weight = params.flat.new_tensor(weights[config.weight]).double()
         return ScaffoldServer(params, zeros_like(params), begin_moments(config, params), weight)
 

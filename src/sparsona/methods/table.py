@@ -66,6 +66,7 @@ _TWO_BRANCHES = {  # of Ditto: the five epochs are shared out
     "personal_epochs": 3,
     "prox": 0.5,
     "prox_step": "decoupled",
+    "personal_start": "initial",
 }
 _FEDSPA: Mapping[str, Mapping[str, Any]] = {
     "paper": {"batch_size": 128},
@@ -255,6 +256,7 @@ ROWS = (
         presets={
             "authors": {
                 "schedule": "interleaved",
+                "personal_start": "initial",
                 "weight": "equal",
                 "lr_decay": 1.0,
                 "weight_decay": 0.0,
@@ -265,6 +267,7 @@ ROWS = (
             "pfedgate": {**AS_IN_PFEDGATE, "schedule": "interleaved", "prox": 0.5},
             "fedalt": {**_TUNED_IN_FEDALT, "schedule": "tuning", "prox": 0.2},
         },
+        needs_tuning={"schedule": "tuning"},
         grid={"prox": (0.05, 0.1, 0.5, 0.8, 1.0, 2.0)},
         family="whole",
     ),
@@ -411,7 +414,7 @@ ROWS = (
         options={"personal": ("output",), "personal_epochs": 10},
         engine={"tune_epochs": 10},
         presets={
-            "paper": {**_FEDREP, "weight": "equal"},
+            "paper": {**_FEDREP, "weight": "equal", "batch_size": 10},
             "authors": {**_FEDREP, "weight": "examples", "weight_decay": 1e-4, "lr": 0.01, "batch_size": 10},
             "pfedgate": {**AS_IN_PFEDGATE, "personal_epochs": 1, "tune_epochs": 0},
         },

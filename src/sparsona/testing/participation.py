@@ -10,8 +10,9 @@ from sparsona.testing.case import Case, require
 
 
 def clients_without_memory(case: Case) -> None:
-    """With `stateless`, nothing stays on a client; without a server nothing would be left, which is refused."""
-    if case.history.method.server is None:
+    """With `stateless`, nothing stays on a client; where no model travels to a server nothing would be left, which is
+    refused."""
+    if not case.history.method.learns_without_memory:
         _require_refusal(case, "stateless", "do not keep what they learn")
         return
     history = case.start(stateless=True).play(2)
