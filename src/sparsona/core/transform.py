@@ -299,7 +299,7 @@ def _peer_half(half: PeerHalf, up: Chain) -> PeerHalf:
 
     return replace(
         half,
-        wants=None if wants is None else lambda state, round_: wants(state.state, round_),
+        wants=None if wants is None else lambda state, round_, available: wants(state.state, round_, available),
         consensus=None if consensus is None else consensus_model,
     )
 

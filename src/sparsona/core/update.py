@@ -327,7 +327,7 @@ class Cost:
             while masks are searched by gradient. None: a dense gradient.
         mixing: what a peer holds of its neighbours' messages besides `kept`.
         tune_flops: FLOPs of one epoch of final tuning; None: three predictions an example.
-        requests: how many peers' messages a client requests in a round, where the method has `PeerHalf.wants`.
+        requests: how many peers' messages a client requests in a round at most, where the method has `PeerHalf.wants`.
         tune_search_flops: FLOPs of final tuning outside of training steps, whatever its epochs.
     """
 
