@@ -128,6 +128,13 @@ def test_every_method_has_a_cost_and_a_page(method):
     assert f"{found['total']['flops']:.4g}" in said.output
 
 
+def test_totals_of_peers_count_a_round_without_messages():
+    assert cost("fedavg", **LENET).exact
+    peers = cost("dpsgd", **LENET)
+    assert not peers.exact
+    assert [note for note in peers.notes if "in the first round of a run no peer has a message yet" in note]
+
+
 def test_no_method_has_both_a_file_and_a_rule():
     assert not set(METHODS) & set(COST_RULES)
 

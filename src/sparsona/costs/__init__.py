@@ -284,8 +284,8 @@ def _report(
         input_shape=tuple(outline.input_shape),
         classes=outline.num_classes,
         costs_only=isinstance(row, RuleCard),
-        exact=all(cost.exact for cost in kinds) and not outline.uncounted,
-        notes=tuple(_notes(row, outline, kinds, run, whole.size)),
+        exact=all(cost.exact for cost in kinds) and not outline.uncounted and not peers,
+        notes=tuple(_notes(row, outline, kinds, run, whole.size, peers)),
         peers=peers,
         experiment=experiment,
         options=config.model_dump(mode="json"),
@@ -352,13 +352,15 @@ def _outline(model: Any, source: data.SourceCard | None, options: CostOptions) -
 
 
 def _notes(
-    card: methods.MethodCard | RuleCard, outline: Outline, kinds: list[Cost], run: RunConfig, size: int
+    card: methods.MethodCard | RuleCard, outline: Outline, kinds: list[Cost], run: RunConfig, size: int, peers: bool
 ) -> Iterator[str]:
     """Notes on these figures in particular; `size` is that of the whole model."""
     if isinstance(card, RuleCard) and card.note:
         yield card.note
     elif not all(cost.exact for cost in kinds):
         yield "training decides what is used and sent: these are upper bounds"
+    if peers:
+        yield "in the first round of a run no peer has a message yet: total bytes, which count it, are upper bounds"
     if outline.uncounted:
         yield f"FLOPs of layers that are neither linear nor convolutions are missing: {', '.join(outline.uncounted)}"
     for cost, capacity in zip(kinds, run.capacities, strict=False):

@@ -206,18 +206,22 @@ def fedfomo(task: Task, config: FedFomoConfig) -> Method:
         requests = min(config.num_candidates, client.num_clients - 1)
         # The candidates, its own model, and the one before. With train-mix, a new client mixes twice.
         passes = 2 * requests + 3 if trains_first else requests + 2
+        validation_flops = client.num_validation * layout.forward_flops()
         per_example, per_step = 3 * layout.forward_flops(), optimizer.flops * layout.size
         return Cost(
             None,
             (model,),
             turn_flops((phase,), client, round_, per_example, per_step),
-            passes * client.num_validation * layout.forward_flops(),
+            passes * validation_flops,
             exact=not client.num_validation,  # passes depend on who has sent a model already
             kept=(previous, model, worth, *memory) if optimizer.keeps else (previous, model, worth),
             at_work=(mixed, gradient) if optimizer.keeps else (mixed, *memory, gradient),  # the start replaces previous
             mixing=(candidate, total),
             tune_flops=turn_flops((replace(phase, epochs=1),), client, round_, per_example, per_step),
             requests=requests,
+            # With train-mix only a new client mixes before it is tuned, and it has no model of its own.
+            tune_search_flops=(requests + (1 if trains_first else 2)) * validation_flops,
+            message_flops=validation_flops,
         )
 
     return Method(
