@@ -255,9 +255,12 @@ def test_methods_of_one_size_run_at_the_weakest_clients_density(tmp_path):
     assert "Capacities are not kept" in whole.protocol
 
 
-def test_a_sub_network_is_for_methods_of_one_size(tmp_path):
-    with pytest.raises(SparsonaError, match="a sub-network for fedspa"):
-        sp.train("fedspa", **SMALL, subnetwork=0.5, out=tmp_path / "run")
+@pytest.mark.parametrize("name", ["fedspa", "heterofl", "dispfl"])
+def test_a_sub_network_is_for_methods_of_one_size(name, tmp_path):
+    with pytest.raises(SparsonaError, match=f"a sub-network for {name}"):
+        sp.train(name, **SMALL, subnetwork=0.5, out=tmp_path / "run")
+    with pytest.raises(SparsonaError, match=f"a sub-network for {name}"):
+        sp.cost(name, model="lenet5", subnetwork=0.5)
 
 
 def test_a_sub_network_is_the_same_on_every_executor(tmp_path):

@@ -227,6 +227,9 @@ def _check_experiment(run: RunConfig, options: CostOptions, peers: bool, given: 
     if run.graph is not None and not peers:
         what, expected = "'graph' for a method with a server", "a method whose clients send to each other"
         errors.append(SparsonaError(what, expected=expected, hint="leave --graph out"))
+    if run.tune_from != "neighbours" and not peers:
+        what, expected = "'tune_from' for a method with a server", "a method whose clients send to each other"
+        errors.append(SparsonaError(what, expected=expected, hint="leave tune_from out"))
     if "emnist-400-rounds" in options.quirks and "rounds" in given and run.rounds != 400:
         what, expected = f"--rounds {run.rounds} with the quirk of 400 rounds", "one of the two"
         errors.append(SparsonaError(what, expected=expected, hint="leave --rounds out"))
@@ -252,6 +255,7 @@ def _report(
     label, outline = _outline(model if model is not None else run.model, source, options)
     whole = outline.layout
     if run.subnetwork is not None:
+        methods.check_subnetwork(row.name, _price(row, outline, config)[0], whole)
         outline = copy(outline)
         object.__setattr__(outline, "layout", whole.keep(mask_counts(whole, run.subnetwork, "erk")))
     price, peers = _price(row, outline, config)
