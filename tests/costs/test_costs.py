@@ -128,6 +128,19 @@ def test_every_method_has_a_cost_and_a_page(method):
     assert f"{found['total']['flops']:.4g}" in said.output
 
 
+def test_whose_models_are_tuned_is_for_peers():
+    with pytest.raises(SparsonaError, match="'tune_from' for a method with a server"):
+        cost("fedavg", **LENET, tune_epochs=1, tune_from="all")
+    cost("dpsgd", **LENET, tune_epochs=1, tune_from="all")
+
+
+def test_totals_of_peers_count_a_round_without_messages():
+    assert cost("fedavg", **LENET).exact
+    peers = cost("dpsgd", **LENET)
+    assert not peers.exact
+    assert [note for note in peers.notes if "in the first round of a run no peer has a message yet" in note]
+
+
 def test_no_method_has_both_a_file_and_a_rule():
     assert not set(METHODS) & set(COST_RULES)
 
@@ -466,7 +479,7 @@ def test_every_option_of_a_run_is_taken_or_refused_with_a_reason(name):
             cost("dispfl", **values)
         assert caught.value.hint == OPTIONS[name].cost
         return
-    method = "fedspa" if name == "per_round" else "dispfl"
+    method = {"per_round": "fedspa", "subnetwork": "dpsgd"}.get(name, "dispfl")
     plain, changed = (cost(method, **each).to_json() for each in ({"model": "lenet5", "samples": 9}, values))
     assert OPTIONS[name].cost or plain == changed
 

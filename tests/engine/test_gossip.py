@@ -127,7 +127,7 @@ def test_who_hears_whom_is_directed():
 def test_a_method_may_say_whom_it_wants():
     """All want 0, who wants 1; nobody is sent what it did not ask for, nor its own."""
 
-    def wants(state, round_):
+    def wants(state, round_, available):
         return (0,) if round_.client.index else (1, 0)
 
     _, population, records = play(context_of(make=lambda task: counting(task, wants)), 2)
@@ -136,8 +136,27 @@ def test_a_method_may_say_whom_it_wants():
     assert traffic(records[1]) == {0: (2 * size, size), 1: (size, size), 2: (0, size)}
 
 
+def test_a_method_is_told_who_has_a_message():
+    told = {}
+
+    def wants(state, round_, available):
+        told[round_.index, round_.client.index] = available
+        return available
+
+    plan = {"graph": None, "num_novel": 1, "rounds": 2}
+    context = context_of(4, make=lambda task: counting(task, wants), **plan)
+    _, population, records = play(context, 2)
+    (novel,) = novel_clients(context.plan, context.clients)
+    members = [client for client in range(4) if client != novel]
+    assert told == {
+        **{(0, client): () for client in members},
+        **{(1, client): tuple(peer for peer in members if peer != client) for client in members},
+    }
+    assert set(traffic(records[1]).values()) == {(2 * size_of(population),) * 2}
+
+
 def test_who_chooses_its_peers_has_no_graph():
-    context = context_of(make=lambda task: counting(task, lambda state, round_: (0,)))
+    context = context_of(make=lambda task: counting(task, lambda state, round_, available: (0,)))
     with pytest.raises(SparsonaError, match="choose whose models they receive"):
         check_plan(context.server_side)
 

@@ -69,6 +69,8 @@ def test_if_one_method_needs_validation_data_all_give_up_the_same(needy, tmp_pat
         ("fedalt", {"batch_size": 7, "max_personal_steps": 2}),
         ("fedspa", {"stateless": True, "transform": ["half"]}),
         ("dispfl", {"per_round": 3, "drop_rate": 0.3, "tune_epochs": 1, "novel": 2}),
+        ("dpsgd-ft", {"graph": "ring", "tune_epochs": 1, "tune_from": "all", "per_round": 2, "novel": 1}),
+        ("fedem", {"tune_epochs": 1}),
     ],
 )
 def test_a_forecast_is_what_the_run_spends(name, options, tmp_path):
@@ -81,6 +83,28 @@ def test_a_forecast_is_what_the_run_spends(name, options, tmp_path):
     if options.get("tune_epochs") or name == "fedavg-ft":
         assert found["steps"]["tuning"] > 0
         assert found["steps"]["rounds"] + found["steps"]["tuning"] == found["steps"]["total"]
+
+
+@pytest.mark.parametrize(
+    ("options", "all_requested"),
+    [
+        ({"clients": 14, "data_rate": 0.5, "num_candidates": 12}, True),  # more than in the default graph
+        ({"num_candidates": 2, "tune_epochs": 1, "novel": 2, "novel_epochs": 1}, True),
+        ({"num_candidates": 2, "tune_epochs": 1, "tune_from": "all"}, True),
+        ({"num_candidates": 2, "tune_epochs": 1, "tune_from": "all", "order": "train-mix", "novel": 1}, True),
+        ({"num_candidates": 3, "per_round": 3, "drop_rate": 0.3}, False),
+    ],
+)
+def test_a_forecast_bounds_what_peers_request(options, all_requested, tmp_path):
+    """Who is out of reach may have been requested; otherwise every request for a message is answered."""
+    options = SMALL | {"rounds": 2, "min_size": 5} | options
+    expected = forecast(side("fedfomo", **options))
+    found = sp.train("fedfomo", **options, out=tmp_path / "run").summary
+    assert not expected.exact
+    assert (expected.turns, expected.steps) == (found["turns"]["total"], found["steps"]["total"])
+    assert found["flops"]["train"] < found["flops"]["train"] + found["flops"]["mask_search"] <= expected.flops
+    assert found["bytes"]["total"] <= expected.bytes
+    assert (found["bytes"]["total"] == expected.bytes) or not all_requested
 
 
 def test_steps_and_turns_survive_a_resumption(tmp_path):
@@ -231,9 +255,12 @@ def test_methods_of_one_size_run_at_the_weakest_clients_density(tmp_path):
     assert "Capacities are not kept" in whole.protocol
 
 
-def test_a_sub_network_is_for_methods_of_one_size(tmp_path):
-    with pytest.raises(SparsonaError, match="a sub-network for fedspa"):
-        sp.train("fedspa", **SMALL, subnetwork=0.5, out=tmp_path / "run")
+@pytest.mark.parametrize("name", ["fedspa", "heterofl", "dispfl"])
+def test_a_sub_network_is_for_methods_of_one_size(name, tmp_path):
+    with pytest.raises(SparsonaError, match=f"a sub-network for {name}"):
+        sp.train(name, **SMALL, subnetwork=0.5, out=tmp_path / "run")
+    with pytest.raises(SparsonaError, match=f"a sub-network for {name}"):
+        sp.cost(name, model="lenet5", subnetwork=0.5)
 
 
 def test_a_sub_network_is_the_same_on_every_executor(tmp_path):

@@ -140,10 +140,11 @@ def test_one_model_that_helps_is_taken_to_the_bit():
         assert torch.equal(received_work(context, alone, A).params.flat, torch.tensor(trained) + 0.5)
 
 
-def wanted(worth, index=0, client=A, **options):
+def wanted(worth, index=0, client=A, available=None, **options):
     context, _ = population_of(num=len(worth), **options)
     state = replace(context.fresh_state(client), worth=torch.tensor(worth))
-    return context.method.peer.wants(state, context.plan.round_at(index).on(context.clients[client]))
+    others = tuple(k for k in range(len(worth)) if k != client) if available is None else available
+    return context.method.peer.wants(state, context.plan.round_at(index).on(context.clients[client]), others)
 
 
 def test_the_peers_of_most_worth_are_requested():
@@ -152,6 +153,47 @@ def test_the_peers_of_most_worth_are_requested():
     assert wanted(worth, num_candidates=3, explore_rate=0.0, client=3) == (0, 5, 1)
     assert sorted(wanted(worth, num_candidates=10, explore_rate=0.5)) == [1, 2, 3, 4, 5]
     assert wanted(worth, index=6, num_candidates=3) == (3, 5, 1)  # 0.3 - 6 * 0.05: explored enough
+
+
+def test_only_peers_with_a_message_are_requested():
+    """1 and 2 never sent anything, and have the worth 0; the others' models did not help."""
+    worth = [0.0, 0.0, 0.0, -2.0, -1.0, -3.0]
+    for explore_rate in (0.0, 1.0):
+        options = {"available": (3, 4, 5), "explore_rate": explore_rate, "explore_decay": 0.0}
+        assert len(found := wanted(worth, num_candidates=2, **options)) == 2
+        assert set(found) <= {3, 4, 5}
+        assert sorted(wanted(worth, num_candidates=10, **options)) == [3, 4, 5]
+    assert wanted(worth, num_candidates=2, explore_rate=0.0, available=(3, 4, 5)) == (4, 3)
+    assert wanted(worth, available=()) == ()
+
+
+@pytest.mark.parametrize("order", ["mix-train", "train-mix"])
+def test_novel_clients_are_not_requested(order):
+    """Five of ten never send anything. The others do after the first round: every request is answered."""
+    options = {"clients": 10, "novel": 5, "rounds": 4, "epochs": 1, "data_rate": 0.5, "partition": "dirichlet:0.1"}
+    more = {"min_size": 5, "num_candidates": 2, "explore_rate": 0.0, "order": order, "device": "cpu"}
+    context = build.make_context(build.make_config("fedfomo", {**options, **more}))
+    engine = simulate(context, Serial(context))
+    population = engine.start()
+    for index in range(4):
+        population, record = engine.play(population, index)
+        size = len(population.messages[record.turns[0].client])
+        assert [turn.traffic.down for turn in record.turns] == [2 * size * bool(index)] * 5
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e30])
+def test_a_model_that_diverged_has_no_weight(value):
+    """As in the round by hand, but for C's model: A mixes the same, and C is worth less than all others. 1e30 has a
+    distance and a loss that are not finite."""
+    context, population = population_of()
+    bad = context.params.like(torch.full_like(context.params.flat, value))
+    sent = message(context.plan.round_at(0).on(context.clients[C]), {"model": dense(bad)})
+    work = received_work(context, replace(population, messages={**population.messages, C: sent}), A)
+    assert work.params.flat.sub(0.5).tolist() == pytest.approx([2.5, 0.5])
+    assert work.worth.tolist() == pytest.approx([4.5, 2.7, -1, 0])
+    assert context.method.peer.wants(
+        replace(population.states[A], worth=work.worth), context.plan.round_at(9).on(context.clients[A]), (B, C, D)
+    ) == (B, D, C)
 
 
 def test_some_peers_are_requested_at_random():

@@ -66,8 +66,8 @@ class RemoteClients:
     def keep(self, client):
         self._ask(("keep", client))
 
-    def wanted(self, client, round_):
-        return self._ask(("wanted", (client, round_)))
+    def wanted(self, client, round_, available):
+        return self._ask(("wanted", (client, round_, available)))
 
     def digest(self):
         return self._ask(("digest", None))

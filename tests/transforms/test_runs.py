@@ -57,6 +57,10 @@ def check_ledger(context) -> None:
 def test_every_method_sends_what_cost_says(name: str, transform: str) -> None:
     if methods.card(name).peers:
         transform = transform.replace(",way=both", "")
+    if name == "fedmask":  # it sends no numbers
+        with pytest.raises(SparsonaError, match="where clients send masks only"):
+            check_ledger(context_of(name, transform))
+        return
     check_ledger(context_of(name, transform, **anywhere(name)))
 
 
@@ -157,6 +161,15 @@ class TestRefused:
         said = say("run", "fedavg", "--transform", "topk:0.1", "--out", "run")
         said.refused("the transform 'topk' for part 'model', which is a model", "half")
         assert not os.path.exists("run")
+
+    @pytest.mark.parametrize("transform", ["half", "noise:0.1", "quantize:4", "half:down"])
+    def test_masks_of_which_it_changes_nothing(self, transform, tmp_path) -> None:
+        who = "the server sends" if "down" in transform else "clients send"
+        with pytest.raises(SparsonaError, match=f"where {who} masks only: it would change nothing"):
+            sp.train("fedmask", **TINY, transform=transform, out=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+        with pytest.raises(SparsonaError, match=f"where {who} masks only: it would change nothing"):
+            cost("fedmask", model="lenet5", transform=transform)
 
     def test_an_unknown_name(self, say) -> None:
         say("run", "fedavg", "--transform", "haf").refused("unknown transform 'haf'", "did you mean 'half'?")

@@ -176,13 +176,14 @@ class PeerHalf:
     """The peers' side of a method without a server: which models to request, and the shared model.
 
     Args:
-        wants: `wants(state, round)` returns the peers whose messages this client requests, with `round` bound to the
-            client; None: its neighbours in the graph. A run with it has no graph, and `Cost.requests` says how many.
+        wants: `wants(state, round, available)` returns the peers whose messages this client requests, with `round`
+            bound to the client; `available` are the other peers that have a message, in client order. None: its
+            neighbours in the graph. A run with it has no graph, and `Cost.requests` says how many it requests at most.
         consensus: `consensus(inbox, round)` returns one model made of every peer's last message; each message says in
             which round it was made.
     """
 
-    wants: Callable[[State, Round], tuple[int, ...]] | None = None
+    wants: Callable[[State, Round, tuple[int, ...]], tuple[int, ...]] | None = None
     consensus: Callable[[Inbox, Round], Tree] | None = None
 
 

@@ -299,7 +299,7 @@ def _peer_half(half: PeerHalf, up: Chain) -> PeerHalf:
 
     return replace(
         half,
-        wants=None if wants is None else lambda state, round_: wants(state.state, round_),
+        wants=None if wants is None else lambda state, round_, available: wants(state.state, round_, available),
         consensus=None if consensus is None else consensus_model,
     )
 
@@ -313,8 +313,20 @@ def transform_cost(cost: Cost, chain: Chain) -> Cost:
 
     Returns:
         The cost with them.
+
+    Raises:
+        SparsonaError: a transform does not fit the messages.
     """
     up = upward(chain)
+    only_down = tuple(transform for transform in chain if transform.way == "down")
+    for who, found, parts in (("clients", up, cost.up), ("the server", only_down, cost.down)):
+        if found and parts and all(part.is_mask for part in parts):
+            raise SparsonaError(
+                f"the transform '{found[0].name}' where {who} send{'s' * (found is only_down)} masks only: it would "
+                "change nothing",
+                expected="messages with numbers",
+                hint="leave --transform out",
+            )
     kept = [
         PartSize(f"{part.name} ({transform.name})", part.layout, part.layout.size)
         for transform, parts in zip(up, _kept(up, cost.up or ()), strict=True)

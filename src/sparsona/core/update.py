@@ -327,8 +327,10 @@ class Cost:
             while masks are searched by gradient. None: a dense gradient.
         mixing: what a peer holds of its neighbours' messages besides `kept`.
         tune_flops: FLOPs of one epoch of final tuning; None: three predictions an example.
-        requests: how many peers' messages a client requests in a round, where the method has `PeerHalf.wants`.
+        requests: how many peers' messages a client requests in a round at most, where the method has `PeerHalf.wants`.
         tune_search_flops: FLOPs of final tuning outside of training steps, whatever its epochs.
+        message_flops: what each message that a peer receives adds to these and to `search_flops`, which include it for
+            `requests` messages; with `tune_from=all` more arrive.
     """
 
     down: tuple[PartSize, ...] | None
@@ -343,6 +345,7 @@ class Cost:
     tune_flops: int | None = None
     requests: int | None = None
     tune_search_flops: int = 0
+    message_flops: int = 0
 
 
 Inbox = Iterable[Update]

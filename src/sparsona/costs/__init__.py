@@ -227,6 +227,9 @@ def _check_experiment(run: RunConfig, options: CostOptions, peers: bool, given: 
     if run.graph is not None and not peers:
         what, expected = "'graph' for a method with a server", "a method whose clients send to each other"
         errors.append(SparsonaError(what, expected=expected, hint="leave --graph out"))
+    if run.tune_from != "neighbours" and not peers:
+        what, expected = "'tune_from' for a method with a server", "a method whose clients send to each other"
+        errors.append(SparsonaError(what, expected=expected, hint="leave tune_from out"))
     if "emnist-400-rounds" in options.quirks and "rounds" in given and run.rounds != 400:
         what, expected = f"--rounds {run.rounds} with the quirk of 400 rounds", "one of the two"
         errors.append(SparsonaError(what, expected=expected, hint="leave --rounds out"))
@@ -252,6 +255,7 @@ def _report(
     label, outline = _outline(model if model is not None else run.model, source, options)
     whole = outline.layout
     if run.subnetwork is not None:
+        methods.check_subnetwork(row.name, _price(row, outline, config)[0], whole)
         outline = copy(outline)
         object.__setattr__(outline, "layout", whole.keep(mask_counts(whole, run.subnetwork, "erk")))
     price, peers = _price(row, outline, config)
@@ -284,8 +288,8 @@ def _report(
         input_shape=tuple(outline.input_shape),
         classes=outline.num_classes,
         costs_only=isinstance(row, RuleCard),
-        exact=all(cost.exact for cost in kinds) and not outline.uncounted,
-        notes=tuple(_notes(row, outline, kinds, run, whole.size)),
+        exact=all(cost.exact for cost in kinds) and not outline.uncounted and not peers,
+        notes=tuple(_notes(row, outline, kinds, run, whole.size, peers)),
         peers=peers,
         experiment=experiment,
         options=config.model_dump(mode="json"),
@@ -352,13 +356,15 @@ def _outline(model: Any, source: data.SourceCard | None, options: CostOptions) -
 
 
 def _notes(
-    card: methods.MethodCard | RuleCard, outline: Outline, kinds: list[Cost], run: RunConfig, size: int
+    card: methods.MethodCard | RuleCard, outline: Outline, kinds: list[Cost], run: RunConfig, size: int, peers: bool
 ) -> Iterator[str]:
     """Notes on these figures in particular; `size` is that of the whole model."""
     if isinstance(card, RuleCard) and card.note:
         yield card.note
     elif not all(cost.exact for cost in kinds):
         yield "training decides what is used and sent: these are upper bounds"
+    if peers:
+        yield "in the first round of a run no peer has a message yet: total bytes, which count it, are upper bounds"
     if outline.uncounted:
         yield f"FLOPs of layers that are neither linear nor convolutions are missing: {', '.join(outline.uncounted)}"
     for cost, capacity in zip(kinds, run.capacities, strict=False):

@@ -39,8 +39,8 @@ class Clients(Protocol):
         """Commit the new State of the client whose outcome came last: its update has arrived."""
         ...
 
-    def wanted(self, client: int, round_: Round) -> tuple[int, ...] | None:
-        """The peers whose messages this peer requests; None: its neighbours in the graph."""
+    def wanted(self, client: int, round_: Round, available: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Those of the available peers whose messages this peer requests; None: its neighbours in the graph."""
         ...
 
 
@@ -79,13 +79,13 @@ class LocalClients:
             self.states[client] = self._last[1]
             self.context.spill_store.store(self._last[1])
 
-    def wanted(self, client: int, round_: Round) -> tuple[int, ...] | None:
+    def wanted(self, client: int, round_: Round, available: tuple[int, ...]) -> tuple[int, ...] | None:
         half = self.context.method.peer
         if half is None or half.wants is None:
             return None
         state = self.states.get(client)
         found = self.context.fresh_state(client) if state is None else loaded(state)
-        return half.wants(found, round_.on(self.context.clients[client]))
+        return half.wants(found, round_.on(self.context.clients[client]), available)
 
     def with_state(self, job: Job) -> Job:
         """A job with the client's State, still stored if it goes to another process."""

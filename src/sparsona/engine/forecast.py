@@ -12,7 +12,7 @@ from sparsona.core.method import Client, Cost, Phase, Round, always, steps_taken
 from sparsona.core.update import PartSize, Support
 from sparsona.engine.context import ServerContext
 from sparsona.engine.gossip import graph_of, members_of
-from sparsona.engine.graphs import senders
+from sparsona.engine.graphs import Graph, senders
 from sparsona.engine.plan import novel_clients, participation
 from sparsona.wire.format import message_size
 
@@ -95,6 +95,7 @@ class _Forecaster:
         round_, tune = self.plan.tuning_round, self.method.tune
         novel, tuned = novel_clients(self.plan, self.context.clients), []
         active = tuple(True for _ in self.method.phases)
+        everyone = Graph("full") if self.plan.tune_from == "all" else None
         for client in self.context.clients:
             epochs = self.plan.tuning_epochs(client.index in novel)
             if not epochs or tune is None:
@@ -106,21 +107,40 @@ class _Forecaster:
             self.steps += self._num_steps((phase,), client, round_, ("tune", epochs))
             infer = self.context.params.layout.forward_flops() if cost.infer_flops is None else cost.infer_flops
             self.flops += epochs * (3 * client.num_examples * infer if cost.tune_flops is None else cost.tune_flops)
+            self.flops += cost.tune_search_flops
             if self.method.peer is None:
                 self.bytes += self._size(cost.down, is_down=True)
+            elif everyone and cost.requests is not None:
+                self.flops += cost.message_flops * (len(sent - {client.index}) - cost.requests)
         if self.method.peer is not None:
-            self._deliver(tuned, round_, active, sent)
+            self._deliver(tuned, round_, active, sent, everyone)
 
-    def _deliver(self, receivers: Sequence[int], round_: Round, active: tuple[bool, ...], sent: set[int]) -> None:
+    def _deliver(
+        self,
+        receivers: Sequence[int],
+        round_: Round,
+        active: tuple[bool, ...],
+        sent: set[int],
+        graph: Graph | None = None,
+    ) -> None:
+        """Add the bytes of a round among peers; `sent` are those that have a message and can send it."""
         if not self._with_bytes:
             return
-        graph, members = graph_of(self.context), members_of(self.context)
-        if self.method.peer is not None and self.method.peer.wants is not None:
-            self.exact = False  # a peer requests as it learns; at most as many as the graph allows are counted
+        assert self.method.peer is not None
+        costs = {sender: self._cost(self.context.clients[sender], round_, active) for sender in sent}
+        sizes = {sender: self._size(cost.up) for sender, cost in costs.items()}
+        if graph is None and self.method.peer.wants is not None:
+            self.exact = False  # training decides whose messages are requested: at most the largest ones
+            largest = sorted(sizes, key=sizes.__getitem__, reverse=True)
+            for client in receivers:
+                requests = self._cost(self.context.clients[client], round_, active).requests
+                count = len(largest) if requests is None else requests
+                self.bytes += sum(sizes[sender] for sender in [s for s in largest[: count + 1] if s != client][:count])
+            return
+        members = members_of(self.context)
         for client in receivers:
-            for sender in senders(graph, members, client, round_.seeds):
-                if sender in sent:
-                    self.bytes += self._size(self._cost(self.context.clients[sender], round_, active).up)
+            found = senders(graph or graph_of(self.context), members, client, round_.seeds)
+            self.bytes += sum(sizes[sender] for sender in found if sender in sizes)
 
     def _cost(self, client: Client, round_: Round, active: tuple[bool, ...]) -> Cost:
         key = (*_kind(client), active, round_.index if self._changes else 0)

@@ -248,11 +248,13 @@ def senders_of(
 ) -> tuple[int, ...]:
     """Who sends to a client in this round: its neighbours in `graph` if that is given, otherwise those in the plan's
     graph, or the peers it requests; in any case those of them that have a message."""
-    wanted = None if graph is not None else clients.wanted(client, round_)
-    if wanted is None:
-        found = senders(graph or graph_of(context), members, client, round_.seeds)
-    else:
-        found = tuple(sorted(set(wanted) & set(members) - {client}))
+    half = context.method.peer
+    if graph is None and half is not None and half.wants is not None:
+        available = tuple(sorted(peer for peer in population.messages if peer != client))
+        wanted = clients.wanted(client, round_, available)
+        if wanted is not None:
+            return tuple(sorted(set(wanted) & set(available)))
+    found = senders(graph or graph_of(context), members, client, round_.seeds)
     return tuple(sender for sender in found if sender in population.messages)
 
 

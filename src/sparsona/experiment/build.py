@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -181,22 +181,17 @@ def make_context(
         check_layout(start.weights, task.layout, f"'{start.facts.run}'")
         task.begin_with(start.weights)
     device = choose_device(config.device, config.precision)
+    if method_config is None:
+        method_config = validate(methods.factory(row)[1], config.options, config.method)
     if config.subnetwork is not None:
+        methods.check_subnetwork(row.name, methods.make(task, row=row, config=method_config).cost, task.layout)
         counts = mask_counts(task.layout, config.subnetwork, "erk")
         task.restrict(Placement(device)(random_mask(task.layout, counts, Seeds(config.seed).shared("mask"))))
     task.half = torch.bfloat16 if config.precision == "bf16" else None
-    if method_config is None:
-        method_config = validate(methods.factory(row)[1], config.options, config.method)
     named = partial(methods.make, row=row, config=method_config)
     make_method = with_chain(named, read_transforms(config.transform))
     plan = make_plan(config, federation.num_clients, row.peers)
     context = ClientContext(task, make_method, federation, plan, config.capacities, device, config.precision, clock)
-    if config.subnetwork is not None and not has_one_size(context):
-        raise SparsonaError(
-            f"a sub-network for {row.name}, whose models are of the size that each client can hold",
-            expected="a method that gives all clients models of one size",
-            hint="leave subnetwork out, and set capacities or the method's own density",
-        )
     if row.decides_by_validation(config.options) and (
         without := [one.index for one in context.clients if not one.num_validation]
     ):
@@ -280,12 +275,7 @@ def ignores_capacity(context: ClientContext) -> bool:
 
 def has_one_size(context: ClientContext) -> bool:
     """Whether all clients have models of one size, whatever their capacity."""
-    layout, round_, client = context.task.layout, context.plan.round_at(0), context.clients[0]
-    try:
-        one, other = (context.method.cost(layout, replace(client, capacity=share), round_) for share in (1.0, 1 / 16))
-    except (SparsonaError, ArithmeticError, ValueError):  # that little is not enough: it depends on capacity
-        return False
-    return one == other
+    return methods.has_one_size(context.method.cost, context.task.layout, context.clients[0], context.plan.round_at(0))
 
 
 def fit_weakest(

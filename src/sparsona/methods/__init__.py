@@ -14,6 +14,10 @@ from inspect import signature
 from typing import Any, Protocol
 
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.layout import Layout
+from sparsona.core.round import Client, Round
+from sparsona.core.seeds import Seeds
+from sparsona.core.update import Cost
 from sparsona.methods.card import FAMILIES as FAMILIES
 from sparsona.methods.card import MethodCard as MethodCard
 from sparsona.methods.table import ROWS
@@ -180,3 +184,22 @@ def make(task: Any, *, row: MethodCard, config: Any) -> Any:
             hint=f"pass a MethodCard with peers={method.peer is not None}",
         )
     return method
+
+
+def has_one_size(cost: Callable[[Layout, Client, Round], Cost], layout: Layout, client: Client, round_: Round) -> bool:
+    """Whether all clients have models of one size, whatever their capacity, by the cost of a turn."""
+    try:
+        one, other = (cost(layout, replace(client, capacity=share), round_) for share in (1.0, 1 / 16))
+    except (SparsonaError, ArithmeticError, ValueError):  # that little is not enough: it depends on capacity
+        return False
+    return one == other
+
+
+def check_subnetwork(name: str, cost: Callable[[Layout, Client, Round], Cost], layout: Layout) -> None:
+    """Raise SparsonaError if a method cannot train a sub-network; `layout` is that of the whole network."""
+    if not has_one_size(cost, layout, Client(0, 100, num_validation=10, num_clients=10), Round(0, 1, 1, 10, Seeds(0))):
+        raise SparsonaError(
+            f"a sub-network for {name}, whose models are of the size that each client can hold",
+            expected="a method that gives all clients models of one size",
+            hint="leave subnetwork out, and set capacities or the method's own density",
+        )

@@ -16,7 +16,8 @@ where theta_prev is the client's own model before its last training and L the me
 client takes the mean of the candidates with positive weights, each by its share of them (`received`), and trains it
 (`trained`). Losses that are summed over the data give the same shares. Weights, also negative ones, add up over the
 rounds to the worth of a peer. Of the peers that are requested each is the one of most worth that is left, or with
-probability `explore_rate` - round * `explore_decay` a random one.
+probability `explore_rate` - round * `explore_decay` a random one; only peers that have a model to send are requested. A
+model that diverged (its loss or distance is not finite) has no weight, and its sender is worth less than all others.
 
 Mixing comes first, as in the authors' code: candidates are then all of one round, and a client that never trained can
 mix what it receives. `order=train-mix` is DisPFL's: train, then mix the new model with what peers had mixed in the last
@@ -138,9 +139,14 @@ def fedfomo(task: Task, config: FedFomoConfig) -> Method:
             distance = tree.norm(tree.subtract(params, previous)).double()
             gain = base - validation_loss(params, buffers, probe)
             weight = torch.where(distance > 0, gain / distance, 0.0)  # w_n
+            # A model that diverged helps nobody, and nobody is worth less than who sent it.
+            diverged = base.isfinite() & ~(gain.isfinite() & distance.isfinite())
+            weight = torch.where(weight.isfinite() & ~diverged, weight, 0.0)
             worth[sender] += weight
+            worth[sender] = torch.where(diverged, worth.min().clamp(max=0) - 1, worth[sender])
             share = weight.clamp(min=0)
-            total, shares = total.add_(params.flat.double() * share), shares + share
+            total.add_(torch.where(share > 0, params.flat.double() * share, 0.0))
+            shares = shares + share
         # theta_prev + sum of share_n (theta_n - theta_prev), where the shares add up to 1: theta_prev cancels.
         otherwise = trained[0][1] if trained and config.if_none_helps == "keep" else previous
         mixed = torch.where(shares > 0, (total / shares).to(previous.flat.dtype), otherwise.flat)
@@ -169,22 +175,24 @@ def fedfomo(task: Task, config: FedFomoConfig) -> Method:
         kept = FedFomoState(previous, params, work.buffers, worth, optimizer.end(work.memory))
         return kept, message(round_, {"model": dense(params)})
 
-    def wants(state: FedFomoState, round_: Round) -> tuple[int, ...]:
+    def wants(state: FedFomoState, round_: Round, available: tuple[int, ...]) -> tuple[int, ...]:
         import torch
 
         assert round_.client is not None
-        own, num = round_.client.index, round_.client.num_clients
+        num = round_.client.num_clients
         random = generator(round_.seeds.own("wants"))
         shuffled, ties = torch.randperm(num, generator=random), torch.randperm(num, generator=random)
         worth = state.worth.cpu()
         ranked = ties[worth[ties].argsort(descending=True, stable=True)]
-        queues = [[peer for peer in order.tolist() if peer != own] for order in (ranked, shuffled)]
+        having = set(available)
+        # Worth can be below 0, and that of a peer without a message stays 0: it would be requested first, in vain.
+        queues = [[peer for peer in order.tolist() if peer in having] for order in (ranked, shuffled)]
         draws = torch.rand(num - 1, generator=random)
         if config.explore == "all":
             draws[:] = draws[:1].clone()
         explores = (draws < config.explore_rate - round_.index * config.explore_decay).tolist()
         found: list[int] = []
-        for explore in explores[: config.num_candidates]:
+        for explore in explores[: min(config.num_candidates, len(available))]:
             found.append(next(peer for peer in queues[explore] if peer not in found))
         return tuple(found)
 
@@ -198,18 +206,22 @@ def fedfomo(task: Task, config: FedFomoConfig) -> Method:
         requests = min(config.num_candidates, client.num_clients - 1)
         # The candidates, its own model, and the one before. With train-mix, a new client mixes twice.
         passes = 2 * requests + 3 if trains_first else requests + 2
+        validation_flops = client.num_validation * layout.forward_flops()
         per_example, per_step = 3 * layout.forward_flops(), optimizer.flops * layout.size
         return Cost(
             None,
             (model,),
             turn_flops((phase,), client, round_, per_example, per_step),
-            passes * client.num_validation * layout.forward_flops(),
+            passes * validation_flops,
             exact=not client.num_validation,  # passes depend on who has sent a model already
             kept=(previous, model, worth, *memory) if optimizer.keeps else (previous, model, worth),
             at_work=(mixed, gradient) if optimizer.keeps else (mixed, *memory, gradient),  # the start replaces previous
             mixing=(candidate, total),
             tune_flops=turn_flops((replace(phase, epochs=1),), client, round_, per_example, per_step),
             requests=requests,
+            # With train-mix only a new client mixes before it is tuned, and it has no model of its own.
+            tune_search_flops=(requests + (1 if trains_first else 2)) * validation_flops,
+            message_flops=validation_flops,
         )
 
     return Method(

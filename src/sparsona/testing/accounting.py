@@ -58,7 +58,9 @@ def _compare(what: str, found: int, stated: int, exact: bool) -> None:
 
 
 def _messages_of_peers(history: History) -> None:
-    """Each peer's message has the size that its cost says, and all that is sent is received."""
+    """Each peer's message has the size that its cost says, and all that is sent is received; who chooses its peers
+    receives at most as many messages as its cost says."""
+    chooses = history.method.peer is not None and history.method.peer.wants is not None
     for index, record in enumerate(history.records):
         for client, message in history.populations[index + 1].messages.items():
             body = message if isinstance(message, bytes) else encode(message)
@@ -75,6 +77,11 @@ def _messages_of_peers(history: History) -> None:
             size = sizes.get(turn.client, 0)
             whole = turn.traffic.up % size == 0 if size else turn.traffic.up == 0
             require(whole, f"client {turn.client} sent {turn.traffic.up} bytes, its last message has {size}")
+            if chooses:
+                requests, received = history.cost(turn.client, index).requests, turn.traffic.down
+                require(requests is not None, "a method with `wants` has a cost without `requests`")
+                most = (requests or 0) * max(sizes.values(), default=0)
+                require(received <= most, f"client {turn.client} received {received} bytes for {requests} requests")
         up, down = (sum(getattr(turn.traffic, way) for turn in record.turns) for way in ("up", "down"))
         require(up == down, f"round {index}: peers sent {up} bytes and received {down}")
         require(bool(up) == bool(index), f"round {index}: {up} bytes were sent; in the first there is no message yet")
