@@ -75,7 +75,7 @@ def pruned_names(layout: Layout, which: Literal["matrices", "weights"]) -> tuple
     """The tensors that are pruned.
 
     Args:
-        layout: the model.
+        layout: the whole model (`Task.whole_layout`): in a fixed sub-network, what is left of a matrix is a vector.
         which: "weights" is every name with "weight" and without "bn" in it, as DisPFL's code selects them: scales of
             norms that are not called bn are among them.
 
