@@ -158,6 +158,9 @@ class ServerHalf:
             of the task's module.
         is_partial: some of the global model keeps its initial values, so it is not a model to serve a client with.
         client_memory: the fields of Server that are dicts by client, with what the server keeps for each.
+        needs_every_update: what the server knows of clients is wrong once one trains and its update is not added, so
+            that a run in which all train and some are aggregated is refused. (A client whose update is lost is no such
+            case: it keeps its old State.)
     """
 
     init: Callable[[Tree, tuple[Client, ...], Seeds], Server]
@@ -169,6 +172,7 @@ class ServerHalf:
     global_model: Callable[[Server], Tree] | None = None
     is_partial: bool = False
     client_memory: tuple[str, ...] = ()
+    needs_every_update: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

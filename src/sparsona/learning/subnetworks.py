@@ -180,4 +180,5 @@ def subnet_server(options: PruningOptions) -> ServerHalf:
         merge=merge,
         global_model=lambda server: server.params,
         client_memory=("masks",),
+        needs_every_update=True,  # with the mask before a client pruned it would undo that in every round
     )
