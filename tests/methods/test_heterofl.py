@@ -12,6 +12,7 @@ from sparsona.costs import cost
 from sparsona.engine.final import has_partial_global
 from sparsona.engine.rounds import simulate
 from sparsona.executors.graphed import Graphed
+from sparsona.experiment import build
 from sparsona.methods import card
 from sparsona.testing import Case
 from sparsona.testing.case import smooth_net
@@ -154,3 +155,14 @@ def test_captured_steps_of_several_widths_agree():
 def test_what_is_refused(options, words):
     with pytest.raises(SparsonaError, match=words):
         Case(card("heterofl"), options).start()
+
+
+def test_presets_train_as_the_authors_scripts():
+    """CIFAR-10: HeteroFL's milestones are 150 and 250 of 400 rounds, FedRolex's optimizer is SGD with momentum."""
+    config = build.make_config("heterofl", {"preset": "authors", "rounds": 400})
+    plan = build.make_plan(config, 10, peers=False)
+    scales = [plan.round_at(index).lr_scale for index in (0, 149, 150, 249, 250)]
+    assert scales == pytest.approx([1, 1, 0.1, 0.1, 0.01])
+    options = build.make_config("fedrolex", {"preset": "authors"}).options
+    wanted = {"optimizer": "sgd", "lr": 2e-4, "momentum": 0.9, "weight_decay": 1e-3, "epochs": 1, "clip_norm": 1.0}
+    assert {name: options[name] for name in wanted} == wanted

@@ -32,8 +32,9 @@ normalised with the same ones as in the wide network. With BatchNorm, `global` u
 initial ones outside of its window.
 
 Preset `authors`: rates, batches and clipping of their scripts, capacities as width rates, and one accident:
-`masked_loss="zero"`. HeteroFL's divide the learning rate by 10 after a third and two thirds of the rounds; FedRolex's
-by 4 after 1,200 of 3,200, which is left out. Preset `pfedgate`: 55% of the parameters, the density which that paper
+`masked_loss="zero"`. HeteroFL's are those for CIFAR-10, which divide the learning rate by 10 after 150 and 250 of 400
+rounds, or 300 and 500 of 800. FedRolex's are the README's command for CIFAR-10 with the last published code (commit
+9f519ab: SGD with momentum; earlier versions had Adam); that divides by 4 after 1,200 of 3,200, which is left out. Preset `pfedgate`: 55% of the parameters, the density which that paper
 states for a budget of 50%, and which no published width rate has; the code of those runs is not known.
 """
 
