@@ -111,7 +111,10 @@ def test_absent_labels_are_left_out_without_a_bias_too():
         ({"capacities": [0.3, 0.5]}, True),
         ({"capacities": [0.3, 1.0], "density": 0.9}, True),
         ({"capacities": [0.3, 0.5], "window": "rolling"}, False),
-        ({"capacities": [0.3, 0.3, 0.3, 0.3, 0.3, 1.0], "novel": 5, "per_round": 1}, True),  # the only wide one is not drawn to train
+        (
+            {"capacities": [0.3, 0.3, 0.3, 0.3, 0.3, 1.0], "novel": 5, "per_round": 1},
+            True,
+        ),  # the only wide one is not drawn to train
     ],
 )
 def test_the_wide_network_is_partial_if_no_client_trains_all_of_it(options, partial):

@@ -21,7 +21,8 @@ As published: activations of hidden layers are divided by r in training only (`s
 that statistics are estimated anew on training data before predictions; labels that a client does not have are masked in
 its loss and, as in the authors' tests of local models, in its predictions (`masked_outputs`), and it does not count for
 their output rows; clients weigh equally. Plain weights mask outputs by the output layer's bias: without one, models
-with `masked_loss="exclude"` cannot be deployed as such. At full width, without masks and by examples, this is FedAvg to the bit.
+with `masked_loss="exclude"` cannot be deployed as such. At full width, without masks and by examples, this is FedAvg to
+the bit.
 
 Differences. From HeteroFL: masked logits are left out of the softmax (`masked_loss="exclude"`); the authors' code sets
 them to 0, which still counts in it. Statistics are those of each client's own data and network; the authors' server
@@ -33,9 +34,10 @@ initial ones outside of its window.
 
 Preset `authors`: rates, batches and clipping of their scripts, capacities as width rates, and one accident:
 `masked_loss="zero"`. HeteroFL's are those for CIFAR-10, which divide the learning rate by 10 after 150 and 250 of 400
-rounds, or 300 and 500 of 800. FedRolex's are the README's command for CIFAR-10 with the last published code (commit
-9f519ab: SGD with momentum; earlier versions had Adam); that divides by 4 after 1,200 of 3,200, which is left out. Preset `pfedgate`: 55% of the parameters, the density which that paper
-states for a budget of 50%, and which no published width rate has; the code of those runs is not known.
+rounds, or 300 and 500 of 800. FedRolex's are the README's command for CIFAR-10 with the code of commit 9f519ab
+(SGD with momentum; at 3f1485e it was Adam); that divides by 4 after 1,200 of 3,200, which is left out.
+Preset `pfedgate`: 55% of the parameters, the density which that paper states for a budget of 50%, and which no
+published width rate has; the code of those runs is not known.
 """
 
 from __future__ import annotations

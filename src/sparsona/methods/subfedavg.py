@@ -206,6 +206,6 @@ def _channels(task: Task) -> tuple[Channels, ...]:
             raise SparsonaError(
                 f"structure=hybrid on a sub-network that has {left[name][0]} entries of '{name}' {list(whole[name])}",
                 expected="convolutions with whole channels to prune",
-                hint="structure=none (sub-fedavg) prunes weights of a sub-network; or leave subnetwork and capacities out",
+                hint="use sub-fedavg, which prunes weights; or leave subnetwork and capacities out",
             )
     return found
