@@ -10,9 +10,14 @@ INNER_GRADIENTS = ("perfedavg",)  # rows whose loss takes a gradient itself, who
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from sparsona.methods import METHODS
 
 FOLDER = Path(__file__).parent / "methods"
 
@@ -46,6 +51,12 @@ def with_memory(name: str) -> dict[str, Any] | None:
     """Options for optimizers that have a memory; None: the method refuses to keep it."""
     found = {key: value for module in _modules() for key, value in getattr(module, "WITH_MEMORY", {}).items()}
     return found.get(name, {})
+
+
+def further_rows_are_slow(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test: a file's further rows differ in options, and are for `make test-all`."""
+    first = {row.module: row.name for row in reversed(METHODS.values())}.values()
+    return [pytest.param(name, marks=[] if name in first else [pytest.mark.slow]) for name in names]
 
 
 def takes_inner_gradients(name: str) -> bool:

@@ -282,3 +282,18 @@ def test_a_result_names_what_its_preset_changed():
     run = sp.train("sub-fedavg", preset="dispfl", clients=4, rounds=1, data_rate=0.2, prune_rate=0.1)
     assert "Options of the preset 'dispfl': batch_size=128, accuracy_on=train, divide_by=used" in run.protocol
     assert "prune_rate" not in run.protocol.split("preset")[1]  # overridden
+
+
+def test_rounds_of_peers_come_nearest_to_the_bytes(capfd):
+    """In their first round peers have nothing to send, so that costs are not in proportion to rounds."""
+    tiny = {"clients": 6, "per_round": 1, "rounds": 2, "data_rate": 0.2, "epochs": 1, "graph": "full"}
+    server, peers = sp.compare(["fedavg", "dpsgd"], match="bytes", **tiny).runs
+    share = peers.summary["bytes"]["total"] / server.summary["bytes"]["total"]
+    assert 0.75 < share < 1.3 or "cannot be matched" in capfd.readouterr().err
+
+
+def test_a_method_that_cannot_be_matched_is_named(capfd):
+    """Its final tuning alone costs more than FedAvg's one round."""
+    tiny = {"clients": 4, "per_round": 1, "rounds": 1, "data_rate": 0.2, "epochs": 1}
+    sp.compare(["fedavg", "fedavg-ft"], match="steps", **tiny)
+    assert "fedavg-ft cannot be matched" in capfd.readouterr().err

@@ -102,9 +102,96 @@ def test_trials_and_results_are_matched(tmp_path):
     """FedAlt trains twice in a round: half the rounds for the same steps, in trials by the same factor."""
     options = {**QUICK, "rounds": 8, "data_rate": 0.1, "trials": 1, "trial_rounds": 4, "jobs": 1, "match": "steps"}
     found = sp.tune(["fedavg", "fedalt"], **options, out=tmp_path / "t")
-    assert json.loads((tmp_path / "t" / "tune.json").read_text())["rounds"] == {"fedavg": 4, "fedalt": 2}
+    assert json.loads((tmp_path / "t" / "tune.json").read_text())["planned"] == {
+        "fedavg": {"rounds": 4},
+        "fedalt": {"rounds": 2},
+    }
     assert [run.config["rounds"] for run in found.comparison.runs] == [8, 4]
     assert list(found.methods["fedalt"].trials[0].curve) == [1, 2]
+
+
+def test_a_trial_that_was_stopped_midway_is_judged_as_if_it_had_not_been(tmp_path, monkeypatch):
+    """Those of the first batch are stopped after their second evaluation, those of the second after their last."""
+    rates = [0.3, 0.2, 0.25, 0.35, 1e-6, 0.28]
+    options = {
+        **QUICK,
+        "rounds": 6,
+        "data_rate": 0.1,
+        "trials": 6,
+        "refit_seeds": 0,
+        "jobs": 1,
+        "search": {"lr": rates},
+    }
+
+    def in_order(space, trials, seed, count):
+        return [{"lr": rate} for rate in rates[len(trials) : len(trials) + count]]
+
+    monkeypatch.setattr("sparsona.experiment.tune._propose", in_order)
+    whole = sp.tune(["local"], **options, out=tmp_path / "whole").methods["local"].trials
+    assert any(trial.state == "pruned" for trial in whole)
+    add, stopped = _Watch.add, set()
+
+    def stop(self, completed, value):
+        add(self, completed, value)
+        key = len(stopped)
+        if completed == (2 if key < BATCH else 6) and id(self) not in stopped:
+            stopped.add(id(self))
+            watches.append(self)  # alive, so that no other one has its identity
+            raise KeyboardInterrupt
+
+    watches: list[_Watch] = []
+    monkeypatch.setattr(_Watch, "add", stop)
+    with pytest.raises(KeyboardInterrupt):
+        sp.tune(["local"], **options, out=tmp_path / "stopped")
+    found = None
+    for _ in range(40):
+        try:
+            found = resume_tuning(tmp_path / "stopped", jobs=1)
+            break
+        except KeyboardInterrupt:
+            if len(stopped) > 7:
+                monkeypatch.setattr(_Watch, "add", add)
+    assert found is not None
+    assert [vars(trial) for trial in found.methods["local"].trials] == [vars(trial) for trial in whole]
+
+
+def test_one_process_at_a_time(tmp_path):
+    import filelock
+
+    sp.tune(["local"], **QUICK, trials=1, refit_seeds=0, jobs=1, out=tmp_path / "t")
+    with filelock.FileLock(str(tmp_path / "t" / "lock")), pytest.raises(SparsonaError, match="in use by another"):
+        resume_tuning(tmp_path / "t")
+
+
+def test_damaged_files_are_named(tmp_path):
+    sp.tune(["local"], **QUICK, trials=1, refit_seeds=0, jobs=1, out=tmp_path / "t")
+    trial, request = tmp_path / "t" / "local" / "trial-000.json", tmp_path / "t" / "tune.json"
+    good = json.loads(trial.read_text())
+    for wrong in ({**good, "curve": []}, {**good, "options": {"lr": 7.0}}, {**good, "options": {}}):
+        trial.write_text(json.dumps(wrong))
+        with pytest.raises(SparsonaError, match=r"trial-000.json' is .*\n.*\n.*delete it"):
+            resume_tuning(tmp_path / "t", jobs=1)
+    request.write_text(json.dumps({**json.loads(request.read_text()), "trials": "six"}))
+    with pytest.raises(SparsonaError, match=r"tune.json' is damaged"):
+        resume_tuning(tmp_path / "t", jobs=1)
+
+
+def test_a_given_federation_is_searched_and_refitted_on_training_and_validation_data(tmp_path):
+    """88 examples to train on and 60 to validate with: trials are judged by a fifth of 148, the refit has them all."""
+    whole = small_federation()
+    assert int(whole.sizes()[:, 1].sum())
+    found = sp.tune(["local"], whole, net, rounds=1, trials=1, jobs=1, out=tmp_path / "t")
+    facts = json.loads((found.comparison.runs[0].path / "about.json").read_text())
+    assert [row[1] for row in facts["sizes"]] == [0, 0, 0]
+    assert [row[0] for row in facts["sizes"]] == whole.sizes()[:, :2].sum(1).tolist()
+
+
+def test_trials_have_the_size_of_the_results(tmp_path):
+    """A client of capacity 0.25 among others: FedAvg's trials, too, train a sub-network that it can hold."""
+    options = {**QUICK, "capacities": [1.0, 0.25], "trials": 1, "jobs": 1}
+    found = sp.tune(["fedavg"], **options, out=tmp_path / "t")
+    planned = json.loads((tmp_path / "t" / "tune.json").read_text())["planned"]["fedavg"]
+    assert planned["subnetwork"] == found.comparison.runs[0].config["subnetwork"] == 0.25
 
 
 def test_proposals_repeat_nothing_and_follow_what_was_found():
@@ -154,7 +241,7 @@ def test_a_method_that_cannot_be_trained_is_left_out_and_named(tmp_path, capfd):
     found = sp.tune(["local", wild], small_federation(), net, **quick, out=tmp_path / "t")
     assert [row["chosen"] for row in found.table()][1] == "no trial was completed"
     assert list(found.best) == ["local"]
-    assert wild in found.failures()[0]
+    assert f"1 of 1 trials of {wild}" in found.failures()[0]
     assert wild in capfd.readouterr().err
     with pytest.raises(SparsonaError, match="no trial could be completed of fedavg"):
         sp.tune([wild], small_federation(), net, **quick, out=tmp_path / "u")
@@ -172,7 +259,7 @@ def test_command_writes_a_file_that_run_and_compare_take(tmp_path, monkeypatch):
     assert "Chosen on data held out of training" in found.output
     assert "on test data" in found.output
     options = read_option_file("t/tuned.toml")
-    assert options.options["tuned_with"] == 2
+    assert options.methods["fedavg"]["tuned_with"] == 2
     assert options.options["validation_rate"] == 0
     assert set(options.methods) == {"local", "fedavg"}
     assert options.options["model"] == "mlp:hidden=8"
@@ -186,7 +273,12 @@ def test_command_writes_a_file_that_run_and_compare_take(tmp_path, monkeypatch):
     assert config["tuned_with"] == 2
     typed = call(cli, ["run", "fedavg", "--config", "t/tuned.toml", "--lr", "0.3", "--out", "typed"])
     assert typed.exit_code == 0, typed.output
-    assert json.loads((tmp_path / "typed" / "config.json").read_text())["options"]["lr"] == 0.3
+    config = json.loads((tmp_path / "typed" / "config.json").read_text())
+    assert (config["options"]["lr"], config["tuned_with"]) == (0.3, None)  # not what the trials chose
+    mixed = call(cli, ["compare", "fedavg", "fedspa", "--config", "t/tuned.toml", "--json"])
+    assert mixed.exit_code == 0, mixed.output
+    assert ["tuned with" in run["protocol"] for run in json.loads(mixed.stdout)["runs"]] == [True, False]
+    assert "fedspa not tuned" in mixed.stderr
 
 
 @pytest.mark.parametrize(
@@ -197,7 +289,9 @@ def test_command_writes_a_file_that_run_and_compare_take(tmp_path, monkeypatch):
         ({"search": {"lrr": [1]}}, "lrr"),
         ({"search": {"rounds": [1, 2]}}, "a search over rounds"),
         ({"search": {"lr": []}}, "no values of lr"),
-        ({"search": {"lr": [-1.0]}}, "lr"),
+        ({"search": {"lr": [0.1, -1.0]}}, "lr"),
+        ({"search": {"epochs": [1, 2]}, "match": "steps"}, "a search over epochs with --match steps"),
+        ({"trial_rounds": 0}, "trial_rounds is 0"),
         ({"epohcs": 1}, "epohcs"),
     ],
 )

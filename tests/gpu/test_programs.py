@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from method_lines import takes_inner_gradients
+from method_lines import further_rows_are_slow, takes_inner_gradients
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
@@ -94,7 +94,7 @@ def scaled(factor):
 
 
 @pytest.mark.parametrize("stacked", [None, 3])
-@pytest.mark.parametrize("name", sorted(methods.METHODS))
+@pytest.mark.parametrize("name", further_rows_are_slow(sorted(methods.METHODS)))
 def test_every_methods_step_is_traced_and_its_norms_are_fused(name, stacked):
     """What a GPU asks of a method: no `.item()`, no branch on a tensor, in its steps and in `predict`. With images that
     are cropped, mirrored and scaled in place."""

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 import torch
-from method_lines import anywhere, with_memory
+from method_lines import anywhere, further_rows_are_slow, with_memory
 from pydantic import ValidationError
 from torch import nn
 
@@ -157,7 +157,7 @@ def tensors(population):
 
 
 @pytest.mark.parametrize("options", [{"momentum": 0.9}, {"optimizer": "adam", "lr": 0.01}], ids=["momentum", "adam"])
-@pytest.mark.parametrize("name", methods.METHODS)
+@pytest.mark.parametrize("name", further_rows_are_slow(methods.METHODS))
 def test_every_method_has_every_optimizer(name, options):
     """Kept memory is in the State, on the bill, and makes a difference; FLOPs are what the turns count."""
     found = {}

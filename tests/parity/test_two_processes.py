@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from client_side import read, write
-from method_lines import anywhere
+from method_lines import anywhere, further_rows_are_slow
 
 from sparsona import methods, models
 from sparsona.core.task import Task
@@ -101,11 +101,9 @@ def told(evaluations):
 
 
 # Further rows of a file are more of the same.
-FIRST = {row.module: row.name for row in reversed(methods.METHODS.values())}.values()
-ROWS = [name if name in FIRST else pytest.param(name, marks=pytest.mark.slow) for name in sorted(methods.METHODS)]
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", further_rows_are_slow(sorted(methods.METHODS)))
 def test_two_processes_give_the_simulators_bits(name):
     options = {**COMMON, **anywhere(name), **OWN.get(name, {})}
     if methods.METHODS[name].peers:

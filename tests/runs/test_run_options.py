@@ -22,7 +22,7 @@ from sparsona.methods import METHODS, factory
 from sparsona.methods.fedspa import FedSpaConfig
 from sparsona.runs.declaration import GROUPS, options_of
 from sparsona.runs.options import CIRCUMSTANCES, CONDITIONS, OF_DATA, OPTIONS, RunConfig, dump
-from sparsona.runs.request import read_option_file
+from sparsona.runs.request import read_option_file, write_toml
 from sparsona.runs.validation import check, merge_errors, validate
 
 
@@ -273,3 +273,10 @@ def test_paths_are_absolute(tmp_path, monkeypatch):
     assert found.data == f"arrays:{Path.home() / 'x,y=1.npz'}"
     (tmp_path / "l.json").write_text("{}")
     assert make_config("pfedgate", {"budget": "latency:l.json"}).options["budget"] == f"latency:{tmp_path / 'l.json'}"
+
+
+def test_written_options_are_read_again(tmp_path):
+    values = {"rounds": 3, "clip_norm": None, "points": ["trained"], "methods": {"fedspa:density=0.2": {"lr": 0.1}}}
+    (tmp_path / "o.toml").write_text(write_toml(values))
+    found = read_option_file(tmp_path / "o.toml")
+    assert (found.options | {"methods": found.methods}) == values

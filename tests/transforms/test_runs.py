@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from method_lines import anywhere
+from method_lines import anywhere, further_rows_are_slow
 from processes import EAGER, small, start, traces
 
 import sparsona as sp
@@ -53,7 +53,7 @@ def check_ledger(context) -> None:
 
 
 @pytest.mark.parametrize("transform", ["half", pytest.param("quantize:bits=5,way=both", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", sorted(methods.METHODS))
+@pytest.mark.parametrize("name", further_rows_are_slow(sorted(methods.METHODS)))
 def test_every_method_sends_what_cost_says(name: str, transform: str) -> None:
     if methods.card(name).peers:
         transform = transform.replace(",way=both", "")

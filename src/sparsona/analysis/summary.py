@@ -208,7 +208,7 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
             f": {facts.preset}." if facts.preset else ", which are defaults."
         )
     if trials := config.get("tuned_with"):
-        text += f" Options were tuned with {trials} trials on data held out of training."
+        text += f" Options were tuned with {trials} trial{'s' * (trials > 1)} on data held out of training."
     if matched := config.get("matched"):
         text += _match_sentence(matched, summary, config["rounds"])
     if held := int(facts.sizes[:, 1].sum()):
@@ -273,7 +273,7 @@ def _match_sentence(matched: dict[str, Any], summary: dict[str, Any], rounds: in
         return f" Not matched by {what}, of which it spends none in its {rounds:,} rounds."
     used = spent(summary, matched["by"]) / matched["budget"]
     text = (
-        f" Matched by {what}: its {rounds:,} rounds were chosen before training to come nearest to the "
+        f" Matched by {what}: the number of its rounds, {rounds:,}, was chosen before training to come nearest to the "
         f"{matched['budget']:,} {what} that {matched['to']} spends in {matched['rounds']:,} rounds; it spent "
         f"{used:.1%} of them, final tuning included. Learning rates follow their schedule over its own rounds."
     )

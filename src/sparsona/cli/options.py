@@ -174,13 +174,18 @@ def gather_each(
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The same, and the file's options for single methods; what the command line gives wins over both."""
     from sparsona.core.spec import parse_pairs
-    from sparsona.runs.request import OptionFile, read_option_file
+    from sparsona.methods import card
+    from sparsona.runs.request import OptionFile, parse_method, read_option_file
 
     typed = {key: value for key, value in flags.items() if value not in (None, ())} | parse_pairs(pairs)
     found = read_option_file(config) if config else OptionFile({}, {})
-    tables = {
-        name: {key: value for key, value in table.items() if key not in typed} for name, table in found.methods.items()
-    }
+    tables = {}
+    for name, table in found.methods.items():
+        card(parse_method(name)[0])  # a misspelt table would be ignored otherwise
+        kept = {key: value for key, value in table.items() if key not in typed}
+        if len(kept) < len(table):
+            kept.pop("tuned_with", None)  # what is typed was not chosen by trials
+        tables[name] = kept
     return {**found.options, **typed}, tables
 
 

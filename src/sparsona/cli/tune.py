@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsona.cli.options import MATCH, OUT, check_names, check_reserved, gather, run_flags, with_table
+from sparsona.cli.options import MATCH, OUT, check_names, check_reserved, gather_each, run_flags, with_table
 from sparsona.cli.terminal import print_results, print_table, print_text
 from sparsona.core.errors import SparsonaError
 
@@ -70,7 +70,13 @@ def tune(
     """
     keys = ("trials", "trial_rounds", "holdout_rate", "prune", "refit_seeds", "match", "jobs")
     own = {key: flags.pop(key) for key in keys}
-    options = gather(config, pairs, flags)
+    options, tables = gather_each(config, pairs, flags)
+    if tables:
+        raise SparsonaError(
+            f"tables of options for single methods in '{config}'",
+            expected="options for all: `tune` chooses those of each method",
+            hint="give options of one method after a colon, such as ditto:prox=0.1",
+        )
     check_names(methods, options)
     search = dict(_parse_search(one) for one in searches)
     from sparsona.experiment import tune as api
@@ -116,9 +122,9 @@ def trial_bar() -> Iterator[Listen]:
 
     columns = (TextColumn("trials"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=None)
 
         def listen(done: int, total: int, text: str) -> None:
+            task = progress.task_ids[0] if progress.task_ids else progress.add_task("", total=total)
             progress.update(task, completed=done, total=total, description=text)
 
         yield listen
@@ -134,6 +140,8 @@ def show_search(result: Tuning, as_json: bool) -> None:
         return
     click.echo("Chosen on data held out of training:")
     print_table(result.table())
+    for sentence in result.failures():
+        print_text(f"Failed: {sentence}")
     if edges := result.at_the_edge():
         print_text(
             "At the edge of what was tried, so that --search with further values may find better:\n  "

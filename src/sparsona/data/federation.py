@@ -238,6 +238,25 @@ class Federation:
             splits.append(hold_out(client, (train, validation, test), y, (validation_rate, rate), 0, rng))
         return replace(self, splits=ClientIndex.of(splits), tested_on=HELD_OUT)
 
+    def without_validation(self) -> Federation:
+        """The same clients, each with its validation examples among those that it trains on.
+
+        Returns:
+            A federation over the same pool of examples.
+
+        Example:
+            >>> import numpy as np
+            >>> import sparsona as sp
+            >>> federation = sp.federate(np.eye(40), np.arange(40) % 2, clients=4, partition="iid")
+            >>> federation.without_validation().sizes()[0].tolist()
+            [7, 0, 3]
+        """
+        splits = []
+        for split in self.splits:
+            train, validation, test = (part.cpu().numpy() for part in (split.train, split.validation, split.test))
+            splits.append((np.sort(np.concatenate([train, validation])), validation[:0], test))
+        return replace(self, splits=ClientIndex.of(splits))
+
     def digest(self) -> str:
         """A hash of all examples, labels, splits and the view; the name is not part of it.
 

@@ -21,7 +21,7 @@ from sparsona.engine.rounds import check_plan
 from sparsona.executors import choose
 from sparsona.experiment.build import fit_weakest, make_configs, make_context, make_plan, options_for, read_data
 from sparsona.experiment.match import amounts, check_match, rounds_for
-from sparsona.experiment.parallel import check_jobs, in_process, processes
+from sparsona.experiment.parallel import check_jobs, in_process, processes, unless_stopped
 from sparsona.experiment.run import Comparison, planned_runs
 from sparsona.experiment.train import RUNS, hint_resume, load, load_warm_start, resume_run, start_run, timestamp
 from sparsona.runs.folder import make_empty_folder, warn, write_atomically
@@ -30,6 +30,7 @@ from sparsona.runs.options import CONDITIONS, MATCHES, OPTIONS, Matched, RunConf
 from sparsona.runs.request import parse_method
 from sparsona.runs.validation import merge_errors, validate
 
+FAR = 0.2  # off the budget: worth a warning
 MANY = 10  # times the rounds that were asked for: worth a warning
 
 
@@ -144,13 +145,18 @@ def _plan(
     return entries, planned
 
 
-def matched_rounds(
+def planned_options(
     names: Sequence[str], federation: Federation | None, model: Any, match: str, options: Mapping[str, Any]
-) -> dict[str, int]:
-    """How many rounds each method would get in a comparison with one seed."""
+) -> dict[str, dict[str, Any]]:
+    """What a comparison with one seed would set for each method: its rounds and, with weak clients, its size."""
     entries, planned = _plan(names, federation, model, 1, match, options)
-    rounds = [config.rounds for config, _ in planned.values()]
-    return dict(zip((entry.text for entry in entries), rounds, strict=True))
+    found: dict[str, dict[str, Any]] = {}
+    for entry, (config, _) in zip(entries, planned.values(), strict=True):
+        found[entry.text] = {"rounds": config.rounds}
+        if min(config.capacities) < 1:
+            size = {"subnetwork": config.subnetwork, "density": config.options.get("density")}
+            found[entry.text] |= {key: value for key, value in size.items() if value is not None}
+    return found
 
 
 def _entries(names: Sequence[str | tuple[str, Mapping[str, Any]]]) -> list[Entry]:
@@ -217,6 +223,10 @@ def _plan_runs(
         without := [one.text for one in entries if "preset" not in given[one.text]]
     ):
         warn(f"{', '.join(without)} without the preset '{preset}', which they do not have")
+    trials = {one.text: given[one.text].get("tuned_with") for one in entries}
+    if len(set(trials.values())) > 1:
+        said = ", ".join(f"{text} {'not tuned' if number is None else number}" for text, number in trials.items())
+        warn(f"options were tuned with different numbers of trials: {said}")
     if unused := set(options) - used:
         known = set(OPTIONS).union(*(methods.factory(entry.row)[1].model_fields for entry in entries))
         raise unknown_name(f"option of {', '.join(entry.text for entry in entries)}", sorted(unused)[0], known)
@@ -300,6 +310,13 @@ def _match_rounds(
     for entry in entries:
         rounds = planned[entry.text, seeds[0]][0].rounds
         chosen = rounds if entry is reference else rounds_for(of_method[entry.text], by, sum(budgets))
+        if chosen is not None and entry is not reference:
+            share = sum(amounts(of_method[entry.text], by, chosen)[0]) / sum(budgets)
+            if abs(share - 1) > FAR:
+                warn(
+                    f"{entry.text} cannot be matched: in {chosen:,} round{'s' * (chosen > 1)}, the nearest, it spends "
+                    f"{share:.0%} of the {MATCHES[by]} of {reference.text}; more --rounds would bring it nearer"
+                )
         if chosen is not None and chosen > MANY * rounds:
             warn(f"{entry.text} gets {chosen:,} rounds to spend as many {MATCHES[by]} as {reference.text} in {rounds}")
         for seed, budget in zip(seeds, budgets, strict=True):
@@ -376,7 +393,7 @@ def _play_in_processes(
     with processes(jobs) as pool:
         running = {}
         for folder, config, _ in planned:
-            running[pool.submit(_play_run, str(folder), config.model_dump(mode="json"), given)] = config
+            running[pool.submit(unless_stopped, _play_run, str(folder), config.model_dump(mode="json"), given)] = config
             progress(config, 0, "in a process of its own")
         failures = []
         for future in as_completed(running):

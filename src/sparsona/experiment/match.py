@@ -53,18 +53,16 @@ def rounds_for(contexts: Sequence[ServerContext], by: str, budget: int) -> int |
             known[rounds] = sum(amounts(contexts, by, rounds)[0])
         return known[rounds]
 
-    guess = contexts[0].plan.rounds
     untuned = [replace(one, plan=replace(one.plan, tune_epochs=0, novel_epochs=0)) for one in contexts]
-    in_rounds = sum(amounts(untuned, by)[0])
-    if not in_rounds:
+    if not any(amounts(untuned, by, 2)[0]):  # in the first round of peers nobody has a message yet
         return None
-    tuning = total(guess) - in_rounds
-    seen: set[int] = set()
-    while guess not in seen:  # a round costs about the same as another: the guess settles at once
-        seen.add(guess)
-        each = (total(guess) - tuning) / guess
-        guess = max(1, round((budget - tuning) / each))
-    near = min(seen, key=lambda rounds: abs(total(rounds) - budget))
-    # Sampled clients differ in their data, so that a neighbour may be nearer still.
-    candidates = range(max(1, near - 1), near + 2)
-    return min(candidates, key=lambda rounds: (abs(total(rounds) - budget), rounds))
+    low, high = 1, contexts[0].plan.rounds
+    while total(high) < budget:
+        low, high = high, 2 * high
+    while low < high:  # a further round never costs less
+        middle = (low + high) // 2
+        if total(middle) < budget:
+            low = middle + 1
+        else:
+            high = middle
+    return min((max(1, low - 1), low), key=lambda rounds: (abs(total(rounds) - budget), rounds))

@@ -72,9 +72,21 @@ def _begin(threads: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+_is_stopped = False
+
+
 def _stop(*_: Any) -> None:
+    global _is_stopped
+    _is_stopped = True
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: the run writes its checkpoint now
     raise KeyboardInterrupt
+
+
+def unless_stopped(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function in a process of a pool; one that was told to end begins nothing that waits in its queue."""
+    if _is_stopped:
+        raise KeyboardInterrupt
+    return function(*args)
 
 
 def usual_jobs(has_gpu: bool) -> int:

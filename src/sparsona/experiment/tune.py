@@ -17,34 +17,42 @@ import random
 import re
 import shutil
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+import filelock
+from pydantic import TypeAdapter, ValidationError
 
 from sparsona import methods
+from sparsona.analysis import summary as summaries
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.points import RECEIVED
 from sparsona.data.federation import Federation
 from sparsona.executors import choose_device
 from sparsona.experiment.build import make_configs, options_for
-from sparsona.experiment.compare import compare, matched_rounds, resume_comparison
-from sparsona.experiment.parallel import check_jobs, in_process, processes, usual_jobs
+from sparsona.experiment.compare import compare, planned_options, resume_comparison
+from sparsona.experiment.parallel import check_jobs, in_process, processes, unless_stopped, usual_jobs
 from sparsona.experiment.run import Comparison
-from sparsona.experiment.train import RUNS, hint_resume, resume, timestamp, train
-from sparsona.runs.folder import explain_disk_errors, make_empty_folder, read_json, warn, write_atomically
-from sparsona.runs.observers import EvaluationResult
+from sparsona.experiment.train import RUNS, hint_resume, resume_run, start_run, timestamp
+from sparsona.runs.folder import RunFolder, explain_disk_errors, make_empty_folder, read_json, warn, write_atomically
+from sparsona.runs.observers import EvaluationResult, ObserverList
 from sparsona.runs.options import OPTIONS, RunConfig
 from sparsona.runs.request import parse_method, write_toml
 
 BATCH = 4
 LEARNING_RATES = (0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5)  # pFedGate, appendix: for each method on each data set
+CHANGE_WORK = {"epochs", "personal_epochs", "tune_epochs", "batch_size", "inner_steps", "num_models", "density"}
 CURVE_POINTS = 10  # evaluations in a trial, at which it may be pruned
+FORMAT = 1  # of tune.json
 SEED_STRIDE = 1000  # trials have seeds this far from those that are reported
 
 Space = Mapping[str, tuple[Any, ...]]
 Listen = Callable[[int, int, str], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +68,10 @@ class Request:
     refit_seeds: int
     prune: bool
     match: str
-    rounds: dict[str, int]  # of a trial, by method
+    planned: dict[str, dict[str, Any]]  # what a comparison sets for each method: its rounds, its size
     model: str | None  # its name, if it has one
     given: list[str]  # what came from Python and has no name: federation, model
+    format: int = FORMAT
 
 
 @dataclass(frozen=True)
@@ -121,6 +130,13 @@ class Tuning:
         """The options that were chosen, by method; without methods of which no trial could be completed."""
         return {name: tuned.best.options for name, tuned in self.methods.items() if tuned.best is not None}
 
+    def with_trials(self) -> dict[str, dict[str, Any]]:
+        """The options that were chosen and, where there was something to search, by how many trials."""
+        return {
+            name: {**options, **({"tuned_with": len(self.methods[name].trials)} if options else {})}
+            for name, options in self.best.items()
+        }
+
     def table(self) -> list[dict[str, str]]:
         """One row per method, ready to print.
 
@@ -145,8 +161,12 @@ class Tuning:
         return rows
 
     def failures(self) -> list[str]:
-        """The first error of each method of which no trial could be completed."""
-        return [f"{name}: {tuned.trials[0].error}" for name, tuned in self.methods.items() if tuned.best is None]
+        """In words, how many trials of each method failed, and the first error."""
+        found = []
+        for name, tuned in self.methods.items():
+            if errors := [one.error for one in tuned.trials if one.state == "failed"]:
+                found.append(f"{len(errors)} of {len(tuned.trials)} trials of {name}: {errors[0]}")
+        return found
 
     def at_the_edge(self) -> list[str]:
         """Chosen values that are the least or the greatest of those tried, in words: better ones may lie beyond."""
@@ -222,20 +242,20 @@ def tune(
         >>> [row["method"] for row in found.table()], [row["method"] for row in found.comparison.table()]
         (['fedavg', 'local'], ['FedAvg', 'Local'])
     """
-    _check_numbers(trials, holdout_rate, refit_seeds, jobs)
+    _check_numbers(trials, trial_rounds, holdout_rate, refit_seeds, jobs)
     seed = options.pop("seed", 0)
     settled = _settle(names, options, federation, seed)
     request = Request(
         names=list(names),
         options=settled,
-        search={key: list(values) for key, values in (search or {}).items()},
+        search={key: [*dict.fromkeys(map(_plain, values))] for key, values in (search or {}).items()},
         trials=trials,
         holdout_rate=holdout_rate,
         seed=seed,
         refit_seeds=refit_seeds,
         prune=prune,
         match=match,
-        rounds=_trial_rounds(names, federation, model, match, settled, trial_rounds),
+        planned=_plan_trials(names, federation, model, match, settled, trial_rounds),
         model=model if isinstance(model, str) else None,
         given=[
             *(["federation"] if federation is not None else []),
@@ -245,12 +265,14 @@ def tune(
     _check_optuna()
     spaces = _spaces(request)
     for name, space in spaces.items():  # errors in options are raised before a folder is made
-        first = {key: values[0] for key, values in space.items()}
-        make_configs(name, {**_trial_options(request, name, federation), **first}, federation, model)
+        usual = {**_trial_options(request, name, federation), **{key: values[0] for key, values in space.items()}}
+        for key, values in space.items() or {"": (None,)}.items():
+            for value in values:
+                make_configs(name, {**usual, **({key: value} if key else {})}, federation, model)
     path = Path(out) if out else RUNS / f"tune-{timestamp()}"
     make_empty_folder(path)
     write_atomically(path / "tune.json", (json.dumps(asdict(request), indent=1) + "\n").encode())
-    with hint_resume(path):
+    with hint_resume(path), _locked(path):
         return _tune(path, request, spaces, federation, model, jobs, listen)
 
 
@@ -275,12 +297,9 @@ def resume_tuning(
         The finished search; the same as without the interruption.
     """
     path = Path(path)
-    try:
-        request = Request(**read_json(path / "tune.json"))
-    except TypeError:
-        raise SparsonaError(
-            f"'{path / 'tune.json'}' is damaged", expected="the file as sparsona wrote it", hint="start again elsewhere"
-        ) from None
+    request = _read(Request, path / "tune.json", "start the search again in another folder")
+    if request.format != FORMAT:
+        raise SparsonaError(f"'{path}' was written in format {request.format}", expected=f"format {FORMAT}")
     for what, value in (("federation", federation), ("model", model)):
         if what in request.given and value is None:
             raise SparsonaError(
@@ -289,15 +308,35 @@ def resume_tuning(
                 hint=f"call sparsona.experiment.tune.resume_tuning with {what}=",
             )
     _check_optuna()
-    with hint_resume(path):
+    with hint_resume(path), _locked(path):
         return _tune(path, request, _spaces(request), federation, model or request.model, jobs, listen)
 
 
-def _check_numbers(trials: int, holdout_rate: float, refit_seeds: int, jobs: int | None) -> None:
+def _read(kind: type[T], path: Path, hint: str) -> T:
+    """A file that a search wrote."""
+    try:
+        return TypeAdapter(kind).validate_python(read_json(path))
+    except (ValidationError, SparsonaError) as error:
+        what = str(error).splitlines()[0]
+        raise SparsonaError(
+            f"'{path}' is damaged: {what}", expected="the file as sparsona wrote it", hint=hint
+        ) from None
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy as one of Python."""
+    return value.item() if hasattr(value, "item") else value
+
+
+def _check_numbers(
+    trials: int, trial_rounds: int | None, holdout_rate: float, refit_seeds: int, jobs: int | None
+) -> None:
     check_jobs(jobs)
     for name, value, least in (("trials", trials, 1), ("refit_seeds", refit_seeds, 0)):
         if value < least:
             raise SparsonaError(f"{name} is {value}", expected=f"{least} or more")
+    if trial_rounds is not None and trial_rounds < 1:
+        raise SparsonaError(f"trial_rounds is {trial_rounds}", expected="1 or more")
     if not 0 < holdout_rate < 1:
         raise SparsonaError(
             f"holdout_rate is {holdout_rate}", expected="more than 0 and less than 1", hint="0.2 is usual"
@@ -329,23 +368,29 @@ def _settle(
         raise SparsonaError("holdout_rate as an option of a run", expected="the parameter of `tune`")
     if federation is None:
         settled.setdefault("partition_seed", seed)
-        if not any(methods.card(parse_method(name)[0]).needs_validation for name in names):
+        if not _needs_validation(names, settled):
             settled.setdefault("validation_rate", 0.0)
     return settled
 
 
-def _trial_rounds(
+def _needs_validation(names: Sequence[str], options: Mapping[str, Any]) -> bool:
+    return bool(options.get("guard")) or any(methods.card(parse_method(name)[0]).needs_validation for name in names)
+
+
+def _plan_trials(
     names: Sequence[str],
     federation: Federation | None,
     model: Any,
     match: str,
     options: Mapping[str, Any],
     asked: int | None,
-) -> dict[str, int]:
-    """Rounds of each method's trials: those it would have in a comparison, all shortened by the same factor."""
+) -> dict[str, dict[str, Any]]:
+    """What a comparison would set for each method, with rounds shortened by the same factor."""
     usual = int(options.get("rounds", RunConfig.model_fields["rounds"].default))
-    found = matched_rounds(names, federation, model, match, options)
-    return {name: max(1, round(rounds * (asked or usual) / usual)) for name, rounds in found.items()}
+    found = planned_options(names, federation, model, match, options)
+    for own in found.values():
+        own["rounds"] = max(1, round(own["rounds"] * (asked or usual) / usual))
+    return found
 
 
 def _spaces(request: Request) -> dict[str, Space]:
@@ -375,6 +420,12 @@ def _spaces(request: Request) -> dict[str, Space]:
             expected="options of methods: all share the same data, clients and rounds, or they would not compare",
             hint=f"set it for all instead: --set {conditions[0]}=...",
         )
+    if request.match != "rounds" and (costly := sorted(CHANGE_WORK & set(request.search))):
+        raise SparsonaError(
+            f"a search over {costly[0]} with --match {request.match}",
+            expected="options that do not change how much a round costs: the number of rounds is set before the search",
+            hint="tune without --match, or set it for all",
+        )
     if empty := sorted(key for key, values in request.search.items() if not values):
         raise SparsonaError(f"no values of {empty[0]} to try", expected="one or more", hint="--search lr=0.01,0.1")
     return found
@@ -387,9 +438,21 @@ def _trial_options(request: Request, name: str, federation: Federation | None) -
     if federation is None:
         options["holdout_rate"] = request.holdout_rate
     options["executor"] = in_process(options.get("executor", "auto"), options.get("device", "auto"))
-    options["rounds"] = request.rounds[name]
-    options["eval_every"] = max(1, math.ceil(request.rounds[name] / CURVE_POINTS))
+    options |= request.planned[name]
+    options["eval_every"] = max(1, math.ceil(options["rounds"] / CURVE_POINTS))
     return options
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time: two would take each other's trials for failures."""
+    try:
+        with filelock.FileLock(str(path / "lock"), timeout=0):
+            yield
+    except filelock.Timeout:
+        raise SparsonaError(
+            f"'{path}' is in use by another process", expected="one process for a search", hint="wait until it ends"
+        ) from None
 
 
 def _tune(
@@ -402,28 +465,34 @@ def _tune(
     listen: Listen | None,
 ) -> Tuning:
     jobs = jobs or usual_jobs(choose_device(str(request.options.get("device", "auto")), "fp32").type == "cuda")
+    held = None
+    if federation is not None:
+        train, validation, _ = federation.sizes().sum(0).tolist()
+        share = validation / (train + validation)
+        if not _needs_validation(request.names, request.options):
+            federation, share = federation.without_validation(), 0.0
+        held = federation.hold_out(request.holdout_rate, share, seed=request.seed)
     found = {name: _Search(path, request, name, space, federation) for name, space in spaces.items()}
-    held = None if federation is None else federation.hold_out(request.holdout_rate, seed=request.seed)
     _play_all(found.values(), held, model, jobs, listen)
     tuned = {name: Tuned(name, one.space, tuple(one.trials)) for name, one in found.items()}
     result = Tuning(path, tuned, request.match, None)
-    if failures := result.failures():
+    if lost := [name for name in tuned if name not in result.best]:
         error = SparsonaError(
-            f"no trial could be completed of {failures[0]}",
+            f"no trial could be completed of {', '.join(lost)}: {tuned[lost[0]].trials[0].error}",
             expected="options in its space that train",
             hint="narrow the space, for example --search lr=0.001,0.01, or leave the method out",
         )
         if not result.best:
             raise error
-        warn(f"left out, since {error}")
+        warn(f"left out: {error}")
     _write_config(result, request)
     if request.refit_seeds:
         refit = path / "refit"
         if (refit / "comparison.json").exists():
             result.comparison = resume_comparison(refit, federation, model, jobs=jobs)
         else:
-            pairs = [(name, options) for name, options in result.best.items()]
-            trained = {**request.options, "seed": request.seed, "tuned_with": request.trials}
+            pairs = list(result.with_trials().items())
+            trained = {**request.options, "seed": request.seed}
             seeds, match = request.refit_seeds, request.match
             result.comparison = compare(
                 pairs, federation, model, seeds=seeds, match=match, jobs=jobs, out=refit, **trained
@@ -436,7 +505,7 @@ def _write_config(result: Tuning, request: Request) -> None:
         "# Options chosen by `sparsona tune` on data held out of training: for `run METHOD` and `compare`, --config.\n"
     )
     named = {} if request.model is None else {"model": request.model}
-    values = {**request.options, **named, "seed": request.seed, "tuned_with": request.trials, "methods": result.best}
+    values = {**request.options, **named, "seed": request.seed, "methods": result.with_trials()}
     write_atomically(result.config, (text + write_toml(values)).encode())
 
 
@@ -449,6 +518,8 @@ class _Search:
         self.options = _trial_options(request, name, federation)
         self.trials: list[Trial] = []
         self.total = min(request.trials, max(1, _size(space)))
+        # A model that is tuned at the end is not judged by what it was before.
+        self.is_judged_at_the_end = make_configs(name, self.options, federation)[0].tune_epochs > 0
 
     def next_batch(self) -> list[tuple[int, dict[str, Any]]]:
         """Numbers and options of the trials to do now; empty when the search is over."""
@@ -460,7 +531,7 @@ class _Search:
 
     def limits(self) -> dict[int, float]:
         """The median of the trials of earlier batches at each evaluated round: below it, a trial is pruned."""
-        if not self.request.prune:
+        if not self.request.prune or self.is_judged_at_the_end:
             return {}
         curves = [one.curve for one in self.trials if one.state == "complete"]
         rounds = sorted(set().union(*curves))[:-1] if curves else []
@@ -474,15 +545,14 @@ class _Search:
         """A trial that was finished before, from its file."""
         if not self.file(number).exists():
             return None
-        values = read_json(self.file(number))
-        try:
-            return Trial(**{**values, "curve": {int(at): value for at, value in values["curve"].items()}})
-        except (TypeError, KeyError, ValueError):
+        hint = "delete it: the trial is then done again"
+        trial = _read(Trial, self.file(number), hint)
+        known = trial.options.keys() == self.space.keys()
+        if not known or any(trial.options[key] not in values for key, values in self.space.items()):
             raise SparsonaError(
-                f"'{self.file(number)}' is damaged",
-                expected="the file as sparsona wrote it",
-                hint="delete it: the trial is then done again",
-            ) from None
+                f"'{self.file(number)}' is of another search", expected="options of this one", hint=hint
+            )
+        return trial
 
     def finish(self, trial: Trial) -> None:
         """Keep a trial's file, and nothing of its run."""
@@ -520,7 +590,7 @@ def _play_all(
                         continue
                     where = search.file(number).with_suffix("")
                     task = (search.name, {**search.options, **options}, options, number, str(where), limits, given)
-                    running[pool.submit(_play_trial, *task)] = search
+                    running[pool.submit(unless_stopped, _play_trial, *task)] = search
                     sent += 1
                 if sent:
                     return
@@ -550,22 +620,26 @@ def _pack(what: Any) -> bytes:
 
 
 class _PrunedError(Exception):
-    """A trial is below its limit."""
+    """A trial is below its limit; its argument is the curve up to there."""
 
 
 class _Watch:
-    """Follows the accuracy on held-out data, and ends a trial that is below its limit."""
+    """Follows the value on held-out data, and ends a trial that is below its limit."""
 
-    def __init__(self, limits: Mapping[int, float]) -> None:
+    def __init__(self, limits: Mapping[int, float], curve: Mapping[int, float] | None = None) -> None:
         self.limits, self.curve = limits, dict[int, float]()
+        for completed, value in (curve or {}).items():
+            self.add(completed, value)
 
     def on_evaluation(self, result: EvaluationResult) -> None:
         """Of what clients receive: points that are evaluated at the end only have no curve."""
-        if (value := _mean(result)) is None:
-            return
-        self.curve[result.completed] = value
-        if value < self.limits.get(result.completed, -math.inf):
-            raise _PrunedError
+        if (value := _mean(result)) is not None:
+            self.add(result.completed, value)
+
+    def add(self, completed: int, value: float) -> None:
+        self.curve[completed] = value
+        if value < self.limits.get(completed, -math.inf):
+            raise _PrunedError(dict(self.curve))
 
 
 def _mean(result: EvaluationResult) -> float | None:
@@ -574,6 +648,12 @@ def _mean(result: EvaluationResult) -> float | None:
         return accuracy
     losses = [one.loss for one in result.clients if one.point == RECEIVED]
     return -sum(losses) / len(losses) if losses else None
+
+
+def _recorded(folder: RunFolder) -> dict[int, float]:
+    """The curve of a run so far, from its records: that of a run which was stopped is not in memory."""
+    sign = -1 if folder.facts.is_regression else 1
+    return {completed: sign * value for completed, value in summaries.curve(folder, RECEIVED)}
 
 
 def _play_trial(
@@ -587,25 +667,33 @@ def _play_trial(
 ) -> Trial:
     """One trial, in a process of its own."""
     import cloudpickle
+    from torch import OutOfMemoryError
 
     federation, model = cloudpickle.loads(given)
-    watch, folder = _Watch(limits), Path(where)
+    folder = Path(where)
     try:
         if (folder / "config.json").exists():
-            run = resume(folder, federation, model, observers=[watch])
+            observers = ObserverList([_Watch(limits, _recorded(RunFolder.open(folder)))])
+            run = resume_run(folder, federation, model, observers)
         else:
             shutil.rmtree(folder, ignore_errors=True)  # killed before the run was made
-            run = train(name, federation, model, out=folder, observers=[watch], **options)
-    except _PrunedError:
-        return Trial(number, chosen, "pruned", list(watch.curve.values())[-1], watch.curve)
+            config, own = make_configs(name, options, federation, model)
+            run = start_run(config, federation, model, folder, ObserverList([_Watch(limits)]), method_config=own)
+    except _PrunedError as error:
+        (curve,) = error.args
+        return Trial(number, chosen, "pruned", list(curve.values())[-1], curve)
+    except (OSError, MemoryError, OutOfMemoryError):
+        raise  # the machine's fault and not the method's: the search can be resumed
     except Exception as error:  # one method's fault must not cost the others their trials: the table shows it
+        if isinstance(error.__cause__, OSError):
+            raise
         text = str(error) if isinstance(error, SparsonaError) else f"{type(error).__name__}: {error}"
         return Trial(number, chosen, "failed", error=text)
     accuracy = run.summary["accuracy"]["mean"]
     value = -run.summary["error"]["mse"] if accuracy is None else accuracy
     if not math.isfinite(value):
         return Trial(number, chosen, "failed", error="training diverged")
-    return Trial(number, chosen, "complete", float(value), watch.curve)
+    return Trial(number, chosen, "complete", float(value), _recorded(RunFolder.open(folder)))
 
 
 def _propose(space: Space, trials: Sequence[Trial], seed: str, count: int) -> list[dict[str, Any]]:

@@ -202,7 +202,6 @@ class RunConfig(Stopping):
         None,
         "trials that this method's options were chosen by, on data held out of training; `sparsona tune` sets it",
         none="not tuned",
-        condition=True,
         cost="leave it out: trials are not charged",
         ge=1,
     )

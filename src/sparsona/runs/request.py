@@ -120,7 +120,8 @@ def read_option_file(path: str | Path) -> OptionFile:
 
 
 def _with_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.replace("-", "_"): value for key, value in values.items()}
+    """TOML has no None: as on the command line, 'none' is it."""
+    return {key.replace("-", "_"): None if value == "none" else value for key, value in values.items()}
 
 
 def write_toml(values: Mapping[str, Any]) -> str:
