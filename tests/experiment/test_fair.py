@@ -255,6 +255,15 @@ def test_methods_of_one_size_run_at_the_weakest_clients_density(tmp_path):
     assert "Capacities are not kept" in whole.protocol
 
 
+@pytest.mark.parametrize("name", ["fedmask", "lotteryfl"])
+def test_methods_that_keep_a_whole_model_are_fitted_too(name, tmp_path):
+    """FedMask keeps all frozen weights, however few its mask uses; LotteryFL's masks begin full."""
+    options = SMALL | {"rounds": 1, "capacities": [0.5, 1.0], "validation_rate": 0.2}
+    (run,) = sp.compare([name], **options, out=tmp_path / "c").runs
+    assert run.config["subnetwork"] == 0.5
+    assert "Capacities are not kept" not in run.protocol
+
+
 @pytest.mark.parametrize("name", ["fedspa", "heterofl", "dispfl"])
 def test_a_sub_network_is_for_methods_of_one_size(name, tmp_path):
     with pytest.raises(SparsonaError, match=f"a sub-network for {name}"):

@@ -157,3 +157,18 @@ def test_only_bits_travel():
 def test_more_layers_than_there_are(task):
     with pytest.raises(SparsonaError, match="masks of 2 layers"):
         fedmask(task, FedMaskConfig(num_masked_layers=2))
+
+
+def test_a_sub_network_has_masks_of_the_same_layers():
+    """Of the matrices 2 x 4 and 3 x 2 half is left: rows of 2 and of 1 on average. Capacities change nothing."""
+    task = Task(nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 3)), (4,), 3)
+    params, _ = task.init(0)
+    task.restrict(params.like(torch.tensor(([True, False] * 4 + [True] * 2) + [True, False] * 3 + [True] * 3)))
+    method = fedmask(task, FedMaskConfig())
+    state = method.init_client(*task.init(0), CLIENTS[0], Seeds(0))
+    assert state.scores.layout.names == ("0.weight", "1.weight")
+    assert state.params["0.weight"].abs().tolist() == pytest.approx([1.0] * 4)
+    assert state.params["1.weight"].abs().tolist() == pytest.approx([2**0.5] * 3)
+    round_ = Round(0, 1, 1.0, 8, Seeds(0).at(0))
+    one, other = (method.cost(task.layout, replace(CLIENTS[0], capacity=share), round_) for share in (1.0, 0.1))
+    assert one == other

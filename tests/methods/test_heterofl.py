@@ -9,8 +9,10 @@ from torch import nn
 
 from sparsona.core.errors import SparsonaError
 from sparsona.costs import cost
+from sparsona.engine.final import has_partial_global
 from sparsona.engine.rounds import simulate
 from sparsona.executors.graphed import Graphed
+from sparsona.experiment import build
 from sparsona.methods import card
 from sparsona.testing import Case
 from sparsona.testing.case import smooth_net
@@ -89,13 +91,45 @@ def test_absent_labels_are_never_predicted_unless_asked_for():
         assert masked == (not torch.cat(found).any())
 
 
-def test_statistics_are_estimated_before_predictions():
-    """A narrow network predicts with the means of its own training data, whatever it was sent."""
+def test_absent_labels_are_left_out_without_a_bias_too():
+    """Weights of 0 make a logit of 0, which can be the largest: plain weights cannot leave a label out then."""
+    net = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10, bias=False))  # noqa: E731
+    for masked_loss, filling in (("exclude", -1e4), ("zero", 0.0)):
+        history = Case(card("heterofl"), {"masked_loss": masked_loss, "partition": "pathological:2"}, net).start()
+        work = history.play(1).work(0)
+        found = history.method.predict(work, history.context.federation.examples(0, "test").inputs)
+        assert (found[:, ~work.labels] == filling).all()
+        assert (found[:, work.labels] != filling).any()
+        assert (history.method.deploy is None) == (masked_loss == "exclude")
+
+
+@pytest.mark.parametrize(
+    ("options", "partial"),
+    [
+        ({}, False),
+        ({"capacities": [0.3, 1.0]}, False),
+        ({"capacities": [0.3, 0.5]}, True),
+        ({"capacities": [0.3, 1.0], "density": 0.9}, True),
+        ({"capacities": [0.3, 0.5], "window": "rolling"}, False),
+        (
+            {"capacities": [0.3, 0.3, 0.3, 0.3, 0.3, 1.0], "novel": 5, "per_round": 1},
+            True,
+        ),  # the only wide one is not drawn to train
+    ],
+)
+def test_the_wide_network_is_partial_if_no_client_trains_all_of_it(options, partial):
+    assert has_partial_global(Case(card("heterofl"), options).start().context) == partial
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_statistics_are_estimated_before_predictions(tuned):
+    """A narrow network predicts with the means of its own training data, whatever it was sent; tuned ones also do."""
     net = lambda: nn.Sequential(  # noqa: E731
         *(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
     )
-    history = Case(card("heterofl"), {"capacities": [0.3]}, model=net).start().play(1)
-    work, data = history.work(0), history.context.federation.examples(0, "train")
+    history = Case(card("heterofl"), {"capacities": [0.3]}, model=net).start(tune_epochs=1).play(1)
+    data = history.context.federation.examples(0, "train")
+    work = history.engine.finish(history.last)[1][0] if tuned else history.work(0)
     x = nn.functional.conv2d(data.inputs, work.params["0.weight"], work.params["0.bias"])
     assert len(work.params["0.bias"]) == len(work.buffers["1.running_mean"]) < 8
     size = history.context.plan.batch_size
@@ -124,3 +158,14 @@ def test_captured_steps_of_several_widths_agree():
 def test_what_is_refused(options, words):
     with pytest.raises(SparsonaError, match=words):
         Case(card("heterofl"), options).start()
+
+
+def test_presets_train_as_the_authors_scripts():
+    """CIFAR-10: HeteroFL's milestones are 150 and 250 of 400 rounds, FedRolex's optimizer is SGD with momentum."""
+    config = build.make_config("heterofl", {"preset": "authors", "rounds": 400})
+    plan = build.make_plan(config, 10, peers=False)
+    scales = [plan.round_at(index).lr_scale for index in (0, 149, 150, 249, 250)]
+    assert scales == pytest.approx([1, 1, 0.1, 0.1, 0.01])
+    options = build.make_config("fedrolex", {"preset": "authors"}).options
+    wanted = {"optimizer": "sgd", "lr": 2e-4, "momentum": 0.9, "weight_decay": 1e-3, "epochs": 1, "clip_norm": 1.0}
+    assert {name: options[name] for name in wanted} == wanted

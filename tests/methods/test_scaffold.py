@@ -10,6 +10,7 @@ from lenet5 import SIZE
 from line_by_hand import CLIENTS, Line, weight
 
 import sparsona as sp
+from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Client
 from sparsona.core.seeds import Seeds
 from sparsona.methods import card
@@ -39,6 +40,13 @@ def test_option_two_by_hand():
     line.play(0)
     assert (line.w, weight(line.server.variate)) == pytest.approx((0.2404, 2.2995))
     assert weight(line.states[0].variate) == pytest.approx(-5.202)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "sub-fedavg", "sub-fedavg-hy", "lotteryfl"])
+def test_clients_that_train_unheard_are_refused(name):
+    """c would not be the mean of all c_i any more, and a mask that the server does not know would grow again."""
+    with pytest.raises(SparsonaError, match=f"'everyone_trains' for {name}: its server must hear"):
+        sp.train(name, clients=4, per_round=2, rounds=1, everyone_trains=True, validation_rate=0.2)
 
 
 def test_plain_means_and_a_global_step_by_hand():

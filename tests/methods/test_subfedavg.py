@@ -252,3 +252,34 @@ def test_the_first_candidate_is_of_the_first_epoch():
         assert [phase.name for phase in phases] == names
         assert sum(phase.epochs for phase in phases) == epochs
         assert [phase.enter is not None for phase in phases] == [name == names[-1] for name in names]
+
+
+def small_cnn() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 16), nn.ReLU(), nn.Linear(16, 10))
+
+
+@pytest.mark.parametrize("name", ["sub-fedavg", "lotteryfl"])
+def test_all_matrices_of_a_sub_network_are_pruned(name):
+    """What is left of a matrix is a vector there; it is pruned all the same, down to the target."""
+    options = {"accuracy_threshold": 0.0, "prune_rate": 0.5, "density": 0.6}
+    if name == "sub-fedavg":
+        options["distance"] = 0.0
+    history = Case(card(name), {**options, "subnetwork": 0.3}, model=small_cnn).start().play(2)
+    mask = min((state.mask for state in history.last.states.values()), key=lambda mask: sum(counts(mask)))
+    assert sum(counts(mask)) == kept_count(history.context.task.layout.size, 0.6)
+    pruned = {slot.name for slot, left in zip(mask.layout.slots, counts(mask), strict=True) if left < slot.size}
+    assert pruned == {"0.weight", "3.weight", "5.weight"}
+
+
+def test_channels_of_a_sub_network_are_refused():
+    """Unless the sub-network has all their entries."""
+    task = Task(small_cnn, (1, 8, 8), 10)
+    config = SubFedAvgConfig(structure="hybrid")
+    whole = Tree(task.layout, torch.ones(task.layout.size, dtype=torch.bool))
+    whole["3.weight"][:, ::2] = False
+    task.restrict(whole)
+    subfedavg(task, config)
+    whole["0.weight"][0] = False
+    task.restrict(whole)
+    with pytest.raises(SparsonaError, match="structure=hybrid on a sub-network"):
+        subfedavg(task, config)

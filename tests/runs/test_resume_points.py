@@ -10,6 +10,7 @@ from torch import nn
 
 import sparsona as sp
 from sparsona.core import points
+from sparsona.engine.final import has_partial_global
 from sparsona.experiment.build import make_config, make_context
 from sparsona.methods import METHODS
 
@@ -36,12 +37,12 @@ class Stop:
 def options_of(method: str, federation: sp.Federation) -> dict:
     """Everything that can be evaluated of this method."""
     options = {**OPTIONS, **anywhere(method), **({} if METHODS[method].peers else {"per_round": 3})}
-    made = make_context(make_config(method, options, federation, net), federation, net).method
+    context = make_context(make_config(method, options, federation, net), federation, net)
+    made = context.method
     options["points"] = [points.TRAINED, *([made.shared_point] if made.shared_point else [])]
     if made.tune is not None:
         options |= {"tune_epochs": 1}
-    is_partial = made.server is not None and made.server.is_partial
-    if made.shared_point is not None and not is_partial:
+    if made.shared_point is not None and not has_partial_global(context):
         options |= {"guard": True}
     return options
 

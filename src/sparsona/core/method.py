@@ -138,6 +138,11 @@ def _amounts(phase: Phase, client: Client, round_: Round) -> tuple[int, int]:
     return phase.repeats * (passes * count + rest * size), phase.repeats * steps
 
 
+def never(_: tuple[Client, ...]) -> bool:
+    """The default of `ServerHalf.is_partial`: the whole model is trained, whoever takes part."""
+    return False
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServerHalf:
     """The server's side of a method: functions of a Server, which only the server holds.
@@ -156,8 +161,12 @@ class ServerHalf:
             added one by one.
         global_model: `global_model(server)` returns the shared model, where there is one. State.buffers are then those
             of the task's module.
-        is_partial: some of the global model keeps its initial values, so it is not a model to serve a client with.
+        is_partial: `is_partial(clients)` says, of the clients that take part in training, whether some of the global
+            model keeps its initial values, so that it is not a model to serve a client with.
         client_memory: the fields of Server that are dicts by client, with what the server keeps for each.
+        needs_every_update: what the server knows of clients is wrong once one trains and its update is not added, so
+            that a run in which all train and some are aggregated is refused. (A client whose update is lost is no such
+            case: it keeps its old State.)
     """
 
     init: Callable[[Tree, tuple[Client, ...], Seeds], Server]
@@ -167,8 +176,9 @@ class ServerHalf:
     step: Callable[[Server, Sum, Round], Server]
     merge: Callable[[Sum, Sum], Sum] | None = None
     global_model: Callable[[Server], Tree] | None = None
-    is_partial: bool = False
+    is_partial: Callable[[tuple[Client, ...]], bool] = never
     client_memory: tuple[str, ...] = ()
+    needs_every_update: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +225,7 @@ class Method:
             vector).
         adapt: `adapt(work, probe, round)` returns the Work to predict with, where a model is adapted to a client's data
             before use without training (Per-FedAvg's step, statistics); not called for models that were tuned.
+        adapts_tuned: it is called for those, too: statistics must be those of the tuned weights.
         transductive: a prediction depends on its batch, so batches are never padded, and results say so.
         model_travels: False if a client's model is on the client alone although there is a server, so that clients
             without memory would learn nothing.
@@ -233,6 +244,7 @@ class Method:
     peer: PeerHalf | None = None
     trait: Callable[[State], Tree | Tensor] | None = None
     adapt: Callable[[Work, Probe, Round], Work] | None = None
+    adapts_tuned: bool = False
     transductive: bool = False
     model_travels: bool = True
 

@@ -43,3 +43,8 @@ class Outline:
     uncounted: tuple[str, ...] = ()  # matrices whose FLOPs are not known
     norm_groups: Mapping[str, int] = field(default_factory=dict)  # as Task.norm_groups
     half: None = None  # as Task.half: nothing is computed
+
+    @property
+    def whole_layout(self) -> Layout:
+        """That of the whole model, as Task has it: an outline is never that of a sub-network."""
+        return self.layout

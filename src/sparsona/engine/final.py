@@ -23,7 +23,7 @@ from sparsona.core.points import (
     select,
 )
 from sparsona.engine.clients import Clients
-from sparsona.engine.context import ServerContext
+from sparsona.engine.context import ClientContext, ServerContext
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.guard import Seen, keeps_shared
 from sparsona.engine.jobs import Outcome, Tally
@@ -113,6 +113,12 @@ def guard_point(plan: Plan, shared: str | None) -> str:
     return START if plan.starts_warm else str(shared)
 
 
+def has_partial_global(context: ServerContext | ClientContext) -> bool:
+    """Whether some of the server's model keeps its initial values."""
+    half, novel = context.method.server, novel_clients(context.plan, context.clients)
+    return half is not None and half.is_partial(tuple(c for c in context.clients if c.index not in novel))
+
+
 def check_end(context: ServerContext) -> None:
     """Raise SparsonaError if method, data and plan do not fit together at the end of a run."""
     plan, method = context.plan, context.method
@@ -131,7 +137,7 @@ def check_end(context: ServerContext) -> None:
         _require_validation(context, "points on validation data", "leave them out of points")
     if not plan.guard:
         return
-    is_partial = method.server is not None and method.server.is_partial
+    is_partial = has_partial_global(context)
     if not plan.starts_warm and (method.shared_point is None or is_partial):
         because = ": no client trains all of the global one" if is_partial else ""
         raise SparsonaError(

@@ -186,6 +186,12 @@ def check_star(context: ServerContext) -> None:
             expected="a method whose clients send to each other: with a server, what it sends is tuned",
             hint="leave tune_from out",
         )
+    if plan.everyone_trains and half is not None and half.needs_every_update:
+        raise SparsonaError(
+            f"'everyone_trains' for {method.name}: its server must hear from every client that trained",
+            expected="per_round: so many clients train and are aggregated",
+            hint="leave everyone_trains out",
+        )
     bases = {point(name).base for name in plan.points}
     if CONSENSUS in bases:
         raise SparsonaError(

@@ -167,9 +167,9 @@ def training(context: ClientContext, turns: Sequence[OpenTurn], phase: Phase) ->
 
 
 def adapted_work(context: ClientContext, turn: OpenTurn) -> Work:
-    """The Work that a client would predict with: adapted to its data if the method does that and it was not tuned."""
+    """The Work that a client would predict with: adapted to its data if the method does that, also after tuning."""
     adapt = context.method.adapt
-    if adapt is None or turn.job.do == "tune":
+    if adapt is None or (turn.job.do == "tune" and not context.method.adapts_tuned):
         return turn.work
     uncharged = ClientProbe(
         context.task,
@@ -205,7 +205,7 @@ def end(context: ClientContext, turn: OpenTurn, tested: Evaluation | None = None
     if job.do == "evaluate":
         return done
     if job.do == "tune":
-        return replace(done, work=own_memory(turn.work))
+        return replace(done, work=own_memory(adapted_work(context, turn)))
     with clock.measure("finish"):
         # A peer's message is kept as long as its State: neither may share memory with a stack; the two share theirs.
         work = turn.work if method.peer is None else own_memory(turn.work)

@@ -18,6 +18,7 @@ from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
 from sparsona.data.federation import Federation
 from sparsona.engine.context import ClientContext
+from sparsona.engine.final import has_partial_global
 from sparsona.engine.plan import novel_clients
 from sparsona.engine.profiler import OFF, START, Clock
 from sparsona.engine.rounds import shared_model
@@ -151,7 +152,7 @@ def _describe_run(
         point=(None if config.tune_epochs else row.headline) or config.headline,
         alone=method.server is None and method.peer is None,
         peers=method.peer is not None,
-        partial_global=method.server is not None and method.server.is_partial,
+        partial_global=has_partial_global(context),
         graph=graph_digest(context),
         latency=latency_digest(config),
         has_batch_statistics=task.moves_buffers,

@@ -75,7 +75,7 @@ def pruned_names(layout: Layout, which: Literal["matrices", "weights"]) -> tuple
     """The tensors that are pruned.
 
     Args:
-        layout: the model.
+        layout: the whole model (`Task.whole_layout`): in a fixed sub-network, what is left of a matrix is a vector.
         which: "weights" is every name with "weight" and without "bn" in it, as DisPFL's code selects them: scales of
             norms that are not called bn are among them.
 
@@ -180,4 +180,5 @@ def subnet_server(options: PruningOptions) -> ServerHalf:
         merge=merge,
         global_model=lambda server: server.params,
         client_memory=("masks",),
+        needs_every_update=True,  # with the mask before a client pruned it would undo that in every round
     )

@@ -259,7 +259,7 @@ def fedalt(task: Task, config: FedAltConfig) -> Method:
         step=step,
         merge=WeightedSum.merge,
         global_model=lambda server: parts.join(server.shared, server.rest),
-        is_partial=bool(parts.own.slots),
+        is_partial=lambda clients: bool(parts.own.slots),
     )
     return Method(
         init_client=init_client,

@@ -19,7 +19,8 @@ the sign of that score; where supports do not overlap, bits stay personal.
 
 Kept: the frozen model, the scores, the support. Travels: down, the aggregated bits and which of them are shared; up,
 the client's bits and its support. Costs: dense training, since scores of unused weights have gradients, too. A client
-that has not had a turn yet is served the aggregated mask, which `density` does not bound.
+that has not had a turn yet is served the aggregated mask, which `density` does not bound. Capacities change nothing: a
+client keeps all frozen weights, however few it uses, so that a comparison with capacities gives all a sub-network.
 
 Preset `pfedgate`: intersection, and that paper's way of training; it masked the last layer of its EMNIST network and
 the last two of those for CIFAR (`num_masked_layers`). Its 0.5 of the parameters is taken as `density`.
@@ -140,9 +141,12 @@ class FedMaskSum:
 def fedmask(task: Task, config: FedMaskConfig) -> Method:
     """Frozen weights, and masks of the last layers."""
     optimizer = make_optimizer(config)
-    masked_layers = _last_layers(task.layout, config.num_masked_layers)
-    names = masked_layers.names
-    freeze = _signed if config.frozen_weights == "signed" else (lambda params: params)
+    names = _last_layers(task.whole_layout, config.num_masked_layers)
+    masked_layers = task.layout.select(names)
+    left = mask_counts(masked_layers, config.density, "uniform")
+
+    def freeze(params: Tree) -> Tree:
+        return _signed(params, task.whole_layout) if config.frozen_weights == "signed" else params
 
     def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> FedMaskState:
         import torch
@@ -182,9 +186,6 @@ def fedmask(task: Task, config: FedMaskConfig) -> Method:
     def mask_of(scores: Tree, support: Tree) -> Tree:
         return scores.like((scores.flat > 0) & (support.flat > 0))
 
-    def counts_of(client: Client) -> tuple[int, ...]:
-        return mask_counts(masked_layers, min(config.density, client.capacity), "uniform")
-
     def finish(
         state: FedMaskState, work: FedMaskWork, inbox: Inbox, probe: Probe, round_: Round
     ) -> tuple[FedMaskState, Update]:
@@ -192,7 +193,7 @@ def fedmask(task: Task, config: FedMaskConfig) -> Method:
         support = state.support
         if round_.is_new:  # one-shot pruning: the highest scores of each layer are kept
             above = work.scores.flat - work.scores.flat.min()
-            kept = select(above, support.flat, masked_layers.sizes, counts_of(round_.client), largest=True)
+            kept = select(above, support.flat, masked_layers.sizes, left, largest=True)
             support = support.like(kept)
         parts = {"mask": dense(mask_of(work.scores, support)), "support": dense(support)}
         memory = optimizer.end(work.memory)
@@ -214,14 +215,14 @@ def fedmask(task: Task, config: FedMaskConfig) -> Method:
         scores, gradient = (PartSize(name, masked_layers, masked_layers.size) for name in ("scores", "gradient"))
         memory = optimizer.sizes("memory", masked_layers)
         kept = (PartSize("frozen", layout, layout.size), scores, support)
-        left = dict(zip(names, counts_of(client), strict=True))
+        active = dict(zip(names, left, strict=True))
         per_example, per_step = 3 * layout.forward_flops(), optimizer.flops * masked_layers.size
         return Cost(
             (mask, shared),
             (mask, support),
             turn_flops((phase,), client, round_, per_example, per_step),
             kept=kept + memory if optimizer.keeps else kept,
-            infer_flops=layout.forward_flops(left.get(slot.name, slot.size) for slot in layout.slots),
+            infer_flops=layout.forward_flops(active.get(slot.name, slot.size) for slot in layout.slots),
             at_work=(gradient,) if optimizer.keeps else (*memory, gradient),
             tune_flops=turn_flops((replace(phase, epochs=1),), client, round_, per_example, per_step),
         )
@@ -287,21 +288,25 @@ def fedmask(task: Task, config: FedMaskConfig) -> Method:
     )
 
 
-def _signed(params: Tree) -> Tree:
-    """Each weight with its sign and the magnitude of its tensor's Kaiming draw, the root of 2 / fan-in; no biases."""
+def _signed(params: Tree, whole: Layout) -> Tree:
+    """Each weight with its sign and the magnitude of its tensor's Kaiming draw, the root of 2 / fan-in; no biases.
+
+    `whole` is the layout of the whole model: in a fixed sub-network a matrix is a vector of what is left of it, and the
+    fan-in is what is left of a row on average.
+    """
     import torch
 
     found = []
-    for slot in params.layout.slots:
+    for slot in whole.slots:
         value = params[slot.name]
         if slot.flops_per_weight:
-            fan_in = slot.size // slot.shape[0]
+            fan_in = max(1, value.numel() // slot.shape[0])
             value = value.sign() * (2 / fan_in) ** 0.5 if len(slot.shape) > 1 else value.new_zeros(value.shape)
         found.append(value.reshape(-1))
     return params.like(torch.cat(found))
 
 
-def _last_layers(layout: Layout, number: int) -> Layout:
+def _last_layers(layout: Layout, number: int) -> tuple[str, ...]:
     """The weights of the last layers that multiply: tensors of two or more dimensions with FLOPs."""
     found = [slot.name for slot in layout.slots if len(slot.shape) > 1 and slot.flops_per_weight]
     if number > len(found):
@@ -309,4 +314,4 @@ def _last_layers(layout: Layout, number: int) -> Layout:
             f"masks of {number} layers, and the model has {len(found)}",
             expected=f"num_masked_layers from 1 to {len(found)}",
         )
-    return layout.select(found[-number:])
+    return tuple(found[-number:])

@@ -20,7 +20,9 @@ width rate, as both papers do with 1, .5, .25, .125 and .0625. `density` is a bo
 As published: activations of hidden layers are divided by r in training only (`scaler`); BatchNorm is static, which is
 that statistics are estimated anew on training data before predictions; labels that a client does not have are masked in
 its loss and, as in the authors' tests of local models, in its predictions (`masked_outputs`), and it does not count for
-their output rows; clients weigh equally. At full width, without masks and by examples, this is FedAvg to the bit.
+their output rows; clients weigh equally. Plain weights mask outputs by the output layer's bias: without one, models
+with `masked_loss="exclude"` cannot be deployed as such. At full width, without masks and by examples, this is FedAvg to
+the bit.
 
 Differences. From HeteroFL: masked logits are left out of the softmax (`masked_loss="exclude"`); the authors' code sets
 them to 0, which still counts in it. Statistics are those of each client's own data and network; the authors' server
@@ -31,9 +33,11 @@ normalised with the same ones as in the wide network. With BatchNorm, `global` u
 initial ones outside of its window.
 
 Preset `authors`: rates, batches and clipping of their scripts, capacities as width rates, and one accident:
-`masked_loss="zero"`. HeteroFL's divide the learning rate by 10 after a third and two thirds of the rounds; FedRolex's
-by 4 after 1,200 of 3,200, which is left out. Preset `pfedgate`: 55% of the parameters, the density which that paper
-states for a budget of 50%, and which no published width rate has; the code of those runs is not known.
+`masked_loss="zero"`. HeteroFL's are those for CIFAR-10, which divide the learning rate by 10 after 150 and 250 of 400
+rounds, or 300 and 500 of 800. FedRolex's are the README's command for CIFAR-10 with the code of commit 9f519ab
+(SGD with momentum; at 3f1485e it was Adam); that divides by 4 after 1,200 of 3,200, which is left out.
+Preset `pfedgate`: 55% of the parameters, the density which that paper states for a budget of 50%, and which no
+published width rate has; the code of those runs is not known.
 """
 
 from __future__ import annotations
@@ -142,6 +146,8 @@ def heterofl(task: Task, config: HeteroFLConfig) -> Method:
     wide = {"params": widths.layout, "buffers": task.buffer_layout}
     masks = config.masked_loss != "none" and not task.is_regression
     filling = 0.0 if config.masked_loss == "zero" else EXCLUDED
+    masks_outputs = masks and config.masked_outputs
+    has_bias = any(len(slot.shape) == 1 for slot in widths.layout.slots if slot.name in widths.output)
     labels_layout = Layout((Slot("labels", (task.num_classes,)),))
 
     @cache  # there are few capacities
@@ -193,21 +199,19 @@ def heterofl(task: Task, config: HeteroFLConfig) -> Method:
             outputs = outputs.masked_fill(~work.labels, filling)
         return task.mean_loss(outputs, batch), buffers
 
-    def deployed(work: HeteroFLWork) -> Mapping[str, Tensor]:
-        """The weights to predict with: without its weights, an output row has the logit of its bias."""
-        if work.labels is None or not config.masked_outputs:
-            return work.params
+    def predict(work: HeteroFLWork, inputs: Tensor) -> Tensor:
+        outputs = task.forward(work.params, work.buffers, inputs, train=False)[0]
+        return outputs.masked_fill(~work.labels, filling) if masks_outputs and work.labels is not None else outputs
+
+    def deploy(work: HeteroFLWork) -> tuple[Tree, Tree]:
+        """Plain weights that mask outputs: without its weights, an output row has the logit of its bias."""
+        if not masks_outputs or work.labels is None:
+            return work.params, work.buffers
         named = dict(work.params)
         for name in widths.output:
             is_bias = named[name].dim() == 1
             named[name] = named[name].masked_fill(~_by_row(work.labels, named[name]), filling if is_bias else 0.0)
-        return named
-
-    def predict(work: HeteroFLWork, inputs: Tensor) -> Tensor:
-        return task.forward(deployed(work), work.buffers, inputs, train=False)[0]
-
-    def deploy(work: HeteroFLWork) -> tuple[Tree, Tree]:
-        return Tree.of(deployed(work), work.params.layout), work.buffers
+        return Tree.of(named, work.params.layout), work.buffers
 
     def adapt(work: HeteroFLWork, probe: Probe, round_: Round) -> HeteroFLWork:
         return replace(work, buffers=task.statistics(work.params, work.buffers, probe.train()))
@@ -239,6 +243,11 @@ def heterofl(task: Task, config: HeteroFLConfig) -> Method:
             at_work=(*labels, *gain, gradient) if optimizer.keeps else (*labels, *gain, *memory, gradient),
             tune_flops=turn_flops((replace(phase, epochs=1),), client, round_, per_example, per_step),
         )
+
+    def is_partial(clients: tuple[Client, ...]) -> bool:
+        """Windows that stay cover as much as the widest; those that move cover all."""
+        sizes = (narrow("params", rate_of(client)).size for client in clients)
+        return config.window == "first" and all(size < widths.layout.size for size in sizes)
 
     def init_server(params: Tree, clients: tuple[Client, ...], seeds: Seeds) -> HeteroFLServer:
         return HeteroFLServer(params, begin_moments(config, params))
@@ -279,7 +288,7 @@ def heterofl(task: Task, config: HeteroFLConfig) -> Method:
         step=step,
         merge=IndexedSum.merge,
         global_model=lambda server: server.params,
-        is_partial=config.density < 1 and config.window == "first",
+        is_partial=is_partial,
     )
     return Method(
         init_client=init_client,
@@ -288,10 +297,11 @@ def heterofl(task: Task, config: HeteroFLConfig) -> Method:
         finish=finish,
         predict=predict,
         cost=cost,
-        deploy=deploy,
+        deploy=deploy if has_bias or not (masks_outputs and filling) else None,
         tune=phase,
         server=server,
         adapt=adapt if task.mixes_examples else None,
+        adapts_tuned=True,
     )
 
 

@@ -101,7 +101,7 @@ def lotteryfl(task: Task, config: LotteryFLConfig) -> Method:
     """Sub-networks that clients prune before training, and rewind."""
     check_task(task)
     optimizer = make_optimizer(config)
-    names = pruned_names(task.layout, config.prunes)
+    names = pruned_names(task.whole_layout, config.prunes)
 
     def prune(work: LotteryFLWork, probe: Probe, round_: Round) -> LotteryFLWork:
         mask = work.mask.like(work.mask.flat > 0)

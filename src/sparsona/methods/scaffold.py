@@ -208,6 +208,7 @@ def scaffold(task: Task, config: ScaffoldConfig) -> Method:
         step=step,
         merge=ScaffoldSum.merge,
         global_model=lambda server: server.params,
+        needs_every_update=True,  # c is the mean of all c_i
     )
     return replace(
         base,

@@ -21,8 +21,9 @@ which they know the next layer, so that our hybrid sends more for the same chann
 convolution's channels always stay.
 
 Differences from text and code: the accuracy is that on validation data; the authors' code measures it on the client's
-TEST data, which is not reproduced. The last step is cut so that a client ends at `density` (`overshoots`
-lets it be whole); the authors' code does that too, with a limit of 5% that its published values never reach.
+TEST data, which is not reproduced. The last step of weights is cut so that a client ends at `density` (`overshoots`
+lets it be whole); the authors' code does that too, with a limit of 5% that its published values never reach. A step of
+channels is never cut: one that would end below `density` is not taken, unless `overshoots`.
 Candidates leave out ceil(rate * (n - 1)) of n weights, which is what lies below numpy's percentile unless weights are
 equal. Norms and biases are never pruned unless `prunes="weights"`. The gradient norm is clipped and weights decay by
 default, as everywhere here. The second phase's batches have draws of their own, so that a client that never
@@ -32,7 +33,8 @@ Presets. `authors`: their code, but for the test accuracy. `dispfl`: as DisPFL r
 TRAINING data decides (`accuracy_on="train"`); models that were just pruned count with the mask before that
 (`divide_by="used"`), which shrinks what they pruned towards 0 instead of leaving it to the others; every name with
 "weight" and without "bn" is pruned, so that scales of GroupNorm are, too (`prunes="weights"`); the last step is whole
-(`overshoots`). FedSpa's figures are of the same code: `fedspa` is that with its training.
+(`overshoots`). FedSpa's figures are of the same code: `fedspa` is that with its training. Not reproduced: that code
+evaluates a client inside the mask it trained with in its last turn; here, as in all presets, it is the next one.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from sparsona.core import tree
+from sparsona.core.errors import SparsonaError
 from sparsona.core.method import (
     Client,
     Cost,
@@ -74,7 +77,7 @@ from sparsona.learning.subnetworks import (
     subnet_part,
     subnet_server,
 )
-from sparsona.sparsity.prune import channels_of, hamming_distance, num_pruned, prune_channels, prune_smallest
+from sparsona.sparsity.prune import Channels, channels_of, hamming_distance, num_pruned, prune_channels, prune_smallest
 
 if TYPE_CHECKING:
     from sparsona.core.task import Task
@@ -107,10 +110,10 @@ def subfedavg(task: Task, config: SubFedAvgConfig) -> Method:
     """Sub-networks that clients prune by magnitude."""
     check_task(task)
     optimizer = make_optimizer(config)
-    channels = channels_of(task.layout, task.roles.norm) if config.structure == "hybrid" else ()
+    channels = _channels(task) if config.structure == "hybrid" else ()
     filters = tuple(found.weight for found in channels)
     whole = {*filters, *(name for found in channels for name in found.others)}  # pruned by channel, not by weight
-    names = tuple(name for name in pruned_names(task.layout, config.prunes) if name not in whole)
+    names = tuple(name for name in pruned_names(task.whole_layout, config.prunes) if name not in whole)
     train = training_phase(
         task,
         config,
@@ -192,3 +195,17 @@ def subfedavg(task: Task, config: SubFedAvgConfig) -> Method:
         server=subnet_server(config),
         trait=lambda state: state.mask,
     )
+
+
+def _channels(task: Task) -> tuple[Channels, ...]:
+    """The channels of the whole network; SparsonaError if entries of theirs were left out of a fixed sub-network."""
+    found = channels_of(task.whole_layout, task.roles.norm)
+    whole, left = ({slot.name: slot.shape for slot in layout.slots} for layout in (task.whole_layout, task.layout))
+    for name in (name for one in found for name in (one.weight, *one.others)):
+        if whole[name] != left[name]:
+            raise SparsonaError(
+                f"structure=hybrid on a sub-network that has {left[name][0]} entries of '{name}' {list(whole[name])}",
+                expected="convolutions with whole channels to prune",
+                hint="use sub-fedavg, which prunes weights; or leave subnetwork and capacities out",
+            )
+    return found

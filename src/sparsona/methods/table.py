@@ -127,7 +127,7 @@ _HETEROFL: Mapping[str, Any] = {
     "epochs": 5,
     "batch_size": 10,
     "lr": 0.1,
-    "lr_schedule": "steps:0.3334,0.6667",
+    "lr_schedule": "steps:0.375,0.625",
     "momentum": 0.9,
     "weight_decay": 5e-4,
     "clip_norm": 1.0,
@@ -136,10 +136,8 @@ _HETEROFL: Mapping[str, Any] = {
 _FEDROLEX: Mapping[str, Any] = {
     **_HETEROFL,
     "epochs": 1,
-    "optimizer": "adam",
     "lr": 2e-4,
     "lr_schedule": "constant",
-    "momentum": 0.0,
     "weight_decay": 1e-3,
 }
 

@@ -73,9 +73,13 @@ def novel_clients_join_at_the_end(case: Case) -> None:
 
 
 def everyone_trains_some_are_aggregated(case: Case) -> None:
-    """A method works also if clients change without the server's knowledge (masks): they are sent what they lack."""
+    """A method works also if clients change without the server's knowledge (masks): they are sent what they lack. One
+    whose server would be wrong about them says so, and is refused."""
     if case.history.method.peer is not None:
         _require_refusal(case, "everyone_trains", "no server that could leave some of them out")
+        return
+    if case.history.method.server is not None and case.history.method.server.needs_every_update:
+        _require_refusal(case, "everyone_trains", "its server must hear from every client that trained")
         return
     history = case.start(everyone_trains=True).play(2)
     turns = history.records[-1].turns
