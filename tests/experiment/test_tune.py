@@ -14,7 +14,8 @@ from click.testing import CliRunner
 import sparsona as sp
 from sparsona.cli.app import cli
 from sparsona.core.errors import SparsonaError
-from sparsona.experiment.tune import BATCH, Trial, Tuned, _propose, _PrunedError, _Watch, resume_tuning
+from sparsona.experiment.search import BATCH, Trial, _propose, _PrunedError, _Watch
+from sparsona.experiment.tune import Tuned, resume_tuning
 from sparsona.runs.observers import ClientEvaluation, EvaluationResult
 from sparsona.runs.request import read_option_file
 
@@ -126,7 +127,7 @@ def test_a_trial_that_was_stopped_midway_is_judged_as_if_it_had_not_been(tmp_pat
     def in_order(space, trials, seed, count):
         return [{"lr": rate} for rate in rates[len(trials) : len(trials) + count]]
 
-    monkeypatch.setattr("sparsona.experiment.tune._propose", in_order)
+    monkeypatch.setattr("sparsona.experiment.search._propose", in_order)
     whole = sp.tune(["local"], **options, out=tmp_path / "whole").methods["local"].trials
     assert any(trial.state == "pruned" for trial in whole)
     add, stopped = _Watch.add, set()

@@ -30,7 +30,7 @@ WITH_MEMORY = {"fedrolex": None}  # each round trains other units
 MEMORY = [
     ("heterofl", {}, 0, SIZE, 2 * SIZE + WITH_FLAGS, 0),
     ("heterofl", HALF, 0, HALF_WIDTH, 2 * HALF_WIDTH + WITH_FLAGS, 0),
-    ("heterofl", {**HALF, "scaler": False, "masked_loss": "none"}, 0, HALF_WIDTH, 2 * HALF_WIDTH, 0),
+    ("heterofl", {**HALF, "scaler": False, "masked_loss": "off"}, 0, HALF_WIDTH, 2 * HALF_WIDTH, 0),
     ("fedrolex", HALF, 0, HALF_WIDTH, 2 * HALF_WIDTH + WITH_FLAGS, 0),
 ]
 
@@ -38,7 +38,7 @@ MEMORY = [
 @pytest.mark.parametrize("name", ["heterofl", "fedrolex"])
 def test_at_full_width_it_is_fedavg(name):
     """One window has all units: the same bits after three rounds, with the scaler, which then multiplies by 1."""
-    plain = {"masked_loss": "none", "weight": "examples"}
+    plain = {"masked_loss": "off", "weight": "examples"}
     fedavg = Case(card("fedavg")).history.prints
     assert Case(card(name), plain).history.prints == fedavg
     assert Case(card(name), {**plain, "weight": "equal"}).history.prints != fedavg

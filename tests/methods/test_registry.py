@@ -9,7 +9,8 @@ import pytest
 
 from sparsona import methods
 from sparsona.experiment import build
-from sparsona.methods import METHODS
+from sparsona.methods import METHODS, factory
+from sparsona.runs.declaration import options_of
 from sparsona.runs.options import CONDITIONS
 
 FOLDER = Path(methods.__file__).parent
@@ -45,3 +46,10 @@ def test_a_method_takes_of_another_its_factory_and_config_alone(path):
             found = (node.module or "").removeprefix("sparsona.methods.").split(".")[0]
             if (node.module or "").startswith("sparsona.methods.") and found in MODULES and found != own:
                 assert {name.name for name in node.names} <= PUBLIC[found], f"{path.name} imports internals of {found}"
+
+
+def test_no_option_has_the_value_none_as_a_word():
+    """On the command line and in files 'none' is None."""
+    for name in METHODS:
+        for key, one in options_of(factory(name)[1]).items():
+            assert "none" not in (one.choices or ()), f"{name}: {key}"

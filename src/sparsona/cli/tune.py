@@ -15,7 +15,8 @@ from sparsona.cli.terminal import print_results, print_table, print_text
 from sparsona.core.errors import SparsonaError
 
 if TYPE_CHECKING:
-    from sparsona.experiment.tune import Listen, Tuning
+    from sparsona.experiment.search import Listen
+    from sparsona.experiment.tune import Tuning
 
 
 @click.command(cls=with_table(run_flags))

@@ -98,7 +98,7 @@ class HeteroFLConfig(ServerStep):
     )
     window: Literal["first", "rolling"] = Field("first", description="which units: the first, or moving with the round")
     scaler: bool = Field(True, description="activations are divided by the width rate in training")
-    masked_loss: Literal["none", "exclude", "zero"] = Field(
+    masked_loss: Literal["off", "exclude", "zero"] = Field(
         "exclude", description="logits of labels that a client does not have: used, left out, or set to 0"
     )
     masked_outputs: bool = Field(True, description="predictions leave these logits out, or set them to 0, too")
@@ -144,7 +144,7 @@ def heterofl(task: Task, config: HeteroFLConfig) -> Method:
     if hasattr(task, "forward"):  # an Outline has no network to test
         check_widths(task, widths)
     wide = {"params": widths.layout, "buffers": task.buffer_layout}
-    masks = config.masked_loss != "none" and not task.is_regression
+    masks = config.masked_loss != "off" and not task.is_regression
     filling = 0.0 if config.masked_loss == "zero" else EXCLUDED
     masks_outputs = masks and config.masked_outputs
     has_bias = any(len(slot.shape) == 1 for slot in widths.layout.slots if slot.name in widths.output)

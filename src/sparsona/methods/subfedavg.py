@@ -89,7 +89,9 @@ class SubFedAvgConfig(PruningOptions):
     distance: float = Field(
         1e-4, ge=0, le=1, description="share in which the masks of first and last epoch must differ"
     )
-    structure: Literal["none", "hybrid"] = Field("none", description="weights are pruned, or channels of convolutions")
+    structure: Literal["weights", "hybrid"] = Field(
+        "weights", description="weights are pruned, or channels of convolutions"
+    )
     channel_rate: Rate = Field(0.1, description="hybrid: share of remaining channels that one step removes")
     channel_distance: float = Field(0.01, ge=0, le=1, description="hybrid: `distance` of channels")
     channel_density: float = Field(0.5, gt=0, le=1, description="hybrid: share of a convolution's channels that stays")

@@ -593,7 +593,7 @@ ROWS = (
         presets={"authors": _HETEROFL, "pfedgate": {**AS_IN_PFEDGATE, "density": 0.55}},
         density_bounds=("up", "down"),
         family="sub",
-        grid={"masked_loss": ("none", "exclude"), "scaler": (False, True)},
+        grid={"masked_loss": ("off", "exclude"), "scaler": (False, True)},
     ),
     MethodCard(
         "fedrolex",
@@ -607,7 +607,7 @@ ROWS = (
         presets={"authors": _FEDROLEX},
         density_bounds=("up", "down"),
         family="sub",
-        grid={"masked_loss": ("none", "exclude"), "scaler": (False, True)},
+        grid={"masked_loss": ("off", "exclude"), "scaler": (False, True)},
     ),
     MethodCard(
         "pfedgate",
