@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 import sparsona as sp
 from sparsona.cli.app import cli
+from sparsona.cli.options import table_for
 from sparsona.core.errors import SparsonaError
 from sparsona.experiment.search import BATCH, Trial, _propose, _PrunedError, _Watch
 from sparsona.experiment.tune import Tuned, resume_tuning
@@ -209,6 +210,24 @@ def test_proposals_repeat_nothing_and_follow_what_was_found():
     turned = [replace(one, value=-float(one.number)) for one in points]
     high, low = (_propose(wide, told, "y", BATCH) for told in (points, turned))
     assert np.mean([one["a"] for one in high]) > np.mean([one["a"] for one in low])
+
+
+def test_the_defaults_are_tried_first(tmp_path):
+    """FedAvg's rate of 0.1 is in the grid; a space without the default begins elsewhere, and nothing is tried twice."""
+    found = sp.tune(["local"], **QUICK, trials=7, refit_seeds=0, prune=False, jobs=1, out=tmp_path / "t")
+    rates = [trial.options["lr"] for trial in found.methods["local"].trials]
+    assert rates[0] == 0.1
+    assert len(set(rates)) == 7
+    other = sp.tune(["local"], **QUICK, trials=1, search={"lr": [0.2]}, refit_seeds=0, jobs=1, out=tmp_path / "u")
+    assert other.best == {"local": {"lr": 0.2}}
+
+
+def test_options_after_a_colon_leave_the_rest_of_a_table():
+    tables = {"ditto": {"lr": 0.1, "prox": 1.0, "tuned_with": 4}, "local:lr=0.2": {"momentum": 0.5}}
+    assert table_for("ditto", tables) == tables["ditto"]
+    assert table_for("ditto:lr=0.3", tables) == {"prox": 1.0}
+    assert table_for("local:lr=0.2", tables) == {"momentum": 0.5}
+    assert table_for("fedavg", tables) == {}
 
 
 def test_a_trial_below_the_median_of_earlier_ones_is_pruned():

@@ -208,7 +208,7 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
             f": {facts.preset}." if facts.preset else ", which are defaults."
         )
     if trials := config.get("tuned_with"):
-        text += f" Options were tuned with {trials} trial{'s' * (trials > 1)} on data held out of training."
+        text += f" Options were tuned with {trials} trial{'s' * (trials > 1)} of `sparsona tune`."
     if matched := config.get("matched"):
         text += _match_sentence(matched, summary, config["rounds"])
     if held := int(facts.sizes[:, 1].sum()):

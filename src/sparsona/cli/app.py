@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +26,18 @@ from sparsona.cli.options import (
     gather,
     gather_each,
     run_flags,
+    table_for,
     with_table,
 )
-from sparsona.cli.terminal import print_profile, print_results, print_table, print_text, progress_bar, show_rows
+from sparsona.cli.terminal import (
+    print_profile,
+    print_results,
+    print_table,
+    print_text,
+    progress_bar,
+    show_rows,
+    write_page,
+)
 from sparsona.cli.tune import tune
 from sparsona.core.errors import SparsonaError
 from sparsona.core.version import VERSION
@@ -128,7 +137,7 @@ def compare(
 
     check_reserved(api.compare, options)
     with progress_bar(has_seeds=seeds > 1) as bar:
-        pairs_of = [(name, tables[name]) if name in tables else name for name in names]
+        pairs_of = [(name, own) if (own := table_for(name, tables)) else name for name in names]
         result = api.compare(pairs_of, seeds=seeds, match=match, jobs=jobs, out=out, observers=[bar, *logs], **options)
     show_comparison(result, as_json)
 
@@ -363,14 +372,6 @@ def show_comparison(result: Any, as_json: bool) -> None:
         print_text(f"  {', '.join(names)}: {protocol}")
     click.echo(f"\nruns:   {result.path}")
     click.echo(f"report: {write_page(result.report)}")
-
-
-def write_page(write: Callable[[], Path]) -> str:
-    """The report's path, or why there is none: a missing extra must not fail a finished run."""
-    try:
-        return str(write())
-    except SparsonaError as error:
-        return f"none ({error.what}; {error.hint})"
 
 
 def main() -> None:

@@ -166,7 +166,19 @@ def gather(
 ) -> dict[str, Any]:
     """Options from the file (and from its table of `method`), then from the flags given, then from --set."""
     options, tables = gather_each(config, pairs, flags)
-    return {**options, **tables.get(method or "", {})}
+    return {**options, **({} if method is None else table_for(method, tables))}
+
+
+def table_for(method: str, tables: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The file's options for a method; with options after a colon, those of its row that these leave open."""
+    from sparsona.runs.request import parse_method
+
+    if method in tables:
+        return tables[method]
+    name, own = parse_method(method)
+    table = tables.get(name, {})
+    kept = {key: value for key, value in table.items() if key not in own and key != "tuned_with"}
+    return kept if own else table
 
 
 def gather_each(

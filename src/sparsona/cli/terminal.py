@@ -70,6 +70,14 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     Console(highlight=False, width=width).print(table)
 
 
+def write_page(write: Callable[[], object]) -> str:
+    """The report's path, or why there is none: a missing extra must not fail a finished run."""
+    try:
+        return str(write())
+    except SparsonaError as error:
+        return f"none ({error.what}; {error.hint})"
+
+
 def print_profile(profile: dict[str, Any]) -> None:
     """Where the time went, of the last part: the others were shown when they were measured."""
     part = profile["parts"][-1]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparsona.cli.options import MATCH, OUT, check_names, check_reserved, gather_each, run_flags, with_table
-from sparsona.cli.terminal import print_results, print_table, print_text
+from sparsona.cli.terminal import print_results, print_table, print_text, write_page
 from sparsona.core.errors import SparsonaError
 
 if TYPE_CHECKING:
@@ -151,6 +151,7 @@ def show_search(result: Tuning, as_json: bool) -> None:
     if result.comparison is not None:
         click.echo("Trained again on all training data, on test data:")
         print_results(result.comparison.table())
+        click.echo(f"report:  {write_page(result.comparison.report)}")
     click.echo(f"options: {result.config}")
     matched = "" if result.match == "rounds" else f" --match {result.match}"
     click.echo(f"`sparsona compare --config {result.config}{matched} --seeds 3` compares the methods with them.")

@@ -65,18 +65,30 @@ class Search:
     """The search of one method: trials in batches, each a file when it is finished."""
 
     def __init__(
-        self, path: Path, name: str, space: Space, options: dict[str, Any], trials: int, seed: int, prunes: bool
+        self,
+        path: Path,
+        name: str,
+        space: Space,
+        options: dict[str, Any],
+        defaults: Mapping[str, Any],
+        trials: int,
+        seed: int,
+        prunes: bool,
     ) -> None:
         self.name, self.space, self.options, self.seed, self.prunes = name, space, options, seed, prunes
+        first = {key: defaults[key] for key in space}
+        # The defaults are the first trial, if they are among the values: a search should not do worse than none.
+        self.first = first if space and all(first[key] in values for key, values in space.items()) else None
         self.folder = path / re.sub("[^a-z0-9.+-]+", "_", name.lower().replace("=", "-"))
         self.trials: list[Trial] = []
         self.total = min(trials, max(1, size_of(space)))
 
     def next_batch(self) -> list[tuple[int, dict[str, Any]]]:
         """Numbers and options of the trials to do now; empty when the search is over."""
-        count = min(BATCH, self.total - len(self.trials))
-        first = len(self.trials)
-        return list(enumerate(_propose(self.space, self.trials, f"{self.seed}/{self.name}/{first}", count), first))
+        first, count = len(self.trials), min(BATCH, self.total - len(self.trials))
+        known = [] if first or self.first is None else [Trial(0, self.first, "failed")]
+        drawn = _propose(self.space, [*self.trials, *known], f"{self.seed}/{self.name}/{first}", count - len(known))
+        return list(enumerate([*(one.options for one in known), *drawn], first))
 
     def limits(self) -> dict[int, float]:
         """The median of the trials of earlier batches at each evaluated round: below it, a trial is pruned."""
@@ -122,6 +134,8 @@ def play_all(
             listen(done, total, f"{search.name}: {_describe(trial)}")
 
     waiting: dict[str, dict[int, Trial]] = {}  # of unfinished batches
+    if listen is not None:
+        listen(0, total, "")
     with processes(jobs) as pool:
         given = _pack((federation, model))
         running: dict[Future[Trial], Search] = {}

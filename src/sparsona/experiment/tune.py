@@ -444,8 +444,10 @@ def _tune(
     for name, space in spaces.items():
         options = _trial_options(request, name, federation)
         # A model that is tuned at the end is not judged by what it was before.
-        prunes = request.prune and not make_configs(name, options, federation, model)[0].tune_epochs
-        found[name] = Search(path, name, space, options, request.trials, request.seed, prunes)
+        config, own = make_configs(name, options, federation, model)
+        prunes = request.prune and not config.tune_epochs
+        defaults = {**config.model_dump(), **own.model_dump()}
+        found[name] = Search(path, name, space, options, defaults, request.trials, request.seed, prunes)
     play_all(found.values(), held, model, jobs, listen)
     tuned = {name: Tuned(name, one.space, tuple(one.trials)) for name, one in found.items()}
     result = Tuning(path, tuned, request.match, None)
@@ -461,6 +463,9 @@ def _tune(
     _write_config(result, request)
     if request.refit_seeds:
         refit = path / "refit"
+        if listen is not None:
+            done = sum(len(one.trials) for one in tuned.values())
+            listen(done, done, "now training the chosen options on all training data")
         if (refit / "comparison.json").exists():
             result.comparison = resume_comparison(refit, federation, model, jobs=jobs)
         else:
