@@ -149,7 +149,12 @@ COLUMNS = (
         shown="if different",
     ),
     Column(
-        "turns", "turns", "client turns that trained, final tuning included", _entry("turns", "total"), "{:,.0f}".format
+        "turns",
+        "turns",
+        "client turns that trained, final tuning included",
+        _entry("turns", "total"),
+        "{:,.0f}".format,
+        better="neither",
     ),
     Column(
         "steps",
@@ -157,6 +162,7 @@ COLUMNS = (
         "local steps of all clients together, final tuning included",
         _entry("steps", "total"),
         "{:,.0f}".format,
+        better="neither",
         is_first=True,
     ),
     Column(
