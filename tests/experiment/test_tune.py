@@ -125,7 +125,7 @@ def test_a_trial_that_was_stopped_midway_is_judged_as_if_it_had_not_been(tmp_pat
         "search": {"lr": rates},
     }
 
-    def in_order(space, trials, seed, count):
+    def in_order(space, trials, seed, count, begin):
         return [{"lr": rate} for rate in rates[len(trials) : len(trials) + count]]
 
     monkeypatch.setattr("sparsona.experiment.search._propose", in_order)

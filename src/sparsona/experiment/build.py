@@ -113,7 +113,7 @@ def _lacks_validation(row: MethodCard, what: str) -> SparsonaError:
     )
 
 
-def options_for(row: MethodCard, options: Mapping[str, Any], rows: Sequence[MethodCard]) -> dict[str, Any]:
+def options_taken_by(row: MethodCard, options: Mapping[str, Any], rows: Sequence[MethodCard]) -> dict[str, Any]:
     """Those of the options given to several methods that this one takes: what only some have is given to those."""
     fields = methods.factory(row)[1].model_fields
     mine = {key: value for key, value in options.items() if key in OPTIONS or key in fields}

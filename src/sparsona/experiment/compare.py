@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -19,11 +18,20 @@ from sparsona.data.federation import Federation
 from sparsona.engine.context import ClientContext, ServerContext
 from sparsona.engine.rounds import check_plan
 from sparsona.executors import choose
-from sparsona.experiment.build import fit_weakest, make_configs, make_context, make_plan, options_for, read_data
+from sparsona.experiment.build import fit_weakest, make_configs, make_context, make_plan, options_taken_by, read_data
 from sparsona.experiment.match import amounts, check_match, rounds_for
 from sparsona.experiment.parallel import check_jobs, in_process, processes, unless_stopped
 from sparsona.experiment.run import Comparison, planned_runs
-from sparsona.experiment.train import RUNS, hint_resume, load, load_warm_start, resume_run, start_run, timestamp
+from sparsona.experiment.train import (
+    RUNS,
+    folder_name,
+    hint_resume,
+    load,
+    load_warm_start,
+    resume_run,
+    start_run,
+    timestamp,
+)
 from sparsona.runs.folder import make_empty_folder, warn, write_atomically
 from sparsona.runs.observers import ObserverList, ProgressUpdate
 from sparsona.runs.options import CONDITIONS, MATCHES, OPTIONS, Matched, RunConfig
@@ -87,7 +95,7 @@ def compare(
     make_empty_folder(path)
     found = [
         {
-            "folder": f"{re.sub('[^a-z0-9.+-]+', '_', text.lower().replace('=', '-'))}-seed{seed}",
+            "folder": f"{folder_name(text)}-seed{seed}",
             "config": config.model_dump(mode="json"),
         }
         for (text, seed), (config, _) in planned.items()
@@ -211,7 +219,7 @@ def _plan_runs(
     used: set[str] = set()
     given: dict[str, dict[str, Any]] = {}
     for entry in entries:
-        mine = options_for(entry.row, options, [one.row for one in entries])
+        mine = options_taken_by(entry.row, options, [one.row for one in entries])
         used |= set(mine)
         _check_own(entry)
         given[entry.text] = {**mine, **entry.own}

@@ -11,7 +11,6 @@ import itertools
 import json
 import math
 import random
-import re
 import shutil
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +27,7 @@ from sparsona.core.points import RECEIVED
 from sparsona.data.federation import Federation
 from sparsona.experiment.build import make_configs
 from sparsona.experiment.parallel import processes, unless_stopped
-from sparsona.experiment.train import resume_run, start_run
+from sparsona.experiment.train import folder_name, resume_run, start_run
 from sparsona.runs.folder import RunFolder, explain_disk_errors, read_json, write_atomically
 from sparsona.runs.observers import EvaluationResult, ObserverList
 
@@ -79,16 +78,17 @@ class Search:
         first = {key: defaults[key] for key in space}
         # The defaults are the first trial, if they are among the values: a search should not do worse than none.
         self.first = first if space and all(first[key] in values for key, values in space.items()) else None
-        self.folder = path / re.sub("[^a-z0-9.+-]+", "_", name.lower().replace("=", "-"))
+        self.folder = path / folder_name(name)
         self.trials: list[Trial] = []
         self.total = min(trials, max(1, size_of(space)))
 
     def next_batch(self) -> list[tuple[int, dict[str, Any]]]:
         """Numbers and options of the trials to do now; empty when the search is over."""
         first, count = len(self.trials), min(BATCH, self.total - len(self.trials))
-        known = [] if first or self.first is None else [Trial(0, self.first, "failed")]
-        drawn = _propose(self.space, [*self.trials, *known], f"{self.seed}/{self.name}/{first}", count - len(known))
-        return list(enumerate([*(one.options for one in known), *drawn], first))
+        begin = None if first else self.first
+        return list(
+            enumerate(_propose(self.space, self.trials, f"{self.seed}/{self.name}/{first}", count, begin), first)
+        )
 
     def limits(self) -> dict[int, float]:
         """The median of the trials of earlier batches at each evaluated round: below it, a trial is pruned."""
@@ -125,6 +125,8 @@ def play_all(
     searches: Iterable[Search], federation: Federation | None, model: Any, jobs: int, listen: Listen | None
 ) -> None:
     """Play all batches of all searches; those of one method one after the other, those of others beside them."""
+    import cloudpickle
+
     searches = list(searches)
     total = sum(one.total for one in searches)
 
@@ -137,7 +139,7 @@ def play_all(
     if listen is not None:
         listen(0, total, "")
     with processes(jobs) as pool:
-        given = _pack((federation, model))
+        given = cloudpickle.dumps((federation, model))
         running: dict[Future[Trial], Search] = {}
 
         def start(search: Search) -> None:
@@ -174,12 +176,6 @@ def play_all(
                 if search not in running.values():
                     close(search)
                     start(search)
-
-
-def _pack(what: Any) -> bytes:
-    import cloudpickle
-
-    return cloudpickle.dumps(what)
 
 
 class _PrunedError(Exception):
@@ -259,8 +255,13 @@ def _play_trial(
     return Trial(number, chosen, "complete", float(value), _recorded(RunFolder.open(folder)))
 
 
-def _propose(space: Space, trials: Sequence[Trial], seed: str, count: int) -> list[dict[str, Any]]:
-    """Options of the next trials: those that a tree-structured Parzen estimator prefers, none of them tried before."""
+def _propose(
+    space: Space, trials: Sequence[Trial], seed: str, count: int, begin: dict[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """Options of the next trials: those that a tree-structured Parzen estimator prefers, none of them tried before.
+
+    `begin` comes before them, if it is given.
+    """
     import optuna
 
     if not count:
@@ -279,7 +280,8 @@ def _propose(space: Space, trials: Sequence[Trial], seed: str, count: int) -> li
             study.add_trial(optuna.trial.create_trial(params=at, distributions=dict(scale), value=trial.value))
     tried = [tuple(trial.options.values()) for trial in trials]
     grid = [*itertools.product(*space.values())]
-    proposals: list[dict[str, Any]] = []
+    proposals = [] if begin is None else [begin]
+    tried += [tuple(one.values()) for one in proposals]
     while len(proposals) < count and len(tried) < len(grid):
         for _ in range(BATCH):
             asked = study.ask(dict(scale))

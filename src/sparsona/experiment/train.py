@@ -374,5 +374,10 @@ def _new_path(config: RunConfig) -> Path:
     return RUNS / f"{config.method}-{own or source.name}-seed{config.seed}-{timestamp()}"
 
 
+def folder_name(method: str) -> str:
+    """A method as it was written, options and all, as the name of a folder."""
+    return re.sub("[^a-z0-9.+-]+", "_", method.lower().replace("=", "-"))
+
+
 def timestamp() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"

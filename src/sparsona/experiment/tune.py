@@ -20,7 +20,7 @@ from sparsona import methods
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.data.federation import Federation
 from sparsona.executors import choose_device
-from sparsona.experiment.build import make_configs, options_for
+from sparsona.experiment.build import make_configs, options_taken_by
 from sparsona.experiment.compare import compare, planned_options, resume_comparison
 from sparsona.experiment.parallel import check_jobs, in_process, usual_jobs
 from sparsona.experiment.run import Comparison
@@ -401,7 +401,7 @@ def _spaces(request: Request) -> dict[str, Space]:
 
 def _trial_options(request: Request, name: str, federation: Federation | None) -> dict[str, Any]:
     rows = {one: methods.card(parse_method(one)[0]) for one in request.names}
-    options = options_for(rows[name], request.options, [*rows.values()])
+    options = options_taken_by(rows[name], request.options, [*rows.values()])
     options["seed"] = request.seed + SEED_STRIDE
     if federation is None:
         options["holdout_rate"] = request.holdout_rate
