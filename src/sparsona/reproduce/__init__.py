@@ -1,0 +1,1 @@
+"""The papers' tables and figures: one recipe (TOML) each, and what runs them."""

@@ -1,0 +1,128 @@
+"""A recipe: one table or figure of a paper as rows to run, with the figures that the paper prints. Free of torch.
+
+A recipe is a file recipes/PAPER/NAME.toml, and `PAPER/NAME` is its name. It lists what the paper prints and under which
+options, never what came out here.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from sparsona.core.errors import unknown_name
+from sparsona.runs.validation import validate
+
+PAPERS = {
+    "fedspa": "FedSpa: Huang et al., Achieving Personalized Federated Learning with Sparse Local Models, 2022",
+    "dispfl": "DisPFL: Dai et al., Communication-Efficient Personalized FL via Decentralized Sparse Training, 2022",
+    "pfedgate": "pFedGate: Chen et al., Efficient Personalized Federated Learning via Sparse Model-Adaptation, 2023",
+    "fedalt": "FedSim and FedAlt: Pillutla et al., Federated Learning with Partial Model Personalization, 2022",
+}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Printed(_Strict):
+    """A printed figure: in TOML `88.2`, `[88.2, 0.4]` with its spread, `">1000"` where a target was not reached."""
+
+    value: float
+    spread: float | None = None
+    is_bound: bool = False
+
+
+def _read_printed(given: Any) -> Any:
+    if isinstance(given, str) and given.startswith(">"):
+        return {"value": given[1:], "is_bound": True}
+    if isinstance(given, list) and len(given) == 2:
+        return {"value": given[0], "spread": given[1]}
+    return {"value": given} if isinstance(given, int | float) else given
+
+
+class Column(_Strict):
+    """What a table prints, or what a picture needs beside it.
+
+    Args:
+        measure: how our figure is obtained: a row of `sparsona.reproduce.measures`, with its argument after a colon.
+        title: the heading, with the unit.
+        digits: decimals that the paper prints.
+    """
+
+    measure: str
+    title: str
+    digits: int = 1
+
+
+class Row(_Strict):
+    """One run (for each seed) and what the paper prints about it.
+
+    Args:
+        method: as on the command line: `fedspa`, `fedspa:density=0.2`.
+        options: of the run, over those of the recipe and of the setting.
+        printed: figures by column.
+        stand_in: the data of the paper that this row's data stands in for; such a row has no printed figures.
+        warm_start: the row whose model this one starts from.
+        against: the row that relative columns compare with.
+        quirks: of the paper's cost counting, see docs/accounting.md.
+        differs: what is known to differ from the paper in this row.
+    """
+
+    method: str
+    options: dict[str, Any] = Field(default_factory=dict)
+    printed: dict[str, Annotated[Printed, BeforeValidator(_read_printed)]] = Field(default_factory=dict)
+    stand_in: str | None = None
+    warm_start: str | None = None
+    against: str | None = None
+    quirks: tuple[str, ...] = ()
+    differs: tuple[str, ...] = ()
+
+
+class Recipe(_Strict):
+    """One table or figure.
+
+    Args:
+        where: its place in the paper, such as "table 1".
+        columns: what it prints, in order.
+        options: of every run.
+        settings: options of the rows whose name begins with this name and a slash.
+        rows: by name, such as "cifar10/B/fedspa"; `--rows` selects them with wildcards.
+        picture: how a figure is drawn: a row of `sparsona.reproduce.pictures`.
+        seeds: seeds that the paper reports over.
+        differs: what is known to differ from the paper in every row.
+        absent: why the data cannot be had, by data set; rows on such data have cost columns alone.
+    """
+
+    title: str
+    where: str
+    kind: Literal["table", "figure"] = "table"
+    columns: dict[str, Column] = Field(default_factory=dict)
+    options: dict[str, Any] = Field(default_factory=dict)
+    settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    rows: dict[str, Row]
+    picture: str | None = None
+    seeds: int = 1
+    differs: tuple[str, ...] = ()
+    absent: dict[str, str] = Field(default_factory=dict)
+
+
+def names() -> list[str]:
+    """The names of all recipes: `PAPER/NAME`."""
+    folder = resources.files("sparsona.reproduce") / "recipes"
+    return [
+        f"{paper}/{found.name.removesuffix('.toml')}"
+        for paper in PAPERS
+        for found in sorted((folder / paper).iterdir(), key=lambda one: one.name)
+        if found.name.endswith(".toml")
+    ]
+
+
+def load(name: str) -> Recipe:
+    """The recipe of this name."""
+    if name not in (known := names()):
+        raise unknown_name("recipe", name, known)
+    source = resources.files("sparsona.reproduce") / "recipes" / f"{name}.toml"
+    return validate(Recipe, tomllib.loads(source.read_text(encoding="utf-8")), f"recipe {name}")
