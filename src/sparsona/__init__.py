@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sparsona.methods import METHODS
     from sparsona.models import MODELS
     from sparsona.report.pictures import save_picture
+    from sparsona.reproduce.runner import Reproduction, reproduce
 
 _WHERE = {
     "Comparison": "experiment.run",
@@ -41,6 +42,8 @@ _WHERE = {
     "train": "experiment.train",
     "Tuning": "experiment.tune",
     "tune": "experiment.tune",
+    "Reproduction": "reproduce.runner",
+    "reproduce": "reproduce.runner",
     "cost": "costs",
     "Federation": "data.federation",
     "federate": "data.federate",
@@ -58,6 +61,7 @@ __all__ = [
     "SOURCES",
     "Comparison",
     "Federation",
+    "Reproduction",
     "Run",
     "SparsonaError",
     "Tuning",
@@ -66,6 +70,7 @@ __all__ = [
     "cost",
     "federate",
     "load",
+    "reproduce",
     "resume",
     "save_picture",
     "train",

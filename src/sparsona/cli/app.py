@@ -29,6 +29,7 @@ from sparsona.cli.options import (
     table_for,
     with_table,
 )
+from sparsona.cli.reproduce import reproduce
 from sparsona.cli.terminal import (
     print_profile,
     print_results,
@@ -304,6 +305,7 @@ cli.add_command(latency)
 cli.add_command(tune)
 cli.add_command(clients)
 cli.add_command(similarity)
+cli.add_command(reproduce)
 
 
 def show_options(title: str, options: Mapping[str, Option], preset: Mapping[str, Any]) -> None:

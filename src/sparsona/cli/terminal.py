@@ -16,7 +16,7 @@ from sparsona.analysis.format import cut, human_bytes
 from sparsona.core.errors import SparsonaError
 
 if TYPE_CHECKING:
-    from sparsona.runs.observers import EvaluationResult, ProgressUpdate, RoundResult
+    from sparsona.runs.observers import EvaluationResult, ProgressUpdate, RoundResult, RunEnd
 
 
 def show_rows(rows: list[dict[str, Any]], as_json: bool, hint: str) -> None:
@@ -167,13 +167,17 @@ def _print_lines(draw: Callable[[Any, Any], list[Any]], found: Any) -> None:
 class Bar:
     """The observer that shows the progress of one run after another, on stderr.
 
-    A run is labelled `title` or, without one, its method's title, with its seed if there are several.
+    A run is labelled `title` or, without one, its method's title, with its seed if there are several. With `total`, a
+    name and a number of rounds, one more bar counts the rounds of all runs, and bars of finished runs go.
     """
 
-    def __init__(self, progress: Any, title: str | None, has_seeds: bool) -> None:
+    def __init__(self, progress: Any, title: str | None, has_seeds: bool, total: tuple[str, int] | None = None) -> None:
         self._progress, self._title, self._has_seeds = progress, title, has_seeds
         self._tasks: dict[str, Any] = {}
         self._name = ""
+        self._all, self._done = None, 0
+        if total is not None:
+            self._all = progress.add_task(total[0], total=total[1], accuracy="", doing="")
 
     def drop_idle(self) -> None:
         """Remove bars without progress: they would stand above the error message."""
@@ -189,6 +193,8 @@ class Bar:
                 self._name, total=progress.rounds, accuracy="", doing="", completed=progress.completed
             )
         self._show(progress.completed, doing=progress.doing)
+        if progress.completed >= progress.rounds and not progress.doing:
+            self._drop_finished()  # in a process of its own, whose end is not reported
 
     def on_round(self, result: RoundResult) -> None:
         if not result.is_tuning:
@@ -198,12 +204,26 @@ class Bar:
         if result.accuracy is not None:
             self._show(result.completed, accuracy=f"accuracy {result.accuracy:.1%}")
 
+    def on_end(self, end: RunEnd) -> None:
+        self._drop_finished()
+
+    def _drop_finished(self) -> None:
+        if self._all is not None and self._name in self._tasks:
+            task = self._tasks.pop(self._name)
+            self._done += int(next(one.completed for one in self._progress.tasks if one.id == task))
+            self._progress.remove_task(task)
+
     def _show(self, completed: int, accuracy: str | None = None, doing: str = "") -> None:
+        if self._name not in self._tasks:  # finished
+            return
         task = next(task for task in self._progress.tasks if task.id == self._tasks[self._name])
         accuracy = task.fields["accuracy"] if accuracy is None else accuracy
         # The other columns, with the least of a bar, take 38 characters and their texts; they are not to be cut.
         room = self._progress.console.width - 38 - len(self._name) - len(accuracy) - 2 * len(str(task.total))
         self._progress.update(task.id, completed=completed, accuracy=accuracy, doing=cut(doing, max(room, 1)))
+        if self._all is not None:
+            running = sum(int(one.completed) for one in self._progress.tasks if one.id != self._all)
+            self._progress.update(self._all, completed=self._done + running)
 
 
 @contextmanager
@@ -247,7 +267,9 @@ def _late_bar(title: str, *columns: Any) -> Iterator[Callable[[int, int], None]]
 
 
 @contextmanager
-def progress_bar(title: str | None = None, has_seeds: bool = False) -> Iterator[Bar]:
+def progress_bar(
+    title: str | None = None, has_seeds: bool = False, total: tuple[str, int] | None = None
+) -> Iterator[Bar]:
     """A `Bar` for the runs inside."""
     from rich.console import Console
     from rich.progress import (
@@ -270,7 +292,7 @@ def progress_bar(title: str | None = None, has_seeds: bool = False) -> Iterator[
         TimeRemainingColumn(),
         console=Console(stderr=True),
     ) as progress:
-        bar = Bar(progress, title, has_seeds)
+        bar = Bar(progress, title, has_seeds, total)
         try:
             yield bar
         except SparsonaError:

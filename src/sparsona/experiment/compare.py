@@ -366,7 +366,8 @@ def _compare(
     jobs: int,
 ) -> Comparison:
     if jobs > 1:
-        _play_in_processes(planned, federation, model, observers, jobs)
+        titles = {folder: methods.card(config.method).title for folder, config, _ in planned}
+        play_in_processes(planned, titles, federation, model, observers, jobs)
     runs = []
     for folder, config, method_config in planned:
         if jobs > 1:
@@ -382,37 +383,47 @@ def _compare(
     return Comparison(path, runs)
 
 
-def _play_in_processes(
+def play_in_processes(
     planned: Sequence[tuple[Path, RunConfig, BaseModel | None]],
+    titles: Mapping[Path, str],
     federation: Federation | None,
     model: Any,
     observers: ObserverList,
     jobs: int,
 ) -> None:
-    """All runs, each in a process; observers receive when one begins to wait and when it is done."""
+    """All runs, each in a process; observers receive when one begins to wait and when it is done.
+
+    Args:
+        planned: folder, options, and the method's own options if they were validated.
+        titles: what observers are told of the run in a folder.
+        federation: as for `compare`.
+        model: as for `compare`.
+        observers: told of the progress.
+        jobs: runs at a time.
+    """
     import cloudpickle
 
     given = cloudpickle.dumps((federation, model))
 
-    def progress(config: RunConfig, completed: int, doing: str) -> None:
-        title = methods.card(config.method).title
-        observers.on_progress(ProgressUpdate(title, config.seed, completed, config.rounds, doing, 0.0))
+    def progress(folder: Path, config: RunConfig, completed: int, doing: str) -> None:
+        observers.on_progress(ProgressUpdate(titles[folder], config.seed, completed, config.rounds, doing, 0.0))
 
     with processes(jobs) as pool:
         running = {}
         for folder, config, _ in planned:
-            running[pool.submit(unless_stopped, _play_run, str(folder), config.model_dump(mode="json"), given)] = config
-            progress(config, 0, "in a process of its own")
+            submitted = pool.submit(unless_stopped, _play_run, str(folder), config.model_dump(mode="json"), given)
+            running[submitted] = folder, config
+            progress(folder, config, 0, "in a process of its own")
         failures = []
         for future in as_completed(running):
             if (error := future.exception()) is None:
-                progress(running[future], running[future].rounds, "")
+                progress(*running[future], running[future][1].rounds, "")
             elif isinstance(error, BrokenProcessPool):
                 raise error
             else:
                 failures.append((running[future], error))
     if failures:  # the other runs were finished first
-        (config, error), *others = failures
+        ((_, config), error), *others = failures
         error.add_note(f"in the run of {config.method}, seed {config.seed}; {len(others)} other runs failed as well")
         raise error
 

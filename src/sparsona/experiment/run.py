@@ -79,8 +79,20 @@ class Run:
                 expected="a run on classes",
                 hint="run.errors() has each client's mean squared error",
             )
-        _, _, correct, count = summaries.headline(self._folder) if point is None else summaries.at(self._folder, point)
+        correct, count = self.counts(point)
         return np.where(count > 0, correct / np.maximum(count, 1), np.nan)
+
+    def counts(self, point: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Each client's right predictions and its number of test examples, 0 for those not tested.
+
+        Args:
+            point: as for `accuracies`.
+
+        Returns:
+            Two arrays of int [clients].
+        """
+        _, _, correct, count = summaries.headline(self._folder) if point is None else summaries.at(self._folder, point)
+        return correct, count
 
     def errors(self, point: str | None = None) -> np.ndarray:
         """Each client's mean loss on its own test data: in a regression, its squared error; NaN for those not tested.

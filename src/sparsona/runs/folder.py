@@ -79,14 +79,15 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
         "machine": platform.machine(),
-        "processor": _processor(),
+        "processor": processor(),
         "system": platform.system(),
         "cores": os.cpu_count(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of the processor."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):

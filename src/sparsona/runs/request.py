@@ -114,12 +114,12 @@ def read_option_file(path: str | Path) -> OptionFile:
                 expected="[options] or [methods.NAME], and key = value lines below it",
             )
     return OptionFile(
-        _with_names({**values, **tables["options"]}),
-        {name: _with_names(table) for name, table in tables["methods"].items()},
+        with_names({**values, **tables["options"]}),
+        {name: with_names(table) for name, table in tables["methods"].items()},
     )
 
 
-def _with_names(values: Mapping[str, Any]) -> dict[str, Any]:
+def with_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """TOML has no None: as on the command line, 'none' is it."""
     return {key.replace("-", "_"): None if value == "none" else value for key, value in values.items()}
 

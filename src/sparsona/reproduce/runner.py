@@ -1,0 +1,453 @@
+"""Runs what is missing of a recipe, and shows it beside what the paper prints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from sparsona.core.errors import SparsonaError
+from sparsona.costs import QUIRKS
+from sparsona.experiment.build import make_config, make_configs
+from sparsona.experiment.compare import play_in_processes
+from sparsona.experiment.parallel import check_jobs
+from sparsona.experiment.run import Run
+from sparsona.experiment.train import load, resume_run, start_run
+from sparsona.reproduce import recipe as recipes
+from sparsona.reproduce.folder import FILE, Record, default_path, read_record, source_commit
+from sparsona.reproduce.recipe import Recipe
+from sparsona.reproduce.rows import (
+    HARMLESS,
+    can_run,
+    check_changes,
+    check_folders,
+    check_scale,
+    data_of,
+    folder_of,
+    is_here,
+    row_options,
+    scaled,
+    select,
+    why_absent,
+    with_needed,
+)
+from sparsona.reproduce.table import Cell, aligned, cells, costs_of, lines
+from sparsona.runs.folder import explain_disk_errors, reached, read_json, warn, write_atomically
+from sparsona.runs.observers import EvaluationResult, ObserverList, ProgressUpdate, RoundResult, RunEnd, RunStart
+from sparsona.runs.options import CIRCUMSTANCES, RunConfig
+
+State = Literal["done", "unfinished", "new"]
+# Of a run's options, what another machine or a later call may have chosen otherwise without another result.
+_FREE = {*CIRCUMSTANCES, "device", "data_dir", "max_seconds", "max_bytes", "max_steps", "max_flops"}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run of a recipe: a row under a seed."""
+
+    row: str
+    seed: int
+    folder: Path
+    config: RunConfig
+    own: BaseModel
+    after: str | None = None  # the row whose model it starts from
+    share_of_full_size: float = 1.0  # of the work: rounds times clients
+
+    @property
+    def state(self) -> State:
+        """Whether the run is still to be started or resumed."""
+        if not (self.folder / "config.json").exists():
+            return "new"
+        return "done" if reached(self.folder).finished and (self.folder / "summary.json").exists() else "unfinished"
+
+
+class Reproduction:
+    """A table of a paper and what came out here. `reproduce` returns it.
+
+    Args:
+        name: the recipe's name.
+        recipe: the recipe.
+        rows: the selected rows.
+        planned: the runs of these rows and of those they need.
+        scale: the size of the runs, 1 for that of the paper.
+        changes: options that were set for all rows.
+        path: the folder of the runs.
+        costs_only: why a row is not run, by row.
+        record: what reproduction.json says of it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        recipe: Recipe,
+        rows: Sequence[str],
+        planned: Sequence[Planned],
+        scale: float,
+        changes: Mapping[str, Any],
+        path: Path,
+        costs_only: Mapping[str, str],
+        record: Record,
+    ) -> None:
+        self.name, self.recipe, self.rows, self.planned = name, recipe, list(rows), list(planned)
+        self.scale, self.changes, self.path, self.costs_only = scale, dict(changes), path, dict(costs_only)
+        self.record = record
+
+    def __repr__(self) -> str:
+        done = sum(one.state == "done" for one in self.planned)
+        return f"Reproduction({self.name}, {len(self.rows)} rows, {done} of {len(self.planned)} runs, '{self.path}')"
+
+    @cached_property
+    def runs(self) -> dict[str, list[Run]]:
+        """The finished runs of each row, in the order of their seeds."""
+        found: dict[str, list[Run]] = {}
+        for one in self.planned:
+            if one.state == "done":
+                found.setdefault(one.row, []).append(load(one.folder))
+        return found
+
+    @cached_property
+    def _costs(self) -> tuple[dict[str, dict[str, Any] | None], dict[str, str]]:
+        return costs_of(self.recipe, self.rows, self.changes)
+
+    @property
+    def mark(self) -> str:
+        """Why the runs are not comparable with the paper's figures: they are scaled, or changed; "": they are."""
+        changed = sorted(set(self.changes) - HARMLESS)
+        marks = [f"scaled to {self.scale:g}"] * (self.scale < 1) + [f"changed: {', '.join(changed)}"] * bool(changed)
+        return "; ".join(marks)
+
+    def cells(self) -> list[Cell]:
+        """Every figure that is printed or was measured, with the difference and whether the two agree."""
+        return cells(self.recipe, self.rows, self.runs, self._costs[0], self.mark)
+
+    def table(self) -> list[dict[str, str]]:
+        """The table as text.
+
+        Returns:
+            A dict per figure: row, figure, paper, ours (mean ± sample standard deviation over seeds), difference, and
+            whether it is within the combined spread (of costs: to the last digit printed).
+        """
+        return lines(self.recipe, self.cells())
+
+    def figures(self) -> list[dict[str, Any]]:
+        """The table as numbers, unrounded."""
+        return [
+            {
+                "row": cell.row,
+                "figure": cell.column,
+                "measure": self.recipe.columns[cell.column].measure,
+                "stand_in": self.recipe.rows[cell.row].stand_in,
+                "paper": None if cell.paper is None else cell.paper.model_dump(),
+                "ours": None if cell.ours is None else vars(cell.ours),
+                "difference": cell.difference,
+                "agrees": cell.agrees,
+                "why": cell.why,
+            }
+            for cell in self.cells()
+        ]
+
+    def notes(self) -> list[str]:
+        """What a reader of the table must know: its scale, rows that were not run, and known differences."""
+        found = []
+        if self.scale < 1:
+            found.append(
+                f"SCALED to {self.scale:g}: fewer rounds and clients than in the paper, so that accuracies do not "
+                "compare with it; costs are those of the full size"
+            )
+        if changed := {key: value for key, value in self.changes.items() if key not in HARMLESS}:
+            said = ", ".join(f"{key}={value}" for key, value in changed.items())
+            found.append(f"CHANGED by {said}: not the paper's experiment")
+        reasons: dict[str, list[str]] = {}
+        for row in self.rows:
+            if row in self.costs_only:
+                reasons.setdefault(self.costs_only[row], []).append(row)
+        found += [f"costs only, {reason}: {', '.join(rows)}" for reason, rows in reasons.items()]
+        missing = [one for one in self.planned if one.row in self.rows and one.state != "done"]
+        if missing:
+            found.append(f"{len(missing)} of {len(self.planned)} runs are not done")
+        reasons = {}
+        for row, reason in self._costs[1].items():
+            reasons.setdefault(reason, []).append(row)
+        found += [f"no cost ({reason}): {', '.join(rows)}" for reason, rows in reasons.items()]
+        quirks = dict.fromkeys(quirk for row in self.rows for quirk in self.recipe.rows[row].quirks)
+        found += [f"the paper's counting ({quirk}): {QUIRKS[quirk]}" for quirk in quirks if quirk in QUIRKS]
+        return found
+
+    def differs(self) -> list[str]:
+        """What is known to differ from the paper, in all rows and in single ones."""
+        return [
+            *self.recipe.differs,
+            *(f"{row}: {what}" for row in self.rows for what in self.recipe.rows[row].differs),
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        return {
+            "recipe": self.name,
+            "title": self.recipe.title,
+            "where": self.recipe.where,
+            "scale": self.scale,
+            "changes": self.changes,
+            "path": str(self.path),
+            "runs": [
+                {"row": one.row, "seed": one.seed, "path": str(one.folder), "state": one.state} for one in self.planned
+            ],
+            "costs_only": self.costs_only,
+            "figures": self.figures(),
+            "notes": self.notes(),
+            "differs": self.differs(),
+        }
+
+    def show(self) -> None:
+        """Print the table and its notes."""
+        print(f"{self.name}, {self.recipe.where}: {self.recipe.title}{f'  [{self.mark}]' if self.mark else ''}")
+        for line in aligned(self.table()):
+            print(line)
+        for note in (*self.notes(), *(f"known to differ: {what}" for what in self.differs())):
+            print(note)
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write a self-contained HTML page: table, pictures, known differences, commands; needs the extra `report`.
+
+        Args:
+            path: the file to write. None: report.html in the folder of the runs.
+
+        Returns:
+            The path.
+        """
+        from sparsona.reproduce.page import write
+
+        return write(self, path or self.path / "report.html")
+
+
+def reproduce(
+    name: str | Recipe,
+    *,
+    rows: str = "*",
+    seeds: int | Sequence[int] = 1,
+    scale: float = 1.0,
+    jobs: int = 1,
+    out: str | Path | None = None,
+    dry_run: bool = False,
+    observers: Sequence[object] = (),
+    **options: Any,
+) -> Reproduction:
+    """Run what is missing of a table of a paper; finished runs are kept, interrupted ones resumed.
+
+    Args:
+        name: a recipe, such as "fedspa/table1" (`sparsona reproduce` lists them), or a Recipe of your own.
+        rows: which of its rows, with wildcards as in file names: "cifar10/B/*". Rows that these start from or are
+            compared with are run, too.
+        seeds: a number of seeds, counted from 0, or a list of seeds.
+        scale: shrinks rounds and clients, so that a laptop is enough; the result is marked, and compared with nothing.
+        jobs: runs at a time, each in a process of its own. 1: all in this process, where compiled programs are shared.
+        out: the folder of the runs. None: runs/reproduce/PAPER/NAME, with the scale after it if there is one.
+        dry_run: train nothing: costs, and what is done already.
+        observers: as for `train`; they receive the records of one run after another, titled by row.
+        options: set for all rows that have them, such as `precision="bf16"`; those that make another experiment are
+            marked in the result.
+
+    Returns:
+        The table: paper, ours, difference, and whether they agree.
+
+    Example:
+        >>> import sparsona as sp
+        >>> from sparsona.reproduce.recipe import Recipe
+        >>> tiny = {"clients": 4, "rounds": 1, "data_rate": 0.2}
+        >>> accuracy = {"measure": "accuracy", "title": "accuracy, %"}
+        >>> own = Recipe(title="Ours", where="table 1", columns={"accuracy": accuracy}, options=tiny,
+        ...     rows={"alone": {"method": "local"}, "together": {"method": "fedavg"}})
+        >>> [line["row"] for line in sp.reproduce(own).table()]
+        ['alone', 'together']
+    """
+    check_jobs(jobs)
+    plan = _plan(name, rows, seeds, scale, out, options)
+    if not dry_run and plan.planned:
+        _play(plan, ObserverList(observers), jobs)
+    return plan
+
+
+def open_reproduction(path: str | Path) -> Reproduction:
+    """The reproduction in a folder, as it was last asked for; nothing is trained."""
+    record = read_record(Path(path))
+    return _plan(record.recipe, record.rows, record.seeds, record.scale, path, record.changes)
+
+
+def _plan(
+    name: str | Recipe,
+    pattern: str,
+    seeds: int | Sequence[int],
+    scale: float,
+    out: str | Path | None,
+    changes: Mapping[str, Any],
+) -> Reproduction:
+    """All runs, checked before anything is trained."""
+    check_scale(scale)
+    recipe = recipes.load(name) if isinstance(name, str) else name
+    called = name if isinstance(name, str) else f"own/{recipe.where.replace(' ', '')}"
+    changes = {key.replace("-", "_"): value for key, value in changes.items()}
+    for key in ("seed", "preset", "warm_start"):
+        if key in changes:
+            hint = "--seeds sets them" if key == "seed" else "leave it out"
+            raise SparsonaError(f"'{key}' for all rows", expected="options that rows may share", hint=hint)
+    selected = select(recipe, pattern, called)
+    needed = with_needed(recipe, selected)
+    check_changes(recipe, needed, changes)
+    check_folders(recipe.rows)
+    path = Path(out) if out else default_path(called, scale)
+    record = Record(recipe=called, rows=pattern, seeds=_numbers(seeds), scale=scale, changes=dict(changes))
+    _check_folder(path, record)
+    costs_only: dict[str, str] = {}
+    planned: list[Planned] = []
+    for row in needed:
+        options = row_options(recipe, row, changes)
+        entry = recipe.rows[row]
+        data = data_of(entry.method, options)
+        if not can_run(entry.method):
+            costs_only[row] = f"{entry.method} cannot be run yet"
+        elif not is_here(data, options.get("data_dir")):
+            costs_only[row] = f"no {data} here ({why_absent(recipe, data)})"
+        elif entry.warm_start in costs_only:
+            costs_only[row] = f"it starts from '{entry.warm_start}', which cannot be run"
+        else:
+            planned += [_planned_run(recipe, row, seed, scale, path, options) for seed in record.seeds]
+    for one in planned:
+        _check_same(one)
+    return Reproduction(called, recipe, selected, planned, scale, changes, path, costs_only, record)
+
+
+def _numbers(seeds: int | Sequence[int]) -> list[int]:
+    numbers = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise SparsonaError(
+            f"seeds {numbers}" if numbers else "no seeds", expected="at least one, all different", hint="--seeds 3"
+        )
+    return numbers
+
+
+def _planned_run(recipe: Recipe, row: str, seed: int, scale: float, path: Path, options: Mapping[str, Any]) -> Planned:
+    entry = recipe.rows[row]
+    # The run to start from may not exist yet: any folder does until the options are checked.
+    start = {"warm_start": str(Path.cwd())} if entry.warm_start is not None else {}
+    given = {**options, **start, "seed": seed}
+    share = 1.0
+    try:
+        if scale < 1:
+            full = make_config(entry.method, given)
+            given |= scaled(full, scale)
+        config, own = make_configs(entry.method, given)
+        if scale < 1:
+            sampled = scale if config.clients is None or full.clients is None else config.sampled / full.sampled
+            share = config.rounds / max(1, full.rounds) * sampled
+    except SparsonaError as error:
+        raise SparsonaError(f"row '{row}': {error.what}", expected=error.expected, hint=error.hint) from error
+    if entry.warm_start is not None:
+        config = config.model_copy(update={"warm_start": str((path / folder_of(entry.warm_start, seed)).absolute())})
+    return Planned(row, seed, path / folder_of(row, seed), config, own, entry.warm_start, share)
+
+
+def _check_folder(path: Path, record: Record) -> None:
+    """Refuse a folder of another recipe or scale."""
+    if not (path / FILE).exists():
+        return
+    found = read_record(path)
+    if (found.recipe, found.scale) != (record.recipe, record.scale):
+        raise SparsonaError(
+            f"'{path}' has runs of {found.recipe} at scale {found.scale:g}",
+            expected=f"a folder of {record.recipe} at scale {record.scale:g}, or a new one",
+            hint="choose another --out, or leave it out",
+        )
+
+
+def _check_same(one: Planned) -> None:
+    """Refuse a run that was made with other options: its result is not that of this row."""
+    if not (one.folder / "config.json").exists():
+        return
+    then, now = read_json(one.folder / "config.json"), one.config.model_dump(mode="json")
+
+    def differs(key: str) -> bool:
+        old, new = then.get(key, now[key]), now[key]
+        if key in ("clients", "novel") and (new is None or 0 < new < 1):
+            return False  # the data determined it
+        if key == "warm_start" and old and new:  # folders are moved
+            return Path(old).name != Path(new).name
+        return bool(old != new)
+
+    if changed := [key for key in now if key not in _FREE and differs(key)]:
+        said = ", ".join(f"{key} {then.get(key)} -> {now[key]}" for key in changed[:3])
+        raise SparsonaError(
+            f"'{one.folder}' was run with other options than the row '{one.row}' has now: {said}",
+            expected="the same options: the recipe, a preset or --set has changed since",
+            hint="choose another --out, or move that folder away to run the row again",
+        )
+
+
+class _Titled:
+    """Passes records on, with the row as the title of what is under way."""
+
+    def __init__(self, inner: ObserverList, title: str) -> None:
+        self._inner, self._title = inner, title
+
+    def on_progress(self, progress: ProgressUpdate) -> None:
+        self._inner.on_progress(replace(progress, title=self._title))
+
+    def on_start(self, start: RunStart) -> None:
+        self._inner.on_start(start)
+
+    def on_round(self, result: RoundResult) -> None:
+        self._inner.on_round(result)
+
+    def on_evaluation(self, result: EvaluationResult) -> None:
+        self._inner.on_evaluation(result)
+
+    def on_end(self, end: RunEnd) -> None:
+        self._inner.on_end(end)
+
+
+def _play(plan: Reproduction, observers: ObserverList, jobs: int) -> None:
+    """Run what is not done: rows that others start from first, rows of one network one after another."""
+    left = [one for one in plan.planned if one.state != "done"]
+    _write_record(plan, left)
+    try:
+        while left:
+            waiting = {(one.row, one.seed) for one in left}
+            ready = [one for one in left if (one.after, one.seed) not in waiting]
+            left = [one for one in left if one not in ready]
+            ready.sort(key=lambda one: (one.config.data, str(one.config.model)))  # stable: else in the recipe's order
+            if jobs > 1:
+                titles = {one.folder: one.row for one in ready}
+                runs = [(one.folder, one.config, one.own) for one in ready]
+                play_in_processes(runs, titles, None, None, observers, jobs)
+            else:
+                for one in ready:
+                    _play_one(one, ObserverList([_Titled(observers, one.row)]))
+    except KeyboardInterrupt:
+        warn(f"the same command continues it; what is done is in '{plan.path}'")
+        raise
+
+
+def _play_one(one: Planned, observers: ObserverList) -> None:
+    try:
+        if one.state == "new":
+            start_run(one.config, None, None, one.folder, observers, method_config=one.own)
+        else:
+            resume_run(one.folder, None, None, observers)
+    except SparsonaError as error:
+        what = f"row '{one.row}', seed {one.seed}: {error.what}"
+        raise SparsonaError(what, expected=error.expected, hint=error.hint) from error
+
+
+def _write_record(plan: Reproduction, left: Sequence[Planned]) -> None:
+    """Note what was asked for, and which source each run was made with."""
+    with explain_disk_errors(plan.path):
+        plan.path.mkdir(parents=True, exist_ok=True)
+    made = read_record(plan.path).commits if (plan.path / FILE).exists() else {}
+    commit = source_commit()
+    made |= {one.folder.name: [*made.get(one.folder.name, []), commit] for one in left}
+    plan.record = plan.record.model_copy(update={"commits": {key: sorted(set(value)) for key, value in made.items()}})
+    write_atomically(plan.path / FILE, (json.dumps(plan.record.model_dump(), indent=1) + "\n").encode())

@@ -1,0 +1,234 @@
+"""The table of a recipe: what the paper prints, what came out here, and whether the two agree. Free of torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparsona import methods
+from sparsona.analysis.format import UNKNOWN, signed
+from sparsona.core import spec
+from sparsona.core.errors import SparsonaError
+from sparsona.costs import cost, row_of
+from sparsona.data.catalog import SOURCES
+from sparsona.data.split_plan import SplitPlan
+from sparsona.reproduce.measures import Figure, find, of_runs
+from sparsona.reproduce.recipe import Column, Printed, Recipe
+from sparsona.reproduce.rows import data_of, row_options
+from sparsona.runs.options import OPTIONS
+from sparsona.runs.request import parse_method
+
+if TYPE_CHECKING:
+    from sparsona.experiment.run import Run
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure of a table.
+
+    Args:
+        row: the name of the row.
+        column: the name of the column.
+        paper: what is printed; None: nothing, or the row's data only stands in for the paper's.
+        ours: what came out; None: nothing yet.
+        is_cost: computed without training.
+        difference: ours minus the paper's, where the two are comparable.
+        agrees: whether they differ by no more than their spreads allow, a cost by no more than a unit of the last digit
+            printed; None: no claim.
+        why: how `agrees` was decided, or why it was not.
+    """
+
+    row: str
+    column: str
+    paper: Printed | None
+    ours: Figure | None
+    is_cost: bool
+    difference: float | None = None
+    agrees: bool | None = None
+    why: str = ""
+
+
+def cells(
+    recipe: Recipe,
+    rows: Sequence[str],
+    runs: Mapping[str, Sequence[Run]],
+    costs: Mapping[str, Mapping[str, Any] | None],
+    no_claim: str = "",
+) -> list[Cell]:
+    """Every figure of these rows that is printed or was measured, row by row.
+
+    Args:
+        recipe: the recipe.
+        rows: names of its rows.
+        runs: the finished runs of rows, those of `against` included.
+        costs: what `row_cost` returned for each row.
+        no_claim: why runs are not comparable with the paper, such as "scaled"; "": they are.
+
+    Returns:
+        One cell for each row and column.
+    """
+    found = []
+    for name in rows:
+        row = recipe.rows[name]
+        others = {run.config["seed"]: run for run in runs.get(row.against or "", ())}
+        for key, column in recipe.columns.items():
+            measure, argument = find(column.measure)
+            paper = None if row.stand_in else row.printed.get(key)
+            ours: Figure | None = None
+            if measure.of_cost is not None:
+                report = costs.get(name)
+                value = None if report is None else measure.of_cost(report, argument)
+                ours = None if value is None else Figure(value)
+            elif runs.get(name):
+                ours = of_runs(column.measure, runs[name], others)
+            is_cost = not measure.needs_training
+            if paper is None and (ours is None or (is_cost and not row.stand_in)):
+                continue
+            blocked = "" if is_cost else no_claim
+            found.append(Cell(name, key, paper, ours, is_cost, *_agreement(paper, ours, column, is_cost, blocked)))
+    return found
+
+
+def _agreement(
+    paper: Printed | None, ours: Figure | None, column: Column, is_cost: bool, no_claim: str
+) -> tuple[float | None, bool | None, str]:
+    """Difference, whether it is small enough, and how that was decided."""
+    if paper is None or ours is None:
+        return None, None, ""
+    if no_claim:
+        return None, None, no_claim
+    if paper.is_bound or ours.is_bound:
+        if not (paper.is_bound and ours.is_bound):
+            return None, False, "one of the two does not get there"
+        trained_enough = ours.value >= paper.value
+        return None, True if trained_enough else None, "neither gets there" + " so far" * (not trained_enough)
+    difference = ours.value - paper.value
+    if is_cost:
+        units = abs(difference) * 10**column.digits
+        return difference, units <= 1 + 1e-9, "to the digit" if units <= 0.5 + 1e-9 else "in the last digit"
+    known = [spread for spread in (paper.spread, ours.spread) if spread is not None]
+    if not known:
+        return difference, None, "no spread is known"
+    of = "both" if len(known) == 2 else "the paper's" if ours.spread is None else "ours"
+    return difference, abs(difference) <= math.hypot(*known) + 1e-9, f"spread: {of}"
+
+
+def lines(recipe: Recipe, found: Sequence[Cell]) -> list[dict[str, str]]:
+    """The cells as text, a line each."""
+    return [
+        {
+            "row": label(recipe, cell.row),
+            "figure": recipe.columns[cell.column].title,
+            "paper": format_printed(cell.paper, recipe.columns[cell.column].digits),
+            "ours": format_ours(cell.ours, recipe.columns[cell.column].digits),
+            "difference": UNKNOWN
+            if cell.difference is None
+            else signed(cell.difference, recipe.columns[cell.column].digits),
+            "agrees": _verdict(cell),
+        }
+        for cell in found
+    ]
+
+
+def aligned(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Lines of text with the columns below each other."""
+    if not rows:
+        return []
+    texts = [list(rows[0]), *(list(row.values()) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(one, widths, strict=True)).rstrip() for one in texts]
+
+
+def label(recipe: Recipe, row: str) -> str:
+    """A row's name; one whose data is not the paper's says so."""
+    stand_in = recipe.rows[row].stand_in
+    return f"{row} [stand-in for {stand_in}]" if stand_in else row
+
+
+def format_printed(printed: Printed | None, digits: int) -> str:
+    """A printed figure, as it is printed."""
+    if printed is None:
+        return UNKNOWN
+    text = f"{'>' * printed.is_bound}{printed.value:,.{digits}f}"
+    return text if printed.spread is None else f"{text} ± {printed.spread:.{digits}f}"
+
+
+def format_ours(ours: Figure | None, digits: int) -> str:
+    """Our figure, with as many digits as the paper prints."""
+    if ours is None:
+        return UNKNOWN
+    text = f"{'>' * ours.is_bound}{ours.value:,.{digits}f}"
+    text = text if ours.spread is None else f"{text} ± {ours.spread:.{digits}f}"
+    return f"{text} ({ours.seeds} seeds)" if ours.seeds > 1 else text
+
+
+def _verdict(cell: Cell) -> str:
+    if cell.agrees is None:
+        return cell.why or UNKNOWN
+    return f"{'yes' if cell.agrees else 'NO'}{f' ({cell.why})' if cell.agrees or not cell.is_cost else ''}"
+
+
+def row_cost(recipe: Recipe, name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row costs in the papers' counting, at full size and with the row's quirks: `CostReport.to_json`.
+
+    FLOPs are None where it takes the data to know how many examples a client has.
+
+    Raises:
+        SparsonaError: If it cannot be computed.
+    """
+    row = recipe.rows[name]
+    options = row_options(recipe, name, changes)
+    card, _ = row_of(parse_method(row.method)[0])
+    preset = methods.preset(card, str(options["preset"])) if options.get("preset") else {}
+    all_options = {**card.engine, **preset, **options, **parse_method(row.method)[1]}
+    given = {key: value for key, value in options.items() if not isinstance(_says(key), str)}
+    given |= {"data": data_of(row.method, options), "counting": "paper", "quirks": row.quirks}
+    if (novel := all_options.get("novel") or 0) >= 1 and all_options.get("clients"):
+        given["clients"] = all_options["clients"] - novel
+    if "emnist-400-rounds" in row.quirks:
+        given["rounds"] = 400
+    samples = _samples(given["data"], all_options)
+    report = cost(row.method, **given, samples=samples or 1).to_json()
+    if samples is None:  # bytes do not depend on it
+        for block in ("total", "per_round", "per_client_round"):
+            report[block] |= dict.fromkeys(("flops", "train_flops", "search_flops"))
+    return report
+
+
+def _says(key: str) -> bool | str:
+    return OPTIONS[key].cost if key in OPTIONS else True
+
+
+def _samples(data: str, options: Mapping[str, Any]) -> int | None:
+    """Training examples of a client, where all have about as many; None: not known before the data is read."""
+    source = spec.parse("data set", data)
+    partition = spec.parse("partition", str(options.get("partition", SplitPlan().partition))).name
+    if source.name not in SOURCES or SOURCES[source.name].is_natural or partition == "natural":
+        return None
+    card, clients = SOURCES[source.name], options.get("clients")
+    if not clients:
+        return None
+    usual = SplitPlan()
+    splits = spec.parse("test", str(options.get("test", usual.test))).name == "split" or card.num_train is None
+    total = card.num_examples if splits else card.num_train
+    assert total is not None
+    kept = 1 - options.get("validation_rate", usual.validation_rate)
+    kept -= options.get("test_rate", usual.test_rate) if splits else 0
+    return max(1, int(total * options.get("data_rate", 1.0) * kept / clients + 1e-6))
+
+
+def costs_of(
+    recipe: Recipe, rows: Sequence[str], changes: Mapping[str, Any]
+) -> tuple[dict[str, dict[str, Any] | None], dict[str, str]]:
+    """What each row costs, or None; and why it is not known, by row, where a column asks for it."""
+    asks = any(not find(column.measure)[0].needs_training for column in recipe.columns.values())
+    found: dict[str, dict[str, Any] | None] = {}
+    why: dict[str, str] = {}
+    for name in rows if asks else ():
+        try:
+            found[name] = row_cost(recipe, name, changes)
+        except SparsonaError as error:
+            found[name], why[name] = None, error.what
+    return found, why
