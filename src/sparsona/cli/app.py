@@ -186,11 +186,16 @@ def resume(path: str, as_json: bool, jobs: int | None, logs: tuple[str, ...], pr
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
 @click.option("--out", type=click.Path(path_type=Path), help="The page to write.  [report.html in the first folder]")
 def report(paths: tuple[str, ...], out: Path | None) -> None:
-    """Write one self-contained HTML page about RUN... (folders, names in ./runs, or comparisons)."""
+    """Write one self-contained HTML page about RUN... (folders, names in ./runs, comparisons, or one reproduction)."""
     from sparsona.experiment.run import views_in
     from sparsona.report.page import write_report
 
     folders = [find(path) for path in paths]
+    if len(folders) == 1 and (folders[0] / "reproduction.json").exists():
+        from sparsona.reproduce.runner import open_reproduction
+
+        click.echo(str(open_reproduction(folders[0]).report(out)))
+        return
     views = [view for folder in folders for view in views_in(folder)]
     click.echo(str(write_report(views, out or folders[0] / "report.html")))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,12 +41,30 @@ class Chart:
     pictures: dict[str, str] = field(default_factory=dict)
 
 
-def write_report(views: Sequence[RunView], path: str | os.PathLike[str], title: str | None = None) -> Path:
+@dataclass(frozen=True)
+class Section:
+    """A section of text before the results: paragraphs, a table (by the titles of its columns), and lines of code."""
+
+    key: str
+    title: str
+    paragraphs: Sequence[str] = ()
+    rows: Sequence[Mapping[str, str]] = ()
+    code: Sequence[str] = ()
+
+
+def write_report(
+    views: Sequence[RunView],
+    path: str | os.PathLike[str],
+    title: str | None = None,
+    sections: Sequence[Section] = (),
+    charts: Sequence[Chart] = (),
+) -> Path:
     """Write the report of one or many runs to `path` and return it; the first run's method is the reference.
 
-    The file is complete or absent: it is written beside `path` and then renamed over it.
+    The file is complete or absent: it is written beside `path` and then renamed over it. What is in `sections` and
+    `charts` comes first; with sections, there need not be a run.
     """
-    if not views:
+    if not views and not sections:
         raise SparsonaError("there is no run to report", expected="at least one run")
     if any("error" in view.summary for view in views):
         raise SparsonaError(
@@ -54,7 +72,7 @@ def write_report(views: Sequence[RunView], path: str | os.PathLike[str], title: 
             expected="runs with accuracies",
             hint="the table and run.summary have their errors",
         )
-    page = render_report(views, title)
+    page = render_report(views, title, sections, charts)
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,25 +87,31 @@ def write_report(views: Sequence[RunView], path: str | os.PathLike[str], title: 
     return path
 
 
-def render_report(views: Sequence[RunView], title: str | None = None) -> str:
+def render_report(
+    views: Sequence[RunView],
+    title: str | None = None,
+    sections: Sequence[Section] = (),
+    charts: Sequence[Chart] = (),
+) -> str:
     """The report's HTML."""
     jinja2 = import_extra("jinja2", "reports")
     plotly = import_extra("plotly.offline", "reports")
     groups = group_views(views)
-    charts = _charts(views, groups)
+    charts = [*charts, *(_charts(views, groups) if views else ())]
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     page = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     return page.render(
         title=title or _title(groups),
-        facts=_facts(views, groups),
+        facts=_facts(views, groups) if views else [],
+        sections=sections,
         protocols=_protocols(groups),
-        columns=columns_for(views),
+        columns=columns_for(views) if views else (),
         rows=table(views),
         many_seeds=any(len(group.views) > 1 for group in groups),
-        reference=groups[0].label,
-        differences=differences(views),
+        reference=groups[0].label if groups else "",
+        differences=differences(views) if views else (),
         notes=notes(views),
         classes=class_rows(views),
         charts=charts,
@@ -95,7 +119,9 @@ def render_report(views: Sequence[RunView], title: str | None = None) -> str:
         settings=[
             ("Configuration", *_settings(views, [flatten(view.config) for view in views])),
             ("Environment", *_settings(views, [flatten(view.environment) for view in views])),
-        ],
+        ]
+        if views
+        else [],
         plotly=_inline_script(plotly.get_plotlyjs()),
     )
 

@@ -70,9 +70,10 @@ def status(name: str, recipe: Recipe, speeds: Speeds) -> Status:
             continue
         options = row_options(recipe, row)
         source = data_of(entry.method, options)
-        data[source] = "" if is_here(source) else why_absent(recipe, source)
-        if data[source]:
+        if not is_here(recipe, row, source):
+            data[source] = why_absent(recipe, source)
             continue
+        data.setdefault(source, "")
         left = 0
         for seed in range(recipe.seeds):
             runs += 1

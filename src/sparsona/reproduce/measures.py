@@ -1,4 +1,4 @@
-"""What a column of a recipe measures: costs, which need no training, and figures of runs. A measure is one row here.
+"""What a column of a recipe measures: costs and options, which need no training, and runs. A measure is one row here.
 
 Written `name` or `name:argument`. Accuracies are in percent, as papers print them.
 """
@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparsona.analysis.statistics import mean_and_spread
+from sparsona.analysis.statistics import accuracy_summary, mean_and_spread
 from sparsona.core.errors import SparsonaError, unknown_name
-from sparsona.core.points import NOVEL, NOVEL_TUNED, RECEIVED, TUNED
+from sparsona.core.points import NOVEL, NOVEL_TUNED, RECEIVED, TUNED, on
 
 if TYPE_CHECKING:
     from sparsona.experiment.run import Run
@@ -37,26 +37,33 @@ class AtLeast:
     value: float
 
 
-OfRun = float | AtLeast | None  # None: this run does not have the figure
+Value = float | AtLeast | None  # None: not known
+OfCost = Callable[[Mapping[str, Any], Mapping[str, Any] | None, str], Value]
+OfOptions = Callable[[Mapping[str, Any], str], Value]
+OfRun = Callable[["Run", "Run | None", str], Value]
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A row of `MEASURES`.
+    """A row of `MEASURES`. One of the three functions reads the figure; the last argument is what follows the colon.
 
     Args:
         text: what is measured.
-        of_cost: reads it from what `sparsona cost` says, in the papers' counting.
-        of_run: reads it from a run, the run of the same seed in the row `against`, and the argument.
-        argument: what follows the colon, for messages; "": nothing does.
+        of_cost: from what `sparsona cost` says of a row, in the papers' counting, and of the row `against`.
+        of_options: from the options that the row is run with.
+        of_run: from a run, and the run of the same seed of the row `against`.
+        argument: what follows the colon, for messages; "": nothing does; in brackets: it may be left out.
         needs_against: it is relative to another row.
+        needs_profile: runs must be profiled.
     """
 
     text: str
-    of_cost: Callable[[Mapping[str, Any], str], float | None] | None = None
-    of_run: Callable[[Run, Run | None, str], OfRun] | None = None
+    of_cost: OfCost | None = None
+    of_options: OfOptions | None = None
+    of_run: OfRun | None = None
     argument: str = ""
     needs_against: bool = False
+    needs_profile: bool = False
 
     @property
     def needs_training(self) -> bool:
@@ -70,10 +77,11 @@ def find(text: str) -> tuple[Measure, str]:
     if name not in MEASURES:
         raise unknown_name("measure", name, MEASURES)
     measure = MEASURES[name]
-    if bool(colon) != bool(measure.argument):
+    optional = measure.argument.startswith("[")
+    if bool(colon) != bool(measure.argument) and not (optional and not colon):
         written = f"'{name}:{measure.argument}'" if measure.argument else f"'{name}' alone"
         raise SparsonaError(f"measure '{text}'", expected=f"{written}: {measure.text}")
-    if measure.argument in ("UNIT", "PERCENT", "SHARE"):
+    if colon and measure.argument.strip("[]") in ("UNIT", "PERCENT", "SHARE"):
         _number(text, argument)
     return measure, argument
 
@@ -111,8 +119,8 @@ def _number(text: str, argument: str) -> float:
 # Costs.
 
 
-def _entry(*path: str) -> Callable[[Mapping[str, Any], str], float | None]:
-    def read(report: Mapping[str, Any], unit: str) -> float | None:
+def _entry(*path: str) -> OfCost:
+    def read(report: Mapping[str, Any], against: Mapping[str, Any] | None, unit: str) -> Value:
         found: Any = report
         for key in path:
             found = found[key]
@@ -121,19 +129,88 @@ def _entry(*path: str) -> Callable[[Mapping[str, Any], str], float | None]:
     return read
 
 
-def _storage(report: Mapping[str, Any], unit: str) -> float:
-    return float(report["memory"]["at_hand_mb"] * 1e6 / (4 * report["num_parameters"]))
+def _saved(read: OfCost) -> OfCost:
+    """How much less than the other row, in per cent."""
+
+    def share(report: Mapping[str, Any], against: Mapping[str, Any] | None, unit: str) -> Value:
+        own, other = read(report, None, ""), None if against is None else read(against, None, "")
+        return 100 * (1 - own / other) if isinstance(own, float) and isinstance(other, float) and other else None
+
+    return share
+
+
+def _values(*path: str) -> OfCost:
+    """Megabytes as a number of parameters, four bytes each."""
+    read = _entry(*path)
+
+    def count(report: Mapping[str, Any], against: Mapping[str, Any] | None, unit: str) -> Value:
+        found = read(report, None, unit)
+        return found * 1e6 / 4 if isinstance(found, float) else None
+
+    return count
+
+
+def _dense_multiple(report: Mapping[str, Any], against: Mapping[str, Any] | None, what: str) -> Value:
+    """Of the size of a dense model, or of the FLOPs of an example in it; training is two passes, as pFedGate counts."""
+    turn, megabytes, flops = report["per_client_round"], 4 * report["num_parameters"] / 1e6, report["dense_flops"]
+    found = {
+        "infer": lambda: report["inference_flops"] / flops,
+        "up": lambda: turn["up_mb"] / megabytes,
+        "down": lambda: turn["down_mb"] / megabytes,
+        "stored": lambda: report["memory"]["at_hand_mb"] / megabytes,
+        "train": lambda: (
+            None
+            if turn["train_flops"] is None
+            else turn["train_flops"] / (report["samples"] * report["options"]["epochs"] * flops) * 2 / 3
+        ),
+    }
+    if what not in found:
+        raise unknown_name("multiple of a dense model", what, found)
+    return found[what]()
+
+
+# Options.
+
+
+def _option(options: Mapping[str, Any], name: str) -> Value:
+    found = options.get(name)
+    return float(found) if isinstance(found, int | float) else None
+
+
+def _tuning_lr(options: Mapping[str, Any], argument: str) -> Value:
+    lr, scale = _option(options, "lr"), _option(options, "tune_lr_scale")
+    return lr * scale if isinstance(lr, float) and isinstance(scale, float) else None
 
 
 # Runs.
 
 
-def _accuracy(key: str) -> Callable[[Run, Run | None, str], OfRun]:
-    def read(run: Run, against: Run | None, argument: str) -> OfRun:
+def _accuracy(key: str) -> OfRun:
+    def read(run: Run, against: Run | None, argument: str) -> Value:
         found = run.summary["accuracy"].get(key)
         return None if found is None else 100 * float(found)
 
     return read
+
+
+def _against(read: OfRun, sign: int = 1) -> OfRun:
+    """A figure minus that of the other row under the same seed, or the other way round."""
+
+    def difference(run: Run, against: Run | None, argument: str) -> Value:
+        own, other = read(run, None, argument), None if against is None else read(against, None, argument)
+        return sign * (own - other) if isinstance(own, float) and isinstance(other, float) else None
+
+    return difference
+
+
+def _saved_by_run(read: OfRun) -> OfRun:
+    """How much less than the other row's run, in per cent."""
+
+    def share(run: Run, against: Run | None, argument: str) -> Value:
+        own, other = read(run, None, argument), None if against is None else read(against, None, argument)
+        return 100 * (1 - own / other) if isinstance(own, float) and isinstance(other, float) and other else None
+
+    return share
 
 
 def _curve(run: Run) -> list[tuple[int, float]]:
@@ -142,100 +219,143 @@ def _curve(run: Run) -> list[tuple[int, float]]:
     return at_headline if len(at_headline) > 1 else run.curve(RECEIVED)
 
 
-def _best(run: Run, against: Run | None, argument: str) -> OfRun:
+def _best(run: Run, against: Run | None, argument: str) -> Value:
     return 100 * max(value for _, value in (*_curve(run), *run.curve(run.view.point)))
 
 
-def _mean_at(run: Run, point: str) -> float | None:
-    import numpy as np
+def _at(key: str) -> OfRun:
+    """The accuracy at another point, at its last evaluation."""
 
-    return 100 * float(np.nanmean(run.accuracies(point))) if point in run.points else None
+    def read(run: Run, against: Run | None, point: str) -> Value:
+        return 100 * accuracy_summary(*run.counts(point))[key] if point in run.points else None
 
-
-def _at(run: Run, against: Run | None, argument: str) -> OfRun:
-    return _mean_at(run, argument)
-
-
-def _rounds_to(run: Run, against: Run | None, argument: str) -> OfRun:
-    reached = [completed for completed, value in _curve(run) if 100 * value >= float(argument)]
-    return float(min(reached)) if reached else AtLeast(float(run.summary["rounds"]))
+    return read
 
 
-def _relative_rounds(run: Run, against: Run | None, argument: str) -> OfRun:
-    """Rounds to this share of the other row's final accuracy, relative to those that it needs itself."""
+def _reached(run: Run, target: float) -> float | AtLeast:
+    # A mean of fractions that is 0.7 on paper may be one rounding below it.
+    found = next((completed for completed, value in sorted(_curve(run)) if value >= target - 1e-12), None)
+    return AtLeast(float(run.summary["rounds"])) if found is None else float(found)
+
+
+def _rounds_to(run: Run, against: Run | None, percent: str) -> Value:
+    return _reached(run, float(percent) / 100)
+
+
+def _relative_rounds(run: Run, against: Run | None, share: str) -> Value:
+    """Rounds to this share of a run's own final accuracy, relative to those of the other row to its own."""
     if against is None:
         return None
-    target = float(argument) * 100 * _curve(against)[-1][1]
-    own, other = _rounds_to(run, None, str(target)), _rounds_to(against, None, str(target))
-    if own is None or not isinstance(other, float) or not other:
+    own, other = (_reached(one, float(share) * sorted(_curve(one))[-1][1]) for one in (run, against))
+    return own / other if isinstance(own, float) and isinstance(other, float) and other else None
+
+
+def _rounds_saved(run: Run, against: Run | None, argument: str) -> Value:
+    """Per cent fewer rounds than the other row takes to its best accuracy."""
+    if against is None:
         return None
-    return AtLeast(own.value / other) if isinstance(own, AtLeast) else own / other
+    best = max(value for _, value in _curve(against))
+    own, other = _reached(run, best), _reached(against, best)
+    return 100 * (1 - own / other) if isinstance(own, float) and isinstance(other, float) and other else None
 
 
-def _over(key: str) -> Callable[[Run, Run | None, str], OfRun]:
-    """The accuracy minus that of the row it is compared with, under the same seed."""
-    read = _accuracy(key)
-
-    def difference(run: Run, against: Run | None, argument: str) -> OfRun:
-        own = read(run, None, "")
-        other = None if against is None else read(against, None, "")
-        return own - other if isinstance(own, float) and isinstance(other, float) else None
-
-    return difference
+def _of_capacity(run: Run, against: Run | None, capacity: str) -> Value:
+    """Mean over the clients of this capacity."""
+    correct, count = run.counts()
+    capacities = run.config["capacities"]
+    mine = [index for index in range(len(count)) if capacities[index % len(capacities)] == float(capacity)]
+    return 100 * accuracy_summary(correct[mine], count[mine])["mean"] if mine and count[mine].any() else None
 
 
-def _weighted_at(run: Run, point: str) -> float | None:
-    from sparsona.analysis.statistics import accuracy_summary
-
-    found = run.counts(point) if point in run.points else None
-    return None if found is None else 100 * accuracy_summary(*found)["weighted"]
-
-
-def _novel_gap(run: Run, against: Run | None, argument: str) -> OfRun:
-    novel = _weighted_at(run, NOVEL_TUNED if NOVEL_TUNED in run.points else NOVEL)
-    own = _weighted_at(run, run.view.point)
-    return None if novel is None or own is None else own - novel
+def _train_test_gap(run: Run, against: Run | None, argument: str) -> Value:
+    read = _at("mean")
+    test, train = read(run, None, run.view.point), read(run, None, on(run.view.point, "train"))
+    return train - test if isinstance(train, float) and isinstance(test, float) else None
 
 
-def _tuned_gain(run: Run, against: Run | None, argument: str) -> OfRun:
-    tuned, received = _mean_at(run, TUNED), _mean_at(run, RECEIVED)
-    return None if tuned is None or received is None else tuned - received
+def _novel_gap(run: Run, against: Run | None, argument: str) -> Value:
+    read = _at("weighted")
+    own, novel = read(run, None, run.view.point), read(run, None, NOVEL_TUNED if NOVEL_TUNED in run.points else NOVEL)
+    return own - novel if isinstance(own, float) and isinstance(novel, float) else None
 
 
-def _run_flops(run: Run, against: Run | None, argument: str) -> OfRun:
-    found = run.summary["flops"]
-    return float((found["train"] or 0) + (found["mask_search"] or 0)) / float(argument)
+def _tuned_gain(run: Run, against: Run | None, argument: str) -> Value:
+    read = _at("mean")
+    tuned, received = read(run, None, TUNED), read(run, None, RECEIVED)
+    return tuned - received if isinstance(tuned, float) and isinstance(received, float) else None
 
 
-def _run_traffic(run: Run, against: Run | None, argument: str) -> OfRun:
+def _flops(run: Run) -> float:
+    return float((run.summary["flops"]["train"] or 0) + (run.summary["flops"]["mask_search"] or 0))
+
+
+def _run_flops(run: Run, against: Run | None, unit: str) -> Value:
+    return _flops(run) / float(unit)
+
+
+def _run_client_flops(run: Run, against: Run | None, unit: str) -> Value:
+    turns = run.summary["turns"]["total"]
+    return _flops(run) / turns / float(unit) if turns else None
+
+
+def _run_traffic(run: Run, against: Run | None, argument: str) -> Value:
     return float(run.summary["bytes"]["paper_total"]) / 1e9
 
 
-def _upload_share(run: Run, against: Run | None, argument: str) -> OfRun:
+def _run_busiest(run: Run, against: Run | None, argument: str) -> Value:
+    """Of the server, which is the busiest node of a run that has one."""
+    if run.is_between_peers:
+        return None
+    found = run.summary["bytes"]
+    return max(found["paper_up"], found["paper_down"]) / run.summary["rounds"] / 1e6
+
+
+def _upload_share(run: Run, against: Run | None, argument: str) -> Value:
     found = run.summary["bytes"].get("upload_share")
     return None if found is None else float(found)
 
 
-def _clients_hurt(run: Run, against: Run | None, argument: str) -> OfRun:
+def _clients_hurt(run: Run, against: Run | None, argument: str) -> Value:
     if against is None:
         return None
     return float(next(change.num_hurt for change in run.clients(against).changes if change.name == "test"))
 
 
+def _num_clients(run: Run, against: Run | None, argument: str) -> Value:
+    return float(len(run.view.sizes))
+
+
+def _examples(pick: Callable[[Any], Any]) -> OfRun:
+    """Of a client's training, validation and test examples together."""
+    return lambda run, against, argument: float(pick(run.view.sizes.sum(axis=1)))
+
+
 MEASURES: dict[str, Measure] = {
     # Without training, as the papers count.
     "traffic_gb": Measure("GB sent in the whole run", _entry("total", "comm_gb")),
-    "busiest_mb": Measure(
-        "MB through the busiest node in a round, in one direction", _entry("busiest_node", "comm_mb")
-    ),
+    "busiest_mb": Measure("MB through the busiest node in a round, one way", _entry("busiest_node", "comm_mb")),
     "client_mb": Measure("MB that a client sends in a round", _entry("per_client_round", "up_mb")),
     "flops": Measure("FLOPs of training and mask search, whole run", _entry("total", "flops"), argument="UNIT"),
     "client_flops": Measure(
         "FLOPs of a client's training and mask search in a round", _entry("per_client_round", "flops"), argument="UNIT"
     ),
     "inference_flops": Measure("FLOPs of predicting one example", _entry("inference_flops"), argument="UNIT"),
-    "parameters": Measure("parameters of the network", _entry("num_parameters")),
-    "storage": Measure("what a client stores and receives, in sizes of the dense model", _storage),
+    "parameters": Measure("parameters of the network", _entry("num_parameters"), argument="[UNIT]"),
+    "personal_parameters": Measure(
+        "parameters that stay with a client", _values("memory", "kept_mb"), argument="[UNIT]"
+    ),
+    "shared_parameters": Measure(
+        "parameters that a client sends", _values("per_client_round", "up_mb"), argument="[UNIT]"
+    ),
+    "dense_multiple": Measure(
+        "train, infer, up, down or stored, in multiples of a dense model's", _dense_multiple, argument="WHAT"
+    ),
+    "traffic_saved": Measure("% less traffic", _saved(_entry("total", "comm_gb")), needs_against=True),
+    "flops_saved": Measure("% fewer FLOPs", _saved(_entry("total", "flops")), needs_against=True),
+    "num_classes": Measure("classes of the data", _entry("classes")),
+    # Options: tables that print settings.
+    "option": Measure("an option of the run", of_options=_option, argument="NAME"),
+    "tuning_lr": Measure("learning rate of final tuning", of_options=_tuning_lr),
     # Of runs.
     "accuracy": Measure("mean over clients at the headline point", of_run=_accuracy("mean")),
     "accuracy_weighted": Measure("the same, clients weighted by their test data", of_run=_accuracy("weighted")),
@@ -244,20 +364,37 @@ MEASURES: dict[str, Measure] = {
     "accuracy_spread": Measure("standard deviation over clients", of_run=_accuracy("std")),
     "accuracy_last10": Measure("mean of the last ten rounds", of_run=_accuracy("last10")),
     "accuracy_best": Measure("the best evaluated round, chosen on test data as some papers do", of_run=_best),
-    "accuracy_at": Measure("mean over clients at another point", of_run=_at, argument="POINT"),
+    "accuracy_at": Measure("mean over clients at another point", of_run=_at("mean"), argument="POINT"),
+    "accuracy_weighted_at": Measure("the same, weighted by test data", of_run=_at("weighted"), argument="POINT"),
+    "accuracy_group": Measure("mean over the clients of a capacity", of_run=_of_capacity, argument="SHARE"),
     "rounds_to": Measure("rounds until the mean accuracy reaches a target", of_run=_rounds_to, argument="PERCENT"),
     "relative_rounds": Measure(
-        "rounds to a share of the other row's final accuracy, relative to that row's",
+        "rounds to a share of the final accuracy, relative to the other row's",
         of_run=_relative_rounds,
         argument="SHARE",
         needs_against=True,
     ),
+    "rounds_saved": Measure("% fewer rounds to the other row's best", of_run=_rounds_saved, needs_against=True),
     "run_flops": Measure("FLOPs that the run spent", of_run=_run_flops, argument="UNIT"),
+    "run_client_flops": Measure("FLOPs of a client's turn in the run", of_run=_run_client_flops, argument="UNIT"),
     "run_traffic_gb": Measure("GB that the run sent, as the papers count", of_run=_run_traffic),
+    "run_traffic_saved": Measure("% less than the other row", of_run=_saved_by_run(_run_traffic), needs_against=True),
+    "run_busiest_mb": Measure("MB through the server in a round of the run, one way", of_run=_run_busiest),
     "upload_share": Measure("share of the model's entries in an upload", of_run=_upload_share),
-    "gain": Measure("accuracy over that of another row", of_run=_over("mean"), needs_against=True),
-    "drop": Measure("weighted accuracy over that of another row", of_run=_over("weighted"), needs_against=True),
+    "gain": Measure("accuracy over that of another row", of_run=_against(_accuracy("mean")), needs_against=True),
+    "weighted_gain": Measure("weighted accuracy likewise", of_run=_against(_accuracy("weighted")), needs_against=True),
+    "decile_gain": Measure("bottom decile likewise", of_run=_against(_accuracy("bottom_decile")), needs_against=True),
+    "drop": Measure(
+        "weighted accuracy below that of another row", of_run=_against(_accuracy("weighted"), -1), needs_against=True
+    ),
+    "decile_drop": Measure(
+        "bottom decile likewise", of_run=_against(_accuracy("bottom_decile"), -1), needs_against=True
+    ),
     "novel_gap": Measure("weighted accuracy of participants over that of novel clients", of_run=_novel_gap),
+    "train_test_gap": Measure("accuracy on training data over that on test data", of_run=_train_test_gap),
     "tuned_gain": Measure("accuracy after final tuning over that before it", of_run=_tuned_gain),
     "clients_hurt": Measure("clients worse off than in another row", of_run=_clients_hurt, needs_against=True),
+    "num_clients": Measure("clients of the run", of_run=_num_clients),
+    "examples_mean": Measure("a client's examples, mean", of_run=_examples(lambda sizes: sizes.mean())),
+    "examples_max": Measure("a client's examples, most", of_run=_examples(lambda sizes: sizes.max())),
 }

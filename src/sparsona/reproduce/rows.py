@@ -23,6 +23,7 @@ from sparsona.runs.request import parse_method, with_names
 HARMLESS = frozenset(
     name for name, one in OPTIONS.items() if one.circumstance or one.group in ("place", "stop") or name == "data_dir"
 )
+SHEET = "sheet-0000.webp"  # the first of the sheets that a data set may be kept in
 FEWEST_CLIENTS, FEWEST_SAMPLED, FEWEST_ROUNDS, FEWEST_EXAMPLES = 4, 2, 2, 5  # however small the scale
 
 
@@ -95,24 +96,30 @@ def data_of(method: str, options: Mapping[str, Any]) -> str:
     return str({**row.engine, **published}.get("data", OPTIONS["data"].default))
 
 
-def is_here(data: str, data_dir: str | None = None) -> bool:
-    """Whether the files of a data set are on this machine, as far as can be told without reading them."""
+def is_here(recipe: Recipe, row: str, data: str, data_dir: str | None = None) -> bool:
+    """Whether the files of a row's data set are on this machine, as far as can be told without reading them.
+
+    Sheets are images in a split of one's own. Where a recipe says that a set cannot be had as it was published, they
+    are there for the rows that stand in for it, and for no others.
+    """
     found = spec.parse("data set", data)
     if found.name in OWN:
         return found.argument is not None and Path(found.argument).expanduser().exists()
     card = SOURCES[found.name]
     if not card.files:
         return True  # it comes with the package
-    tops = [cache_folder(), *([Path(data_dir).expanduser()] if data_dir else [])]
-    named = [place for place in list_places(card.folders, tops[1:]) if place not in tops]
+    own = [Path(data_dir).expanduser()] if data_dir else []
+    named = [place for place in list_places(card.folders, own) if place not in (cache_folder(), *own)]
+    if found.name in recipe.absent and not recipe.rows[row].stand_in:
+        named = [place for place in named if not (place / SHEET).exists()]
     if any(place.is_dir() and any(place.iterdir()) for place in named):
         return True
-    return any((top / f"{card.name}.npz").exists() for top in tops) or _lies_loose(tops[1:])
+    return any((top / f"{card.name}.npz").exists() for top in (cache_folder(), *own)) or _has_files(own)
 
 
-def _lies_loose(tops: Collection[Path]) -> bool:
-    """Whether a folder that the user names for the data has files of its own, which a reader will look at."""
-    return any(top.is_dir() and any(path.is_file() for path in top.iterdir()) for top in tops)
+def _has_files(folders: Collection[Path]) -> bool:
+    """Whether a folder that the user names for the data has files, which a reader will look at."""
+    return any(folder.is_dir() and any(path.is_file() for path in folder.iterdir()) for folder in folders)
 
 
 def why_absent(recipe: Recipe, data: str) -> str:

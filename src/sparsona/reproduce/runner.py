@@ -20,6 +20,7 @@ from sparsona.experiment.run import Run
 from sparsona.experiment.train import load, resume_run, start_run
 from sparsona.reproduce import recipe as recipes
 from sparsona.reproduce.folder import FILE, Record, default_path, read_record, source_commit
+from sparsona.reproduce.measures import find
 from sparsona.reproduce.recipe import Recipe
 from sparsona.reproduce.rows import (
     HARMLESS,
@@ -36,7 +37,7 @@ from sparsona.reproduce.rows import (
     why_absent,
     with_needed,
 )
-from sparsona.reproduce.table import Cell, aligned, cells, costs_of, lines
+from sparsona.reproduce.table import Cell, Known, aligned, cells, costs_of, lines
 from sparsona.runs.folder import explain_disk_errors, reached, read_json, warn, write_atomically
 from sparsona.runs.observers import EvaluationResult, ObserverList, ProgressUpdate, RoundResult, RunEnd, RunStart
 from sparsona.runs.options import CIRCUMSTANCES, RunConfig
@@ -112,7 +113,19 @@ class Reproduction:
 
     @cached_property
     def _costs(self) -> tuple[dict[str, dict[str, Any] | None], dict[str, str]]:
-        return costs_of(self.recipe, self.rows, self.changes)
+        return costs_of(self.recipe, with_needed(self.recipe, self.rows), self.changes)
+
+    @cached_property
+    def _options(self) -> dict[str, dict[str, Any]]:
+        """What each row is run with at full size, where a column prints it."""
+        if all(find(column.measure)[0].of_options is None for column in self.recipe.columns.values()):
+            return {}
+        found = {}
+        for row in self.rows:
+            options = row_options(self.recipe, row, self.changes)
+            config, _ = _make_row(self.recipe, row, options, 1.0)
+            found[row] = {**config.model_dump(), **config.options}
+        return found
 
     @property
     def mark(self) -> str:
@@ -123,7 +136,8 @@ class Reproduction:
 
     def cells(self) -> list[Cell]:
         """Every figure that is printed or was measured, with the difference and whether the two agree."""
-        return cells(self.recipe, self.rows, self.runs, self._costs[0], self.mark)
+        known = Known(self.runs, self._costs[0], self._options)
+        return cells(self.recipe, self.rows, known, self.mark)
 
     def table(self) -> list[dict[str, str]]:
         """The table as text.
@@ -141,7 +155,7 @@ class Reproduction:
                 "row": cell.row,
                 "figure": cell.column,
                 "measure": self.recipe.columns[cell.column].measure,
-                "stand_in": self.recipe.rows[cell.row].stand_in,
+                "stand_in": self.recipe.rows[cell.row].stand_in if cell.row in self.recipe.rows else None,
                 "paper": None if cell.paper is None else cell.paper.model_dump(),
                 "ours": None if cell.ours is None else vars(cell.ours),
                 "difference": cell.difference,
@@ -310,7 +324,7 @@ def _plan(
         data = data_of(entry.method, options)
         if not can_run(entry.method):
             costs_only[row] = f"{entry.method} cannot be run yet"
-        elif not is_here(data, options.get("data_dir")):
+        elif not is_here(recipe, row, data, options.get("data_dir")):
             costs_only[row] = f"no {data} here ({why_absent(recipe, data)})"
         elif entry.warm_start in costs_only:
             costs_only[row] = f"it starts from '{entry.warm_start}', which cannot be run"
@@ -331,24 +345,30 @@ def _numbers(seeds: int | Sequence[int]) -> list[int]:
 
 
 def _planned_run(recipe: Recipe, row: str, seed: int, scale: float, path: Path, options: Mapping[str, Any]) -> Planned:
-    entry = recipe.rows[row]
-    # The run to start from may not exist yet: any folder does until the options are checked.
-    start = {"warm_start": str(Path.cwd())} if entry.warm_start is not None else {}
-    given = {**options, **start, "seed": seed}
+    config, own = _make_row(recipe, row, {**options, "seed": seed}, scale)
     share = 1.0
+    if scale < 1:
+        full, _ = _make_row(recipe, row, options, 1.0)
+        sampled = scale if config.clients is None or full.clients is None else config.sampled / full.sampled
+        share = config.rounds / max(1, full.rounds) * sampled
+    start = recipe.rows[row].warm_start
+    if start is not None:
+        config = config.model_copy(update={"warm_start": str((path / folder_of(start, seed)).absolute())})
+    return Planned(row, seed, path / folder_of(row, seed), config, own, start, share)
+
+
+def _make_row(recipe: Recipe, row: str, options: Mapping[str, Any], scale: float) -> tuple[RunConfig, BaseModel]:
+    """The checked options of a row; where it starts from another row's model, that is still to be set."""
+    method = recipe.rows[row].method
+    given = dict(options)
+    if recipe.rows[row].warm_start is not None:
+        given["warm_start"] = str(Path.cwd())  # a folder that exists: the run to start from may not, yet
     try:
         if scale < 1:
-            full = make_config(entry.method, given)
-            given |= scaled(full, scale)
-        config, own = make_configs(entry.method, given)
-        if scale < 1:
-            sampled = scale if config.clients is None or full.clients is None else config.sampled / full.sampled
-            share = config.rounds / max(1, full.rounds) * sampled
+            given |= scaled(make_config(method, given), scale)
+        return make_configs(method, given)
     except SparsonaError as error:
         raise SparsonaError(f"row '{row}': {error.what}", expected=error.expected, hint=error.hint) from error
-    if entry.warm_start is not None:
-        config = config.model_copy(update={"warm_start": str((path / folder_of(entry.warm_start, seed)).absolute())})
-    return Planned(row, seed, path / folder_of(row, seed), config, own, entry.warm_start, share)
 
 
 def _check_folder(path: Path, record: Record) -> None:

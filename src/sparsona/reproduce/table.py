@@ -11,7 +11,7 @@ from sparsona import methods
 from sparsona.analysis.format import UNKNOWN, signed
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
-from sparsona.costs import cost, row_of
+from sparsona.costs import PAPERS, cost, row_of
 from sparsona.data.catalog import SOURCES
 from sparsona.data.split_plan import SplitPlan
 from sparsona.reproduce.measures import Figure, find, of_runs
@@ -22,6 +22,9 @@ from sparsona.runs.request import parse_method
 
 if TYPE_CHECKING:
     from sparsona.experiment.run import Run
+
+
+AVERAGE = "average"  # in place of the setting, in the name of a mean over settings
 
 
 @dataclass(frozen=True)
@@ -50,20 +53,42 @@ class Cell:
     why: str = ""
 
 
-def cells(
-    recipe: Recipe,
-    rows: Sequence[str],
-    runs: Mapping[str, Sequence[Run]],
-    costs: Mapping[str, Mapping[str, Any] | None],
-    no_claim: str = "",
-) -> list[Cell]:
-    """Every figure of these rows that is printed or was measured, row by row.
+@dataclass(frozen=True)
+class Known:
+    """What the figures of a table are read from, by row; those of rows that others are compared with included.
+
+    Args:
+        runs: finished runs.
+        costs: what `row_cost` returned; None: it is not known.
+        options: of a run, and of its method.
+    """
+
+    runs: Mapping[str, Sequence[Run]]
+    costs: Mapping[str, Mapping[str, Any] | None]
+    options: Mapping[str, Mapping[str, Any]]
+
+    def figure(self, recipe: Recipe, row: str, column: Column) -> Figure | None:
+        """Our figure in this place."""
+        measure, argument = find(column.measure)
+        against = recipe.rows[row].against or ""
+        if measure.of_run is not None:
+            others = {run.config["seed"]: run for run in self.runs.get(against, ())}
+            return of_runs(column.measure, self.runs[row], others) if self.runs.get(row) else None
+        found: Any = None
+        if measure.of_cost is not None and (report := self.costs.get(row)) is not None:
+            found = measure.of_cost(report, self.costs.get(against), argument)
+        elif measure.of_options is not None and row in self.options:
+            found = measure.of_options(self.options[row], argument)
+        return None if found is None else Figure(found)
+
+
+def cells(recipe: Recipe, rows: Sequence[str], known: Known, no_claim: str = "") -> list[Cell]:
+    """Every figure of these rows that is printed or was measured, row by row, and then of means over settings.
 
     Args:
         recipe: the recipe.
         rows: names of its rows.
-        runs: the finished runs of rows, those of `against` included.
-        costs: what `row_cost` returned for each row.
+        known: what the figures are read from.
         no_claim: why runs are not comparable with the paper, such as "scaled"; "": they are.
 
     Returns:
@@ -72,23 +97,28 @@ def cells(
     found = []
     for name in rows:
         row = recipe.rows[name]
-        others = {run.config["seed"]: run for run in runs.get(row.against or "", ())}
         for key, column in recipe.columns.items():
-            measure, argument = find(column.measure)
             paper = None if row.stand_in else row.printed.get(key)
-            ours: Figure | None = None
-            if measure.of_cost is not None:
-                report = costs.get(name)
-                value = None if report is None else measure.of_cost(report, argument)
-                ours = None if value is None else Figure(value)
-            elif runs.get(name):
-                ours = of_runs(column.measure, runs[name], others)
-            is_cost = not measure.needs_training
+            ours = known.figure(recipe, name, column)
+            is_cost = not find(column.measure)[0].needs_training
             if paper is None and (ours is None or (is_cost and not row.stand_in)):
                 continue
-            blocked = "" if is_cost else no_claim
-            found.append(Cell(name, key, paper, ours, is_cost, *_agreement(paper, ours, column, is_cost, blocked)))
+            found.append(_cell(name, key, paper, ours, column, no_claim))
+    for name, printed in recipe.averages.items():
+        every = [one for setting in recipe.settings if (one := f"{setting}/{name}") in recipe.rows]
+        of = [one for one in every if not recipe.rows[one].stand_in]
+        for key, paper in printed.items() if set(of) & set(rows) else ():
+            column = recipe.columns[key]
+            parts = [known.figure(recipe, one, column) if one in rows else None for one in of]
+            means = [one.value for one in parts if one is not None and not one.is_bound]
+            ours = Figure(math.fsum(means) / len(means)) if means and len(means) == len(of) else None
+            found.append(_cell(f"{AVERAGE}/{name}", key, paper, ours, column, no_claim))
     return found
+
+
+def _cell(row: str, key: str, paper: Printed | None, ours: Figure | None, column: Column, no_claim: str) -> Cell:
+    is_cost = not find(column.measure)[0].needs_training
+    return Cell(row, key, paper, ours, is_cost, *_agreement(paper, ours, column, is_cost, "" if is_cost else no_claim))
 
 
 def _agreement(
@@ -143,7 +173,7 @@ def aligned(rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 def label(recipe: Recipe, row: str) -> str:
     """A row's name; one whose data is not the paper's says so."""
-    stand_in = recipe.rows[row].stand_in
+    stand_in = recipe.rows[row].stand_in if row in recipe.rows else None
     return f"{row} [stand-in for {stand_in}]" if stand_in else row
 
 
@@ -191,6 +221,8 @@ def row_cost(recipe: Recipe, name: str, changes: Mapping[str, Any]) -> dict[str,
         given["rounds"] = 400
     samples = _samples(given["data"], all_options)
     report = cost(row.method, **given, samples=samples or 1).to_json()
+    of_network = {key: given[key] for key in ("data", "model") if key in given}
+    report["dense_flops"] = cost("fedavg", **of_network, samples=1).inference_flops
     if samples is None:  # bytes do not depend on it
         for block in ("total", "per_round", "per_client_round"):
             report[block] |= dict.fromkeys(("flops", "train_flops", "search_flops"))
@@ -207,9 +239,7 @@ def _samples(data: str, options: Mapping[str, Any]) -> int | None:
     partition = spec.parse("partition", str(options.get("partition", SplitPlan().partition))).name
     if source.name not in SOURCES or SOURCES[source.name].is_natural or partition == "natural":
         return None
-    card, clients = SOURCES[source.name], options.get("clients")
-    if not clients:
-        return None
+    card, clients = SOURCES[source.name], options.get("clients") or PAPERS["clients"]
     usual = SplitPlan()
     splits = spec.parse("test", str(options.get("test", usual.test))).name == "split" or card.num_train is None
     total = card.num_examples if splits else card.num_train
@@ -223,7 +253,7 @@ def costs_of(
     recipe: Recipe, rows: Sequence[str], changes: Mapping[str, Any]
 ) -> tuple[dict[str, dict[str, Any] | None], dict[str, str]]:
     """What each row costs, or None; and why it is not known, by row, where a column asks for it."""
-    asks = any(not find(column.measure)[0].needs_training for column in recipe.columns.values())
+    asks = any(find(column.measure)[0].of_cost is not None for column in recipe.columns.values())
     found: dict[str, dict[str, Any] | None] = {}
     why: dict[str, str] = {}
     for name in rows if asks else ():
