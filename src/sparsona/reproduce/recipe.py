@@ -10,7 +10,7 @@ import tomllib
 from importlib import resources
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from sparsona.core.errors import unknown_name
 from sparsona.runs.validation import validate
@@ -109,6 +109,19 @@ class Recipe(_Strict):
     seeds: int = 1
     differs: tuple[str, ...] = ()
     absent: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _refers_to_itself(self) -> Recipe:
+        """Rows name rows and columns that are there, and what stands in has nothing in the paper's column."""
+        for name, row in self.rows.items():
+            for other in (row.warm_start, row.against):
+                if other is not None and (other not in self.rows or other == name):
+                    raise ValueError(f"row '{name}' names another row, not '{other}'")
+            if unknown := set(row.printed) - set(self.columns):
+                raise ValueError(f"row '{name}' prints columns, not '{min(unknown)}'")
+            if row.stand_in and row.printed:
+                raise ValueError(f"row '{name}' stands in for {row.stand_in}, and nothing is printed of it")
+        return self
 
 
 def names() -> list[str]:

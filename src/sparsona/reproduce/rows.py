@@ -168,9 +168,10 @@ def scaled(config: RunConfig, scale: float) -> dict[str, Any]:
     found: dict[str, Any] = {"rounds": shrink(config.rounds, FEWEST_ROUNDS), "eval_every": shrink(config.eval_every)}
     partition = spec.parse("partition", config.partition).name
     novel = shrink(config.novel) if config.novel >= 1 else config.novel
-    if config.clients is None:  # as many as the data has: a share of the owners
-        found["data_rate"] = config.data_rate * scale
-    else:
+    sampled = None if config.per_round is None else shrink(config.per_round, FEWEST_SAMPLED)
+    if config.clients is None and partition == "natural":  # as many as the data has, which only its files tell
+        found["clients"] = max(FEWEST_CLIENTS + int(novel), 2 * (sampled or 0))
+    elif config.clients is not None:
         clients = shrink(config.clients, FEWEST_CLIENTS + int(novel))
         found["clients"] = clients
         if partition != "natural":
@@ -182,8 +183,8 @@ def scaled(config: RunConfig, scale: float) -> dict[str, Any]:
             found["graph"] = ":".join(("random", str(degree), *graph.args[1:]))
     if config.novel >= 1:
         found["novel"] = novel
-    if config.per_round is not None:
-        found["per_round"] = shrink(config.per_round, FEWEST_SAMPLED)
+    if sampled is not None:
+        found["per_round"] = sampled
     if config.eval_clients is not None:
         found["eval_clients"] = shrink(config.eval_clients, FEWEST_SAMPLED)
     schedule = spec.parse("lr_schedule", config.lr_schedule)

@@ -21,6 +21,7 @@ from sparsona.experiment.train import load, resume_run, start_run
 from sparsona.reproduce import recipe as recipes
 from sparsona.reproduce.folder import FILE, Record, default_path, read_record, source_commit
 from sparsona.reproduce.measures import find
+from sparsona.reproduce.pictures import find as find_picture
 from sparsona.reproduce.recipe import Recipe
 from sparsona.reproduce.rows import (
     HARMLESS,
@@ -309,6 +310,10 @@ def _plan(
         if key in changes:
             hint = "--seeds sets them" if key == "seed" else "leave it out"
             raise SparsonaError(f"'{key}' for all rows", expected="options that rows may share", hint=hint)
+    for column in recipe.columns.values():
+        find(column.measure)
+    if recipe.picture is not None:
+        find_picture(recipe.picture)
     selected = select(recipe, pattern, called)
     needed = with_needed(recipe, selected)
     check_changes(recipe, needed, changes)

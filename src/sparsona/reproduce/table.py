@@ -174,7 +174,7 @@ def aligned(rows: Sequence[Mapping[str, str]]) -> list[str]:
 def label(recipe: Recipe, row: str) -> str:
     """A row's name; one whose data is not the paper's says so."""
     stand_in = recipe.rows[row].stand_in if row in recipe.rows else None
-    return f"{row} [stand-in for {stand_in}]" if stand_in else row
+    return f"{row} (stand-in for {stand_in})" if stand_in else row
 
 
 def format_printed(printed: Printed | None, digits: int) -> str:
