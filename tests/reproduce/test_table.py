@@ -50,8 +50,12 @@ def test_a_cost_agrees_to_a_unit_of_the_last_digit(value, agrees, why):
 
 @pytest.mark.parametrize(
     ("paper", "ours", "agrees"),
-    [((1000, True), (1000, True), True), ((1000, True), (300, True), None), ((1000, True), (700, False), False)]
-    + [((700, False), (1000, True), False)],
+    [
+        ((1000, True), (1000, True), True),
+        ((1000, True), (300, True), None),
+        ((1000, True), (700, False), False),
+        ((700, False), (1000, True), False),
+    ],
 )
 def test_targets_that_were_not_reached(paper, ours, agrees):
     printed, found = Printed(value=paper[0], is_bound=paper[1]), Figure(ours[0], is_bound=ours[1])
