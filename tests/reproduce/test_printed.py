@@ -122,7 +122,8 @@ def test_fedspa_table_1() -> None:
             hold("fedspa/table1", f"{data}/{setting}/sub-fedavg", ("run_traffic", "run_flops"), pair)
     for data, method, traffic, *flops in cells(COSTS_1):
         for setting, cell in zip(("iid", "A", "B"), flops, strict=True):
-            hold("fedspa/table1", f"{data}/{setting}/{method}", ("traffic", "flops"), [traffic, cell])
+            counted = "flops" if data == "emnist" or setting == "iid" else "run_flops"  # sizes of clients differ
+            hold("fedspa/table1", f"{data}/{setting}/{method}", ("traffic", counted), [traffic, cell])
     assert seen == sum(1 for row in recipe("fedspa/table1").rows.values() if row.printed) == 63
 
 
@@ -422,8 +423,6 @@ COSTS = {
 }
 # Printed figures that no formula gives, and by how many per cent they are off: see docs/accounting.md.
 UNMET = {
-    ("fedspa/table1", "cifar10/*/flops"): 0.4,
-    ("fedspa/table1", "cifar100/*/flops"): 0.1,
     ("dispfl/table1", "tiny-imagenet/*/dispfl/flops"): 0.3,
     ("dispfl/table3", "*/resnet18/*/flops"): 0.4,
     ("dispfl/table8", "*/full/dispfl/busiest"): 0.1,
@@ -461,7 +460,7 @@ def test_printed_costs_follow_from_the_rows_options() -> None:
                 assert known, f"{name} {row_name} {key}: printed {figure.value}, computed {value}"
                 needed.update(known)
                 assert abs(value / figure.value - 1) < min(UNMET[one] for one in known) / 100
-    assert seen > 250
+    assert seen > 200
     assert needed == set(UNMET)
 
 
@@ -512,9 +511,9 @@ def test_claims_follow_from_the_tables() -> None:
         own, than = table[f"{setting}/fedspa"].printed[column], table[f"{setting}/{other}"].printed[of_other]
         return 100 * (1 - own.value / than.value)
 
-    for setting in ("cifar100/B", "emnist/B"):
+    for setting, flops in (("cifar100/B", "run_flops"), ("emnist/B", "flops")):
         printed = claims[f"{setting}/fedspa-to-fedavg"].printed
-        assert printed["flops_saved"].value == pytest.approx(saved(setting, "flops", "fedavg", "flops"), abs=0.05)
+        assert printed["flops_saved"].value == pytest.approx(saved(setting, flops, "fedavg", flops), abs=0.05)
         assert printed["traffic_saved"].value == pytest.approx(saved(setting, "traffic", "fedavg", "traffic"), abs=0.5)
     for setting in ("cifar10/A", "cifar100/A"):
         printed = claims[f"{setting}/fedspa-to-sub-fedavg"].printed
