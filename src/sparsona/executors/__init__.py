@@ -93,7 +93,7 @@ def numeric_mode(context: ClientContext) -> Iterator[None]:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
     matmul.allow_tf32 = cudnn.allow_tf32 = context.precision != "fp32"
-    # The fastest algorithm by trial depends on what else the GPU does, and some add in no fixed order: bits would differ.
+    # The fastest algorithm by trial depends on what else the GPU does, and some add in no fixed order: bits would vary.
     cudnn.benchmark, cudnn.deterministic = False, True
     try:
         yield
