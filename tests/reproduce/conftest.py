@@ -55,9 +55,9 @@ def write_plays(folder: Path, speakers: int, turns: int, rng: np.random.Generato
 def tiny_sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """CIFAR-10, CIFAR-100, Fashion-MNIST, MNIST by writer, and plays."""
     folder, rng = tmp_path_factory.mktemp("sets"), np.random.Generator(np.random.PCG64(0))
-    write_cifar(folder / "cifar10", 10, 500, 40, rng)
-    write_cifar(folder / "cifar100", 100, 500, 40, rng)
-    write_idx(folder / "fashion-mnist", 500, 40, 0, rng)
+    write_cifar(folder / "cifar10", 10, 500, 100, rng)
+    write_cifar(folder / "cifar100", 100, 500, 100, rng)
+    write_idx(folder / "fashion-mnist", 500, 100, 0, rng)
     write_idx(folder / "mnist", 1_200, 200, 60, rng)
     write_plays(folder / "shakespeare", 8, 12, rng)
     return folder

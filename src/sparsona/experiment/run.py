@@ -111,11 +111,6 @@ class Run:
         return summaries.points(self._folder)
 
     @property
-    def is_between_peers(self) -> bool:
-        """Whether clients send to each other, without a server."""
-        return self._folder.facts.peers
-
-    @property
     def novel(self) -> list[int]:
         """The clients that took no part in training."""
         return list(self._folder.facts.novel)

@@ -303,11 +303,8 @@ def _run_traffic(run: Run, against: Run | None, argument: str) -> Value:
 
 
 def _run_busiest(run: Run, against: Run | None, argument: str) -> Value:
-    """Of the server, which is the busiest node of a run that has one."""
-    if run.is_between_peers:
-        return None
-    found = run.summary["bytes"]
-    return max(found["paper_up"], found["paper_down"]) / run.summary["rounds"] / 1e6
+    found = run.summary["bytes"].get("busiest_round_paper")  # older summaries lack it
+    return None if found is None else float(found) / 1e6
 
 
 def _upload_share(run: Run, against: Run | None, argument: str) -> Value:
@@ -379,7 +376,7 @@ MEASURES: dict[str, Measure] = {
     "run_client_flops": Measure("FLOPs of a client's turn in the run", of_run=_run_client_flops, argument="UNIT"),
     "run_traffic_gb": Measure("GB that the run sent, as the papers count", of_run=_run_traffic),
     "run_traffic_saved": Measure("% less than the other row", of_run=_saved_by_run(_run_traffic), needs_against=True),
-    "run_busiest_mb": Measure("MB through the server in a round of the run, one way", of_run=_run_busiest),
+    "run_busiest_mb": Measure("MB through the busiest node in a round of the run, one way", of_run=_run_busiest),
     "upload_share": Measure("share of the model's entries in an upload", of_run=_upload_share),
     "gain": Measure("accuracy over that of another row", of_run=_against(_accuracy("mean")), needs_against=True),
     "weighted_gain": Measure("weighted accuracy likewise", of_run=_against(_accuracy("weighted")), needs_against=True),

@@ -1,0 +1,102 @@
+"""Every recipe can be run: its columns and pictures are known, its rows are valid options, at full size and scaled.
+
+A table of each paper really is, on tiny data sets.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sparsona.costs import QUIRKS
+from sparsona.reproduce import measures, pictures, runner
+from sparsona.reproduce.recipe import load, names
+
+
+@pytest.fixture
+def all_data(monkeypatch):
+    """As on a machine that has every data set."""
+    monkeypatch.setattr(runner, "is_here", lambda *args: True)
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_row_can_be_planned_at_any_size(name, all_data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = load(name)
+    found = runner.reproduce(name, dry_run=True)
+    runnable = {row for row in recipe.rows if row not in found.costs_only}
+    assert {one.row for one in found.planned} == runnable
+    assert len({one.folder for one in found.planned}) == len(found.planned)
+    for one in runner.reproduce(name, scale=0.01, dry_run=True).planned:
+        full = next(other for other in found.planned if other.row == one.row)
+        assert one.config.rounds <= max(full.config.rounds, 2)
+        assert one.config.rounds < full.config.rounds or full.config.rounds <= 2
+    assert not found._costs[1]  # every cost that a column asks for can be computed
+    assert {quirk for row in recipe.rows.values() for quirk in row.quirks} <= set(QUIRKS)
+    assert all(one.ours is not None for one in found.cells() if one.is_cost and one.paper is not None)
+
+
+@pytest.mark.parametrize("name", names())
+def test_measures_and_pictures_are_known(name):
+    recipe = load(name)
+    for column in recipe.columns.values():
+        measure, _ = measures.find(column.measure)
+        if measure.needs_against:
+            assert any(row.against for row in recipe.rows.values()), column.measure
+    assert recipe.kind == "table" or recipe.picture is not None
+    if recipe.picture is not None:
+        pictures.find(recipe.picture)
+
+
+# A table of each paper, at the least size; with all rows, on a machine that has the named data sets alone.
+TABLES = {
+    "fedspa/table1": ("fashion-mnist/B/fed*", 0.01),
+    "dispfl/table3": ("cifar10/dir/vgg11/dispfl-i", 0.004),
+    "pfedgate/table1": ("cifar10/s=0.5/pfedgate*", 0.005),
+    "fedalt/table3": ("shakespeare/finetune", 0.002),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_of_each_paper_is_run_scaled(name, say, sets, tmp_path):
+    rows, scale = TABLES[name]
+    said = say("reproduce", name, "--rows", rows, "--scale", scale, "--json")
+    assert said.code == 0, said.err
+    check(json.loads(said.out), tmp_path, name, scale)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["fedspa/table1", "pfedgate/table1", "fedalt/table3"])
+def test_all_rows_of_a_table_are_run_scaled(name, say, sets, tmp_path, monkeypatch):
+    """On those data sets whose networks are small."""
+    only = tmp_path / "sets"
+    only.mkdir()
+    for source in {"fedspa": ("fashion-mnist",), "pfedgate": ("cifar10",), "fedalt": ("shakespeare",)}[
+        name.partition("/")[0]
+    ]:
+        (only / source).symlink_to(sets / source)
+    monkeypatch.setenv("SPARSONA_DATA", str(only))
+    said = say("reproduce", name, "--rows", "*", "--scale", 0.01, "--json")
+    assert said.code == 0, said.err
+    found = check(json.loads(said.out), tmp_path, name, 0.01)
+    assert {one["row"] for one in found["runs"]} == set(load(name).rows) - set(found["costs_only"])
+    again = say("reproduce", name, "--rows", "*", "--scale", 0.01, "--json")
+    assert json.loads(again.out)["figures"] == found["figures"]
+
+
+def check(found, folder, name, scale):
+    assert found["runs"]
+    assert all(one["state"] == "done" for one in found["runs"])
+    assert found["path"] == f"runs/reproduce/{name}-scale-{scale:g}"
+    measured = [one for one in found["figures"] if one["measure"].startswith("accuracy") and one["ours"] is not None]
+    assert {one["row"] for one in measured}
+    for one in measured:
+        assert 0 <= one["ours"]["value"] <= 100
+        assert (one["difference"], one["agrees"]) == (None, None)
+        assert one["paper"] is None or one["why"].startswith("scaled")
+        assert one["paper"] is None or one["stand_in"] is None
+    assert any(note.startswith("SCALED") for note in found["notes"])
+    return found
