@@ -43,6 +43,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.version import VERSION
 
 if TYPE_CHECKING:
+    from sparsona.methods import Preset
     from sparsona.runs.declaration import Option
 
 DEFAULT_COMPARISON = ("local", "fedavg", "fedavg-ft", "fedspa", "fedspa-rsm")
@@ -217,6 +218,7 @@ def runs(where: Path, as_json: bool) -> None:
 def methods(name: str | None, as_json: bool) -> None:
     """List the methods: paper, what a client keeps, what travels. With NAME, also every option it has."""
     from sparsona.methods import COST_ONLY, FAMILIES, card, factory, find, names
+    from sparsona.methods import preset as find_preset
 
     if name is not None:
         from sparsona.runs.declaration import options_of
@@ -238,9 +240,8 @@ def methods(name: str | None, as_json: bool) -> None:
         preset = {**row.options, **row.engine}
         show_options(f"Options of {row.title}", options_of(factory(row)[1]), preset)
         show_options("Options of every run", OPTIONS, preset)
-        for chosen, values in row.presets.items():
-            settings = ", ".join(f"{key}={'none' if value is None else value}" for key, value in values.items())
-            click.echo(f"--preset {chosen}: {settings or 'as above'}")
+        for chosen in row.presets:
+            show_preset(chosen, find_preset(row, chosen))
         if row.peers:
             from sparsona.engine.graphs import GRAPHS
 
@@ -313,6 +314,21 @@ def show_options(title: str, options: Mapping[str, Option], preset: Mapping[str,
         value = preset.get(key, one.default)
         written = list(value) if isinstance(value, tuple) else "none" if value is None else value
         click.echo(f"  {key} = {written}{among}\n      {one.text}{f'; none: {one.none}' if one.none else ''}")
+
+
+def show_preset(name: str, preset: Preset) -> None:
+    """What a preset sets: whatever the data, and by data set and density."""
+
+    def told(values: Mapping[str, Any]) -> str:
+        return ", ".join(f"{key}={'none' if value is None else value}" for key, value in values.items())
+
+    click.echo(f"--preset {name}: {told(preset.options) or 'as above'}")
+    for source in {**preset.by_data, **preset.by_density}:
+        click.echo(f"  with --data {source}: {told(preset.by_data.get(source, {}))}")
+        for density, values in preset.by_density.get(source, {}).items():
+            click.echo(f"    and --density {density:g}: {told(values)}")
+    for key, why in preset.exceptions.items():
+        click.echo(f"  in a comparison, {key} of its own: {why}")
 
 
 def find(text: str) -> Path:
