@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -240,8 +241,7 @@ def methods(name: str | None, as_json: bool) -> None:
         preset = {**row.options, **row.engine}
         show_options(f"Options of {row.title}", options_of(factory(row)[1]), preset)
         show_options("Options of every run", OPTIONS, preset)
-        for chosen in row.presets:
-            show_preset(chosen, find_preset(row, chosen))
+        show_presets({name: find_preset(row, name) for name in row.presets})
         if row.peers:
             from sparsona.engine.graphs import GRAPHS
 
@@ -316,19 +316,25 @@ def show_options(title: str, options: Mapping[str, Option], preset: Mapping[str,
         click.echo(f"  {key} = {written}{among}\n      {one.text}{f'; none: {one.none}' if one.none else ''}")
 
 
-def show_preset(name: str, preset: Preset) -> None:
-    """What a preset sets: whatever the data, and by data set and density."""
+def show_presets(presets: Mapping[str, Preset]) -> None:
+    """What presets set: whatever the data, and by data set and density. Equal ones are shown once."""
 
-    def told(values: Mapping[str, Any]) -> str:
-        return ", ".join(f"{key}={'none' if value is None else value}" for key, value in values.items())
+    def show(indent: int, when: str, values: Mapping[str, Any]) -> None:
+        text = ", ".join(f"{key}={'none' if value is None else value}" for key, value in values.items())
+        start, rest = " " * indent, " " * (indent + 6)
+        click.echo(fill(f"{start}{when}: {text or 'as above'}", 120, subsequent_indent=rest, break_on_hyphens=False))
 
-    click.echo(f"--preset {name}: {told(preset.options) or 'as above'}")
-    for source in {**preset.by_data, **preset.by_density}:
-        click.echo(f"  with --data {source}: {told(preset.by_data.get(source, {}))}")
-        for density, values in preset.by_density.get(source, {}).items():
-            click.echo(f"    and --density {density:g}: {told(values)}")
-    for key, why in preset.exceptions.items():
-        click.echo(f"  in a comparison, {key} of its own: {why}")
+    for name, preset in presets.items():
+        same = [other for other, found in presets.items() if found == preset]
+        if name != same[0]:
+            continue
+        show(0, f"--preset {', '.join(same)}", preset.options)
+        for source in {**preset.by_data, **preset.by_density}:
+            show(2, f"with --data {source}", preset.by_data.get(source, {}))
+            for density, values in preset.by_density.get(source, {}).items():
+                show(4, f"and --density {density:g}", values)
+        for key, why in preset.exceptions.items():
+            click.echo(f"  in a comparison, {key} of its own: {why}")
 
 
 def find(text: str) -> Path:

@@ -196,12 +196,12 @@ def _preset_in_words(config: RunConfig, row: MethodCard) -> str:
     found = methods.published(row, now)
     if config.data == GIVEN:  # the federation has its clients and splits
         found = {key: value for key, value in found.items() if key not in OF_DATA}
-    changed = {key: value for key, value in found.items() if value != defaults[key] and _same(now[key], value)}
-    others = {
-        key: f"{_word(now[key])} for {_word(value)}" for key, value in found.items() if not _same(now[key], value)
-    }
-    told = ", ".join(f"{key}={_word(value)}" for key, value in changed.items())
-    return told + ("; but for " * bool(others)) + ", ".join(f"{key}={value}" for key, value in others.items())
+    same = {key: _same(now[key], value) for key, value in found.items()}
+    parts = [
+        ", ".join(f"{key}={_word(found[key])}" for key in found if same[key] and found[key] != defaults[key]),
+        ", ".join(f"{key}={_word(now[key])} ({_word(found[key])})" for key in found if not same[key]),
+    ]
+    return "; not as published: ".join(parts) if parts[1] else parts[0]
 
 
 def _same(one: Any, other: Any) -> bool:
