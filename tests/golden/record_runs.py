@@ -47,7 +47,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "pfedgate": ("pfedgate", {"points": ["trained", "global"], "drop_rate": 0.3, "capacities": [0.3, 1.0]}),
     "pfedgate-authors": (
         "pfedgate",
-        {"preset": "authors", "rounds": 4, "validation_rate": 0.1, "test": "auto", "headline": "received"},
+        {
+            "preset": "authors",
+            "rounds": 4,
+            "validation_rate": 0.1,
+            "test": "auto",
+            "test_rate": 0.25,
+            "headline": "received",
+        },
     ),
     "pfedgate-exact": ("pfedgate", {"solver": "exact", "updates": "alternating", "paths": 2, "tune_epochs": 1}),
 }

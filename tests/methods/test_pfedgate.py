@@ -41,7 +41,7 @@ COMMON = {"clients": 6, "per_round": 3, "rounds": 2, "batch_size": 16, "executor
 AUTHORS = {
     key: value
     for key, value in methods.published(methods.METHODS["pfedgate"], {"preset": "authors"}).items()
-    if key not in CONDITIONS
+    if key not in {*CONDITIONS, "density"}
 }
 
 

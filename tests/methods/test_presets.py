@@ -191,7 +191,11 @@ RATES = {  # table 4: eta_g and eta
 README_RATES = {  # code: README; for CIFAR-10 at 0.3 it has them the other way round
     ("emnist-byclass", 1.0): (0.1, 0.1),
     ("emnist-byclass", 0.5): (0.1, 0.1),
+    ("emnist-byclass", 0.3): (0.03, 0.5),  # table 4
     ("emnist-byclass", 0.25): (0.01, 0.5),
+    ("femnist", 1.0): (0.1, 0.1),  # table 4
+    ("femnist", 0.5): (0.1, 0.05),  # table 4
+    ("femnist", 0.3): (0.3, 0.05),  # table 4
     ("cifar10", 1.0): (0.05, 0.05),
     ("cifar10", 0.5): (0.05, 0.05),
     ("cifar10", 0.3): (0.03, 1.5),
