@@ -124,6 +124,7 @@ DISPFL_OWN: Table = {
     "prune_rate": (0.5, "code"),
     "allocation": ("erk", "3.2"),
     "initial_masks": ("different", "Algorithm 1, line 2"),
+    "initial_weights": ("own", "Algorithm 1, line 2"),
     "regrowth": ("gradient", "Algorithm 2"),
     "divide_by": ("new", "Algorithm 1, line 7"),
 }
@@ -344,6 +345,7 @@ def _experiments() -> Expected:
             found["dispfl", preset, data, None] = base | PEERS | DISPFL_OWN
         code = {
             "graph": ("random:10", "code"),
+            "initial_weights": ("common", "code"),
             "regrowth": ("random", "code"),
             "divide_by": ("used", "code"),
             "clip_norm": (10.0, "code"),

@@ -17,12 +17,15 @@ is inside its own mask of that (`received`); training in it (`trained`); then th
 - The graph: in the text no peer has more than ten neighbours; in the code each draws ten, and any number may draw it.
 - Clipping: the code clips gradients at a norm of 10, the text has no word of it.
 - The data: the scripts share all of it by Dirichlet 0.3, the text CIFAR-100 and Tiny by 0.2; 500 rounds, Tiny 300.
-The result is `trained`, which Algorithm 1 puts out, and not `received`, which is mixed once more. Both draw a mask for each client; `initial_masks="same"` is the family's other choice. The text does not say what share
-is pruned at first; 0.5 is the code's.
+- First weights: Algorithm 1 draws each peer's (`initial_weights="own"`); in the code all start from the same ones, cut
+  down by their masks.
+The result is `trained`, which Algorithm 1 puts out, and not `received`, which is mixed once more. Both draw a mask for
+each client; `initial_masks="same"` is the family's other choice. The text does not say what share is pruned at first;
+0.5 is the code's.
 
-Differences from the text in both: all start from the same weights, cut down by their masks, where Algorithm 1 draws
-each model (with the code); the cosine ends after T rounds (with the code; the text has no formula). A peer that never trained (novel, or not sampled yet) only receives: its initial weights hold
-no knowledge. Tensors that ERK makes dense are left alone: all they could regrow is what they pruned.
+Differences from the text in both: the cosine ends after T rounds (with the code; the text has no formula). A peer that
+never trained (novel, or not sampled yet) only receives: its initial weights hold no knowledge. Tensors that ERK makes
+dense are left alone: all they could regrow is what they pruned.
 """
 
 from __future__ import annotations
@@ -68,6 +71,9 @@ class DisPFLConfig(MaskSearchOptions, Training):
     """What DisPFL adds to the options of training and of masks that evolve."""
 
     initial_masks: Literal["same", "different"] = Field("different", description="whether clients start with one mask")
+    initial_weights: Literal["common", "own"] = Field(
+        "common", description="whether peers start from the same weights; those of a warm start, or of a module, are"
+    )
     divide_by: Literal["new", "used"] = Field("new", description="masks that count in the mean: the next, or the last")
 
 
@@ -112,6 +118,8 @@ def dispfl(task: Task, config: DisPFLConfig) -> Method:
 
     def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> DisPFLState:  # Algorithm 1 line 2
         mask = initial_mask(params.layout, client, seeds, config)
+        if config.initial_weights == "own":
+            params = params.like(task.init(seeds.of(client.index).own("model"))[0].flat.to(params.device))
         memory = optimizer.first(params)
         return DisPFLState(cut_down(params, mask), empty_mask(params.layout), mask, buffers, memory)
 

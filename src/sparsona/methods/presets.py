@@ -121,6 +121,7 @@ _DISPFL = _AMONG_PEERS.plus(
         "prune_rate": 0.5,
         "allocation": "erk",
         "initial_masks": "different",
+        "initial_weights": "own",
         "regrowth": "gradient",
         "divide_by": "new",
     }
@@ -151,7 +152,13 @@ DISPFL = {
     "dispfl": _DISPFL,
 }
 _DISPFL_AUTHORS = _DISPFL.plus(  # their scripts have 500 rounds and Dirichlet 0.3 for all three data sets
-    {"graph": "random:10", "regrowth": "random", "divide_by": "used", "clip_norm": 10.0},
+    {
+        "graph": "random:10",
+        "initial_weights": "common",
+        "regrowth": "random",
+        "divide_by": "used",
+        "clip_norm": 10.0,
+    },
     by_data={
         "cifar100": {"partition": "dirichlet-equal:0.3"},
         "tiny-imagenet": {"partition": "dirichlet-equal:0.3", "rounds": 500},
