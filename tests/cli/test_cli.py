@@ -284,8 +284,15 @@ def test_the_options_of_a_method(say):
     for key, field in FedSpaConfig.model_fields.items():
         assert f"  {key} = " in text
         assert field.description in text
-    for chosen, told in (("paper", "batch_size=128"), ("authors", "batch_size=128, regrowth=random, divide_by=used")):
-        assert f"--preset {chosen}: {told}\n" in say("methods", "dispfl").out
+    text = say("methods", "dispfl").out
+    assert "--preset paper, dispfl: clients=100, rounds=500, validation_rate=0.0, epochs=5, batch_size=128," in text
+    assert (
+        "  with --data tiny-imagenet: model=resnet18, partition=dirichlet-equal:0.2, test=shares:100, rounds=300"
+        in text
+    )
+    text = say("methods", "local").out
+    assert "  in a comparison, per_round of its own: alone, all clients train" in text
+    assert "    and --density 0.3: lr=0.05, gate_lr=0.5" in say("methods", "pfedgate").out
 
 
 def test_the_version(say):

@@ -176,10 +176,16 @@ def test_a_killed_comparison_goes_on(forks, tmp_path, never_killed, name):
     assert {run: traces(both / run) for run in FOUR} == never_killed
 
 
-def test_a_preset_is_for_those_that_have_one(tmp_path):
-    options = {"clients": 4, "rounds": 1, "executor": "serial", "out": tmp_path / "both"}
+def test_a_preset_is_for_those_that_have_one(tmp_path, capfd):
+    """The others are trained under its conditions: it is one experiment."""
+    options = {"clients": 4, "rounds": 1, "data_rate": 0.2, "executor": "serial", "out": tmp_path / "both"}
     both = comparisons.compare(["fedavg", "dispfl"], preset="authors", **options)
     assert [run.config["preset"] for run in both.runs] == [None, "authors"]
+    assert [run.config["validation_rate"] for run in both.runs] == [0, 0]
+    assert [run.config["batch_size"] for run in both.runs] == [16, 128]  # no condition
+    told = capfd.readouterr().err
+    assert "fedavg without the preset 'authors', which they do not have" in told
+    assert "under its conditions: clients=4, rounds=1, validation_rate=0.0" in told
     with pytest.raises(SparsonaError, match="unknown preset of local 'authors'"):
         comparisons.compare(["local", "fedavg"], preset="authors", **options)
 

@@ -17,6 +17,7 @@ from sparsona.experiment.build import make_configs, make_context
 from sparsona.experiment.match import amounts, rounds_for
 from sparsona.runs.folder import RunFolder
 
+FEDSPA = {"preset": "fedspa", "clients": 20, "data_rate": 0.5}  # what that paper has but for the data
 SMALL = {"clients": 6, "rounds": 4, "epochs": 1, "data_rate": 0.2, "executor": "serial", "device": "cpu"}
 
 
@@ -209,12 +210,53 @@ def test_a_preset_that_sets_a_condition_for_one_method_is_refused(monkeypatch, t
     monkeypatch.setitem(methods.METHODS, "fedspa", row)
     with pytest.raises(SparsonaError, match="the preset 'paper' of fedspa sets rounds = 7 for one method alone"):
         sp.compare(["fedavg", "fedspa:preset=paper"], clients=4, out=tmp_path / "c")
-    with pytest.raises(SparsonaError, match="preset 'paper' of fedspa sets rounds = 7"):
-        sp.compare(["fedavg", "fedspa"], preset="paper", clients=4, out=tmp_path / "c")
     assert not (tmp_path / "c").exists()
-    options = SMALL | {"rounds": 1}
-    both = sp.compare(["fedavg", "fedspa"], preset="paper", **options, out=tmp_path / "c")  # set for all
+    both = sp.compare(["fedavg", "fedspa"], preset="paper", **SMALL | {"rounds": 1}, out=tmp_path / "c")  # set for all
     assert [run.summary["rounds"] for run in both.runs] == [1, 1]
+
+
+def test_one_preset_is_one_experiment():
+    """Conditions of a paper are those of all its methods; two papers' are refused."""
+    _, planned = comparisons._plan(["local", "fedavg", "ditto", "fedspa"], None, None, 1, "rounds", FEDSPA)
+    configs = [config for config, _ in planned.values()]
+    assert {(c.clients, c.rounds, c.per_round, c.validation_rate) for c in configs} == {(20, 1000, 10, 0.0)}
+    assert {c.batch_size for c in configs} == {128}
+    with pytest.raises(SparsonaError, match="the preset 'paper' of fedspa sets rounds = 1000 for one method alone"):
+        comparisons._plan(["fedspa", "dispfl"], None, None, 1, "rounds", {**FEDSPA, "preset": "paper"})
+    with pytest.raises(SparsonaError, match="of dispfl sets clients = 100 for one method alone"):
+        comparisons._plan(["dispfl:preset=paper", "fedavg"], None, None, 1, "rounds", {"data_rate": 0.5})
+
+
+def test_exceptions_of_one_experiment_are_told(capfd):
+    """In DisPFL's comparison Local trains everybody, and FedFomo alone holds data back."""
+    names = ["fedavg", "local", "fedfomo", "dispfl"]
+    _, planned = comparisons._plan(names, None, None, 1, "steps", {**FEDSPA, "preset": "dispfl"})
+    found = {name: config for (name, _), (config, _) in planned.items()}
+    assert [found[name].per_round for name in names] == [10, 20, None, None]
+    assert [found[name].validation_rate for name in names] == [0, 0, 0.1, 0]
+    told = capfd.readouterr().err
+    assert "local has per_round=20, the others 10, as in the preset 'dispfl': alone, all clients train" in told
+    assert "fedfomo has validation_rate=0.1, the others 0.0, as in the preset 'dispfl'" in told
+    with pytest.raises(SparsonaError, match="the preset 'dispfl' of local sets per_round = 100"):  # not all have it
+        comparisons._plan(
+            ["fedavg", "local:preset=dispfl"],
+            None,
+            None,
+            1,
+            "rounds",
+            {"clients": 20, "rounds": 1, "validation_rate": 0, "data_rate": 0.5},
+        )
+
+
+def test_a_method_without_the_preset_has_its_conditions(capfd):
+    """As they are, not as published: eight of ten clients take part here."""
+    names = ["fedprox", "dpsgd", "pfedgate"]
+    options = {"preset": "pfedgate", "clients": 10, "novel": 2, "data_rate": 0.5}
+    _, planned = comparisons._plan(names, None, None, 1, "rounds", options)
+    configs = [config for config, _ in planned.values()]
+    assert [c.per_round for c in configs] == [8, None, 8]  # all peers take part anyway
+    assert {(c.test, c.test_rate, c.rounds) for c in configs} == {("split", 0.2, 400)}
+    assert "fedprox, dpsgd without the preset 'pfedgate'" in capfd.readouterr().err
 
 
 def test_a_row_that_sets_a_condition_is_refused_beside_one_that_does_not(monkeypatch, tmp_path):
@@ -307,8 +349,12 @@ def test_a_method_with_a_density_runs_at_that_of_the_weakest(monkeypatch, tmp_pa
 def test_a_result_names_what_its_preset_changed():
     """Each accident of a published setting is an option: the result lists those that differ from the defaults."""
     run = sp.train("sub-fedavg", preset="dispfl", clients=4, rounds=1, data_rate=0.2, prune_rate=0.1)
-    assert "Options of the preset 'dispfl': batch_size=128, accuracy_on=train, divide_by=used" in run.protocol
-    assert "prune_rate" not in run.protocol.split("preset")[1]  # overridden
+    told = run.protocol.split("preset")[1].partition(". ")[0]
+    assert told == (
+        " 'dispfl': validation_rate=0.0, batch_size=128, clip_norm=none, accuracy_on=train, divide_by=used, "
+        "prunes=weights, overshoots=True; not as published: clients=4 (100), rounds=1 (500), per_round=4 (10), "
+        "prune_rate=0.1 (0.05)."
+    )
 
 
 def test_rounds_of_peers_come_nearest_to_the_bytes(capfd):

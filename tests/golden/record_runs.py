@@ -33,7 +33,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg-ft-part": ("fedavg-ft-part", {"tune_epochs": 1}),
     "fedavg-adam": ("fedavg", {"server_optimizer": "adam", "server_lr": 0.01, "everyone_trains": True}),
     "fedalt": ("fedalt", {"points": ["trained"], "drop_rate": 0.3, "tune_epochs": 1}),
-    "fedalt-authors": ("fedalt", {"preset": "authors", "clip_norm": 0.25, "novel": 1}),
+    "fedalt-authors": ("fedalt", {"preset": "authors", "clip_norm": 0.25, "novel": 1, "validation_rate": 0.1}),
     "fedsim-norms": ("fedsim", {"model": "batch-norm", "personal": "norm", "points": ["trained"]}),
     "fedspa-norms": ("fedspa", {"model": "batch-norm", "points": ["global"], "tune_epochs": 1}),
     "fedsim": ("fedsim", {"points": ["trained"], "server_optimizer": "adam"}),
@@ -45,7 +45,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dispfl": ("dispfl", {"points": ["trained", "consensus"], "drop_rate": 0.3}),
     "dispfl-ring": ("dispfl", {"graph": "ring", "divide_by": "used", "novel": 1, "tune_epochs": 1, "guard": True}),
     "pfedgate": ("pfedgate", {"points": ["trained", "global"], "drop_rate": 0.3, "capacities": [0.3, 1.0]}),
-    "pfedgate-authors": ("pfedgate", {"preset": "authors", "rounds": 4}),
+    "pfedgate-authors": (
+        "pfedgate",
+        {
+            "preset": "authors",
+            "rounds": 4,
+            "validation_rate": 0.1,
+            "test": "auto",
+            "test_rate": 0.25,
+            "headline": "received",
+        },
+    ),
     "pfedgate-exact": ("pfedgate", {"solver": "exact", "updates": "alternating", "paths": 2, "tune_epochs": 1}),
 }
 

@@ -272,7 +272,7 @@ def test_the_presets_are_the_papers_and_the_authors():
         paper_ = build.make_config(method, {"preset": "paper"}).options
         assert (paper_["epochs"], paper_["weight"], paper_["clip_norm"], paper_["weight_decay"]) == (
             1,
-            "equal",
+            "examples",
             None,
             0,
         )

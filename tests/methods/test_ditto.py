@@ -62,7 +62,7 @@ def test_where_the_personal_model_starts_by_hand(schedule, start, before, v, v_i
 
 
 def test_the_published_codes_start_from_the_initial_weights():
-    starts = {name: found.get("personal_start") for name, found in card("ditto").presets.items()}
+    starts = {name: found.options.get("personal_start") for name, found in card("ditto").presets.items()}
     assert starts == {"authors": "initial", "fedspa": "initial", "dispfl": "initial", "pfedgate": None, "fedalt": None}
     with pytest.raises(sp.SparsonaError, match="personal_start=initial with schedule=tuning"):
         by_hand(schedule="tuning", personal_start="initial")

@@ -213,7 +213,7 @@ def test_presets():
     assert (paper.steps_a_round, paper.momentum, paper.weight_decay, paper.clip_norm) == (1, 0.0, 0.0, None)
     run, own = build.make_configs("dpsgd-ft", {"preset": "dispfl"})
     assert own.lr * run.tune_lr_scale == pytest.approx(0.1002, abs=1e-6)  # not decayed: round -1
-    assert (own.epochs, own.clip_norm, run.lr_decay, run.tune_epochs) == (5, 10.0, 0.998, 5)
+    assert (own.epochs, own.clip_norm, run.lr_decay, run.tune_epochs) == (5, None, 0.998, 5)
 
 
 def test_a_server_has_no_neighbours_to_tune_from():

@@ -257,7 +257,7 @@ def test_validation_is_a_point_of_every_method(tmp_path):
 def test_a_headline_on_other_data_is_refused():
     """The protocol sentence says that a result was obtained on test data."""
     row = replace(methods.card("fedavg"), name="mine", headline="trained/train")
-    with pytest.raises(SparsonaError, match="as the headline of a method"):
+    with pytest.raises(SparsonaError, match="as the headline"):
         sp.train(row, rounds=1, clients=4)
 
 

@@ -287,7 +287,7 @@ def test_the_servers_plain_step_is_the_mean_to_the_bit():
 
 def test_presets_differ_as_the_docstring_says():
     paper, authors = (build.make_config("fedalt", {"preset": name}) for name in ("paper", "authors"))
-    assert (paper.options["weight"], authors.options["weight"]) == ("equal", "batches")
+    assert (paper.options["weight"], authors.options["weight"]) == ("examples", "batches")
     assert (paper.options["max_personal_steps"], authors.options["max_personal_steps"]) == (None, 1000)
     assert (paper.options["clip_stale"], authors.options["clip_stale"]) == (False, True)
     assert paper.tune_epochs == authors.tune_epochs == 5

@@ -24,6 +24,7 @@ from sparsona.methods.pfedgate import PFedGateConfig
 from sparsona.methods.pfedgate.blocks import spread
 from sparsona.methods.pfedgate.config import cut, make_budget, select
 from sparsona.methods.pfedgate.model import GatedModel
+from sparsona.runs.options import CONDITIONS
 
 BATTERY = {
     "pfedgate": {
@@ -37,7 +38,11 @@ OWN = GATE + 4 * (2 + 2 * 40 + 2 * 40)
 # mean input, the model behind the gate, and a gradient of both.
 MEMORY = [("pfedgate", {}, OWN, OWN + SIZE, OWN + 2 * GATE + 4 * SIZE + 4 * (5 * 40 + 784), 0)]
 COMMON = {"clients": 6, "per_round": 3, "rounds": 2, "batch_size": 16, "executor": "serial", "device": "cpu"}
-AUTHORS = methods.METHODS["pfedgate"].presets["authors"]
+AUTHORS = {
+    key: value
+    for key, value in methods.published(methods.METHODS["pfedgate"], {"preset": "authors"}).items()
+    if key not in {*CONDITIONS, "density"}
+}
 
 
 def net():

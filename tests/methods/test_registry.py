@@ -8,25 +8,15 @@ from pathlib import Path
 import pytest
 
 from sparsona import methods
-from sparsona.experiment import build
 from sparsona.methods import METHODS, factory
 from sparsona.runs.declaration import options_of
-from sparsona.runs.options import CONDITIONS
 
 FOLDER = Path(methods.__file__).parent
 MODULES = sorted({row.module for row in METHODS.values()})
 # A method may be made of another: of its factory and the classes of its options.
 PUBLIC = {module: {module} | {row.config for row in METHODS.values() if row.module == module} for module in MODULES}
 
-PRESETS = [(name, preset) for name, row in METHODS.items() for preset in row.presets]
 OWN = {"fedspa": "fedspa", "fedspa-rsm": "fedspa", "dispfl": "dispfl", "pfedgate": "pfedgate"}
-
-
-@pytest.mark.parametrize(("name", "preset"), PRESETS, ids=":".join)
-def test_a_preset_is_made_of_options_and_sets_no_condition(name, preset):
-    found = METHODS[name].presets[preset]
-    assert not CONDITIONS & found.keys(), "a comparison has these in common"
-    build.make_config(name, {"preset": preset})
 
 
 def test_a_paper_has_a_preset_of_its_own_methods():

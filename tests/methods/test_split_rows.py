@@ -154,7 +154,7 @@ def test_fedbn_without_norms_is_refused():
 
 
 def test_fedreps_paper_has_batches_of_ten():
-    assert {METHODS["fedrep"].presets[name]["batch_size"] for name in ("paper", "authors")} == {10}
+    assert {METHODS["fedrep"].presets[name].options["batch_size"] for name in ("paper", "authors")} == {10}
 
 
 def split(model, personal):

@@ -16,9 +16,9 @@ from sparsona.engine.plan import Plan
 from sparsona.executors import EXECUTORS
 from sparsona.experiment import compare as comparisons
 from sparsona.experiment import train as api
-from sparsona.experiment.build import make_config, make_plan
+from sparsona.experiment.build import headline_of, make_config, make_plan
 from sparsona.learning.schedule import SCHEDULES
-from sparsona.methods import METHODS, factory
+from sparsona.methods import METHODS, card, factory
 from sparsona.methods.fedspa import FedSpaConfig
 from sparsona.runs.declaration import GROUPS, options_of
 from sparsona.runs.options import CIRCUMSTANCES, CONDITIONS, OF_DATA, OPTIONS, RunConfig, dump
@@ -68,7 +68,29 @@ def test_points():
     assert make_config("fedavg", {}).all_points == ("received",)
     assert make_config("fedavg", {"points": ["global", "received", "global"]}).all_points == ("received", "global")
     config = make_config("fedavg-ft", {"points": ["tuned"]})
-    assert (config.headline, config.all_points) == ("tuned", ("received",))
+    assert (headline_of(config, card("fedavg-ft")), config.all_points) == ("tuned", ("received",))
+
+
+def test_a_run_names_its_headline():
+    for method, options, point in (
+        ("fedavg", {}, "received"),
+        ("fedavg", {"headline": "global"}, "global"),
+        ("fedavg-ft", {"headline": "received"}, "received"),
+        ("dispfl", {}, "trained"),
+        ("dispfl", {"tune_epochs": 1}, "tuned"),
+        ("dispfl", {"headline": "received"}, "received"),
+        ("dispfl", {"novel": 4}, "trained"),
+        ("dispfl", {"per_round": 19}, "received"),  # one of them has no newly trained model
+        ("dispfl", {"per_round": 16, "novel": 4}, "trained"),
+        ("fedavg", {"headline": "trained"}, "received"),  # half of them are sampled
+        ("fedavg", {"headline": "trained", "everyone_trains": True}, "trained"),
+    ):
+        config = make_config(method, options)
+        assert headline_of(config, card(method)) == point, (method, options)
+    assert make_config("fedavg", {"headline": "global"}).all_points == ("received", "global")
+    for name in ("tuned", "trained/train", "best"):
+        with pytest.raises(SparsonaError):
+            make_config("fedavg", {"headline": name})
 
 
 def test_all_mistakes_are_told_at_once():
@@ -228,7 +250,7 @@ def test_key_sets_are_derived():
     assert {"data", "clients", "partition", "resize"} <= set(OF_DATA)
     assert {"model", "seed", "rounds", "per_round", "max_seconds", "max_bytes", "precision"} <= CONDITIONS
     assert not {"lr_decay", "executor", "points", "tune_epochs"} & CONDITIONS
-    assert {"executor", "eval_every", "points", "record_traits"} == CIRCUMSTANCES
+    assert {"executor", "eval_every", "headline", "points", "record_traits"} == CIRCUMSTANCES
 
 
 def test_a_plan_has_every_option_of_its_names():

@@ -55,7 +55,7 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
     point, completed, correct, count = headline(folder)
     accuracy: dict[str, Any] = accuracy_summary(correct, count)
     # A point that is evaluated once, after the end, has no last ten rounds.
-    accuracy["last10"] = mean_of_last(curve(folder, point)) if point_of(point).when == "round" else None
+    accuracy["last10"] = mean_of_last(curve(folder, point)) if point_of(point).when != "end" else None
     error = None
     if facts.is_regression:
         error = {**(errors(folder, completed, point) or {}), "last10": accuracy["last10"]}

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -44,6 +45,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.version import VERSION
 
 if TYPE_CHECKING:
+    from sparsona.methods import Preset
     from sparsona.runs.declaration import Option
 
 DEFAULT_COMPARISON = ("local", "fedavg", "fedavg-ft", "fedspa", "fedspa-rsm")
@@ -223,6 +225,7 @@ def runs(where: Path, as_json: bool) -> None:
 def methods(name: str | None, as_json: bool) -> None:
     """List the methods: paper, what a client keeps, what travels. With NAME, also every option it has."""
     from sparsona.methods import COST_ONLY, FAMILIES, card, factory, find, names
+    from sparsona.methods import preset as find_preset
 
     if name is not None:
         from sparsona.runs.declaration import options_of
@@ -244,9 +247,7 @@ def methods(name: str | None, as_json: bool) -> None:
         preset = {**row.options, **row.engine}
         show_options(f"Options of {row.title}", options_of(factory(row)[1]), preset)
         show_options("Options of every run", OPTIONS, preset)
-        for chosen, values in row.presets.items():
-            settings = ", ".join(f"{key}={'none' if value is None else value}" for key, value in values.items())
-            click.echo(f"--preset {chosen}: {settings or 'as above'}")
+        show_presets({name: find_preset(row, name) for name in row.presets})
         if row.peers:
             from sparsona.engine.graphs import GRAPHS
 
@@ -320,6 +321,27 @@ def show_options(title: str, options: Mapping[str, Option], preset: Mapping[str,
         value = preset.get(key, one.default)
         written = list(value) if isinstance(value, tuple) else "none" if value is None else value
         click.echo(f"  {key} = {written}{among}\n      {one.text}{f'; none: {one.none}' if one.none else ''}")
+
+
+def show_presets(presets: Mapping[str, Preset]) -> None:
+    """What presets set: whatever the data, and by data set and density. Equal ones are shown once."""
+
+    def show(indent: int, when: str, values: Mapping[str, Any]) -> None:
+        text = ", ".join(f"{key}={'none' if value is None else value}" for key, value in values.items())
+        start, rest = " " * indent, " " * (indent + 6)
+        click.echo(fill(f"{start}{when}: {text or 'as above'}", 120, subsequent_indent=rest, break_on_hyphens=False))
+
+    for name, preset in presets.items():
+        same = [other for other, found in presets.items() if found == preset]
+        if name != same[0]:
+            continue
+        show(0, f"--preset {', '.join(same)}", preset.options)
+        for source in {**preset.by_data, **preset.by_density}:
+            show(2, f"with --data {source}", preset.by_data.get(source, {}))
+            for density, values in preset.by_density.get(source, {}).items():
+                show(4, f"and --density {density:g}", values)
+        for key, why in preset.exceptions.items():
+            click.echo(f"  in a comparison, {key} of its own: {why}")
 
 
 def find(text: str) -> Path:

@@ -140,10 +140,10 @@ def check_option(name: str) -> str:
 
 
 def check_headline(name: str) -> str:
-    """Check that a method's card may name this point as its result: a model on test data, after rounds.
+    """Check that this point may be the result: a model on test data, in or after each round.
 
     Args:
-        name: the headline of a card.
+        name: the headline of a card, or of a run.
 
     Returns:
         The same name.
@@ -153,11 +153,11 @@ def check_headline(name: str) -> str:
         'consensus'
     """
     found = point(check_option(name))
-    if found.data != "test" or found.when != "round":
-        allowed = [option for option in OPTIONS if POINTS[option].when == "round"]
+    if found.data != "test" or found.when == "end":
+        allowed = [option for option in OPTIONS if POINTS[option].when != "end"]
         raise SparsonaError(
-            f"'{name}' as the headline of a method",
-            expected=f"a model on test data after each round: {', '.join(allowed)}",
+            f"'{name}' as the headline",
+            expected=f"a model on test data in or after each round: {', '.join(allowed)}",
             hint="leave headline out, or name one of these",
         )
     return name

@@ -6,8 +6,9 @@ docs/accounting.md says what is counted, and how the papers' printed figures com
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -32,7 +33,7 @@ from sparsona.engine.graphs import Graph, Links, links, read_graph
 from sparsona.engine.graphs import check as check_graph
 from sparsona.runs.declaration import Option, as_tuple, option, options_of
 from sparsona.runs.options import OPTIONS, RunConfig
-from sparsona.runs.request import choose, parse_method
+from sparsona.runs.request import choose, fit_clients, parse_method
 from sparsona.runs.validation import check, merge_errors
 from sparsona.sparsity.search import mask_counts
 from sparsona.transforms import read_transforms
@@ -188,15 +189,15 @@ def cost(method: str | methods.MethodCard | Callable[..., Any], *, model: Any = 
         for key in given
         if key in OPTIONS and isinstance(reason := OPTIONS[key].cost, str)
     ]
-    published = methods.preset(row, str(given["preset"])) if given.get("preset") else {}
-    chosen = choose(row, kind, published, given, others=CostOptions.model_fields)
+    chosen = choose(row, kind, methods.published(row, given), given, others=CostOptions.model_fields)
     usual = {key: value for key, value in PAPERS.items() if key != "per_round" or not row.peers}
     own_options, of_cost = check(CostOptions, cost_values, "a cost")
     run, of_run = check(RunConfig, {**usual, **chosen.run, "method": name}, "a cost")
+    run = run and fit_clients(run, chosen.published)
     config, of_method = check(kind, chosen.method, name)
     if errors := [*chosen.errors, *errors, *of_cost, *of_run, *of_method]:
         raise merge_errors(errors)
-    return _report(row, run, own_options, config, model, frozenset(chosen.run))
+    return _report(row, run, own_options, config, model, chosen.run.keys() - chosen.published, chosen.published)
 
 
 def options_for(method: str) -> set[str]:
@@ -215,7 +216,7 @@ def row_of(name: str) -> tuple[methods.MethodCard | RuleCard, Any]:
     raise SparsonaError(error.what, expected=expected, hint=error.hint)
 
 
-def _check_experiment(run: RunConfig, options: CostOptions, peers: bool, given: frozenset[str]) -> Experiment:
+def _check_experiment(run: RunConfig, options: CostOptions, peers: bool, given: Set[str]) -> Experiment:
     """The experiment, checked; `given` are the names of the options that were given."""
     assert run.clients is not None
     errors = [unknown_name("quirk", quirk, QUIRKS) for quirk in options.quirks if quirk not in QUIRKS]
@@ -248,10 +249,11 @@ def _report(
     options: CostOptions,
     config: Any,
     model: Any,
-    given: frozenset[str],
+    given: Set[str],
+    published: Set[str],
 ) -> CostReport:
     source = _source(run.data if "data" in given else None)
-    samples, samples_from = _samples(source, run, options)
+    samples, samples_from = _samples(source, run, options, published)
     label, outline = _outline(model if model is not None else run.model, source, options)
     whole = outline.layout
     if run.subnetwork is not None:
@@ -315,8 +317,13 @@ def _source(name: str | None) -> data.SourceCard | None:
     return catalog.get(name)
 
 
-def _samples(source: data.SourceCard | None, run: RunConfig, options: CostOptions) -> tuple[int, str]:
-    """How many examples a client trains on, and where that number comes from if it was not given."""
+def _samples(
+    source: data.SourceCard | None, run: RunConfig, options: CostOptions, published: Set[str]
+) -> tuple[int, str]:
+    """How many examples a client trains on, and where that number comes from if it was not given.
+
+    What is used and held back is that of a preset, if it says so.
+    """
     if source is None or options.samples is not None:
         return options.samples or 500, ""
     if source.is_natural:
@@ -326,9 +333,20 @@ def _samples(source: data.SourceCard | None, run: RunConfig, options: CostOption
             hint="give a number, for example --samples 200",
         )
     assert run.clients is not None
+    splits_all = "test" in published and run.test == "split"
     total, what = (source.num_train, "published training") if source.num_train else (source.num_examples, "published")
-    of = f"{total:,} {what} examples / {run.clients:,} clients, none held out for validation or testing"
-    return max(1, total // run.clients), of
+    if splits_all:
+        total, what = source.num_examples, "published"
+    used = run.data_rate if "data_rate" in published else 1.0
+    held = {
+        "validation": run.validation_rate if "validation_rate" in published else 0.0,
+        "testing": run.test_rate if splits_all else 0.0,
+    }
+    rates = " and ".join(f"{rate:.0%} for {purpose}" for purpose, rate in held.items() if rate)
+    of = f"{f'{used:.0%} of ' if used < 1 else ''}{total:,} {what} examples / {run.clients:,} clients"
+    of += f", held out: {rates}" if rates else ", none held out for validation or testing"
+    dealt = math.floor(total * used) // run.clients
+    return max(1, dealt - sum(round(dealt * rate) for rate in held.values())), of
 
 
 def _outline(model: Any, source: data.SourceCard | None, options: CostOptions) -> tuple[str, Any]:

@@ -17,6 +17,7 @@ from sparsona.core.layout import Layout, Slot
 from sparsona.core.round import Client, Round
 from sparsona.core.update import Cost, PartSize, Support
 from sparsona.learning.phases import Training
+from sparsona.methods.card import Preset
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class RuleCard:
     peers: bool = False  # clients send to each other, and all of them train in every round
     engine: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    presets: Mapping[str, Preset] = field(default_factory=dict)
     note: str = ""  # how the figures are to be read, where training decides them
 
 

@@ -34,7 +34,7 @@ from sparsona.methods import MethodCard
 from sparsona.runs.declaration import as_tuple
 from sparsona.runs.listing import find_run
 from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, in_groups
-from sparsona.runs.request import choose, parse_method
+from sparsona.runs.request import choose, fit_clients, parse_method
 from sparsona.runs.validation import check, merge_errors, validate
 from sparsona.runs.warm_start import WarmStart, check_layout
 from sparsona.sparsity.masks import random_mask
@@ -59,7 +59,9 @@ def make_configs(
     row = methods.card(name) if isinstance(method, str) else method
     _, kind = methods.factory(row)
     given = {**options, **own}
-    published = methods.preset(row, str(given["preset"])) if given.get("preset") else {}
+    published = methods.published(row, given)
+    if federation is not None:  # which has its clients and splits already
+        published = {key: value for key, value in published.items() if key not in OF_DATA}
     chosen = choose(row, kind, published, given)
     values = chosen.run | {"method": name}
     if values.get("warm_start") is not None:
@@ -85,12 +87,13 @@ def make_configs(
         values["partition"] = "natural"  # each example belongs to its owner
     if model is not None:
         values["model"] = model if isinstance(model, str) else GIVEN
-    if row.headline is not None:
-        eval_points.check_headline(row.headline)
-        values["points"] = (*as_tuple(values.get("points", ())), row.headline)
+    if (named := values.get("headline") or row.headline) is not None:
+        eval_points.check_headline(str(named))
+        values["points"] = (*as_tuple(values.get("points", ())), named)
     of_method, errors = check(kind, chosen.method, name)
     dumped = {} if of_method is None else of_method.model_dump(mode="json")
     config, of_run = check(RunConfig, values | {"options": dumped}, "a run")
+    config = config and fit_clients(config, chosen.published)
     if errors := [*chosen.errors, *errors, *of_run] or config.conflicts():
         raise merge_errors(errors)
     if row.decides_by_validation(config.options) and federation is None and not config.validation_rate:
@@ -238,6 +241,20 @@ def _sampled(config: RunConfig, peers: bool) -> int:
         assert config.clients is not None
         return config.clients - config.num_novel
     return config.sampled
+
+
+def headline_of(config: RunConfig, row: MethodCard) -> str:
+    """The evaluation point whose accuracy is the result; the number of clients must be known.
+
+    Where some clients are not in the last round, their last local training was earlier and was not evaluated with the
+    others': then it is no `trained` model, but the received one.
+    """
+    named = config.headline or (None if config.tune_epochs else row.headline)
+    if named == eval_points.TRAINED and not config.everyone_trains:
+        assert config.clients is not None
+        if _sampled(config, row.peers) < config.clients - config.num_novel:
+            named = None
+    return named or eval_points.headline(config.tune_epochs)
 
 
 def start_digest(context: ClientContext) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ from sparsona.experiment.train import (
 )
 from sparsona.runs.folder import make_empty_folder, warn, write_atomically
 from sparsona.runs.observers import ObserverList, ProgressUpdate
-from sparsona.runs.options import CONDITIONS, MATCHES, OPTIONS, Matched, RunConfig
+from sparsona.runs.options import CONDITIONS, MATCHES, OF_DATA, OPTIONS, Matched, RunConfig
 from sparsona.runs.request import parse_method
 from sparsona.runs.validation import merge_errors, validate
 
@@ -110,6 +110,22 @@ def compare(
 Planned = dict[tuple[str, int], tuple[RunConfig, BaseModel]]  # by how a method was written, and seed
 
 
+def _reader(federation: Federation | None) -> Callable[[RunConfig], Federation]:
+    """A function that returns the data of a run. Methods have the same but for a preset's exceptions."""
+    read: dict[str, Federation] = {}
+
+    def data_of(config: RunConfig) -> Federation:
+        if federation is not None:
+            return federation
+        key = repr([getattr(config, name) for name in ("seed", *OF_DATA)])
+        if key not in read:
+            read.clear()  # one at a time: a data set may be large
+            read[key] = read_data(config)
+        return read[key]
+
+    return data_of
+
+
 def _plan(
     names: Sequence[str | tuple[str, Mapping[str, Any]]],
     federation: Federation | None,
@@ -126,10 +142,10 @@ def _plan(
     planned = _plan_runs(entries, numbers, options, federation, model)
     # Errors in the data, the model or the executor are raised before a folder is made.
     sides: dict[str, ServerContext] = {}
-    first = planned[entries[0].text, numbers[0]][0]
-    data = read_data(first) if federation is None else federation  # all have the same
+    data_of = _reader(federation)
 
     def build(config: RunConfig, of_method: BaseModel) -> ClientContext:
+        data = data_of(config)
         config = config.model_copy(update={"clients": data.num_clients})
         if found := config.conflicts():
             raise merge_errors(found)
@@ -149,7 +165,7 @@ def _plan(
         check_plan(context.server_side)
         sides[entry.text] = context.server_side
     if match != "rounds":
-        planned = _match_rounds(match, entries, planned, sides, data, is_given=federation is not None)
+        planned = _match_rounds(match, entries, planned, sides, data_of)
     return entries, planned
 
 
@@ -223,14 +239,12 @@ def _plan_runs(
         used |= set(mine)
         _check_own(entry)
         given[entry.text] = {**mine, **entry.own}
+    _share_conditions(entries, given, options.get("preset"), federation, model)
+    for entry in entries:
         for seed in numbers:
             planned[entry.text, seed] = make_configs(
                 entry.row.name, {**given[entry.text], "seed": seed}, federation, model
             )
-    if (preset := options.get("preset")) and (
-        without := [one.text for one in entries if "preset" not in given[one.text]]
-    ):
-        warn(f"{', '.join(without)} without the preset '{preset}', which they do not have")
     trials = {one.text: given[one.text].get("tuned_with") for one in entries}
     if len(set(trials.values())) > 1:
         said = ", ".join(f"{text} {'not tuned' if number is None else number}" for text, number in trials.items())
@@ -249,9 +263,47 @@ def _plan_runs(
     return planned
 
 
-def _conditions(row: methods.MethodCard) -> frozenset[str]:
-    # All peers take part where a server samples some: that is the method.
-    return CONDITIONS - ({"per_round"} if row.peers else set())
+def _share_conditions(
+    entries: Sequence[Entry],
+    given: dict[str, dict[str, Any]],
+    preset: Any,
+    federation: Federation | None,
+    model: Any,
+) -> None:
+    """Give the conditions of a preset to the methods that do not have it, and say so: it is one experiment for all."""
+    without = [one for one in entries if "preset" not in given[one.text]]
+    if not preset or not without:
+        return
+    shared: dict[str, Any] = {}
+    for one in entries:
+        if one not in without:
+            config = make_configs(one.row.name, given[one.text], federation, model)[0]
+            published = methods.published(one.row, given[one.text]).keys() & _conditions(one, given, entries)
+            if federation is not None:
+                published -= set(OF_DATA)
+            shared = {key: getattr(config, key) for key in sorted(published)} | shared
+    for one in without:
+        mine = {key: value for key, value in shared.items() if key in _conditions(one, given, entries)}
+        given[one.text] = {**mine, **given[one.text]}
+    told = ", ".join(f"{key}={value}" for key, value in shared.items())
+    warn(
+        f"{', '.join(one.text for one in without)} without the preset '{preset}', which they do not have"
+        + (f", but under its conditions: {told}" if told else "")
+    )
+
+
+def _exceptions(entry: Entry, given: Mapping[str, Mapping[str, Any]], entries: Sequence[Entry]) -> Mapping[str, str]:
+    """Conditions in which this method differs from others of one published experiment, and why."""
+    name = given[entry.text].get("preset")
+    if not name or any(given[one.text].get("preset") != name and name in one.row.presets for one in entries):
+        return {}
+    return methods.preset(entry.row, str(name)).exceptions
+
+
+def _conditions(entry: Entry, given: Mapping[str, Mapping[str, Any]], entries: Sequence[Entry]) -> frozenset[str]:
+    """What this method must have in common with the others."""
+    found = CONDITIONS - _exceptions(entry, given, entries).keys()
+    return found - {"per_round"} if entry.row.peers else found  # all peers take part where a server samples some
 
 
 def _unequal(what: str, key: str) -> SparsonaError:
@@ -264,7 +316,8 @@ def _unequal(what: str, key: str) -> SparsonaError:
 
 def _check_own(entry: Entry) -> None:
     """Refuse conditions among the options of one method."""
-    if common := sorted(_conditions(entry.row) & set(entry.own)):
+    conditions = CONDITIONS - ({"per_round"} if entry.row.peers else set())
+    if common := sorted(conditions & set(entry.own)):
         raise _unequal(f"'{entry.text}' sets {', '.join(common)}", common[0])
 
 
@@ -273,13 +326,16 @@ def _check_conditions(
 ) -> None:
     """Refuse conditions that a preset, or a row itself, sets to another value than the other methods have."""
     for entry in entries:
-        name = given[entry.text].get("preset")
-        published = methods.preset(entry.row, str(name)) if name else {}
+        name, published = given[entry.text].get("preset"), methods.published(entry.row, given[entry.text])
         for key, value in {**entry.row.engine, **published}.items():
-            if key not in _conditions(entry.row):
+            if key in given[entry.text] or key not in CONDITIONS:
                 continue
-            others = [one for one in entries if key in _conditions(one.row)]
-            if len({repr(getattr(configs[one.text], key)) for one in others}) > 1 and key not in given[entry.text]:
+            others = [one for one in entries if key in _conditions(one, given, entries)]
+            if key not in _conditions(entry, given, entries):
+                here, there = (getattr(configs[one.text], key) for one in (entry, others[0] if others else entry))
+                if (why := _exceptions(entry, given, entries).get(key)) and here != there:
+                    warn(f"{entry.text} has {key}={here}, the others {there}, as in the preset '{name}': {why}")
+            elif len({repr(getattr(configs[one.text], key)) for one in others}) > 1:
                 source = f"the preset '{name}' of {entry.row.name}" if key in published else f"the row {entry.row.name}"
                 raise _unequal(f"{source} sets {key} = {value}", key)
 
@@ -289,18 +345,17 @@ def _match_rounds(
     entries: Sequence[Entry],
     planned: Planned,
     sides: Mapping[str, ServerContext],
-    first: Federation,
-    is_given: bool,
+    data_of: Callable[[RunConfig], Federation],
 ) -> Planned:
     """The same runs, each method with as many rounds as spend what the first one does.
 
-    `sides` and `first` are those of the first seed; a federation that was given is that of every seed.
+    `sides` are those of the first seed.
     """
     seeds = list(dict.fromkeys(seed for _, seed in planned))
     of_method: dict[str, list[ServerContext]] = {entry.text: [] for entry in entries}
     for seed in seeds:
-        shared = first if is_given or seed == seeds[0] else read_data(planned[entries[0].text, seed][0])
-        for entry in entries:  # all have the same clients
+        for entry in entries:
+            shared = data_of(planned[entry.text, seed][0])
             config = planned[entry.text, seed][0].model_copy(update={"clients": shared.num_clients})
             plan = make_plan(config, shared.num_clients, entry.row.peers)
             clients = shared.clients(config.capacities)

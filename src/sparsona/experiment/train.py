@@ -27,6 +27,7 @@ from sparsona.experiment.build import (
     GIVEN,
     graph_digest,
     has_one_size,
+    headline_of,
     ignores_capacity,
     latency_digest,
     make_configs,
@@ -39,7 +40,7 @@ from sparsona.runs.declaration import options_of
 from sparsona.runs.facts import RunFacts
 from sparsona.runs.folder import RunFolder, environment, warn
 from sparsona.runs.observers import ObserverList, ProgressUpdate
-from sparsona.runs.options import OPTIONS, RunConfig, dump
+from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, dump
 from sparsona.runs.profile import is_profiled
 from sparsona.runs.session import Session
 from sparsona.runs.validation import validate
@@ -149,7 +150,7 @@ def _describe_run(
     facts = RunFacts(
         method=config.method,
         title=row.title,
-        point=(None if config.tune_epochs else row.headline) or config.headline,
+        point=headline_of(config, row),
         alone=method.server is None and method.peer is None,
         peers=method.peer is not None,
         partial_global=has_partial_global(context),
@@ -186,15 +187,32 @@ def _describe_run(
 
 
 def _preset_in_words(config: RunConfig, row: MethodCard) -> str:
-    """What the preset of a run set that is neither the default nor overridden: its accidents have names."""
+    """What the preset of a run set that is not the default, and what of it the run has otherwise."""
     if config.preset is None:
         return ""
     own = options_of(methods.factory(row)[1])
     defaults = {name: one.default for name, one in {**OPTIONS, **own}.items()} | dict(row.options) | dict(row.engine)
     now = {**config.model_dump(), **config.options}
-    found = methods.preset(row, config.preset)
-    changed = {key: value for key, value in found.items() if value != defaults[key] and now[key] == value}
-    return ", ".join(f"{key}={'none' if value is None else value}" for key, value in changed.items())
+    found = methods.published(row, now)
+    if config.data == GIVEN:  # the federation has its clients and splits
+        found = {key: value for key, value in found.items() if key not in OF_DATA}
+    same = {key: _same(now[key], value) for key, value in found.items()}
+    parts = [
+        ", ".join(f"{key}={_word(found[key])}" for key in found if same[key] and found[key] != defaults[key]),
+        ", ".join(f"{key}={_word(now[key])} ({_word(found[key])})" for key in found if not same[key]),
+    ]
+    return "; not as published: ".join(parts) if parts[1] else parts[0]
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values of an option are the same: a tuple is a list in the records."""
+    return (
+        list(one) == list(other) if isinstance(one, list | tuple) and isinstance(other, list | tuple) else one == other
+    )
+
+
+def _word(value: Any) -> str:
+    return "none" if value is None else str(value)
 
 
 def _play(folder: RunFolder, session: Session, config: RunConfig) -> Run:

@@ -328,15 +328,15 @@ def _settle(
 ) -> dict[str, Any]:
     """The options of trials and results alike.
 
-    Nobody holds validation data back unless some method needs it. One partition serves trials and results: under
-    another, what is tested later could be what a trial was trained on.
+    Nobody holds validation data back unless some method needs it or a preset has it. One partition serves trials and
+    results: under another, what is tested later could be what a trial was trained on.
     """
     settled = dict(options)
     if "holdout_rate" in settled:
         raise SparsonaError("holdout_rate as an option of a run", expected="the parameter of `tune`")
     if federation is None:
         settled.setdefault("partition_seed", seed)
-        if not _needs_validation(names, settled):
+        if not settled.get("preset") and not _needs_validation(names, settled):
             settled.setdefault("validation_rate", 0.0)
     return settled
 

@@ -20,6 +20,7 @@ from sparsona.core.seeds import Seeds
 from sparsona.core.update import Cost
 from sparsona.methods.card import FAMILIES as FAMILIES
 from sparsona.methods.card import MethodCard as MethodCard
+from sparsona.methods.card import Preset as Preset
 from sparsona.methods.table import ROWS
 
 ENTRY_POINTS = "sparsona.methods"  # the group in which another package names its rows
@@ -31,7 +32,7 @@ class Published(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def presets(self) -> Mapping[str, Mapping[str, Any]]: ...
+    def presets(self) -> Mapping[str, Preset | Mapping[str, Any]]: ...
 
 
 # The methods of this package by name: `METHODS["fedspa"].paper`. `card` also finds those of installed packages.
@@ -152,15 +153,33 @@ def _config_of(make: Callable[..., Any]) -> type[Any]:
     return kind
 
 
-def preset(row: Published, name: str) -> Mapping[str, Any]:
-    """The options that this preset of a method sets."""
+def preset(row: Published, name: str) -> Preset:
+    """The preset of this name of a method."""
     if not row.presets:
         raise SparsonaError(
             f"{row.name} has no presets", expected="a method of one of the papers", hint="leave --preset out"
         )
     if name not in row.presets:
         raise unknown_name(f"preset of {row.name}", name, row.presets)
-    return row.presets[name]
+    found = row.presets[name]
+    return found if isinstance(found, Preset) else Preset(found)
+
+
+def published(row: Published, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the preset among these options sets beside them; nothing if there is none.
+
+    Args:
+        row: the method's row.
+        given: the user's options, of which `preset`, `data` and `density` matter.
+
+    Returns:
+        Options of the run and of the method. Those that are in `given`, too, are as published.
+
+    Example:
+        >>> published(card("dispfl"), {"preset": "paper", "data": "tiny-imagenet"})["rounds"]
+        300
+    """
+    return preset(row, str(given["preset"])).resolve(given) if given.get("preset") else {}
 
 
 def factory(row: str | MethodCard) -> tuple[Callable[..., Any], Any]:

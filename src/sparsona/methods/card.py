@@ -17,6 +17,53 @@ FAMILIES = {
 
 
 @dataclass(frozen=True)
+class Preset:
+    """A published experiment: options of the method and of the run alike. Options that the user gives override it.
+
+    Args:
+        options: whatever the data.
+        by_data: further options with this data set.
+        by_density: further options with this data set and this `density` of the method.
+        exceptions: conditions that other methods of the same experiment have otherwise, and why: a comparison in which
+            all have this preset lets them differ.
+
+    Example:
+        >>> found = Preset({"rounds": 500}, by_data={"tiny-imagenet": {"rounds": 300}})
+        >>> found.resolve({"data": "tiny-imagenet"}), found.resolve({})
+        ({'rounds': 300}, {'rounds': 500})
+    """
+
+    options: Mapping[str, Any]
+    by_data: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    by_density: Mapping[str, Mapping[float, Mapping[str, Any]]] = field(default_factory=dict)
+    exceptions: Mapping[str, str] = field(default_factory=dict)
+
+    def resolve(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """What it sets beside these options of the user, which it may also set otherwise: those win."""
+        data = str(given.get("data", "")).strip()
+        found = {**self.options, **self.by_data.get(data, {})}
+        density = given.get("density", found.get("density"))
+        rows = self.by_density.get(data, {}) if isinstance(density, int | float) else {}
+        return found | dict(rows.get(density, {}))
+
+    def plus(
+        self,
+        options: Mapping[str, Any] | None = None,
+        by_data: Mapping[str, Mapping[str, Any]] | None = None,
+        by_density: Mapping[str, Mapping[float, Mapping[str, Any]]] | None = None,
+        exceptions: Mapping[str, str] | None = None,
+    ) -> Preset:
+        """The same with further options, which replace those of the same name and place."""
+        also = by_data or {}
+        return Preset(
+            {**self.options, **(options or {})},
+            {name: {**self.by_data.get(name, {}), **also.get(name, {})} for name in {**self.by_data, **also}},
+            {**self.by_density, **(by_density or {})},
+            {**self.exceptions, **(exceptions or {})},
+        )
+
+
+@dataclass(frozen=True)
 class MethodCard:
     """A row of `sparsona methods`, which describes a method before it is built.
 
@@ -46,8 +93,7 @@ class MethodCard:
     config: str | type[Any]
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method
     engine: Mapping[str, Any] = field(default_factory=dict)  # of the engine: see sparsona.runs.options
-    # What `--preset NAME` sets, of the method and the engine alike; options that the user gives override it.
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    presets: Mapping[str, Preset | Mapping[str, Any]] = field(default_factory=dict)  # a mapping: a preset's `options`
     peers: bool = False  # clients send to each other: along `graph`; all take part unless per_round is given
     headline: str | None = None
     density_bounds: tuple[Literal["up", "down"], ...] = ()

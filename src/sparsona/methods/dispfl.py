@@ -14,12 +14,14 @@ is inside its own mask of that (`received`); training in it (`trained`); then th
 - The divisor. The text divides by the masks of the coming round, which are not those the weights live in: an entry just
   pruned by a neighbour adds to the sum and not to the count. The code divides by the masks last used, a proper mean.
 - Regrowth: the text takes the largest gradients; the scripts turn that off and draw at random, as SET does.
-- The data, which is --partition's: the scripts share all of it by Dirichlet 0.3, the text CIFAR-100 and Tiny by 0.2.
-Both draw a mask for each client; `initial_masks="same"` is the family's other choice. The text does not say what share
-is pruned at first; 0.5 is the code's.
-
+- The graph: in the text no peer has more than ten neighbours; in the code each draws ten, and any number may draw it.
+- Clipping: the code clips gradients at a norm of 10, the text has no word of it.
+- The data: the scripts share all of it by Dirichlet 0.3, the text CIFAR-100 and Tiny by 0.2; 500 rounds, Tiny 300.
 - First weights: Algorithm 1 draws each peer's (`initial_weights="own"`); in the code all start from the same ones, cut
   down by their masks.
+The result is `trained`, which Algorithm 1 puts out, and not `received`, which is mixed once more. Both draw a mask for
+each client; `initial_masks="same"` is the family's other choice. The text does not say what share is pruned at first;
+0.5 is the code's.
 
 Differences from the text in both: the cosine ends after T rounds (with the code; the text has no formula). A peer that
 never trained (novel, or not sampled yet) only receives: its initial weights hold no knowledge. Tensors that ERK makes

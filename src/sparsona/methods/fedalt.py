@@ -7,12 +7,12 @@ Kept: the personal part (where it is pulled, also as it began). Travels: the sha
 training, twice the passes with FedAlt (`epochs` for the shared part, and as many for the personal one unless
 `personal_epochs` says otherwise). A client's capacity does not apply: the model is dense.
 
-Preset `paper`: one local epoch, a plain mean (Algorithm 1 line 7), no clipping but where the text has it
+Preset `paper`: one local epoch, a mean by numbers of examples (appendix B), no clipping but where the text has it
 (StackOverflow: clip_norm=0.1), five epochs of final tuning. Preset `authors`, as their code differs: clients weigh by
 their number of batches; at most 1,000 steps train the personal part (FedSim: both parts); where gradients are clipped
 (StackOverflow: clip_norm=0.25), the last personal one stays in the norm while the shared part trains (`clip_stale`).
-Both: no momentum, no decay of weights. Rates and schedules go by data set, the form of adapters by model: see
-docs/methods/fedalt.md. Left out: the authors test stateless clients with what they trained last; ours start afresh.
+Both: no momentum, no decay of weights. Rates, rounds and schedules go by data set (table 8), the form of adapters by
+model: see docs/methods/fedalt.md. Left out: the authors test stateless clients with what they trained last; ours start afresh.
 
 Four rows are this method with other options. All: the server weighs by examples (`weight`), and statistics of norms
 stay with the client, as in every method here.

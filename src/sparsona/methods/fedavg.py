@@ -6,9 +6,8 @@ FedAdam, FedYogi and FedAdagrad (Reddi et al., ICLR 2021) are this method with a
 (`server_optimizer`; see learning/server_optimizer.py), which tells no client more. FedAvg-FT is it followed by the
 engine's final tuning of every client; FT (part.) of the partial-personalisation paper tunes a part of the model only.
 
-Presets of the papers that compare with it: `dispfl` tunes at the rate of round -1, .1 / .998; `fedalt`, as its code
-does, weighs by batches (`weight`), and has the rates of EMNIST: .5 in the rounds, .01 in tuning; `pfedgate` tunes for
-one epoch.
+Presets of the papers that compare with it: `dispfl` tunes at the rate of round -1, .1 / .998; `fedalt` has the rates
+of step (a) in the rounds and of step (c) in tuning; `pfedgate` tunes for one epoch.
 """
 
 from __future__ import annotations

@@ -1,145 +1,15 @@
 """The methods of this package: one row each, in the order of their families.
 
 A row is a method file with some of its options set, and engine options that belong to the method as published: several
-rows may share a file. `presets` are named after whose experiment they repeat: `paper` and `authors` are the method's
-own paper and its code, `fedspa`, `dispfl`, `pfedgate` and `fedalt` are how that paper ran the method, its own or a
-baseline. One of these for every row is a column of that paper's table, but for how many clients train in a round, which
-is a condition of a comparison (Local in DisPFL: all of them).
+rows may share a file. What `--preset` sets is in `presets`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from sparsona.methods.card import MethodCard
+from sparsona.methods.presets import presets_of
 
-# Training of every baseline in the paper of this name; a row adds what is the method's own.
-AS_IN_FEDSPA: Mapping[str, Any] = {
-    "epochs": 5,
-    "batch_size": 128,
-    "lr": 0.1,
-    "lr_decay": 0.998,
-    "weight_decay": 5e-4,
-    "momentum": 0.0,
-    "clip_norm": 10.0,
-}
-AS_IN_DISPFL = AS_IN_FEDSPA  # the same family of code
-AS_IN_PFEDGATE: Mapping[str, Any] = {
-    "epochs": 1,
-    "batch_size": 128,
-    "weight_decay": 5e-4,
-    "momentum": 0.9,
-    "clip_norm": 10.0,
-    "lr_schedule": "steps:0.5,0.75",
-    "optimizer_memory": "keep",
-}
-AS_IN_FEDALT: Mapping[str, Any] = {
-    "epochs": 1,
-    "batch_size": 32,
-    "lr": 0.01,
-    "lr_decay": 1.0,
-    "weight_decay": 0.0,
-    "momentum": 0.0,
-    "clip_norm": None,
-}
-
-# Step (a) of that paper on EMNIST: the model that its baselines use or tune, at a rate of .01. Updates weigh by
-# batches, as in its code.
-_TRAINED_IN_FEDALT = {key: value for key, value in AS_IN_FEDALT.items() if key != "lr_decay"} | {
-    "lr": 0.5,
-    "lr_schedule": "halving:500",
-    "weight": "batches",
-}
-_TUNED_IN_FEDALT = {**_TRAINED_IN_FEDALT, "tune_epochs": 5, "tune_lr_scale": 0.02}
-
-_STEPS = {"epochs": 1, "weight_decay": 0.0, "clip_norm": None, "lr_decay": 1.0, "tune_epochs": 5}
-_PARTIAL: Mapping[str, Mapping[str, Any]] = {
-    "paper": {**_STEPS, "weight": "equal"},
-    "fedalt": {**_STEPS, "weight": "equal"},
-    "authors": {**_STEPS, "weight": "batches", "max_personal_steps": 1000, "clip_stale": True},
-}
-_FEDREP = {"epochs": 1, "personal_epochs": 10, "tune_epochs": 10, "lr_decay": 1.0, "clip_norm": None, "momentum": 0.5}
-_TWO_BRANCHES = {  # of Ditto: the five epochs are shared out
-    "schedule": "sequential",
-    "epochs": 2,
-    "personal_epochs": 3,
-    "prox": 0.5,
-    "prox_step": "decoupled",
-    "personal_start": "initial",
-}
-_FEDSPA: Mapping[str, Mapping[str, Any]] = {
-    "paper": {"batch_size": 128},
-    "authors": {"batch_size": 128, "anneal": "family"},
-    "fedspa": {"batch_size": 128},
-}
-_PFEDGATE = {
-    "batch_size": 128,
-    "lr_schedule": "constant",
-    "epochs": 1,
-    "gate_start": 0.5,
-    "paths": 2,
-    "gating": "sample",
-    "deploy_gate": "sample",
-}
-PFEDGATE_AUTHORS = {
-    "batch_size": 128,
-    "lr_schedule": "steps:0.75",
-    "epochs": 1,
-    "gate_start": 0.5,
-    "equal_chunks": True,
-    "split_budget": True,
-    "score_steps": 10,
-    "floors_scores": True,
-    "straight_through": "kept",
-    "steps": "all",
-    "optimizer_memory": "keep",
-    "logits_relu": True,
-    "aggregation": "dense",
-    "deploy_gate": "transductive",
-}
 _SERVER_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
-
-# Sub-FedAvg as DisPFL's code has it, and as its own authors' (whose accuracy is that on test data: not reproduced).
-_SUB_AS_BASELINE: Mapping[str, Any] = {
-    "density": 0.5,
-    "prune_rate": 0.05,
-    "distance": 1e-4,
-    "accuracy_threshold": 0.5,
-    "accuracy_on": "train",
-    "divide_by": "used",
-    "prunes": "weights",
-    "overshoots": True,
-}
-_SUB_AUTHORS: Mapping[str, Any] = {
-    "epochs": 5,
-    "batch_size": 10,
-    "lr": 0.01,
-    "lr_decay": 1.0,
-    "momentum": 0.5,
-    "weight_decay": 0.0,
-    "clip_norm": None,
-    "prune_rate": 0.1,
-    "accuracy_threshold": 0.5,
-}
-_HETEROFL: Mapping[str, Any] = {
-    "width": "rate",
-    "epochs": 5,
-    "batch_size": 10,
-    "lr": 0.1,
-    "lr_schedule": "steps:0.375,0.625",
-    "momentum": 0.9,
-    "weight_decay": 5e-4,
-    "clip_norm": 1.0,
-    "masked_loss": "zero",
-}
-_FEDROLEX: Mapping[str, Any] = {
-    **_HETEROFL,
-    "epochs": 1,
-    "lr": 2e-4,
-    "lr_schedule": "constant",
-    "weight_decay": 1e-3,
-}
 
 ROWS = (
     MethodCard(
@@ -150,7 +20,7 @@ ROWS = (
         "nothing",
         "local",
         "LocalConfig",
-        presets={"fedspa": AS_IN_FEDSPA, "dispfl": AS_IN_DISPFL, "pfedgate": AS_IN_PFEDGATE},
+        presets=presets_of("local"),
         family="general",
     ),
     MethodCard(
@@ -161,12 +31,7 @@ ROWS = (
         "the dense model, both ways",
         "fedavg",
         "FedAvgConfig",
-        presets={
-            "fedspa": AS_IN_FEDSPA,
-            "dispfl": AS_IN_DISPFL,
-            "pfedgate": AS_IN_PFEDGATE,
-            "fedalt": _TRAINED_IN_FEDALT,
-        },
+        presets=presets_of("fedavg"),
         family="general",
     ),
     MethodCard(
@@ -235,12 +100,7 @@ ROWS = (
         "fedavg",
         "FedAvgConfig",
         engine={"tune_epochs": 5},
-        presets={
-            # An accident: the rate of tuning is that of round -1, a little above the first one's.
-            "dispfl": {**AS_IN_DISPFL, "tune_epochs": 5, "tune_lr_scale": 1 / 0.998},
-            "pfedgate": {**AS_IN_PFEDGATE, "tune_epochs": 1},
-            "fedalt": _TUNED_IN_FEDALT,
-        },
+        presets=presets_of("fedavg-ft"),
         family="whole",
     ),
     MethodCard(
@@ -251,20 +111,7 @@ ROWS = (
         "the dense model, both ways",
         "ditto",
         "DittoConfig",
-        presets={
-            "authors": {
-                "schedule": "interleaved",
-                "personal_start": "initial",
-                "weight": "equal",
-                "lr_decay": 1.0,
-                "weight_decay": 0.0,
-                "clip_norm": None,
-            },
-            "fedspa": {**AS_IN_FEDSPA, **_TWO_BRANCHES},
-            "dispfl": {**AS_IN_DISPFL, **_TWO_BRANCHES},
-            "pfedgate": {**AS_IN_PFEDGATE, "schedule": "interleaved", "prox": 0.5},
-            "fedalt": {**_TUNED_IN_FEDALT, "schedule": "tuning", "prox": 0.2},
-        },
+        presets=presets_of("ditto"),
         needs_tuning={"schedule": "tuning"},
         grid={"prox": (0.05, 0.1, 0.5, 0.8, 1.0, 2.0)},
         family="whole",
@@ -277,31 +124,7 @@ ROWS = (
         "the dense shared model, both ways",
         "pfedme",
         "PFedMeConfig",
-        presets={
-            "authors": {
-                "epochs": 20,
-                "max_batches": 20,
-                "batch_size": 20,
-                "inner_steps": 5,
-                "prox": 15.0,
-                "lr": 0.09,
-                "shared_lr": 0.005,
-                "server_lr": 1.0,
-                "lr_decay": 1.0,
-                "weight_decay": 0.001,
-                "clip_norm": None,
-            },
-            "pfedgate": {**AS_IN_PFEDGATE, "variant": "aggregator", "momentum": 0.0},
-            "fedalt": {
-                **AS_IN_FEDALT,
-                "variant": "detached",
-                "inner_steps": 3,
-                "prox": 0.1,
-                "shared_lr": 0.01,
-                "weight": "batches",
-                "tune_epochs": 5,
-            },
-        },
+        presets=presets_of("pfedme"),
         grid={"prox": (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 15.0)},
         family="whole",
     ),
@@ -350,7 +173,7 @@ ROWS = (
         "fedavg",
         "FedAvgPartConfig",
         engine={"tune_epochs": 5},
-        presets={"fedalt": _TUNED_IN_FEDALT},
+        presets=presets_of("fedavg-ft-part"),
         family="split",
     ),
     MethodCard(
@@ -361,10 +184,7 @@ ROWS = (
         "all components of the mixture, both ways",
         "fedem",
         "FedEMConfig",
-        presets={
-            "authors": {**AS_IN_PFEDGATE, "lr": 0.05, "clip_norm": None, "average_over": "all"},
-            "pfedgate": {**AS_IN_PFEDGATE, "average_over": "all"},
-        },
+        presets=presets_of("fedem"),
         family="whole",
     ),
     MethodCard(
@@ -375,7 +195,7 @@ ROWS = (
         "the shared part of the model, both ways",
         "fedalt",
         "FedAltConfig",
-        presets=_PARTIAL,
+        presets=presets_of("fedalt"),
         family="split",
     ),
     MethodCard(
@@ -387,7 +207,7 @@ ROWS = (
         "fedalt",
         "FedAltConfig",
         options={"updates": "simultaneous"},
-        presets=_PARTIAL,
+        presets=presets_of("fedsim"),
         family="split",
     ),
     MethodCard(
@@ -411,11 +231,7 @@ ROWS = (
         "FedAltConfig",
         options={"personal": ("output",), "personal_epochs": 10},
         engine={"tune_epochs": 10},
-        presets={
-            "paper": {**_FEDREP, "weight": "equal", "batch_size": 10},
-            "authors": {**_FEDREP, "weight": "examples", "weight_decay": 1e-4, "lr": 0.01, "batch_size": 10},
-            "pfedgate": {**AS_IN_PFEDGATE, "personal_epochs": 1, "tune_epochs": 0},
-        },
+        presets=presets_of("fedrep"),
         family="split",
         grid={"personal_lr": (0.005, 0.01, 0.05, 0.1, 0.5)},
     ),
@@ -428,19 +244,7 @@ ROWS = (
         "fedalt",
         "FedAltConfig",
         options={"updates": "simultaneous", "personal": ("!output",)},
-        presets={
-            "authors": {
-                "personal": ("!last:2",),
-                "weight": "equal",
-                "epochs": 1,
-                "batch_size": 50,
-                "lr": 0.1,
-                "lr_decay": 1.0,
-                "momentum": 0.5,
-                "clip_norm": None,
-            },
-            "pfedgate": AS_IN_PFEDGATE,
-        },
+        presets=presets_of("lg-fedavg"),
         family="split",
     ),
     MethodCard(
@@ -452,16 +256,7 @@ ROWS = (
         "fedalt",
         "FedAltConfig",
         options={"updates": "simultaneous", "personal": ("all-norms",)},
-        presets={
-            "authors": {
-                "weight": "equal",
-                "epochs": 1,
-                "batch_size": 32,
-                "lr": 0.01,
-                "lr_decay": 1.0,
-                "clip_norm": None,
-            },
-        },
+        presets=presets_of("fedbn"),
         family="split",
     ),
     MethodCard(
@@ -472,17 +267,7 @@ ROWS = (
         "the mean features of each class and their counts, both ways; no model",
         "fedproto",
         "FedProtoConfig",
-        presets={
-            "authors": {
-                "weight": "equal",
-                "predict_by": "prototypes",
-                "epochs": 1,
-                "momentum": 0.5,
-                "weight_decay": 0.0,
-                "clip_norm": None,
-                "lr_decay": 1.0,
-            },
-        },
+        presets=presets_of("fedproto"),
         family="split",
         grid={"prototype_weight": (0.1, 0.5, 1.0, 2.0)},
     ),
@@ -494,7 +279,7 @@ ROWS = (
         "down: the model inside the mask; up: the change inside the mask, and the new mask as bits",
         "fedspa",
         "FedSpaConfig",
-        presets=_FEDSPA,
+        presets=presets_of("fedspa"),
         density_bounds=("up", "down"),
         family="sub",
     ),
@@ -507,7 +292,7 @@ ROWS = (
         "fedspa",
         "FedSpaConfig",
         options={"search": "rsm"},
-        presets=_FEDSPA,
+        presets=presets_of("fedspa-rsm"),
         density_bounds=("up", "down"),
         family="sub",
     ),
@@ -519,11 +304,7 @@ ROWS = (
         "down: the model inside the mask; up: the model inside the next mask, and that mask as bits if it is new",
         "subfedavg",
         "SubFedAvgConfig",
-        presets={
-            "authors": {**_SUB_AUTHORS, "density": 0.7, "distance": 1e-4},
-            "fedspa": {**AS_IN_FEDSPA, **_SUB_AS_BASELINE},
-            "dispfl": {**AS_IN_DISPFL, **_SUB_AS_BASELINE},
-        },
+        presets=presets_of("sub-fedavg"),
         needs_validation={"accuracy_on": "validation"},
         family="sub",
         grid={"prune_rate": (0.05, 0.1, 0.2), "accuracy_threshold": (0.3, 0.5, 0.7)},
@@ -537,7 +318,7 @@ ROWS = (
         "subfedavg",
         "SubFedAvgConfig",
         options={"structure": "hybrid", "distance": 5e-4},
-        presets={"authors": {**_SUB_AUTHORS, "density": 0.5, "channel_rate": 0.45}},
+        presets=presets_of("sub-fedavg-hy"),
         needs_validation={"accuracy_on": "validation"},
         family="sub",
         grid={"prune_rate": (0.05, 0.1, 0.2), "accuracy_threshold": (0.3, 0.5, 0.7)},
@@ -550,21 +331,7 @@ ROWS = (
         "down: the model inside the mask; up: the model inside the next mask, and that mask as bits if it is new",
         "lotteryfl",
         "LotteryFLConfig",
-        presets={
-            "authors": {
-                "epochs": 60,
-                "batch_size": 32,
-                "lr": 0.01,
-                "lr_decay": 1.0,
-                "momentum": 0.5,
-                "weight_decay": 0.0,
-                "clip_norm": None,
-                "prune_rate": 0.2,
-                "accuracy_threshold": 0.5,
-                "density": 0.1,
-                "overshoots": True,
-            }
-        },
+        presets=presets_of("lotteryfl"),
         needs_validation={"accuracy_on": "validation"},
         family="sub",
         grid={"prune_rate": (0.1, 0.2), "accuracy_threshold": (0.3, 0.5, 0.7)},
@@ -577,7 +344,7 @@ ROWS = (
         "down: the dense model; up: a random share of the change, and the seed of its mask",
         "subsampling",
         "SubsamplingConfig",
-        presets={"fedspa": {**AS_IN_FEDSPA, "density": 0.5, "rescale": False}},
+        presets=presets_of("subsampling"),
         density_bounds=("up",),
         family="sub",
         grid={"rescale": (True, False)},
@@ -590,7 +357,7 @@ ROWS = (
         "a network as wide as the client can hold, both ways; up also which labels the client has, as bits",
         "heterofl",
         "HeteroFLConfig",
-        presets={"authors": _HETEROFL, "pfedgate": {**AS_IN_PFEDGATE, "density": 0.55}},
+        presets=presets_of("heterofl"),
         density_bounds=("up", "down"),
         family="sub",
         grid={"masked_loss": ("off", "exclude"), "scaler": (False, True)},
@@ -604,7 +371,7 @@ ROWS = (
         "heterofl",
         "HeteroFLConfig",
         options={"window": "rolling"},
-        presets={"authors": _FEDROLEX},
+        presets=presets_of("fedrolex"),
         density_bounds=("up", "down"),
         family="sub",
         grid={"masked_loss": ("off", "exclude"), "scaler": (False, True)},
@@ -617,11 +384,7 @@ ROWS = (
         "down: the dense model; up: the change of the blocks that training used, and which they are",
         "pfedgate",
         "PFedGateConfig",
-        presets={
-            "paper": _PFEDGATE,
-            "authors": PFEDGATE_AUTHORS,
-            "pfedgate": _PFEDGATE,
-        },
+        presets=presets_of("pfedgate"),
         grid={"gate_lr": (0.01, 0.05, 0.1, 0.3, 0.5, 1.0, 1.5)},  # its appendix
         family="sub",
     ),
@@ -633,7 +396,7 @@ ROWS = (
         "bits: down, the aggregated mask and what of it is shared; up, its mask and what it may use",
         "fedmask",
         "FedMaskConfig",
-        presets={"pfedgate": {**AS_IN_PFEDGATE, "density": 0.5, "aggregation": "intersection"}},
+        presets=presets_of("fedmask"),
         family="sub",
         grid={"num_masked_layers": (1, 2)},
     ),
@@ -646,17 +409,7 @@ ROWS = (
         "dpsgd",
         "DPSGDConfig",
         engine={"points": ("trained",)},
-        presets={
-            "paper": {
-                "steps_a_round": 1,
-                "graph": "ring",
-                "lr_schedule": "constant",
-                "weight_decay": 0.0,
-                "momentum": 0.0,
-                "clip_norm": None,
-            },
-            "dispfl": AS_IN_DISPFL,
-        },
+        presets=presets_of("dpsgd"),
         peers=True,
         headline="consensus",
         density_bounds=("up",),
@@ -671,7 +424,7 @@ ROWS = (
         "dpsgd",
         "DPSGDConfig",
         engine={"tune_epochs": 5, "tune_from": "all"},
-        presets={"dispfl": {**AS_IN_DISPFL, "tune_lr_scale": 1 / 0.998}},
+        presets=presets_of("dpsgd-ft"),
         peers=True,
         headline="consensus",
         density_bounds=("up",),
@@ -685,18 +438,7 @@ ROWS = (
         "between peers: the dense model, to those who request it",
         "fedfomo",
         "FedFomoConfig",
-        presets={
-            "paper": {"if_none_helps": "discard"},
-            "authors": {"if_none_helps": "discard", "lr": 0.1, "lr_decay": 0.99, "momentum": 0.0},
-            "dispfl": {
-                **AS_IN_DISPFL,
-                "order": "train-mix",
-                "explore": "all",
-                "explore_rate": 0.5,
-                "explore_decay": 0.0,
-                "if_none_helps": "discard",
-            },
-        },
+        presets=presets_of("fedfomo"),
         peers=True,
         needs_validation=True,
         family="peers",
@@ -710,12 +452,9 @@ ROWS = (
         "between peers: the model inside its mask, and masks as bits",
         "dispfl",
         "DisPFLConfig",
-        presets={
-            "paper": {"batch_size": 128},
-            "authors": {"batch_size": 128, "regrowth": "random", "divide_by": "used"},
-            "dispfl": {"batch_size": 128},
-        },
+        presets=presets_of("dispfl"),
         peers=True,
+        headline="trained",
         density_bounds=("up",),
         family="peers",
     ),

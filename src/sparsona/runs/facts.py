@@ -45,7 +45,7 @@ class RunFacts:
     `sizes` has a row of training, validation and test examples for each client; `label_counts` counts its training
     labels, and is None where labels are tokens or numbers. `needs_validation`: training decides by validation data.
     `has_one_size`: clients have models of one size, though some have little capacity. `preset` has the options that a
-    preset set to other values than the defaults, in words.
+    preset set to other values than the defaults, and what of it the run has otherwise, in words.
     """
 
     method: str

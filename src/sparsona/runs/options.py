@@ -153,8 +153,9 @@ class RunConfig(Stopping):
     )
     preset: str | None = _plan(
         None,
-        "the method's options as published: paper (its text) or authors (their code)",
-        none="as `sparsona methods` lists them",
+        "the experiment as published: paper (its text), authors (their code), or fedspa | dispfl | pfedgate | fedalt "
+        "(how that paper ran the method)",
+        none="options as `sparsona methods` lists them",
         flag=True,
         cost=True,
     )
@@ -269,6 +270,12 @@ class RunConfig(Stopping):
     eval_clients: int | None = _evaluation(
         None, "clients tested after rounds and final tuning, drawn once", none="all", condition=True, ge=1
     )
+    headline: str | None = _evaluation(
+        None,
+        "the evaluation point whose accuracy is the result; trained: with all clients in every round, else received",
+        none="the method's own, or received; tuned after final tuning",
+        circumstance=True,
+    )
     points: Annotated[tuple[str, ...], BeforeValidator(as_tuple), AfterValidator(check_points)] = _evaluation(
         (),
         "which models to evaluate besides the headline's: "
@@ -309,11 +316,6 @@ class RunConfig(Stopping):
             assert self.clients is not None
             return max(1, round(self.novel * self.clients))
         return int(self.novel)
-
-    @property
-    def headline(self) -> str:
-        """The evaluation point whose accuracy is the result."""
-        return eval_points.headline(self.tune_epochs)
 
     @property
     def all_points(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.runs.declaration import options_of, with_absolute_paths
-from sparsona.runs.options import OPTIONS
+from sparsona.runs.options import OPTIONS, RunConfig
 
 
 class Row(Protocol):
@@ -33,11 +33,15 @@ class Row(Protocol):
 
 @dataclass(frozen=True)
 class Chosen:
-    """Options of a run and of its method, still to be validated, and what is wrong with their names."""
+    """Options of a run and of its method, still to be validated, and what is wrong with their names.
+
+    `published` are the names of those that a preset set and the user did not.
+    """
 
     run: dict[str, Any]
     method: dict[str, Any]
     errors: list[SparsonaError]
+    published: frozenset[str] = frozenset()
 
 
 def choose(
@@ -85,7 +89,30 @@ def choose(
             )
         of_run["lr_decay"] = 1.0  # recorded as it acts: no decay
     of_run, of_method = with_absolute_paths(OPTIONS, of_run), with_absolute_paths(own, of_method)
-    return Chosen({**row.engine, **of_run}, {**row.options, **of_method}, errors)
+    from_preset = frozenset(published) - {key.replace("-", "_") for key in given}
+    return Chosen({**row.engine, **of_run}, {**row.options, **of_method}, errors, from_preset)
+
+
+def fit_clients(config: RunConfig, published: frozenset[str]) -> RunConfig:
+    """The options where the user has fewer clients than a published experiment samples, or than a peer of it hears.
+
+    Args:
+        config: the options of a run.
+        published: the names of those that a preset set.
+
+    Returns:
+        The same, with all clients sampled in place of too many, and all others as neighbours in place of too many.
+    """
+    if config.clients is None or (taking_part := config.clients - config.num_novel) < 1:
+        return config
+    changed: dict[str, Any] = {}
+    if "per_round" in published and config.per_round is not None:
+        changed["per_round"] = min(config.per_round, taking_part)
+    if "graph" in published and config.graph is not None:
+        name, *args = config.graph.split(":")
+        if args and args[0].isdecimal() and int(args[0]) >= taking_part > 1:
+            changed["graph"] = ":".join((name, str(taking_part - 1), *args[1:]))
+    return config.model_copy(update=changed)
 
 
 def parse_method(text: str) -> tuple[str, dict[str, Any]]:
