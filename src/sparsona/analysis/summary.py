@@ -287,6 +287,11 @@ def curve(folder: RunFolder, point: str) -> list[tuple[int, float]]:
     return [(one.completed, one.mean) for one in found]
 
 
+def weighted_curve(folder: RunFolder, point: str) -> list[tuple[int, float]]:
+    """Mean accuracy weighted by clients' test examples against completed rounds."""
+    return [(one.completed, one.mean) for one in folder.records.weighted_curve(point)]
+
+
 def summary_of(folder: RunFolder) -> dict[str, Any]:
     """The summary of a run that has none yet."""
     return summarize(folder, folder.records.totals().seconds or 0.0)

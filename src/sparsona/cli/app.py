@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsona.cli.analysis import clients, similarity
+from sparsona.cli.analysis import clients, read_views, similarity, targets
 from sparsona.cli.cost import cost
 from sparsona.cli.data import data
 from sparsona.cli.latency import latency
@@ -186,12 +186,9 @@ def resume(path: str, as_json: bool, jobs: int | None, logs: tuple[str, ...], pr
 @click.option("--out", type=click.Path(path_type=Path), help="The page to write.  [report.html in the first folder]")
 def report(paths: tuple[str, ...], out: Path | None) -> None:
     """Write one self-contained HTML page about RUN... (folders, names in ./runs, or comparisons)."""
-    from sparsona.experiment.run import views_in
     from sparsona.report.page import write_report
 
-    folders = [find(path) for path in paths]
-    views = [view for folder in folders for view in views_in(folder)]
-    click.echo(str(write_report(views, out or folders[0] / "report.html")))
+    click.echo(str(write_report(read_views(paths), out or find(paths[0]) / "report.html")))
 
 
 @cli.command()
@@ -304,6 +301,7 @@ cli.add_command(latency)
 cli.add_command(tune)
 cli.add_command(clients)
 cli.add_command(similarity)
+cli.add_command(targets)
 
 
 def show_options(title: str, options: Mapping[str, Option], preset: Mapping[str, Any]) -> None:
