@@ -8,6 +8,7 @@ import numpy as np
 
 from sparsona.analysis.outcomes import (
     arrays,
+    capacities,
     classes,
     errors,
     guard,
@@ -88,6 +89,8 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
     summary["pipeline"] = pipeline(folder, completed)
     if (by_class := classes(folder, completed, point)) is not None:
         summary["classes"] = by_class
+    if (by_capacity := capacities(folder.config, correct, count)) and error is None:
+        summary["capacities"] = [{"capacity": capacity, **found} for capacity, found in by_capacity.items()]
     if folder.records.evaluations(completed, NOVEL):
         summary["novel"] = novel(folder, completed, point)
     if folder.records.evaluations(completed, GUARDED):

@@ -219,6 +219,18 @@ def targets_of(
     return Targets(title, tuple(targets), reached, share, relative, tuple(_notes(views, point, groups[0].label, share)))
 
 
+def default_targets(views: Sequence[RunView], most: int = 3) -> list[float]:
+    """The highest multiples of 5% that every seed of some method reached, in ascending order."""
+    groups = group_views(views)
+    candidates = [float(target) for target in range(5, 101, 5)]
+
+    def is_reached(target: float) -> bool:
+        found = (rounds_to(group.views, target) for group in groups)
+        return any(one is not None and not one.is_bound for one in found)
+
+    return [target for target in candidates if is_reached(target)][-most:]
+
+
 def _notes(views: Sequence[RunView], point: str | None, first: str, share: float | None) -> list[str]:
     groups, notes = group_views(views), []
     gaps = {group.label: max(_longest_gap(_curve(view, point) or ()) for view in group.views) for group in groups}

@@ -30,9 +30,9 @@ class RunView:
     clients' traits, mean distance of each to its own start).
 
     `weighted_curves` are `curves` with every test example counting the same; `cumulative_paper_bytes` are
-    `cumulative_bytes` as the papers count; `results` has right predictions and examples of each client for every point,
-    on any data, at its last evaluation; `num_personal` is how many parameters of a client's model are its own, and
-    `search_time` what mask search took of a profiled run; None: not known.
+    `cumulative_bytes` as the papers count; `results` has right predictions and examples of each client for every
+    point, on any data, at its last evaluation; `num_personal` is how many of the model's `num_parameters` are a
+    client's own, and `search_time` what mask search took of a profiled run; None: not known.
     """
 
     name: str
@@ -60,6 +60,7 @@ class RunView:
     weighted_curves: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
     cumulative_paper_bytes: Sequence[tuple[int, int]] = ()
     results: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    num_parameters: int | None = None
     num_personal: int | None = None
     search_time: Mapping[str, Any] | None = None
 
@@ -110,6 +111,7 @@ def _read_view(folder: RunFolder) -> RunView:
         weighted_curves={} if facts.is_regression else {name: weighted_curve(folder, name) for name in tested},
         cumulative_paper_bytes=_after_rounds(rounds, np.cumsum(counted).tolist()),
         results={} if facts.is_regression else {name: at(folder, name)[2:] for name in points(folder)},
+        num_parameters=facts.num_parameters,
         num_personal=facts.num_personal,
         search_time=search_time(folder.path),
     )

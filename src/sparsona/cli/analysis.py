@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparsona.cli.data import check_picture
-from sparsona.cli.terminal import print_analysis, print_clients, print_similarity
-from sparsona.core.errors import SparsonaError
+from sparsona.cli.terminal import print_analysis, print_clients, print_similarity, show_rows
+from sparsona.core.errors import SparsonaError, unknown_name
 
 if TYPE_CHECKING:
     from sparsona.analysis.view import RunView
@@ -98,6 +98,38 @@ def targets(
     from sparsona.analysis.targets import targets_of
 
     _show(targets_of(read_views(paths), _numbers(targets), point, share), print_analysis, out, as_json)
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.argument("paths", nargs=-1, metavar="RUN...")
+@click.option("--against", metavar="RUN", help="A run or comparison to compare with, where the figure does.")
+@OUT
+@JSON
+def figure(name: str | None, paths: tuple[str, ...], against: str | None, out: Path | None, as_json: bool) -> None:
+    """Show a figure of the papers, of RUN... (folders, names in ./runs, or comparisons): its numbers, or a picture.
+
+    Without NAME: the list of figures. Pictures need the extra `report`.
+
+    \b
+      sparsona figure
+      sparsona figure accuracy-by-density both
+      sparsona figure violins runs/fedalt runs/ditto --against runs/fedavg --out violins.svg
+    """
+    from sparsona.analysis.figures import FIGURES, figure_of
+
+    if name is None:
+        rows = [{"figure": key, "what": row.text, "in papers": row.papers} for key, row in FIGURES.items()]
+        show_rows(rows, as_json, "`sparsona figure NAME RUN...` shows one; `--out FILE.svg` draws it.")
+        return
+    if out is not None:
+        check_picture(out)
+    if name not in FIGURES:
+        raise unknown_name("figure", name, FIGURES)
+    if not paths:
+        raise SparsonaError(f"{name} of no run", expected="one or more runs or comparisons", hint="see --help")
+    found = figure_of(name, read_views(paths), read_views([against]) if against else ())
+    _show(found, print_analysis, out, as_json)
 
 
 def read_views(paths: Sequence[str]) -> list[RunView]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsona.cli.analysis import clients, read_views, similarity, targets
+from sparsona.cli.analysis import clients, figure, read_views, similarity, targets
 from sparsona.cli.cost import cost
 from sparsona.cli.data import data
 from sparsona.cli.latency import latency
@@ -302,6 +302,7 @@ cli.add_command(tune)
 cli.add_command(clients)
 cli.add_command(similarity)
 cli.add_command(targets)
+cli.add_command(figure)
 
 
 def show_options(title: str, options: Mapping[str, Option], preset: Mapping[str, Any]) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from sparsona.analysis.clients import ClientEffects
+    from sparsona.analysis.figures import Drawn
     from sparsona.analysis.similarity import Similarity
     from sparsona.analysis.targets import Targets
 
@@ -326,6 +327,26 @@ class Comparison:
         from sparsona.analysis.targets import targets_of
 
         return targets_of(self.views(), targets, point, share)
+
+    def figure(self, name: str, against: Sequence[Run] = ()) -> Drawn:
+        """A figure of the papers, of these runs.
+
+        Args:
+            name: one that `sparsona figure` lists, such as "violins".
+            against: runs to compare with, by seed, where the figure does.
+
+        Returns:
+            An analysis: `rows()` is a table of it, and `sparsona.save_picture` draws it.
+
+        Example:
+            >>> import sparsona as sp
+            >>> both = sp.compare(["local", "fedavg"], clients=4, rounds=2, data_rate=0.2)
+            >>> [row["series"] for row in both.figure("accuracy-by-rounds").rows()][:2]
+            ['Local', 'Local']
+        """
+        from sparsona.analysis.figures import figure_of
+
+        return figure_of(name, self.views(), [run.view for run in against])
 
 
 def views_in(path: str | Path) -> list[RunView]:
