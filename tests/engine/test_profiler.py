@@ -132,3 +132,61 @@ def test_a_gpu_is_waited_for_where_blocks_begin_and_end(hand, monkeypatch):
     assert len(waited) == 2
     assert table(clock.profile()["phases"]) == {"train": (3, 1), "other": (4, 0)}
     assert clock.profile()["memory"]["gpu"] == 77
+
+
+def play_turns(clock, hand, times, group=1):
+    """Turns that train and then search; of a group that trains together, all search afterwards."""
+    for first in range(0, len(times), group):
+        together = times[first : first + group]
+        with clock.training("train", []):
+            hand(sum(train for train, _ in together))
+        for _, search in together:
+            with clock.measure("finish"):
+                hand(0.25)
+                with clock.measure(clocks.SEARCH):
+                    hand(search)
+                hand(0.25)
+
+
+def test_mask_search_is_compared_with_the_training_of_its_turn(hand):
+    """Ratios 0.5, 0.5 and 0.2: their mean is 0.4, not that of the sums (2 / 6), and so is their spread, sqrt(0.03)."""
+    clock = Clock()
+    play_turns(clock, hand, [(1, 0.5), (2, 1), (2.5, 0.5)])
+    found = clock.profile()
+    assert table(found["phases"])["finish"] == (1.5, 3)
+    assert found["search"] == pytest.approx(
+        {
+            "turns": 3,
+            "ratio": 0.4,
+            "ratio_sd": 0.03**0.5,
+            "train_seconds": 5.5 / 3,
+            "train_sd": (((1 - 5.5 / 3) ** 2 + (2 - 5.5 / 3) ** 2 + (2.5 - 5.5 / 3) ** 2) / 2) ** 0.5,
+            "search_seconds": 2 / 3,
+            "search_sd": (1 / 12) ** 0.5,
+        }
+    )
+
+
+def test_clients_that_train_together_have_no_spread(hand):
+    clock = Clock()
+    play_turns(clock, hand, [(1, 0.5), (2, 1), (2, 0.5), (3, 1)], group=2)
+    found = clock.profile()["search"]
+    assert (found["turns"], found["ratio"], found["ratio_sd"]) == (4, pytest.approx(3 / 8), None)
+    assert (found["train_seconds"], found["train_sd"]) == (2, None)
+
+
+def test_where_nothing_is_searched_there_is_no_ratio(hand):
+    clock = Clock()
+    with clock.training("train", []):
+        hand(1)
+    assert clock.profile()["search"] is None
+
+
+def test_workers_report_their_searches(hand):
+    clock, worker = Clock(), Clock()
+    number = clock.add_worker()
+    for times in ([(1, 0.5)], [(1, 0.25), (1, 0.25)]):
+        play_turns(worker, hand, times)
+        clock.record_worker(number, worker.take())
+    found = clock.profile()["search"]
+    assert (found["turns"], found["ratio"]) == (3, pytest.approx(1 / 3))

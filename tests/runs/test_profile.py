@@ -43,7 +43,7 @@ def test_a_profiled_run_is_the_same_run_and_says_where_the_time_went(say, tmp_pa
     assert part["memory"]["process"] > 2**20
     rows = phases_of(part)
     start = ["start: import", "start: read data", "start: build"]
-    turn = ["reply", "encode", "decode", "init", "receive", "train", "finish", "aggregate", "evaluate"]
+    turn = ["reply", "encode", "decode", "init", "receive", "train", "mask search", "finish", "aggregate", "evaluate"]
     assert list(rows) == [*start, *turn, "records", "checkpoint", "other"]
     # Two of five clients train in each of three rounds, and all five are tested after each; the server adds up what the
     # two sent, and then steps.
@@ -52,6 +52,10 @@ def test_a_profiled_run_is_the_same_run_and_says_where_the_time_went(say, tmp_pa
     assert (rows["encode"]["calls"], rows["decode"]["calls"]) == (12, 12)  # of those who train
     assert (rows["train"]["steps"], rows["train"]["examples"]) == steps_of(tmp_path / "run")
     assert all(rows[name]["seconds"] > 0 for name in rows)
+    assert rows["mask search"]["calls"] == part["search"]["turns"] == 6
+    assert part["search"]["ratio"] > 0
+    assert sp.load("run").view.search_time == part["search"]
+    assert sp.load("plain").view.search_time is None
 
 
 def test_the_table(say, tmp_path):

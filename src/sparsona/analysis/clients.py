@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from sparsona.analysis.format import UNKNOWN, signed
-from sparsona.analysis.statistics import spearman
-from sparsona.analysis.summary import headline, points
+from sparsona.analysis.statistics import accuracy_summary, spearman
+from sparsona.analysis.summary import at, headline, points
 from sparsona.core.errors import SparsonaError
 from sparsona.core.points import CONSENSUS, GLOBAL, GUARDED, NOVEL, NOVEL_TUNED, RECEIVED, START, TUNED, on
 from sparsona.core.points import point as evaluation_point
@@ -176,7 +176,7 @@ def _over_run(run: RunFolder, point: str, other: RunFolder) -> ClientEffects:
             expected="the same clients tested",
             hint="leave eval_clients out of both",
         )
-    notes = []
+    notes = _drop_note(run, point, other, shared)
     for key in ("rounds", "model", "seed"):
         a, b = run.config.get(key), other.config.get(key)
         if a != b:
@@ -186,6 +186,19 @@ def _over_run(run: RunFolder, point: str, other: RunFolder) -> ClientEffects:
         names = [f"{name}, {folder.path.name}" for name, folder in zip(names, (run, other), strict=True)]
     title = f"{names[0]} ({point}) over {names[1]} ({shared})"
     return ClientEffects(title, (*changes, *([novel] if novel else [])), gap, tuple(notes))
+
+
+def _drop_note(run: RunFolder, point: str, other: RunFolder, shared: str) -> list[str]:
+    """The figures that pFedGate's table 6 compares, where both runs tested the same clients."""
+    found = [at(folder, name)[2:] for folder, name in ((run, point), (other, shared))]
+    if not np.array_equal(found[0][1], found[1][1]):
+        return []
+    own, base = (accuracy_summary(*one) for one in found)
+    texts = [
+        f"{what}: {100 * own[key]:.2f}% against {100 * base[key]:.2f}%, {signed(100 * (own[key] - base[key]))}"
+        for key, what in (("weighted", "Weighted by test examples"), ("bottom_decile", "bottom decile"))
+    ]
+    return [f"{'; '.join(texts)} percentage points."]
 
 
 def _changes(run: RunFolder, point: str, other: RunFolder, shared: str) -> list[Change]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from sparsona.analysis.format import human_bytes, human_flops, human_seconds, percent
+from sparsona.analysis.format import human_bytes, human_flops, human_seconds, percent, signed
 
 if TYPE_CHECKING:
     from sparsona.analysis.view import RunView
@@ -108,6 +108,18 @@ def _entry(*path: str) -> Callable[[RunView], float | None]:
     return value
 
 
+def _train_test_gap(view: RunView) -> float | None:
+    from sparsona.analysis.charts import train_test_gap
+
+    return train_test_gap(view)
+
+
+def _novel_gap(view: RunView) -> float | None:
+    from sparsona.analysis.charts import novel_gap
+
+    return novel_gap(view)
+
+
 def _share_of_budget(view: RunView) -> float | None:
     from sparsona.analysis.summary import spent
 
@@ -139,6 +151,36 @@ COLUMNS = (
     _error("mse", "MSE", "mean squared error, over clients"),
     _error("worst", "worst MSE", "the worst client"),
     _error("last10", "last 10", "mean of the last ten rounds"),
+    Column(
+        "train_test_gap",
+        "train − test",
+        "mean accuracy on training data less that on test data, in percentage points",
+        _train_test_gap,
+        signed,
+        has_spread=True,
+        shown="if known",
+        task="classes",
+    ),
+    Column(
+        "novel_gap",
+        "novel gap",
+        "accuracy of participating clients less that of novel ones, weighted by test examples, in percentage points",
+        _novel_gap,
+        signed,
+        has_spread=True,
+        shown="if known",
+        task="classes",
+    ),
+    Column(
+        "mask_search_share",
+        "mask search",
+        "time of mask search over that of training, mean over turns (profiled runs)",
+        lambda view: None if view.search_time is None else float(view.search_time["ratio"]),
+        percent,
+        "%",
+        has_spread=True,
+        shown="if known",
+    ),
     Column(
         "rounds",
         "rounds",

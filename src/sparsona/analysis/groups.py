@@ -31,7 +31,7 @@ def group_views(views: Sequence[RunView]) -> list[Group]:
     """
     members: dict[tuple[str, str, int], list[RunView]] = {}
     for view in views:
-        settings = json.dumps(_settings(view), sort_keys=True)
+        settings = json.dumps(settings_of(view), sort_keys=True)
         copy = 0
         while any(other.seed == view.seed for other in members.get((view.title, settings, copy), [])):
             copy += 1
@@ -77,7 +77,9 @@ def shared_and_differing(tables: Sequence[Mapping[str, str]]) -> tuple[dict[str,
     return shared, [name for name in names if name not in shared]
 
 
-def _settings(view: RunView) -> dict[str, str]:
+def settings_of(view: RunView) -> dict[str, str]:
+    """The options of a run that set it apart from others: not its seeds, nor how it was run."""
+
     def matters(name: str) -> bool:
         last = name.rpartition(".")[2]
         # A budget is that of a seed; what it led to, the number of rounds, is a setting.
@@ -91,9 +93,9 @@ def _label(group: list[RunView], groups: Iterable[list[RunView]]) -> str:
     namesakes = [other for other in groups if other[0].title == title]
     if len(namesakes) == 1:
         return title
-    own = _settings(group[0])
-    _, differing = shared_and_differing([_settings(other[0]) for other in namesakes])
-    alike = [other for other in namesakes if _settings(other[0]) == own]
+    own = settings_of(group[0])
+    _, differing = shared_and_differing([settings_of(other[0]) for other in namesakes])
+    alike = [other for other in namesakes if settings_of(other[0]) == own]
     if len(alike) > 1 or not 0 < len(differing) <= 3:
         return f"{title}, {group[0].name}"
     return ", ".join([title, *(f"{name.rpartition('.')[2]}={own.get(name, 'unset')}" for name in differing)])

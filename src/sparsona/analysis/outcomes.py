@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -133,6 +134,19 @@ def classes(folder: RunFolder, completed: int, point: str) -> dict[str, Any] | N
                 right[name].append(int(np.diag(matrix)[which].sum()))
                 count[name].append(num)
     return {name: _by_class(right[name], count[name]) for name in right}
+
+
+def capacities(config: Mapping[str, Any], correct: np.ndarray, count: np.ndarray) -> dict[float, dict[str, Any]]:
+    """Clients by capacity, ascending: how many were tested, and their mean accuracy; empty where all have the same."""
+    given: Any = config.get("capacities") or (1.0,)
+    own = np.array([given[client % len(given)] for client in range(len(count))])
+    if len(set(given)) == 1:
+        return {}
+    found = {}
+    for capacity in sorted(set(own[count > 0].tolist())):
+        which = (own == capacity) & (count > 0)
+        found[capacity] = {"clients": int(which.sum()), "mean": float((correct[which] / count[which]).mean())}
+    return found
 
 
 def _by_class(right: list[int], count: list[int]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from sparsona.analysis.outcomes import (
     arrays,
+    capacities,
     classes,
     errors,
     guard,
@@ -88,6 +89,8 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
     summary["pipeline"] = pipeline(folder, completed)
     if (by_class := classes(folder, completed, point)) is not None:
         summary["classes"] = by_class
+    if (by_capacity := capacities(folder.config, correct, count)) and error is None:
+        summary["capacities"] = [{"capacity": capacity, **found} for capacity, found in by_capacity.items()]
     if folder.records.evaluations(completed, NOVEL):
         summary["novel"] = novel(folder, completed, point)
     if folder.records.evaluations(completed, GUARDED):
@@ -293,6 +296,11 @@ def curve(folder: RunFolder, point: str) -> list[tuple[int, float]]:
     records = folder.records
     found = records.loss_curve(point) if folder.facts.is_regression else records.accuracy_curve(point)
     return [(one.completed, one.mean) for one in found]
+
+
+def weighted_curve(folder: RunFolder, point: str) -> list[tuple[int, float]]:
+    """Mean accuracy weighted by clients' test examples against completed rounds."""
+    return [(one.completed, one.mean) for one in folder.records.weighted_curve(point)]
 
 
 def summary_of(folder: RunFolder) -> dict[str, Any]:

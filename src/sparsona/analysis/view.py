@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from sparsona.analysis.clients import ClientEffects, client_effects, has_effects
 from sparsona.analysis.similarity import Similarity, recorded_distances, recorded_similarity
-from sparsona.analysis.summary import curve, effort, headline, points, summary_of
+from sparsona.analysis.summary import at, curve, effort, headline, points, summary_of, weighted_curve
 from sparsona.core.points import point as evaluation_point
 from sparsona.runs.folder import RunFolder
+from sparsona.runs.profile import search_time
+from sparsona.runs.records import RoundRow
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +28,11 @@ class RunView:
     local steps; `sizes` has each client's number of training, validation and test examples. `effects`, `similarity`
     and `distances` are there where the run recorded them; the last is (completed rounds, mean distance between
     clients' traits, mean distance of each to its own start).
+
+    `weighted_curves` are `curves` with every test example counting the same; `cumulative_paper_bytes` are
+    `cumulative_bytes` as the papers count; `results` has right predictions and examples of each client for every
+    point, on any data, at its last evaluation; `num_personal` is how many of the model's `num_parameters` are a
+    client's own, and `search_time` what mask search took of a profiled run; None: not known.
     """
 
     name: str
@@ -50,6 +57,12 @@ class RunView:
     effects: ClientEffects | None = None
     similarity: Similarity | None = None
     distances: Sequence[tuple[int, float, float]] = ()
+    weighted_curves: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
+    cumulative_paper_bytes: Sequence[tuple[int, int]] = ()
+    results: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    num_parameters: int | None = None
+    num_personal: int | None = None
+    search_time: Mapping[str, Any] | None = None
 
 
 def read_view(folder: RunFolder) -> RunView:
@@ -67,6 +80,8 @@ def _read_view(folder: RunFolder) -> RunView:
     rounds = folder.records.rounds()
     steps = np.cumsum(folder.records.steps_by_round()).tolist()
     sent = [row.bytes_down if facts.peers else row.bytes_up + row.bytes_down for row in rounds]
+    counted = [row.paper_down if facts.peers else row.paper_up + row.paper_down for row in rounds]
+    tested = [name for name in points(folder) if evaluation_point(name).data == "test"]
     return RunView(
         name=folder.path.name,
         path=str(folder.path),
@@ -78,7 +93,7 @@ def _read_view(folder: RunFolder) -> RunView:
         config=config,
         environment=folder.environment,
         summary=summary,
-        curves={name: curve(folder, name) for name in points(folder) if evaluation_point(name).data == "test"},
+        curves={name: curve(folder, name) for name in tested},
         # Final tuning is recorded as one more round, which it is not.
         train_loss=[
             (row.round + 1, row.loss) for row in rounds if row.loss is not None and row.round < config["rounds"]
@@ -88,9 +103,19 @@ def _read_view(folder: RunFolder) -> RunView:
         confusion=np.sum(matrices, axis=0) if matrices else None,
         sizes=facts.sizes,
         label_counts=facts.label_counts,
-        cumulative_bytes=[(row.round + 1, total) for row, total in zip(rounds, np.cumsum(sent).tolist(), strict=True)],
-        cumulative_steps=[(row.round + 1, total) for row, total in zip(rounds, steps, strict=True)],
+        cumulative_bytes=_after_rounds(rounds, np.cumsum(sent).tolist()),
+        cumulative_steps=_after_rounds(rounds, steps),
         effects=client_effects(folder) if has_effects(folder) else None,
         similarity=recorded_similarity(folder),
         distances=recorded_distances(folder),
+        weighted_curves={} if facts.is_regression else {name: weighted_curve(folder, name) for name in tested},
+        cumulative_paper_bytes=_after_rounds(rounds, np.cumsum(counted).tolist()),
+        results={} if facts.is_regression else {name: at(folder, name)[2:] for name in points(folder)},
+        num_parameters=facts.num_parameters,
+        num_personal=facts.num_personal,
+        search_time=search_time(folder.path),
     )
+
+
+def _after_rounds(rounds: Sequence[RoundRow], totals: Sequence[int]) -> list[tuple[int, int]]:
+    return [(row.round + 1, total) for row, total in zip(rounds, totals, strict=True)]

@@ -1,15 +1,20 @@
-"""`sparsona clients` and `sparsona similarity`: the papers' own analyses of a run."""
+"""`sparsona clients`, `similarity`, `targets` and `figure`: the papers' own analyses of runs."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sparsona.cli.data import check_picture
-from sparsona.cli.terminal import print_clients, print_similarity
+from sparsona.cli.terminal import print_analysis, print_clients, print_similarity, show_rows
+from sparsona.core.errors import SparsonaError, unknown_name
+
+if TYPE_CHECKING:
+    from sparsona.analysis.view import RunView
 
 OUT = click.option("--out", type=click.Path(path_type=Path), help="Picture to write as well: .svg or .png.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
@@ -65,6 +70,81 @@ def similarity(path: str, out: Path | None, as_json: bool) -> None:
     from sparsona.runs.listing import find_run
 
     _show(api.load(find_run(path)).similarity(), print_similarity, out, as_json)
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, metavar="RUN...")
+@click.option("--at", "targets", default="", metavar="A,B,...", help="Accuracies to reach, in percent.")
+@click.option("--share", type=float, help="Also rounds to this share of a method's own final accuracy, such as 0.8.")
+@click.option("--point", help="Whose learning curve is read.  [each method's headline]")
+@OUT
+@JSON
+def targets(
+    paths: tuple[str, ...], targets: str, share: float | None, point: str | None, out: Path | None, as_json: bool
+) -> None:
+    """Show after how many rounds RUN... (folders, names in ./runs, or comparisons) reached a target accuracy.
+
+    Counted is the first evaluated round whose mean accuracy over clients is at or above the target; the mean over
+    seeds and its standard deviation. ">1000" says that no seed reached it in 1000 rounds; where some did, the others
+    count with the rounds that they were run, and the mean is a lower bound.
+
+    \b
+      sparsona compare fedavg fedspa --seeds 3 --out runs/both
+      sparsona targets both --at 70,75,80
+      sparsona targets both --share 0.8 --out rounds.svg
+    """
+    if out is not None:
+        check_picture(out)
+    from sparsona.analysis.targets import targets_of
+
+    _show(targets_of(read_views(paths), _numbers(targets), point, share), print_analysis, out, as_json)
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.argument("paths", nargs=-1, metavar="RUN...")
+@click.option("--against", metavar="RUN", help="A run or comparison to compare with, where the figure does.")
+@OUT
+@JSON
+def figure(name: str | None, paths: tuple[str, ...], against: str | None, out: Path | None, as_json: bool) -> None:
+    """Show a figure of the papers, of RUN... (folders, names in ./runs, or comparisons): its numbers, or a picture.
+
+    Without NAME: the list of figures. Pictures need the extra `report`.
+
+    \b
+      sparsona figure
+      sparsona figure accuracy-by-density both
+      sparsona figure violins runs/fedalt runs/ditto --against runs/fedavg --out violins.svg
+    """
+    from sparsona.analysis.figures import FIGURES, figure_of
+
+    if name is None:
+        rows = [{"figure": key, "what": row.text, "in papers": row.papers} for key, row in FIGURES.items()]
+        show_rows(rows, as_json, "`sparsona figure NAME RUN...` shows one; `--out FILE.svg` draws it.")
+        return
+    if out is not None:
+        check_picture(out)
+    if name not in FIGURES:
+        raise unknown_name("figure", name, FIGURES)
+    if not paths:
+        raise SparsonaError(f"{name} of no run", expected="one or more runs or comparisons", hint="see --help")
+    found = figure_of(name, read_views(paths), read_views([against]) if against else ())
+    _show(found, print_analysis, out, as_json)
+
+
+def read_views(paths: Sequence[str]) -> list[RunView]:
+    """The runs in these folders, names in ./runs, or comparisons."""
+    from sparsona.experiment.run import views_in
+    from sparsona.runs.listing import find_run
+
+    return [view for path in paths for view in views_in(find_run(path))]
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise SparsonaError(f"--at {text}", expected="numbers with commas between them", hint="--at 70,75,80") from None
 
 
 def _show(found: Any, show: Any, out: Path | None, as_json: bool) -> None:

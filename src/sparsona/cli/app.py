@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsona.cli.analysis import clients, similarity
+from sparsona.cli.analysis import clients, figure, read_views, similarity, targets
 from sparsona.cli.cost import cost
 from sparsona.cli.data import data
 from sparsona.cli.latency import latency
@@ -189,17 +189,14 @@ def resume(path: str, as_json: bool, jobs: int | None, logs: tuple[str, ...], pr
 @click.option("--out", type=click.Path(path_type=Path), help="The page to write.  [report.html in the first folder]")
 def report(paths: tuple[str, ...], out: Path | None) -> None:
     """Write one self-contained HTML page about RUN... (folders, names in ./runs, comparisons, or one reproduction)."""
-    from sparsona.experiment.run import views_in
-    from sparsona.report.page import write_report
-
-    folders = [find(path) for path in paths]
-    if len(folders) == 1 and (folders[0] / "reproduction.json").exists():
+    if len(paths) == 1 and (find(paths[0]) / "reproduction.json").exists():
         from sparsona.reproduce.runner import open_reproduction
 
-        click.echo(str(open_reproduction(folders[0]).report(out)))
+        click.echo(str(open_reproduction(find(paths[0])).report(out)))
         return
-    views = [view for folder in folders for view in views_in(folder)]
-    click.echo(str(write_report(views, out or folders[0] / "report.html")))
+    from sparsona.report.page import write_report
+
+    click.echo(str(write_report(read_views(paths), out or find(paths[0]) / "report.html")))
 
 
 @cli.command()
@@ -312,6 +309,8 @@ cli.add_command(tune)
 cli.add_command(clients)
 cli.add_command(similarity)
 cli.add_command(reproduce)
+cli.add_command(targets)
+cli.add_command(figure)
 
 
 def show_options(title: str, options: Mapping[str, Option], preset: Mapping[str, Any]) -> None:

@@ -60,7 +60,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for position, column in enumerate(rows[0]):
-        numeric = all(str(row[column])[:1] in "0123456789+-−–—" for row in rows)
+        numeric = all(str(row[column])[:1] in "0123456789+-−–—>" for row in rows)
         # Names are copied by users: they are never broken.
         table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=position == 0)
     for row in rows:
@@ -89,6 +89,13 @@ def print_profile(profile: dict[str, Any]) -> None:
         count = workers["processes"]
         click.echo(f"\nIn {count} worker process{'es' * (count > 1)}, which lived {workers['seconds']:.1f} s together")
         _print_phases(workers["phases"], " in one process")
+    if search := part.get("search"):
+        ratio = f"{search['ratio']:.2%}"
+        ratio += "" if search["ratio_sd"] is None else f" ± {100 * search['ratio_sd']:.2f}"
+        seconds = [f"{1e3 * search[f'{name}_seconds']:,.2f} ms" for name in ("search", "train")]
+        print_text(
+            f"mask search: {ratio} of training, {seconds[0]} to {seconds[1]} a turn, over {search['turns']:,} turns"
+        )
     memory = part["memory"]
     peaks = [f"{human_bytes(memory['process'])} in this process"]
     if memory["workers"]:
@@ -96,7 +103,7 @@ def print_profile(profile: dict[str, Any]) -> None:
     if memory["gpu"] is not None:
         peaks.append(f"{human_bytes(memory['gpu'])} on the GPU")
     print_text(f"most memory: {', '.join(peaks)}")
-    print_text("finish: what the method does after training, such as mask search; other: what no phase covers\n")
+    print_text("finish: what the method does after training and mask search; other: what no phase covers\n")
 
 
 def _print_phases(phases: list[dict[str, Any]], where: str = "") -> None:
@@ -150,6 +157,14 @@ def print_similarity(similarity: Any) -> None:
         print_text(sentence)
     click.echo()
     _print_lines(similarity_lines, similarity)
+
+
+def print_analysis(found: Any) -> None:
+    """Any analysis that has a title, a table and sentences."""
+    click.echo(found.title)
+    print_table(found.rows())
+    for sentence in found.sentences():
+        print_text(sentence)
 
 
 def _print_lines(draw: Callable[[Any, Any], list[Any]], found: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -120,4 +121,8 @@ class Probe(Protocol):
 
     def label_counts(self) -> Tensor:
         """How many training examples of each class there are; not charged."""
+        ...
+
+    def searching(self) -> AbstractContextManager[None]:
+        """A block in which a mask is searched: `--profile` shows its time apart from the rest of the method's."""
         ...

@@ -8,6 +8,7 @@ Never hold a block over a `yield` (another block would be closed first), nor ope
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -16,12 +17,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 START = "start: "  # how the names of start-up's parts begin
-TRAIN = "train"
+TRAIN, SEARCH = "train", "mask search"
 WAIT, IDLE, OTHER = "wait for workers", "idle", "other"
 # The order in which phases are shown, that of a run. Phases that are not listed are shown at the position of "".
 _ORDER = (
     *(f"{START}import", f"{START}read data", f"{START}build", START.rstrip(": ")),
-    *("reply", "encode", "decode", "init", "receive", TRAIN, "finish", "", "aggregate", "evaluate"),
+    *("reply", "encode", "decode", "init", "receive", TRAIN, SEARCH, "finish", "", "aggregate", "evaluate"),
     *("records", "checkpoint", "pipe", WAIT, IDLE),
 )
 _NOTHING: AbstractContextManager[None] = contextlib.nullcontext()
@@ -36,18 +37,20 @@ class Counts(Protocol):
 
 @dataclass
 class Span:
-    """What was measured under one name."""
+    """What was measured under one name. `each` has the seconds of single calls, for `SEARCH` and `TRAIN` alone."""
 
     seconds: float = 0.0
     calls: int = 0
     steps: int = 0
     examples: int = 0
+    each: list[float] = field(default_factory=list)
 
     def add(self, other: Span) -> None:
         self.seconds += other.seconds
         self.calls += other.calls
         self.steps += other.steps
         self.examples += other.examples
+        self.each += other.each
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,21 @@ class _Workers:
     spans: dict[str, Span] = field(default_factory=dict)
 
 
+@dataclass
+class _Open:
+    """A block that was entered and not yet left, and its own time so far."""
+
+    name: str
+    seconds: float = 0.0
+
+
 class Clock:
     """Measures one process from the moment it is made, and collects the reports of its workers."""
 
     def __init__(self, is_on: bool = True) -> None:
         self.is_on = is_on
         self._began = self._since = time.perf_counter()
-        self._open: list[str] = []
+        self._open: list[_Open] = []
         self._spans: dict[str, Span] = {}
         self._workers = _Workers()
         self._device: Any = None
@@ -137,7 +148,9 @@ class Clock:
             workers = {"processes": len(pool.began), "seconds": lived, "phases": _rows(pool.spans, lived)}
         peaks = list(pool.peak_bytes.values())
         memory = {"process": peak_bytes(), "workers": peaks, "gpu": gpu}
-        return {"seconds": wall, "phases": _rows(self._spans, wall), "workers": workers, "memory": memory}
+        search = _search_time(pool.spans if pool.began else self._spans)
+        phases = _rows(self._spans, wall)
+        return {"seconds": wall, "phases": phases, "workers": workers, "memory": memory, "search": search}
 
     def _charge(self) -> float:
         """Count the time until now for the innermost open block."""
@@ -147,17 +160,20 @@ class Clock:
             torch.cuda.synchronize(self._device)
         now = time.perf_counter()
         if self._open:
-            self._spans.setdefault(self._open[-1], Span()).seconds += now - self._since
+            self._spans.setdefault(self._open[-1].name, Span()).seconds += now - self._since
+            self._open[-1].seconds += now - self._since
         self._since = now
         return now
 
     def _enter(self, name: str) -> None:
         self._charge()
-        self._open.append(name)
+        self._open.append(_Open(name))
 
     def _leave(self, steps: int, examples: int) -> None:
         self._charge()
-        self._spans.setdefault(self._open.pop(), Span()).add(Span(0.0, 1, steps, examples))
+        left = self._open.pop()
+        each = [left.seconds] if left.name in (TRAIN, SEARCH) else []
+        self._spans.setdefault(left.name, Span()).add(Span(0.0, 1, steps, examples, each))
 
 
 class _Block:
@@ -194,6 +210,27 @@ def _rows(spans: dict[str, Span], wall: float) -> list[dict[str, Any]]:
             row |= {"examples": span.examples, "examples_per_second": span.examples / span.seconds}
         rows.append(row)
     return rows
+
+
+def _search_time(spans: dict[str, Span]) -> dict[str, Any] | None:
+    """Mask search beside the training of the same turns (FedSpa, table 5); None where no mask was searched.
+
+    A turn trains and then searches, so that the n-th of one belongs to the n-th of the other. Where clients train
+    together there are fewer blocks of training than turns: then the ratio is that of the sums, without a spread.
+    """
+    if not (search := spans.get(SEARCH, Span())).calls or not (train := spans.get(TRAIN, Span())).seconds:
+        return None
+    found: dict[str, Any] = {"turns": search.calls, "ratio": search.seconds / train.seconds, "ratio_sd": None}
+    found |= {"train_seconds": train.seconds / search.calls, "train_sd": None}
+    found |= {"search_seconds": search.seconds / search.calls, "search_sd": _sd(search.each)}
+    if len(train.each) == len(search.each):
+        ratios = [one / other for one, other in zip(search.each, train.each, strict=True)]
+        found |= {"ratio": statistics.fmean(ratios), "ratio_sd": _sd(ratios), "train_sd": _sd(train.each)}
+    return found
+
+
+def _sd(values: list[float]) -> float | None:
+    return statistics.stdev(values) if len(values) > 1 else None
 
 
 def _place(name: str) -> int:

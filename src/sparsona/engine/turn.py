@@ -32,15 +32,18 @@ from sparsona.engine.evaluate import (
     own_points,
 )
 from sparsona.engine.jobs import Job, Outcome, Tally, open_message, unreadable
+from sparsona.engine.profiler import OFF, SEARCH, Clock
 from sparsona.wire.codec import encode
 
 
 class ClientProbe(Probe):
     """A client's own training and validation data, charged by use. It has no access to test data."""
 
-    def __init__(self, task: Task, train: Examples, validation: Examples, round_: Round, tally: Tally) -> None:
+    def __init__(
+        self, task: Task, train: Examples, validation: Examples, round_: Round, tally: Tally, clock: Clock = OFF
+    ) -> None:
         self._task, self._train, self._validation = task, train, validation
-        self._round, self._tally, self._num_batches = round_, tally, 0
+        self._round, self._tally, self._clock, self._num_batches = round_, tally, clock, 0
 
     def batch(self) -> Batch:
         self._num_batches += 1
@@ -63,6 +66,9 @@ class ClientProbe(Probe):
                 expected="a task whose examples each belong to one class",
             )
         return torch.bincount(targets, minlength=self._task.num_classes)
+
+    def searching(self) -> AbstractContextManager[None]:
+        return self._clock.measure(SEARCH)
 
     def _pass(self, examples: Examples, flops: int | None) -> Iterator[Batch]:
         self._charge(len(examples.targets), self._task.layout.forward_flops() if flops is None else flops)
@@ -124,7 +130,8 @@ def _begin(context: ClientContext, job: Job) -> OpenTurn:
     train, validation = (context.federation.examples(job.client, part) for part in ("train", "validation"))
     tally = Tally()
     # Evaluation is part of the simulation, not of the client's work: data that a method reads for it is not charged.
-    probe = ClientProbe(context.task, train, validation, round_, tally if job.do != "evaluate" else Tally())
+    charged = tally if job.do != "evaluate" else Tally()
+    probe = ClientProbe(context.task, train, validation, round_, charged, context.clock)
     inbox = tuple(open_message(message, context.clock) for message in job.messages)
     with context.clock.measure("receive"):
         work = context.method.receive(state, inbox, probe, round_)

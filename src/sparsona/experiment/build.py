@@ -30,6 +30,7 @@ from sparsona.engine.graphs import read_graph
 from sparsona.engine.plan import Plan
 from sparsona.engine.profiler import OFF, START, Clock
 from sparsona.executors import choose_device
+from sparsona.learning.partial import split_model
 from sparsona.methods import MethodCard
 from sparsona.runs.declaration import as_tuple
 from sparsona.runs.listing import find_run
@@ -288,6 +289,22 @@ def ignores_capacity(context: ClientContext) -> bool:
         if max(held, default=0) > client.capacity * size:
             return True
     return False
+
+
+def count_personal(config: RunConfig, context: ClientContext) -> int | None:
+    """How many parameters of a client's model are its own: the dimension of v_i in FedSim and FedAlt's paper.
+
+    The part that a method calls personal; the whole model where final tuning trains it or clients keep one. None for
+    clients that keep something else, such as masks or gates, and 0 for those that use the shared model as it is.
+    """
+    task, options = context.task, config.options
+    if personal := options.get("personal"):
+        return split_model(task, tuple(personal), options.get("additive_hidden", 0)).personal.size
+    if config.tune_epochs:
+        return task.whole_layout.size
+    cost = context.method.cost(task.layout, context.clients[0], context.plan.round_at(0))
+    kept = {part.name: part.num_values for part in cost.kept if "memory" not in part.name}
+    return kept.get("personal", kept.get("model")) if kept else 0
 
 
 def has_one_size(context: ClientContext) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from sparsona.analysis.clients import ClientEffects
+    from sparsona.analysis.figures import Drawn
     from sparsona.analysis.similarity import Similarity
+    from sparsona.analysis.targets import Targets
 
 
 class Run:
@@ -316,6 +318,47 @@ class Comparison:
         from sparsona.analysis.table import differences
 
         return differences(self.views())
+
+    def rounds_to(self, targets: Sequence[float], point: str | None = None, share: float | None = None) -> Targets:
+        """Rounds until the mean accuracy over clients first reached each target.
+
+        Args:
+            targets: accuracies in percent.
+            point: whose learning curve is read. None: each method's headline.
+            share: also the rounds to this share of each method's own final accuracy, relative to the first method's.
+
+        Returns:
+            By method and target, the rounds of each seed, their mean and spread; `rows()` is a table of them.
+
+        Example:
+            >>> import sparsona as sp
+            >>> both = sp.compare(["local", "fedavg"], clients=4, rounds=1, data_rate=0.2)
+            >>> [row["to 99%"] for row in both.rounds_to([99]).rows()]
+            ['>1', '>1']
+        """
+        from sparsona.analysis.targets import targets_of
+
+        return targets_of(self.views(), targets, point, share)
+
+    def figure(self, name: str, against: Sequence[Run] = ()) -> Drawn:
+        """A figure of the papers, of these runs.
+
+        Args:
+            name: one that `sparsona figure` lists, such as "violins".
+            against: runs to compare with, by seed, where the figure does.
+
+        Returns:
+            An analysis: `rows()` is a table of it, and `sparsona.save_picture` draws it.
+
+        Example:
+            >>> import sparsona as sp
+            >>> both = sp.compare(["local", "fedavg"], clients=4, rounds=2, data_rate=0.2)
+            >>> [row["series"] for row in both.figure("accuracy-by-rounds").rows()][:2]
+            ['Local', 'Local']
+        """
+        from sparsona.analysis.figures import figure_of
+
+        return figure_of(name, self.views(), [run.view for run in against])
 
 
 def views_in(path: str | Path) -> list[RunView]:

@@ -25,6 +25,7 @@ from sparsona.engine.rounds import shared_model
 from sparsona.executors import choose
 from sparsona.experiment.build import (
     GIVEN,
+    count_personal,
     graph_digest,
     has_one_size,
     headline_of,
@@ -174,6 +175,7 @@ def _describe_run(
         label_counts=None if counts is None else counts.numpy(),
         warm_start=None if start is None else start.describe(task.layout, digest),
         preset=_preset_in_words(config, row),
+        num_personal=count_personal(config, context),
     )
     if (known := facts.warm_start) is not None:
         if not known.same_data:

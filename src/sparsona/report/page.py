@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from sparsona.analysis.clients import ClientEffects
 from sparsona.analysis.columns import columns_for
+from sparsona.analysis.curves import drawn_point
 from sparsona.analysis.extra import import_extra
+from sparsona.analysis.figures import FIGURES
 from sparsona.analysis.format import plural
 from sparsona.analysis.groups import Group, flatten, group_views, same_clients, shared_and_differing
 from sparsona.analysis.partition import PARTS, Partition
@@ -129,16 +131,18 @@ def render_report(
 def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
     many = any(len(group.views) > 1 for group in groups)
     band = " Lines are means over seeds; bands reach from the lowest to the highest seed." if many else ""
-    starred = [group for group in groups if plots.drawn_point(group) != group.views[0].point]
+    starred = [group for group in groups if drawn_point(group) != group.views[0].point]
     star = ""
     if starred:
         which = ", ".join(f"{group.label}: {group.views[0].point}" for group in starred)
-        drawn = sorted({plots.drawn_point(group) for group in starred})
+        drawn = sorted({drawn_point(group) for group in starred})
         star = f" Stars are headlines measured once, after the last round ({which}); their lines show "
         star += ", ".join(f"{point} ({POINTS[point].text})" for point in drawn) + "."
     curves = {"by rounds": plots.learning_curves(views)}
     if any(sent for view in views for _, sent in view.cumulative_bytes):
         curves["by bytes sent"] = plots.learning_curves(views, against="bytes")
+    if any(sent for view in views for _, sent in view.cumulative_paper_bytes):
+        curves["by bytes as papers count"] = plots.learning_curves(views, against="paper bytes")
     if any(taken for view in views for _, taken in view.cumulative_steps):
         curves["by local steps"] = plots.learning_curves(views, against="steps")
     charts = [
@@ -190,9 +194,56 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
             f"to its own at the start.{' Means over seeds.' if many else ''}",
             {"": plots.trait_distances(views)},
         ),
+        *_figures(views, is_comparison=len(groups) > 1),
         Chart("loss", "Training loss", f"Mean over the clients that trained.{band}", {"": plots.train_loss(views)}),
     ]
     return [chart for chart in charts if chart.pictures or any(figure.data for figure in chart.figures.values())]
+
+
+# The papers' figures that have a section of their own: title, caption, and the figures by the names of their buttons.
+SECTIONS = {
+    "targets": (
+        "Rounds to a target",
+        "How many rounds it took until accuracies were reached.",
+        {"": "rounds-to-target"},
+    ),
+    "traffic": (
+        "Accuracy by traffic",
+        "Where each method ends in bytes sent and accuracy; dotted: how it got there.",
+        {"bytes as encoded": "accuracy-by-bytes", "bytes as papers count": "accuracy-by-paper-bytes"},
+    ),
+    "density": (
+        "Results by density",
+        "One method at several densities.",
+        {"accuracy": "accuracy-by-density", "train less test": "gap-by-density"},
+    ),
+    "capacity": (
+        "Accuracy by capacity",
+        "The mean accuracy of clients by how much of a model they can hold.",
+        {"": "accuracy-by-capacity"},
+    ),
+    "personal": (
+        "Gain by personal parameters",
+        "What personal models gain over the shared one, against how many of their parameters are a client's own.",
+        {"": "gain-by-personal-parameters"},
+    ),
+    "changes": (
+        "What methods do to each client",
+        "Methods side by side: the change of every client's accuracy.",
+        {"violins": "violins", "against samples": "change-by-samples", "by seed": "client-bands"},
+    ),
+}
+
+
+def _figures(views: Sequence[RunView], is_comparison: bool) -> list[Chart]:
+    """The sections that these runs have the data for. One method alone has no more than its clients' capacities."""
+    charts = []
+    for key, (title, caption, names) in SECTIONS.items():
+        if is_comparison or key == "capacity":
+            found = {label: FIGURES[name].make(views, ()) for label, name in names.items()}
+            drawn = {label: draw(one).inline() for label, one in found.items() if one is not None}
+            charts.append(Chart(key, title, caption, pictures=drawn))
+    return charts
 
 
 def _partitions(views: Sequence[RunView]) -> dict[str, str]:

@@ -7,12 +7,12 @@ Names come from users: they are escaped, because plotly reads a subset of HTML i
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from sparsona.analysis.curves import common_rounds, drawn_point, spent_by
 from sparsona.analysis.extra import import_extra
 from sparsona.analysis.format import human_bytes
 from sparsona.analysis.groups import Group, group_views, pairs
@@ -24,8 +24,16 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
-def learning_curves(views: Sequence[RunView], against: Literal["rounds", "bytes", "steps"] = "rounds") -> Figure:
+# What curves are drawn against besides rounds, and where a run has it.
+SPENT = {"bytes": "cumulative_bytes", "paper bytes": "cumulative_paper_bytes", "steps": "cumulative_steps"}
+
+
+def learning_curves(
+    views: Sequence[RunView], against: Literal["rounds", "bytes", "paper bytes", "steps"] = "rounds"
+) -> Figure:
     """Mean accuracy over clients against completed rounds, all bytes sent so far, or all local steps taken so far.
+
+    "paper bytes" are counted as the papers count: four a parameter, masks free.
 
     One line per method, the mean over its seeds, in a band from the lowest to the highest seed. A method whose headline
     is measured once, after the last round (fine-tuning), is a line of the model before that and a star.
@@ -34,14 +42,15 @@ def learning_curves(views: Sequence[RunView], against: Literal["rounds", "bytes"
     """
     figure = _figure(height=400)
     groups = group_views(views)
-    most = max((sent for view in views for _, sent in view.cumulative_bytes), default=0)
+    is_traffic = against in ("bytes", "paper bytes")
+    most = max((sent for view in views for _, sent in getattr(view, SPENT[against])), default=0) if is_traffic else 0
     for index, group in enumerate(groups):
         point = drawn_point(group)
         curves = [dict(view.curves.get(point, [])) for view in group.views]
-        rounds = _common_rounds(curves)
+        rounds = common_rounds(curves)
         if not rounds:
             continue
-        level = against == "bytes" and most > 0 and _sent(group, rounds[-1:]) == [0]
+        level = most > 0 and _abscissa(group, rounds[-1:], against) == [0]
         if level:  # no traffic: all its rounds are at 0 bytes, so its last accuracy is drawn across
             curves, rounds = [{rounds[-1]: curve[rounds[-1]]} for curve in curves], [rounds[-1]] * 2
         x: list[float] = [0, most] if level else _abscissa(group, rounds, against)
@@ -55,9 +64,10 @@ def learning_curves(views: Sequence[RunView], against: Literal["rounds", "bytes"
             if other not in (point, group.views[0].point):
                 _add_point(figure, group, index, other, against)
     figure.update_yaxes(title_text="accuracy, mean over clients", ticksuffix="%")
-    if against == "bytes":
+    if is_traffic:
+        counted = "" if against == "bytes" else " (parameters × 4, masks free)"
         figure.update_xaxes(
-            title_text="bytes sent, both directions", tickformat="~s", ticksuffix="B", rangemode="tozero"
+            title_text=f"bytes sent, both directions{counted}", tickformat="~s", ticksuffix="B", rangemode="tozero"
         )
     elif against == "steps":
         figure.update_xaxes(title_text="local steps, of all clients together", rangemode="tozero")
@@ -71,7 +81,7 @@ def train_loss(views: Sequence[RunView]) -> Figure:
     figure = _figure(height=340)
     for index, group in enumerate(group_views(views)):
         curves = [dict(view.train_loss) for view in group.views]
-        if rounds := _common_rounds(curves):
+        if rounds := common_rounds(curves):
             values = np.array([[curve[r] for r in rounds] for curve in curves])
             _add_line(figure, group, index, rounds, values, [f"round {r}" for r in rounds], unit="")
     figure.update_xaxes(title_text="round", rangemode="tozero")
@@ -169,15 +179,6 @@ def confusion(views: Sequence[RunView], method: int) -> Figure | None:
     return figure
 
 
-def drawn_point(group: Group) -> str:
-    """The evaluation point whose curve is drawn: the headline's own, unless another was measured more often."""
-    view = group.views[0]
-    lengths = {point: len(curve) for point, curve in view.curves.items()}
-    if lengths.get(view.point, 0) > 1 or not lengths:
-        return view.point
-    return max(lengths, key=lambda point: (lengths[point], point == view.point))
-
-
 def _add_line(
     figure: Figure,
     group: Group,
@@ -239,7 +240,7 @@ def _add_headline(figure: Figure, group: Group, index: int, against: str) -> Non
 def _add_point(figure: Figure, group: Group, index: int, point: str, against: str) -> None:
     """Another model beside the headline's, where it was evaluated over the rounds (FedSpa, figure 8)."""
     curves = [dict(view.curves.get(point, [])) for view in group.views]
-    rounds = _common_rounds(curves)
+    rounds = common_rounds(curves)
     if len(rounds) < 2:
         return
     name = f"{html.escape(group.label)}, {point}"
@@ -260,7 +261,7 @@ def trait_distances(views: Sequence[RunView]) -> Figure:
     for index, group in enumerate(group_views(views)):
         for place, what in ((1, "between clients"), (2, "to its own start")):
             curves = [{row[0]: row[place] for row in view.distances} for view in group.views]
-            if rounds := _common_rounds(curves):
+            if rounds := common_rounds(curves):
                 name = f"{html.escape(group.label)}, {what}"
                 figure.add_scatter(
                     x=rounds,
@@ -277,30 +278,12 @@ def trait_distances(views: Sequence[RunView]) -> Figure:
 
 
 def _abscissa(group: Group, rounds: Sequence[int], against: str) -> list[float]:
-    if against == "rounds":
-        return list(rounds)
-    return _sent(group, rounds) if against == "bytes" else _so_far(group, rounds, "cumulative_steps")
+    return list(rounds) if against == "rounds" else spent_by(group, rounds, SPENT[against])
 
 
 def _sent(group: Group, rounds: Sequence[int]) -> list[float]:
     """Bytes sent up to each of these rounds, the mean over the group's seeds."""
-    return _so_far(group, rounds, "cumulative_bytes")
-
-
-def _so_far(group: Group, rounds: Sequence[int], name: str) -> list[float]:
-    """What was spent up to each of these rounds, the mean over the group's seeds."""
-    totals = np.zeros(len(rounds))
-    for view in group.views:
-        known = sorted(getattr(view, name))
-        so_far = np.array([0, *(spent for _, spent in known)], dtype=np.float64)
-        totals += so_far[np.searchsorted([r for r, _ in known], rounds, side="right")]
-    return [float(total) for total in totals / len(group.views)]
-
-
-def _common_rounds(curves: Sequence[dict[int, float]]) -> list[int]:
-    """Rounds that every seed has, because a mean over changing seeds would jump; without NaN."""
-    common = set.intersection(*(set(curve) for curve in curves))
-    return sorted(r for r in common if all(math.isfinite(curve[r]) for curve in curves))
+    return spent_by(group, rounds, SPENT["bytes"])
 
 
 def _client_dots(view: RunView) -> list[tuple[float, str]]:

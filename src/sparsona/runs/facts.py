@@ -45,7 +45,8 @@ class RunFacts:
     `sizes` has a row of training, validation and test examples for each client; `label_counts` counts its training
     labels, and is None where labels are tokens or numbers. `needs_validation`: training decides by validation data.
     `has_one_size`: clients have models of one size, though some have little capacity. `preset` has the options that a
-    preset set to other values than the defaults, and what of it the run has otherwise, in words.
+    preset set to other values than the defaults, and what of it the run has otherwise, in words. `num_personal` is how
+    many parameters of a client's model are its own, and no other client's; None: the method does not say.
     """
 
     method: str
@@ -73,6 +74,7 @@ class RunFacts:
     needs_validation: bool = False
     has_one_size: bool = False
     preset: str = ""
+    num_personal: int | None = None
     warm_start: WarmStartFacts | None = None
     format: int = field(default=FORMAT)
 

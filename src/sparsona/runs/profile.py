@@ -49,3 +49,9 @@ def read_profile(folder: Path) -> dict[str, Any]:
             hint="remove it: the run itself does not need it",
         )
     return value
+
+
+def search_time(folder: Path) -> dict[str, Any] | None:
+    """What mask search took beside training, in the last part that has it; None: not profiled, or nothing searched."""
+    parts = read_profile(folder)["parts"] if is_profiled(folder) else []
+    return next((part["search"] for part in reversed(parts) if part.get("search")), None)

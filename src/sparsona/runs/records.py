@@ -337,14 +337,18 @@ class Records:
 
     def accuracy_curve(self, point: str) -> list[CurvePoint]:
         """Mean accuracy over clients against completed rounds."""
-        return self._curve("CAST(correct AS REAL) / count", point)
+        return self._curve("AVG(CAST(correct AS REAL) / count)", point)
+
+    def weighted_curve(self, point: str) -> list[CurvePoint]:
+        """Mean accuracy over clients, weighted by their examples, against completed rounds."""
+        return self._curve("CAST(SUM(correct) AS REAL) / SUM(count)", point)
 
     def loss_curve(self, point: str) -> list[CurvePoint]:
         """Mean loss over clients against completed rounds."""
-        return self._curve("loss", point)
+        return self._curve("AVG(loss)", point)
 
     def _curve(self, figure: str, point: str) -> list[CurvePoint]:
-        query = f"SELECT completed, AVG({figure}) AS mean FROM evaluations WHERE point = ? "
+        query = f"SELECT completed, {figure} AS mean FROM evaluations WHERE point = ? "
         return self._rows(CurvePoint, query + "GROUP BY completed ORDER BY completed", (point,))
 
     def totals(self) -> Totals:

@@ -71,8 +71,9 @@ def next_mask(
 ) -> Tree:
     """The mask after a round: the smallest weights are pruned, and as many entries grow elsewhere."""
     rate = cosine_rate(options.prune_rate, round_.index, round_.total, decays_to_zero)
-    scores = task.gradient(params, buffers, probe.batch()) if options.regrowth == "gradient" else None
-    return evolve(params, mask, rate, scores, round_.seeds.own("regrowth"))
+    with probe.searching():
+        scores = task.gradient(params, buffers, probe.batch()) if options.regrowth == "gradient" else None
+        return evolve(params, mask, rate, scores, round_.seeds.own("regrowth"))
 
 
 def search_flops(layout: Layout, client: Client, round_: Round, options: MaskOptions) -> int:

@@ -1,31 +1,57 @@
-"""Pictures of one run or of one partition, in files."""
+"""Pictures of analyses, in files."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from sparsona.analysis.changes import ClientBands, ClientChanges
+from sparsona.analysis.charts import LineChart, targets_chart
 from sparsona.analysis.clients import ClientEffects
 from sparsona.analysis.partition import Partition
 from sparsona.analysis.similarity import Similarity
+from sparsona.analysis.targets import Targets
+from sparsona.core.errors import SparsonaError
+from sparsona.report.pictures.changes import draw_bands, draw_changes
+from sparsona.report.pictures.charts import draw_chart
 from sparsona.report.pictures.clients import draw_clients
 from sparsona.report.pictures.figure import Picture
 from sparsona.report.pictures.partition import draw_partition
 from sparsona.report.pictures.similarity import draw_similarity
 
+Analysis = ClientBands | ClientChanges | ClientEffects | LineChart | Partition | Similarity | Targets
 
-def draw(found: ClientEffects | Partition | Similarity) -> Picture:
+
+def draw(found: Analysis) -> Picture:
     """The picture of an analysis."""
-    if isinstance(found, ClientEffects):
-        return draw_clients(found)
-    return draw_partition(found) if isinstance(found, Partition) else draw_similarity(found)
+    if isinstance(found, Targets):
+        chart = targets_chart(found)
+        if chart is None:
+            raise SparsonaError("no method reached a target in all of its seeds", expected="a target to draw rounds of")
+        return draw_chart(chart)
+    for kind, drawn in _DRAWN.items():
+        if isinstance(found, kind):
+            return drawn(found)
+    raise TypeError(f"there is no picture of {type(found).__name__}")
 
 
-def save_picture(found: ClientEffects | Partition | Similarity, path: str | os.PathLike[str]) -> Path:
+_DRAWN: dict[type, Callable[[Any], Picture]] = {
+    ClientBands: draw_bands,
+    ClientChanges: draw_changes,
+    ClientEffects: draw_clients,
+    LineChart: draw_chart,
+    Partition: draw_partition,
+    Similarity: draw_similarity,
+}
+
+
+def save_picture(found: Analysis, path: str | os.PathLike[str]) -> Path:
     """Draw an analysis into a file; needs the extra `report`.
 
     Args:
-        found: what `Run.clients()` or `Run.similarity()` returned.
+        found: what `Run.clients()`, `Run.similarity()`, `Comparison.figure()` or `Comparison.rounds_to()` returned.
         path: a file that ends in .svg (light or dark as its reader's system is) or .png.
 
     Returns:

@@ -28,8 +28,8 @@ def draw_clients(effects: ClientEffects) -> Picture:
             1, 1 + count, sharey=True, width_ratios=[0.4 + 0.8 * count, *[6 / count] * count], squeeze=False
         )[0]
         for place, change in enumerate(effects.changes):
-            _violin(picture, violins, place, change)
-            _scatter(picture, scatters[place], change)
+            draw_violin(picture, violins, place, change, change.name)
+            draw_scatter(picture, scatters[place], change)
         violins.set_xticks(range(count), [change.name for change in effects.changes])
         violins.tick_params(axis="x", labelcolor=INK, length=0)
         violins.set_xlim(-0.6, count - 0.4)
@@ -55,19 +55,21 @@ def _sentence(change: Change) -> str:
     return text + ("" if samples == UNKNOWN else f"; rank correlation with samples {samples}")
 
 
-def _violin(picture: Picture, axes: Axes, place: int, change: Change) -> None:
+def draw_violin(picture: Picture, axes: Axes, place: int, change: Change, name: str, colour: str = BETTER) -> None:
+    """A kernel density from the lowest to the highest change; the bar is the middle half, the dot the median."""
     low, quarter, median, three, high = np.percentile(change.gains, [0, 25, 50, 75, 100]).tolist()
     drawn: dict[str, Any] = axes.violinplot([change.gains], [place], widths=0.8, showextrema=False)
     (body,) = drawn["bodies"]
-    body.set(facecolor=BETTER, alpha=0.3)
+    body.set(facecolor=colour, alpha=0.3)
     text = f"from {signed(low)} to {signed(high)} percentage points, middle half {signed(quarter)} to {signed(three)}"
-    picture.hint(body, f"{change.name}: {text}")
+    picture.hint(body, f"{name}: {text}")
     axes.vlines(place, low, high, color=MUTED, linewidth=1)
-    axes.vlines(place, quarter, three, color=BETTER, linewidth=6)
+    axes.vlines(place, quarter, three, color=colour, linewidth=6)
     axes.plot(place, median, "o", color=PAGE, markersize=4, markeredgewidth=0, zorder=3)
 
 
-def _scatter(picture: Picture, axes: Axes, change: Change) -> None:
+def draw_scatter(picture: Picture, axes: Axes, change: Change) -> None:
+    """Each client's change against its number of training examples; of very many clients, some."""
     drawn = np.arange(len(change.clients))
     if len(drawn) > MOST_DOTS:
         drawn = np.linspace(0, len(drawn) - 1, MOST_DOTS).round().astype(int)
