@@ -145,11 +145,19 @@ def _by_class(right: list[int], count: list[int]) -> dict[str, Any]:
 def pipeline(folder: RunFolder, completed: int) -> dict[str, Any]:
     """The steps that led to the models: where they began, how long they were trained and tuned, and what each gave."""
     steps, start = (START, RECEIVED, TUNED), folder.facts.warm_start
+    key = "error" if folder.facts.is_regression else "accuracy"
+    at = {point: rows for point in steps if (rows := folder.records.evaluations(completed, point))}
     return {
         "warm_start": None if start is None else asdict(start),
         "rounds": completed,
         "tune_epochs": folder.config["tune_epochs"],
-        "error" if folder.facts.is_regression else "accuracy": {
-            point: mean for point in steps if (mean := mean_at(folder, completed, point)) is not None
-        },
+        key: {point: mean_at(folder, completed, point) for point in at},
+        "weighted": {point: _weighted(rows) for point, rows in at.items()},
     }
+
+
+def _weighted(rows: list[EvaluationRow]) -> float:
+    """Accuracy (of a regression: squared error) with every test example counting the same."""
+    return sum(row.loss * row.count if row.correct is None else row.correct for row in rows) / sum(
+        row.count for row in rows
+    )

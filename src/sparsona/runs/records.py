@@ -367,14 +367,14 @@ class Records:
 
     def server_load(self) -> NodeLoad:
         """The load of a server, through which everything passes."""
-        query = "SELECT SUM(bytes_up + bytes_down) AS total, MAX(bytes_up) AS most_in, MAX(bytes_down) AS most_out "
-        return self._rows(NodeLoad, query + "FROM rounds")[0]
+        query = "SELECT COALESCE(SUM(bytes_up + bytes_down), 0) AS total, COALESCE(MAX(bytes_up), 0) AS most_in, "
+        return self._rows(NodeLoad, query + "COALESCE(MAX(bytes_down), 0) AS most_out FROM rounds")[0]
 
     def peer_load(self) -> NodeLoad:
         """The load of the busiest peer."""
         by_client = "SELECT SUM(bytes_up + bytes_down) AS through FROM turns GROUP BY client"
-        query = f"SELECT (SELECT MAX(through) FROM ({by_client})) AS total, "
-        query += "MAX(bytes_down) AS most_in, MAX(bytes_up) AS most_out FROM turns"
+        query = f"SELECT COALESCE((SELECT MAX(through) FROM ({by_client})), 0) AS total, "
+        query += "COALESCE(MAX(bytes_down), 0) AS most_in, COALESCE(MAX(bytes_up), 0) AS most_out FROM turns"
         return self._rows(NodeLoad, query)[0]
 
     def mean_upload(self) -> float | None:

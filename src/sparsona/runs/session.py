@@ -147,10 +147,9 @@ class Session:
                 reason = reached(limits, replace(self._spent, seconds=time.monotonic() - began))
                 if reason is None and self._checkpoint_is_due():
                     self._save()
+            self._evaluate_where_it_stops()
             if self.progress.completed == plan.rounds:
                 self._finish()
-            else:
-                self._evaluate_where_it_stops()
             self._save()
         except BaseException:
             if self._unsaved:
@@ -174,9 +173,9 @@ class Session:
         self._keep(replace(self.progress, completed=index + 1, population=population), result, evaluation)
 
     def _evaluate_where_it_stops(self) -> None:
-        """The result must be that of the round which was reached, also between two evaluations."""
-        completed = self.progress.completed
-        if not self.context.plan.evaluates_after(completed):
+        """The result must be that of the round which was reached: between two evaluations, and without any round."""
+        completed, plan = self.progress.completed, self.context.plan
+        if not plan.rounds or not plan.evaluates_after(completed):
             found = self._engine.evaluate(self.progress.population, completed)
             self._keep(self.progress, None, self._evaluation_result(completed, found))
 
