@@ -208,7 +208,9 @@ def test_an_interrupted_tuning_of_a_stored_model_is_resumed(federation, source, 
 )
 def test_only_a_personal_part_may_be_new(federation, source, tmp_path, method, options, words):
     with pytest.raises(sp.SparsonaError) as caught:
-        sp.train(method, federation, Adapted, warm_start=source, out=tmp_path / "b", **{**SMALL, "rounds": 0, **options})
+        sp.train(
+            method, federation, Adapted, warm_start=source, out=tmp_path / "b", **{**SMALL, "rounds": 0, **options}
+        )
     assert all(word in str(caught.value) for word in words)
     assert not (tmp_path / "b").exists()
 

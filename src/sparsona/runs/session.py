@@ -34,6 +34,7 @@ from sparsona.runs.observers import (
     RunEnd,
     RunStart,
     TurnResult,
+    class_counts,
 )
 from sparsona.runs.profile import ProfileFile
 from sparsona.runs.recorder import Recorder
@@ -211,7 +212,18 @@ class Session:
             return None
         headline = self._folder.facts.point
         shown = headline if any(one.point == headline for one in found) else RECEIVED
-        return EvaluationResult(completed, shown, tuple(map(_client_evaluation, found)))
+        return EvaluationResult(completed, shown, tuple(self._client_evaluation(one) for one in found))
+
+    def _client_evaluation(self, found: Evaluation) -> ClientEvaluation:
+        confusion = classes = None
+        if found.confusion is not None:
+            table, label_counts = found.confusion.numpy(), self._folder.facts.label_counts
+            if table.shape[0] == table.shape[1]:
+                confusion = table
+                confusion.flags.writeable = False
+            elif label_counts is not None:
+                classes = class_counts(table[:, 1], table.sum(axis=1), label_counts[found.client] > 0)
+        return ClientEvaluation(found.client, found.point, found.correct, found.count, found.loss, confusion, classes)
 
     # Checkpoints.
 
@@ -329,11 +341,3 @@ def _round_result(played: RoundRecord, seconds: float) -> RoundResult:
         for turn in played.turns
     )
     return RoundResult(played.index, played.lr_scale, turns, seconds)
-
-
-def _client_evaluation(found: Evaluation) -> ClientEvaluation:
-    confusion = None
-    if found.confusion is not None:
-        confusion = found.confusion.numpy()
-        confusion.flags.writeable = False
-    return ClientEvaluation(found.client, found.point, found.correct, found.count, found.loss, confusion)
