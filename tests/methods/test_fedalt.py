@@ -127,6 +127,7 @@ def test_an_additive_model_cannot_be_tuned_alone():
         ("transformer:adapters=16", "adapter+norms", 71_808),
         ("digits-cnn", "input,output", 160 + 650),
         ("digits-cnn:split=true", "split", 160),
+        ("resnet18-emnist:split=true", "split", 64 * 9),
         ("digits-cnn", ["*.bias"], 16 + 32 + 64 + 10),
         ("digits-cnn", "additive", 650 + 1),
         ("digits-cnn", "additive,output", 650 + 651),

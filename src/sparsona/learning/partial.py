@@ -41,7 +41,7 @@ WITH_THEIR_NORMS = "adapter+norms"
 NAMES = (*ROLES, WITH_THEIR_NORMS, ADDITIVE, ALL_NORMS, f"{LAST}N")
 WITH_NORMS = "a model with norms: --model digits-cnn:norm=group, cnn28:norm=group, resnet18, or vgg11 (from 32x32 on)"
 WITH_ADAPTERS = "--model resnet18:adapters=true (also digits-cnn, cnn28, pfedgate-cifar10), or transformer:adapters=16"
-WITH_SPLIT = "--model digits-cnn:split=true, or cnn28:split=true"
+WITH_SPLIT = "--model digits-cnn:split=true, cnn28:split=true, or resnet18:split=true"
 
 
 def split_names(value: Any) -> Any:
