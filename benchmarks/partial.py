@@ -52,7 +52,14 @@ SETS: Mapping[str, tuple[Mapping[str, Any], str, str, tuple[int, int], tuple[flo
         (0.1, 0.01),
     ),
     "shakespeare": (  # in place of StackOverflow
-        {"data": "shakespeare", "clients": 50, "min_train": 100, "max_examples": 400, "per_round": 10, "batch_size": 64},
+        {
+            "data": "shakespeare",
+            "clients": 50,
+            "min_train": 100,
+            "max_examples": 400,
+            "per_round": 10,
+            "batch_size": 64,
+        },
         "transformer",
         "transformer:adapters=16",
         (200, 50),
@@ -77,7 +84,7 @@ def main() -> None:
     shared, plain, adapted, rounds, rates = SETS[given.data]
     options = {**COMMON, **shared, **({"data_dir": given.data_dir} if given.data_dir else {})}
     if given.clients:
-        options["clients"] = given.clients
+        options |= {"clients": given.clients, "per_round": min(given.clients, shared["per_round"])}
     of_a, of_b = given.rounds or rounds
     start = train(out / "a", {**options, "model": plain, "rounds": of_a, "lr": rates[0], "tune_epochs": 0})
     options |= {"lr": rates[1], "warm_start": start}
@@ -104,9 +111,7 @@ def main() -> None:
         "11: table 4 with stateless clients": by_part(kept, ("fedavg-ft-part",)) | by_part(forgot, both),
         "12: change by final tuning, stateless clients": by_part(forgot, both, change=True),
     }
-    found = {
-        title: {name: mean_and_spread(values) for name, values in rows.items()} for title, rows in tables.items()
-    }
+    found = {title: {name: mean_and_spread(values) for name, values in rows.items()} for title, rows in tables.items()}
     for title, rows in found.items():
         print(f"\ntable {title} ({given.data}, {given.seeds} seeds, % weighted by test size)")
         for name, (mean, spread) in rows.items():

@@ -241,7 +241,10 @@ def test_two_first_layers_side_by_side(spec, shape):
     rows = shape[1] - shape[1] // 2
     side = 7 if "7x7" in spec else 3
     options = {"stride": 2 if side == 7 else 1, "padding": side // 2}
-    halves = (F.conv2d(x[:, :, :rows], first.upper.weight, **options), F.conv2d(x[:, :, rows:], first.lower.weight, **options))
+    halves = (
+        F.conv2d(x[:, :, :rows], first.upper.weight, **options),
+        F.conv2d(x[:, :, rows:], first.lower.weight, **options),
+    )
     torch.testing.assert_close(first(x), torch.cat(halves, dim=2))
     assert not torch.equal(first.upper.weight, first.lower.weight)
     assert module.roles.split == ("conv1.lower.weight",)

@@ -149,11 +149,15 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class NodeLoad:
-    """Bytes through the busiest node in all rounds, and the most that went into and out of one in one round."""
+    """Bytes through the busiest node in all rounds, and the most that went into and out of one in one round.
+
+    `most_paper` is the larger of those two as the papers count.
+    """
 
     total: int
     most_in: int
     most_out: int
+    most_paper: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,15 +400,20 @@ class Records:
 
     def server_load(self) -> NodeLoad:
         """The load of a server, through which everything passes."""
-        query = "SELECT COALESCE(SUM(bytes_up + bytes_down), 0) AS total, COALESCE(MAX(bytes_up), 0) AS most_in, "
-        return self._rows(NodeLoad, query + "COALESCE(MAX(bytes_down), 0) AS most_out FROM rounds")[0]
+        query = "SELECT SUM(bytes_up + bytes_down) AS total, MAX(bytes_up) AS most_in, MAX(bytes_down) AS most_out, "
+        return self._load(query + "MAX(MAX(paper_up, paper_down)) AS most_paper FROM rounds")
 
     def peer_load(self) -> NodeLoad:
         """The load of the busiest peer."""
         by_client = "SELECT SUM(bytes_up + bytes_down) AS through FROM turns GROUP BY client"
-        query = f"SELECT COALESCE((SELECT MAX(through) FROM ({by_client})), 0) AS total, "
-        query += "COALESCE(MAX(bytes_down), 0) AS most_in, COALESCE(MAX(bytes_up), 0) AS most_out FROM turns"
-        return self._rows(NodeLoad, query)[0]
+        query = f"SELECT (SELECT MAX(through) FROM ({by_client})) AS total, "
+        query += "MAX(bytes_down) AS most_in, MAX(bytes_up) AS most_out, MAX(MAX(paper_up, paper_down)) AS most_paper "
+        return self._load(query + "FROM turns")
+
+    def _load(self, query: str) -> NodeLoad:
+        """Of a run without rounds, nothing."""
+        found: list[dict[str, int | None]] = self._rows(dict, query)
+        return NodeLoad(**{name: value or 0 for name, value in found[0].items()})
 
     def mean_upload(self) -> float | None:
         """The mean upload of the turns in which one was sent, as the papers count; None: in none."""
