@@ -91,8 +91,8 @@ def data_of(method: str, options: Mapping[str, Any]) -> str:
     """The data set of a run with these options."""
     if "data" in options:
         return str(options["data"])
-    row, preset = row_of(parse_method(method)[0])[0], options.get("preset")
-    published = methods.preset(row, str(preset)) if preset else {}
+    row = row_of(parse_method(method)[0])[0]
+    published = methods.published(row, options)
     return str({**row.engine, **published}.get("data", OPTIONS["data"].default))
 
 

@@ -211,7 +211,7 @@ def row_cost(recipe: Recipe, name: str, changes: Mapping[str, Any]) -> dict[str,
     row = recipe.rows[name]
     options = row_options(recipe, name, changes)
     card, _ = row_of(parse_method(row.method)[0])
-    preset = methods.preset(card, str(options["preset"])) if options.get("preset") else {}
+    preset = methods.published(card, {**options, **parse_method(row.method)[1]})
     all_options = {**card.engine, **preset, **options, **parse_method(row.method)[1]}
     given = {key: value for key, value in options.items() if not isinstance(_says(key), str)}
     given |= {"data": data_of(row.method, options), "counting": "paper", "quirks": row.quirks}
