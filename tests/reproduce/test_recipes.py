@@ -46,7 +46,7 @@ def test_measures_and_pictures_are_known(name):
             assert any(row.against for row in recipe.rows.values()), column.measure
     assert recipe.kind == "table" or recipe.picture is not None
     if recipe.picture is not None:
-        pictures.find(recipe.picture)
+        assert pictures.text_of(recipe.picture)
 
 
 # A table of each paper, at the least size; with all rows, on a machine that has the named data sets alone.

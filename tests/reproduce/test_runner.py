@@ -227,6 +227,20 @@ def test_a_row_that_cannot_be_run_is_named():
         sp.reproduce(wrong)
 
 
+def test_columns_about_time_and_masks_have_what_they_need():
+    columns = {
+        "search": {"measure": "search_time", "title": "mask search, s", "digits": 4},
+        "ratio": {"measure": "search_time_ratio", "title": "of training, %"},
+        "union": {"measure": "union_density", "title": "union of masks"},
+    }
+    rows = {"spa": {"method": "fedspa", "options": {"density": 0.2}}, "avg": {"method": "fedavg"}}
+    found = sp.reproduce(Recipe(**{**VALUES, "columns": columns, "rows": rows}))
+    assert cell(found, "spa", "search").ours.value > 0
+    assert cell(found, "spa", "ratio").ours.value > 0
+    assert 0.2 < cell(found, "spa", "union").ours.value <= 1
+    assert not [one for one in found.cells() if one.row == "avg"]  # it has no masks
+
+
 REGISTER = f"""
 import sparsona.reproduce.recipe as recipes
 recipes.names = lambda: ["fedspa/own"]

@@ -208,6 +208,19 @@ class Run:
         traits = read_traits(context, self._progress(context).population, compared_clients(context))
         return similarity_of(self._folder, traits.kind, traits.clients, traits.distances())
 
+    def union_density(self) -> float | None:
+        """The share of the model's entries that are in the last mask of any client; None: clients have no masks."""
+        import numpy as np
+
+        context = self._make_context()
+        if context.method.trait is None:
+            return None
+        check_traits(context)
+        traits = read_traits(context, self._progress(context).population, range(len(context.clients)))
+        if traits.kind != "mask":
+            return None
+        return float(np.bitwise_count(np.bitwise_or.reduce(traits.rows)).sum()) / max(traits.size, 1)
+
     @property
     def is_profiled(self) -> bool:
         """Whether the run was profiled."""

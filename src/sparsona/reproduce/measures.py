@@ -312,6 +312,26 @@ def _upload_share(run: Run, against: Run | None, argument: str) -> Value:
     return None if found is None else float(found)
 
 
+def _measured(name: str) -> OfRun:
+    """What a method measured in its turns, the mean over them."""
+
+    def read(run: Run, against: Run | None, argument: str) -> Value:
+        found = run.summary.get(name)
+        return None if found is None else float(found)
+
+    return read
+
+
+def _search_time(name: str, scale: float = 1.0) -> OfRun:
+    """From the profile of a run whose clients search for masks."""
+
+    def read(run: Run, against: Run | None, argument: str) -> Value:
+        found = run.view.search_time
+        return None if found is None else scale * float(found[name])
+
+    return read
+
+
 def _clients_hurt(run: Run, against: Run | None, argument: str) -> Value:
     if against is None:
         return None
@@ -377,6 +397,12 @@ MEASURES: dict[str, Measure] = {
     "run_traffic_gb": Measure("GB that the run sent, as the papers count", of_run=_run_traffic),
     "run_traffic_saved": Measure("% less than the other row", of_run=_saved_by_run(_run_traffic), needs_against=True),
     "run_busiest_mb": Measure("MB through the busiest node in a round of the run, one way", of_run=_run_busiest),
+    "density_used": Measure("share of the model that an example used (s')", of_run=_measured("density_used")),
+    "upload_share_formula": Measure("upload_share by pFedGate's formula", of_run=_measured("upload_share_formula")),
+    "union_density": Measure("share of entries in any client's mask", of_run=lambda run, *_: run.union_density()),
+    "train_time": Measure("seconds of a client's training", of_run=_search_time("train_seconds"), needs_profile=True),
+    "search_time": Measure("seconds of its mask search", of_run=_search_time("search_seconds"), needs_profile=True),
+    "search_time_ratio": Measure("mask search, % of training", of_run=_search_time("ratio", 100.0), needs_profile=True),
     "upload_share": Measure("share of the model's entries in an upload", of_run=_upload_share),
     "gain": Measure("accuracy over that of another row", of_run=_against(_accuracy("mean")), needs_against=True),
     "weighted_gain": Measure("weighted accuracy likewise", of_run=_against(_accuracy("weighted")), needs_against=True),

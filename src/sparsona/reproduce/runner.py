@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from sparsona.core.errors import SparsonaError
 from sparsona.costs import QUIRKS
+from sparsona.engine.profiler import OFF, Clock
 from sparsona.experiment.build import make_config, make_configs
 from sparsona.experiment.compare import play_in_processes
 from sparsona.experiment.parallel import check_jobs
@@ -21,7 +22,7 @@ from sparsona.experiment.train import load, resume_run, start_run
 from sparsona.reproduce import recipe as recipes
 from sparsona.reproduce.folder import FILE, Record, default_path, read_record, source_commit
 from sparsona.reproduce.measures import find
-from sparsona.reproduce.pictures import find as find_picture
+from sparsona.reproduce.pictures import text_of
 from sparsona.reproduce.recipe import Recipe
 from sparsona.reproduce.rows import (
     HARMLESS,
@@ -313,7 +314,7 @@ def _plan(
     for column in recipe.columns.values():
         find(column.measure)
     if recipe.picture is not None:
-        find_picture(recipe.picture)
+        text_of(recipe.picture)
     selected = select(recipe, pattern, called)
     needed = with_needed(recipe, selected)
     check_changes(recipe, needed, changes)
@@ -438,6 +439,10 @@ def _play(plan: Reproduction, observers: ObserverList, jobs: int) -> None:
     """Run what is not done: rows that others start from first, rows of one network one after another."""
     left = [one for one in plan.planned if one.state != "done"]
     _write_record(plan, left)
+    is_timed = any(find(column.measure)[0].needs_profile for column in plan.recipe.columns.values())
+    if is_timed and jobs > 1:
+        warn("a column of this recipe is about time: runs follow each other, since they would slow each other down")
+        jobs = 1
     try:
         while left:
             waiting = {(one.row, one.seed) for one in left}
@@ -450,16 +455,16 @@ def _play(plan: Reproduction, observers: ObserverList, jobs: int) -> None:
                 play_in_processes(runs, titles, None, None, observers, jobs)
             else:
                 for one in ready:
-                    _play_one(one, ObserverList([_Titled(observers, one.row)]))
+                    _play_one(one, ObserverList([_Titled(observers, one.row)]), Clock() if is_timed else OFF)
     except KeyboardInterrupt:
         warn(f"the same command continues it; what is done is in '{plan.path}'")
         raise
 
 
-def _play_one(one: Planned, observers: ObserverList) -> None:
+def _play_one(one: Planned, observers: ObserverList, clock: Clock) -> None:
     try:
         if one.state == "new":
-            start_run(one.config, None, None, one.folder, observers, method_config=one.own)
+            start_run(one.config, None, None, one.folder, observers, clock, method_config=one.own)
         else:
             resume_run(one.folder, None, None, observers)
     except SparsonaError as error:
