@@ -311,6 +311,7 @@ LIGHT = [
     ["models"],
     ["data"],
     ["runs"],
+    ["reproduce"],
 ]
 
 

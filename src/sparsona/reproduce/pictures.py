@@ -22,6 +22,10 @@ def _similarity(run: Run) -> Any:
     return run.similarity()
 
 
+def _gates(run: Any) -> Any:
+    return run.gates()
+
+
 def _sizes(run: Run) -> Any:
     view = run.view
     return Partition(view.name, dict(zip(PARTS, view.sizes.T, strict=True)), view.label_counts)
@@ -31,6 +35,7 @@ def _sizes(run: Run) -> Any:
 OF_RUNS: dict[str, tuple[str, Callable[[Run], Any]]] = {
     "similarity": ("distances of clients' masks or gates beside the likeness of their labels", _similarity),
     "tree": ("clients by their gates, clustered by Ward's method, over their classes", _similarity),
+    "gate-histogram": ("how many blocks of the clients that trained have which gate, over the rounds", _gates),
     "client-sizes": ("who holds how many examples", _sizes),
 }
 

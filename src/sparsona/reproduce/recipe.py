@@ -115,7 +115,7 @@ class Recipe(_Strict):
         """Rows name rows and columns that are there, and what stands in has nothing in the paper's column."""
         for name, row in self.rows.items():
             for other in (row.warm_start, row.against):
-                if other is not None and (other not in self.rows or other == name):
+                if other is not None and other not in self.rows:
                     raise ValueError(f"row '{name}' names another row, not '{other}'")
             if unknown := set(row.printed) - set(self.columns):
                 raise ValueError(f"row '{name}' prints columns, not '{min(unknown)}'")
