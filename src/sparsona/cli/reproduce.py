@@ -107,14 +107,17 @@ def _list(paper: str | None, as_json: bool) -> None:
 
 
 def _line(one: Status) -> dict[str, str]:
-    absent = [name for name, why in one.data.items() if why]
-    data = "here" if not absent else f"{'' if one.runs else 'all '}missing: {', '.join(absent)}"
+    to_get = [name for name, why in one.data.items() if why.startswith("`")]
+    absent = [name for name, why in one.data.items() if why and name not in to_get]
+    data = [f"get {', '.join(to_get)}"] * bool(to_get) + [f"absent: {', '.join(absent)}"] * bool(absent)
+    if one.runs:
+        data.insert(0, "here" if not data else "partly here")
     return {
         "name": one.name,
         "where": one.recipe.where,
         "what": one.recipe.title,
         "rows": str(len(one.recipe.rows)),
-        "data": data if one.data else UNKNOWN,
+        "data": "; ".join(data) or UNKNOWN,
         "done": f"{one.done}/{one.runs} runs" if one.runs else UNKNOWN,
         "time": UNKNOWN if not one.runs else format_estimate(one.seconds),
     }
