@@ -98,7 +98,7 @@ def cells(recipe: Recipe, rows: Sequence[str], known: Known, no_claim: str = "")
     for name in rows:
         row = recipe.rows[name]
         for key, column in recipe.columns.items():
-            paper = None if row.stand_in else row.printed.get(key)
+            paper = row.printed.get(key)  # none, if it stands in: the recipe is checked
             ours = known.figure(recipe, name, column)
             is_cost = not find(column.measure)[0].needs_training
             if paper is None and (ours is None or (is_cost and not row.stand_in)):
