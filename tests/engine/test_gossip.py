@@ -318,7 +318,7 @@ def test_the_busiest_peer_is_bounded_where_it_is_asked_for(tmp_path):
     assert found[0]["busiest_round_out"] > 2 * one
     assert found[1]["busiest_node"] == 3 * 4 * one  # in three rounds of four; in the first nobody is heard
     assert found[1]["total"] == found[1]["up"] == found[1]["down"] == 12 * 3 * 2 * one
-    assert "mixed with what its neighbours sent last" in bounded.protocol
+    assert "at the end of its local training" in bounded.protocol
 
 
 def rounds_message(run):

@@ -38,7 +38,7 @@ def everybody(k):
 
 # Options of the product; and the same in the transcription's words.
 VARIANTS = {
-    "paper": ({"preset": "paper"}, {}),
+    "paper": ({"preset": "paper", "initial_weights": "common"}, {"max_norm": math.inf}),
     "authors": ({"preset": "authors"}, {"divide_by": "used", "regrowth": "random"}),
     "paper, ring, sparser": ({"graph": "ring", "density": 0.3}, {"neighbours": ring}),
     "paper, full, same masks": ({"graph": "full", "initial_masks": "same"}, {"neighbours": everybody}),

@@ -43,7 +43,10 @@ def greedy_by_size(scores, sizes, budget):
 
 VARIANTS = {
     "text": ({**TEXT, "paths": 2}, {"momentum": 0.0, "weight_decay": 0.0, "max_norm": None}),
-    "paper": ({"preset": "paper"}, {"gating": "sample"}),
+    "paper": (
+        {"preset": "paper", "solver": "greedy"},
+        {"gating": "sample", "momentum": 0.0, "weight_decay": 0.0},
+    ),
     "batch": ({"seed": 8}, {}),
     "sparse, clipped": (
         {"density": 0.3, "clip_norm": 0.05, "weight_decay": 0.05, "epochs": 2, "num_blocks": 3, "seed": 3},

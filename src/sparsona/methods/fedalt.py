@@ -12,7 +12,8 @@ Preset `paper`: one local epoch, a mean by numbers of examples (appendix B), no 
 their number of batches; at most 1,000 steps train the personal part (FedSim: both parts); where gradients are clipped
 (StackOverflow: clip_norm=0.25), the last personal one stays in the norm while the shared part trains (`clip_stale`).
 Both: no momentum, no decay of weights. Rates, rounds and schedules go by data set (table 8), the form of adapters by
-model: see docs/methods/fedalt.md. Left out: the authors test stateless clients with what they trained last; ours start afresh.
+model: see docs/methods/fedalt.md. Left out: the authors test stateless clients with what they trained last; ours start
+afresh.
 
 Four rows are this method with other options. All: the server weighs by examples (`weight`), and statistics of norms
 stay with the client, as in every method here.

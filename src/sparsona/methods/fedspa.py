@@ -7,9 +7,9 @@ Kept: the mask. Travels: down, the model inside the client's mask; up, the chang
 search, the next mask as one bit an entry. Costs: sparse training, and one dense gradient batch where masks regrow by
 gradient.
 
-The text decays weights and does not clip (`--preset paper`); the family's code clips the gradient norm at 10 and divides
-the round by T in the cosine, where the paper writes T - 1 (`--preset authors`). Tensors that ERK makes dense are left
-alone: all they could regrow is what they pruned.
+The text decays weights and does not clip (`--preset paper`); the family's code clips the gradient norm at 10, and
+divides the round by T in the cosine, where the paper writes T - 1 (`--preset authors`). Tensors that ERK makes dense
+are left alone: all they could regrow is what they pruned.
 """
 
 from __future__ import annotations
