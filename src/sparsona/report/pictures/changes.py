@@ -49,7 +49,12 @@ def _draw_violins(changes: ClientChanges) -> Picture:
             draw_violin(picture, axes, place, method.changes[name], method.label, COLOURS[place % len(COLOURS)])
         width = max(10, 110 // (len(shown) * len(names)))  # names that do not fit beside each other are broken
         labels = [
-            "\n".join([*textwrap.wrap(cut(one.label, 60), width), *_hurt(one.changes[name]).split(", ")])
+            "\n".join(
+                [
+                    *textwrap.wrap(cut(one.label, 60), width, break_long_words=False),
+                    *_hurt(one.changes[name]).split(", "),
+                ]
+            )
             for one in shown
         ]
         axes.set_xticks(range(len(shown)), labels, parse_math=False)
