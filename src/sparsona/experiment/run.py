@@ -275,7 +275,7 @@ class Comparison:
         """
         from sparsona.analysis.table import rows
 
-        return rows(self.views())
+        return rows(self.views(), in_print=False)
 
     def figures(self) -> list[dict[str, Any]]:
         """The table as numbers.
@@ -301,11 +301,12 @@ class Comparison:
         """Differences in mean accuracy to the first method, paired by seed.
 
         Returns:
-            A dict for each further method with its difference in percentage points and a 95% interval.
+            A dict for each further method with its difference in percentage points and a 95% interval, also of the
+            accuracy weighted by test size.
         """
         from sparsona.analysis.table import differences
 
-        return differences(self.views())
+        return differences(self.views(), in_print=False)
 
     def rounds_to(self, targets: Sequence[float], point: str | None = None, share: float | None = None) -> Targets:
         """Rounds until the mean accuracy over clients first reached each target.
