@@ -112,6 +112,16 @@ def test_against_another_run_clients_are_matched(tmp_path):
         client_effects(run, elsewhere)
 
 
+def test_a_drop_is_weighted_and_of_the_bottom_decile(tmp_path):
+    run = make_run(tmp_path / "run", {"received": [4, 1, 2, 4]})
+    other = make_run(tmp_path / "other", {"received": [4, 3, 4, 4]}, title="FedAvg")
+    (note,) = client_effects(run, other).notes
+    assert note == (
+        "Weighted by test examples: 68.75% against 93.75%, −25.00; "
+        "bottom decile: 25.00% against 75.00%, −50.00 percentage points."
+    )
+
+
 def test_novel_clients_beside_themselves_had_they_taken_part(tmp_path):
     run = make_run(tmp_path / "run", {"received": [4, 4, 4, None], "novel": [None, None, None, 1]}, novel=1)
     full = make_run(tmp_path / "full", {"received": [3, 3, 3, 2]})

@@ -367,3 +367,28 @@ def test_clients_and_similarity(say, tmp_path):
     assert (tmp_path / "masks.svg").exists()
     assert json.loads(say("similarity", "spa", "--json").out)["kind"] == "mask"
     say("similarity", "avg").refused("neither masks nor gates")
+
+
+def test_targets_and_figures(say, tmp_path):
+    options = ["--rounds", "2", "--clients", "5", "--set", "epochs=1", "--set", "capacities=[0.5, 1.0]", "--json"]
+    assert say("run", "fedspa", *options, "--set", "train_accuracy=true", "--out", "spa").code == 0
+    assert say("run", "fedavg-ft", *options, "--out", "tuned").code == 0
+    summary = json.loads((tmp_path / "spa" / "summary.json").read_text())
+    assert [(one["capacity"], one["clients"]) for one in summary["capacities"]] == [(0.5, 3), (1.0, 2)]
+    told = say("targets", "spa", "tuned", "--at", "100", "--share", "0.5").out
+    assert ">2" in told
+    assert "'tuned' was not evaluated over the rounds" in told
+    found = json.loads(say("targets", "spa", "--at", "2,100", "--json").out)
+    assert [one["target"] for one in found["methods"][0]["targets"]] == [2, 100]
+    say("targets", "spa").refused("no target")
+    say("targets", "spa", "--at", "70;80").refused("numbers with commas")
+    say("targets", "spa", "--at", "0.7").refused("an accuracy in percent")
+    assert "gain-by-personal-parameters" in say("figure").out
+    told = say("figure", "accuracy-by-capacity", "spa", "--out", "capacity.svg").out
+    assert "capacity of a client" in told
+    assert (tmp_path / "capacity.svg").read_text().startswith("<svg")
+    found = json.loads(say("figure", "violins", "tuned", "--against", "spa", "--json").out)
+    assert found["methods"][0]["changes"][0]["num_clients"] == 5
+    say("figure", "violin", "spa").refused("violins")
+    say("figure", "violins").refused("one or more runs")
+    say("figure", "client-bands", "tuned", "--against", "spa").refused("--partition-seed 0")

@@ -94,3 +94,20 @@ def test_a_run_reads_and_opens_little(say, tmp_path, monkeypatch):
     assert counts["facts"] <= 1
     assert counts["engines"] == 1
     assert counts["records"] <= 3  # to write and sum up; to draw
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "personal"),
+    [
+        ("fedavg", {}, 0),
+        ("fedavg-ft", {}, "whole"),
+        ("fedavg-ft-part", {"personal": "output"}, 650),  # 64 weights and a bias for each of ten classes
+        ("fedalt", {"personal": "output"}, 650),
+        ("local", {}, "whole"),
+        ("ditto", {}, "whole"),
+        ("fedspa", {}, None),  # masks are no parameters
+    ],
+)
+def test_personal_parameters_are_counted(method, options, personal, tmp_path):
+    run = sp.train(method, clients=2, rounds=1, epochs=1, data_rate=0.1, device="cpu", out=tmp_path / "run", **options)
+    assert run.view.num_personal == (run.view.num_parameters if personal == "whole" else personal)

@@ -332,7 +332,8 @@ def count_personal(config: RunConfig, context: ClientContext) -> int | None:
     task, options = context.task, config.options
     if personal := options.get("personal"):
         return split_model(task, tuple(personal), options.get("additive_hidden", 0)).personal.size
-    if config.tune_epochs:
+    is_alone = context.method.server is None and context.method.peer is None
+    if config.tune_epochs or is_alone:
         return task.whole_layout.size
     cost = context.method.cost(task.layout, context.clients[0], context.plan.round_at(0))
     kept = {part.name: part.num_values for part in cost.kept if "memory" not in part.name}

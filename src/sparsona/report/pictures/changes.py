@@ -47,9 +47,16 @@ def _draw_violins(changes: ClientChanges) -> Picture:
         shown = [method for method in changes.methods if name in method.changes]
         for place, method in enumerate(shown):
             draw_violin(picture, axes, place, method.changes[name], method.label, COLOURS[place % len(COLOURS)])
-        # Names that do not fit beside each other are broken into lines.
-        width = max(8, 100 // (len(shown) * len(names)))
-        labels = ["\n".join(textwrap.wrap(f"{cut(one.label, 60)}, {_hurt(one.changes[name])}", width)) for one in shown]
+        width = max(10, 110 // (len(shown) * len(names)))  # names that do not fit beside each other are broken
+        labels = [
+            "\n".join(
+                [
+                    *textwrap.wrap(cut(one.label, 60), width, break_long_words=False),
+                    *_hurt(one.changes[name]).split(", "),
+                ]
+            )
+            for one in shown
+        ]
         axes.set_xticks(range(len(shown)), labels, parse_math=False)
         axes.tick_params(axis="x", labelcolor=INK)
         axes.set_xlim(-0.6, len(shown) - 0.4)
