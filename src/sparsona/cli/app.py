@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparsona.cli.analysis import clients, similarity
+from sparsona.cli.bounds import bounds
 from sparsona.cli.cost import cost
 from sparsona.cli.data import data
 from sparsona.cli.latency import latency
@@ -304,6 +305,7 @@ cli.add_command(latency)
 cli.add_command(tune)
 cli.add_command(clients)
 cli.add_command(similarity)
+cli.add_command(bounds)
 
 
 def show_options(title: str, options: Mapping[str, Option], preset: Mapping[str, Any]) -> None:
