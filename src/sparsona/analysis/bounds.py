@@ -82,7 +82,7 @@ class Bound:
         value: the bound with the run's own options; None where it does not exist.
         terms: its terms.
         measured: the same quantity, measured.
-        curve: (rounds, bound); None where the theorem does not speak of rounds.
+        curve: (rounds, bound); empty where it does not exist, or where the theorem does not speak of rounds.
         measured_curve: (rounds, measured).
         assumptions: what the theorem assumes.
         notes: what a reader must know besides.
@@ -90,6 +90,7 @@ class Bound:
         measured_error: the standard error of `measured` over the sampled clients; None where there is none.
         unit: what the vertical axis of its picture shows.
         curve_label: what the curve supposes, where it is not the run's own options.
+        allowed_curve: (rounds, bound) with the largest step size that the theorem allows.
     """
 
     theorem: str
@@ -105,6 +106,7 @@ class Bound:
     measured_error: float | None = None
     unit: str = ""
     curve_label: str = ""
+    allowed_curve: Sequence[tuple[float, float]] = ()
 
     @property
     def ratio(self) -> float | None:
@@ -148,7 +150,7 @@ class Bounds:
     @property
     def curves(self) -> list[Bound]:
         """The bounds that are drawn: those that speak of rounds."""
-        return [bound for bound in self.bounds if bound.curve or len(bound.measured_curve) > 1]
+        return [bound for bound in self.bounds if bound.measured_curve]
 
     def sentences(self) -> list[str]:
         """How the estimates were made."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -110,9 +112,13 @@ def fedalt_bounds(sample: Sample) -> tuple[list[Constant], list[Bound]]:
         ("FedAlt", "Theorem 2", theorems.fedalt_bound, theorems.fedalt_largest_step(problem), "alternating"),
     ):
         mine = alternates == (updates == "alternating")
-        rounds = max(sample.rounds, 1)
+        rounds, why = max(sample.rounds, 1), f"{number(step)}, allowed {number(allowed)}"
         terms = bound(problem, eta_u, rounds)
         regime, eta, table = theorems.partial_rate(problem, rounds, updates)  # type: ignore[arg-type]
+
+        def over_rounds(step: float, bound: Any = bound, rounds: int = rounds) -> list[tuple[float, float]]:
+            return [(float(count), sum(bound(problem, step, count).values())) for count in drawn_rounds(rounds)]
+
         small = sum(bound(problem, allowed, rounds).values())
         notes = [
             f"With eta = {number(allowed)}, the largest allowed: {number(small)}.",
@@ -129,15 +135,16 @@ def fedalt_bounds(sample: Sample) -> tuple[list[Constant], list[Bound]]:
                 sum(terms.values()),
                 measured[-1][1] if mine else None,
                 terms,
-                [(float(count), sum(bound(problem, eta_u, count).values())) for count in drawn_rounds(rounds)],
+                over_rounds(eta_u),
                 measured if mine else (),
                 [
-                    Assumption.check("eta is small enough", step <= allowed, f"{number(step)}, allowed {number(allowed)}"),
+                    Assumption.check("eta is small enough", step <= allowed, why),
                     *common,
                 ],
                 notes,
                 leaves_out_constants=True,
-                unit="weighted squared gradient norms, mean so far",
+                unit="weighted squared gradients, mean so far",
+                allowed_curve=over_rounds(allowed),
                 measured_error=standard_error(own_v) * weight if mine and len(clients) > 1 else None,  # type: ignore[operator]
             )
         )  # fmt: skip

@@ -252,17 +252,17 @@ def _iclr(
     assert derived is not None
     notes.append(
         f"With the largest eta that it allows, {number(allowed)}, the bound is {number(sum(with_allowed.values()))}"
-        f"{'; that one is drawn' if terms is None else ''}."
+        f"{'; its terms are those shown' if terms is None else ''}."
     )
     notes.append(
         "Eq. (5) leaves out that P_t is divided by eta N kappa (Eq. (47) does not); with it the bound is "
         f"{number(sum(derived.values()))} at eta = {number(drawn_step)}."
     )
-    curve = []
-    for count in drawn_rounds(len(masks)):
-        now = theorems.iclr_bound(problem, drawn_step, masks[:count])
-        assert now is not None
-        curve.append((float(count), sum(now.values())))
+
+    def over_rounds(step: float) -> list[tuple[float, float]]:
+        found = ((count, theorems.iclr_bound(problem, step, masks[:count])) for count in drawn_rounds(len(masks)))
+        return [(float(count), sum(now.values())) for count, now in found if now is not None]
+
     measured = measured_means(sample, found["norms"].mean(axis=1))
     why = f"eta = {rate:g}, allowed {number(allowed)} = 1 / (16 L N)"
     return Bound(
@@ -271,7 +271,7 @@ def _iclr(
         None if terms is None else sum(terms.values()),
         measured[-1][1],
         terms or with_allowed,
-        curve,
+        over_rounds(rate),
         measured,
         [
             Assumption.check("the step size is small enough", rate <= allowed, why),
@@ -285,6 +285,7 @@ def _iclr(
         measured_error=standard_error(found["norms"]),
         unit="squared gradient norm, mean so far",
         curve_label="" if terms is not None else f"with eta = {number(allowed)}",
+        allowed_curve=over_rounds(allowed),
     )
 
 

@@ -328,9 +328,7 @@ def _convergence(sample: Sample, norms: np.ndarray, clipped: float, constants: l
             bounded("variance", "sigma^2", named["sigma^2"].value),
             Assumption.check("the gate's step is that of SGD", sample.options.get("optimizer", "sgd") == "sgd"),
         ],
-        [
-            "The theorem gives a rate, O(1 / sqrt(T')), and no constants, so no value: the line drawn is first / sqrt(T')."
-        ],
+        ["The theorem gives a rate, O(1 / sqrt(T')), and no constants, so there is no value to compare with."],
         leaves_out_constants=True,
         unit="squared gradient norm, mean so far",
         curve_label="first measured value / sqrt(rounds)",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sparsona.analysis.bounds import Bound, Bounds, number
 from sparsona.analysis.extra import import_extra
 from sparsona.core.errors import SparsonaError
-from sparsona.report.palette import COLOURS, MUTED
+from sparsona.report.palette import COLOURS
 from sparsona.report.pictures.figure import Picture, new_picture, style
 
 if TYPE_CHECKING:
@@ -35,8 +35,12 @@ def draw_bounds(found: Bounds) -> Picture:
             _panel(picture, axes, one)
         for axes in every[len(panels) :]:
             axes.set_visible(False)
-        handles, labels = every[0].get_legend_handles_labels()
-        picture.figure.legend(handles, labels, loc="outside lower right", ncols=2)
+        handles = {
+            label: handle for axes in every for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        picture.figure.legend(
+            list(handles.values()), list(handles), loc="outside lower right", ncols=3, columnspacing=1
+        )
     return picture
 
 
@@ -47,19 +51,20 @@ def _sentence(one: Bound) -> str:
 
 
 def _panel(picture: Picture, axes: Axes, one: Bound) -> None:
-    bound = [(x, y) for x, y in one.curve if y > 0 and math.isfinite(y)]
-    (line,) = axes.plot(*zip(*bound, strict=True), color=COLOURS[1], label="bound") if bound else axes.plot([], [])
-    picture.hint(line, f"{one.theorem}: {one.curve_label or 'bound'}")
-    measured = [(x, y) for x, y in one.measured_curve if y > 0]
-    if measured:
+    for points, style_of, label in (
+        (one.curve, "-", "bound"),
+        (one.allowed_curve, "--", "bound, with the largest step size that the theorem allows"),
+    ):
+        if drawn := [(x, y) for x, y in points if y > 0 and math.isfinite(y)]:
+            (line,) = axes.plot(*zip(*drawn, strict=True), style_of, color=COLOURS[1], label=label)
+            picture.hint(line, f"{one.theorem}: {label}, {number(drawn[-1][1])} after {drawn[-1][0]:g} rounds")
+    if measured := [(x, y) for x, y in one.measured_curve if y > 0]:
         (dots,) = axes.plot(*zip(*measured, strict=True), "o-", color=COLOURS[0], markersize=4, label="measured")
-        hints = [f"round {x:g}: {number(y)}" for x, y in measured]
-        picture.hint(dots, *hints[:1])
+        picture.hint(dots, f"measured: {number(measured[-1][1])} after {measured[-1][0]:g} rounds")
     axes.set_yscale("log")
     axes.grid(axis="y")
-    axes.set_title(one.theorem, loc="left")
-    if one.curve_label:
-        axes.annotate(one.curve_label, (0.98, 0.5), xycoords="axes fraction", ha="right", color=MUTED, size=8)
+    supposed = f" ({one.curve_label})" if one.curve and one.curve_label else ""
+    axes.set_title(f"{one.theorem}{supposed}", loc="left")
     ticker = import_extra("matplotlib.ticker", "pictures")
     axes.xaxis.set_major_locator(ticker.MaxNLocator("auto", integer=True, min_n_ticks=1))
     axes.set_xlabel("completed rounds")
