@@ -163,6 +163,19 @@ def test_masks_and_their_union_are_those_of_the_run(tmp_path) -> None:
     assert 0.5 < found["beta"] < 1
 
 
+@pytest.mark.parametrize("gating", ["sample", "client"])
+def test_gates_of_examples_and_of_clients(tmp_path, gating) -> None:
+    run = sp.train("pfedgate", out=tmp_path / "run", model="mlp:hidden=8", gating=gating, density=0.5, **SMALL)
+    found = run.bounds(**FEW)
+    uploads = found.bounds[-1]
+    assert 0 < uploads.measured <= 1
+    named = {one.symbol: one.value for one in found.constants}
+    if gating == "client":  # one gate for all batches: what the first uses is all
+        assert uploads.measured == pytest.approx(named["p_1"], abs=0.05)
+    else:  # some example of the first batch uses it
+        assert named["p_1"] >= 0.4
+
+
 def test_noise_that_is_supposed_makes_dispfl_a_bound(tmp_path) -> None:
     run = sp.train("dispfl", out=tmp_path / "run", **SMALL)
     assert run.bounds(**FEW).bounds[0].value is None

@@ -16,7 +16,7 @@ from sparsona.analysis import theorems
 from sparsona.analysis.bounds import Assumption, Bound, Constant, number
 from sparsona.core.method import Work
 from sparsona.core.round import Batch
-from sparsona.data.batches import shuffled
+from sparsona.data.batches import in_order, shuffled
 from sparsona.engine.rounds import shared_model
 from sparsona.experiment.theory.estimates import (
     Loss,
@@ -75,6 +75,8 @@ def pfedgate_bounds(sample: Sample) -> tuple[list[Constant], list[Bound]]:
     for place in range(len(sample.points)):
         for k, client in enumerate(clients):
             work = sample.work(place, client)
+            if config.gating == "client":  # section 7.4: the gate looks at the mean input
+                work = replace(work, pooled=_mean_input(sample, client))
             loss, x = _gated(work, phase.loss)
             objective = sample.objective(client, loss)
             mean = objective.gradient(x)
@@ -136,6 +138,11 @@ def pfedgate_bounds(sample: Sample) -> tuple[list[Constant], list[Bound]]:
     return constants, bounds
 
 
+def _mean_input(sample: Sample, client: int) -> Tensor:
+    batches = list(in_order(sample.examples(client), 256))
+    return torch.cat([batch.inputs for batch in batches]).mean(0)
+
+
 def _sd(values: np.ndarray) -> float | None:
     return float(values.std(ddof=1)) if len(values) > 1 else None
 
@@ -161,12 +168,18 @@ def _plain(sample: Sample, work: Work) -> Loss:
 
 
 def _selection(model: GatedModel, work: Work, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """What a batch's gate keeps (I*) and by what it multiplies (M'), for each entry of the model."""
-    here = model.of(work)[0]
+    """What a batch's gate keeps (I*) and by what it multiplies (M'), for each entry of the model.
+
+    With a gate for each example, what any of them keeps, and the mean of what they multiply by.
+    """
+    here, gating = model.of(work)[0], model.config.gating
     with torch.no_grad():
-        scores, weights, _ = here.form.scores(work.gate, work.buffers.gate, inputs)
-        kept = model.adapt(work, scores.mean(0), weights.mean(0))[1]
-        return spread(here.blocks, kept), spread(here.blocks, kept * weights.mean(0))
+        seen = work.pooled[None] if gating == "client" else inputs
+        scores, weights, _ = here.form.scores(work.gate, work.buffers.gate, seen)
+        if gating != "sample":
+            scores, weights = scores.mean(0, keepdim=True), weights.mean(0, keepdim=True)
+        kept = torch.stack([model.adapt(work, g, m)[1] for g, m in zip(scores, weights, strict=True)])
+        return spread(here.blocks, kept.amax(0)), spread(here.blocks, (kept * weights).mean(0))
 
 
 def _multipliers(model: GatedModel, work: Work, batches: Any) -> Tensor:
