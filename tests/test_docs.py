@@ -104,6 +104,17 @@ def test_benchmarks_run(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_tables_of_partial_personalisation_run(tmp_path):
+    """All of it on little, and again: the second time nothing is left to do."""
+    words = ["digits", "--clients", "4", "--seeds", "1", "--rounds", "1", "1", "--out", "partial"]
+    first, second = (run([sys.executable, str(ROOT / "benchmarks" / "partial.py"), *words], tmp_path) for _ in range(2))
+    assert first == second
+    tables = json.loads((tmp_path / "partial" / "tables.json").read_text())["tables"]
+    assert [title.partition(":")[0] for title in tables] == ["3", "4", "10", "11", "12"]
+    assert [len(rows) for rows in tables.values()] == [7, 9, 6, 9, 6]
+
+
+@pytest.mark.slow
 def test_the_comparison_runs(tmp_path):
     """Ours and the bare way on a little of the work: the same steps, a ratio, a table and a picture."""
     words = ["--tiny", "--repeats", "1", "--rounds", "1", "--only", "naive", "--work", "lenet5", "--out", "found.json"]

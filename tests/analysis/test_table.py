@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from sparsona.analysis.columns import COLUMNS, columns_for
@@ -61,7 +62,8 @@ def with_accuracy(view: RunView, **accuracy: float | None) -> RunView:
 def test_rows_have_a_text_for_every_column(make_comparison: Callable[..., list[RunView]]) -> None:
     found = rows(make_comparison(seeds=2))
     assert [row["method"] for row in found] == ["Local", "FedAvg", "FedAvg-FT", "FedSpa (DST)", "FedSpa (RSM)"]
-    always = [column.title for column in COLUMNS if column.shown == "always" and column.task != "numbers"]
+    kinds = ("always", "if uneven")  # the clients of these runs differ in their number of test examples
+    always = [column.title for column in COLUMNS if column.shown in kinds and column.task != "numbers"]
     hurt = ["hurt vs Local", "hurt vs FedAvg"]
     assert all([title for title in row if title not in hurt] == ["method", *always] for row in found)
     assert all(set(hurt) < set(row) for row in found)
@@ -123,8 +125,33 @@ def test_differences_are_paired_by_seed(make_view: Callable[..., RunView]) -> No
     local = [with_accuracy(make_view("Local", seed), mean=mean) for seed, mean in ((1, 0.80), (2, 0.70), (3, 0.60))]
     # Given in another order, and with a seed that Local lacks: 0.82 - 0.80, 0.72 - 0.70.
     spa = [with_accuracy(make_view("FedSpa (RSM)", seed), mean=mean) for seed, mean in ((2, 0.72), (4, 0.1), (1, 0.82))]
-    (found,) = differences(local + spa)
+    (found,) = differences([with_even_tests(view) for view in local + spa])
     assert found == {"method": "FedSpa (RSM)", "difference": "+2.00", "interval": "+2.00 to +2.00", "seeds": "2"}
+
+
+def with_even_tests(view: RunView) -> RunView:
+    return dataclasses.replace(view, count=np.full(len(view.count), 10))
+
+
+def test_accuracy_weighted_by_test_size_is_printed_where_it_matters(make_view: Callable[..., RunView]) -> None:
+    """And always there for programs. The difference is that of the weighted figures, which may point the other way."""
+    local = [with_accuracy(make_view("Local", seed), mean=0.80, weighted=0.70) for seed in (1, 2)]
+    spa = [
+        with_accuracy(make_view("FedSpa (RSM)", seed), mean=0.82, weighted=weighted)
+        for seed, weighted in ((1, 0.66), (2, 0.68))
+    ]
+    assert [row["weighted"] for row in rows(local + spa)] == ["70.00 ± 0.00%", "67.00 ± 1.41%"]
+    (found,) = differences(local + spa)
+    assert (found["difference"], found["weighted"]) == ("+2.00", "−3.00")
+    assert found["weighted interval"] == "−15.71 to +9.71"
+    even = [with_even_tests(view) for view in local + spa]
+    assert "weighted" not in rows(even)[0]
+    assert "weighted" not in differences(even)[0]
+    assert rows(even, in_print=False)[1]["weighted"] == "67.00 ± 1.41%"
+    assert differences(even, in_print=False)[0]["weighted"] == "−3.00"
+    assert figures(even)[1]["accuracy_weighted"]["mean"] == pytest.approx(0.67)
+    untested = dataclasses.replace(even[0], count=np.array([10] * (len(even[0].count) - 1) + [0]))
+    assert "weighted" not in rows([untested])[0]  # a client that is not tested has no size
 
 
 def test_one_seed_has_no_interval(make_view: Callable[..., RunView]) -> None:
@@ -176,12 +203,15 @@ def test_classes_seen_and_unseen_by_hand(make_view: Callable[..., RunView]) -> N
     for view, mean in zip(views, (0.5, 0.7), strict=True):
         seen = {"mean": 0.9, "weighted": 0.8, "clients": 20, "examples": 1000}
         view.summary["classes"] = {"seen": seen, "unseen": {"mean": mean, "weighted": 0.1, "clients": 3, "examples": 8}}
+    (printed,) = rows(views)
+    assert (printed["seen"], printed["unseen"]) == ("90.00 ± 0.00%", "60.00 ± 14.14%")
     (row,) = class_rows(views)
     assert row["seen"] == "90.00 ± 0.00% (2,000 examples of 40 clients)"
     assert row["unseen"] == "60.00 ± 14.14% (16 examples of 6 clients)"
     nobody = {"mean": None, "weighted": None, "clients": 0, "examples": 0}
     views[0].summary["classes"]["unseen"] = views[1].summary["classes"]["unseen"] = nobody
     assert class_rows(views) == []
+    assert not {"seen", "unseen"} & set(rows(views)[0])
 
 
 def test_a_column_is_read_by_text_and_by_json_alike(make_view: Callable[..., RunView]) -> None:

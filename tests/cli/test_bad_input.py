@@ -46,7 +46,8 @@ from sparsona.runs.folder import RunFolder
         (["run", "fedspa", "--density", "nan"], ["density = nan", "give density another value"]),
         (["run", "fedspa:density=nan"], ["density = 'nan'"]),
         (["run", "fedspa", "--lr", "nan"], ["lr = nan", "finite"]),
-        (["run", "fedspa", "--rounds", "0"], ["rounds = 0", "greater than or equal to 1"]),
+        (["run", "fedspa", "--rounds", "-1"], ["rounds = -1", "greater than or equal to 0"]),
+        (["run", "fedspa", "--rounds", "0"], ["rounds = 0 without a model", "--warm-start RUN"]),
         (
             ["run", "fedspa", "--clients", "4", "--per-round", "5"],
             ["cannot sample 5 clients per round: only 4 take part", "per_round from 1 to 4", "lower --per-round"],
@@ -105,7 +106,7 @@ def test_refused_by_the_shape_of_the_command(say, args, words):
 
 def test_several_mistakes_in_a_config_file_at_once(say, tmp_path):
     (tmp_path / "c.toml").write_text(
-        "rounds = 0\ndensity = 1.5\nclientz = 4\nper-round = 3\n[options]\nserach = 'rsm'\n"
+        "rounds = -1\ndensity = 1.5\nclientz = 4\nper-round = 3\n[options]\nserach = 'rsm'\n"
     )
     said = say("run", "fedspa", "--config", "c.toml", "--lr", "-1")
     said.refused(
@@ -114,7 +115,7 @@ def test_several_mistakes_in_a_config_file_at_once(say, tmp_path):
         "did you mean 'clients'?",
         "unknown option of fedspa 'serach'",
         "did you mean 'search'?",
-        "rounds = 0",
+        "rounds = -1",
         "density = 1.5",
         "lr = -1.0",
     )

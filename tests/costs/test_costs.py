@@ -430,7 +430,7 @@ def test_a_module_whose_flops_are_not_known():
         ("fedspa --data cifar", "did you mean 'cifar10'"),
         ("fedspa", "--model or --data"),
         ("fedspa --model lenet5 --quirk zero-bias", "did you mean 'zero-biases'"),
-        ("fedspa --model lenet5 --rounds 0 --samples -1", "2 mistakes"),
+        ("fedspa --model lenet5 --rounds -1 --samples -1", "2 mistakes"),
         ("fedspa --model lenet5 --clients 5", "lower --per-round"),
         ("fedspa --model lenet5 --input 28y28", "a shape like 3x32x32"),
         ("fedspa --model lenet5 --input 28", "images"),

@@ -188,17 +188,56 @@ def test_classes_seen_and_unseen_in_training(tmp_path):
     data = sp.Federation.from_clients(few, seed=0)
     run = sp.train("local", data, net, out=tmp_path / "run", **{**SMALL, "per_round": 2, "epochs": 5})
     found, unseen = run.summary["classes"], int((y[:30] == 2).sum())
-    assert found["unseen"] == {"mean": 0.0, "weighted": 0.0, "clients": 1, "examples": unseen}  # nobody taught it
+    nobody_taught_it = {"mean": 0.0, "weighted": 0.0, "clients": 1, "examples": unseen, "share": unseen / 60}
+    assert found["unseen"] == nobody_taught_it
     assert (found["seen"]["clients"], found["seen"]["examples"]) == (2, 60 - unseen)
     right = [row[1] for row in rows(run, "received")]
     assert found["seen"]["weighted"] == pytest.approx(sum(right) / (60 - unseen))
     assert found["seen"]["mean"] == pytest.approx(np.mean([right[0] / (30 - unseen), right[1] / 30]))
 
 
+@pytest.mark.parametrize("executor", ["serial", "stacked"])
+def test_classes_seen_and_unseen_are_counted_for_any_number_of_classes(executor, tmp_path, monkeypatch):
+    """Without a matrix the counts are the same, and a resumed run has them."""
+    x, y = arrays()
+    few = [(x[y < 2][:60], y[y < 2][:60], x[:30], y[:30]), (x[60:120], y[60:120], x[120:150], y[120:150])]
+    data = sp.Federation.from_clients(few, seed=0)
+    options = {**SMALL, "per_round": 2, "executor": executor, "tune_epochs": 1}
+    found = sp.train("fedavg", data, net, out=tmp_path / "matrix", **options).summary["classes"]
+    assert found["unseen"]["examples"] == int((y[:30] == 2).sum())
+    monkeypatch.setattr("sparsona.engine.evaluate.MAX_CONFUSION", 2)
+    run = sp.train("fedavg", data, net, out=tmp_path / "counts", **options)
+    assert run.view.confusion is None
+    assert run.summary["classes"] == found
+    sp.train("fedavg", data, net, out=tmp_path / "part", max_seconds=1e-9, **options)
+    part = sp.resume(tmp_path / "part", data, net)
+    for completed in (1, 2):
+        assert part._folder.records.classes(completed, "received") == run._folder.records.classes(completed, "received")
+    assert part.summary["classes"] == found
+
+
+def test_classes_seen_and_unseen_of_2028_classes(tmp_path):
+    """A model that always answers class 7, by hand: client 0 has seen 7 and 300, client 1 only 2,027."""
+    module = torch.nn.Linear(2, 2028)
+    with torch.no_grad():
+        module.weight.zero_()
+        module.bias.zero_()[7] = 1.0
+    x = torch.zeros(4, 2)
+    clients = [
+        (x[:2], torch.tensor([7, 300]), x, torch.tensor([7, 7, 300, 9])),
+        (x[:2], torch.tensor([2027, 2027]), x[:2], torch.tensor([7, 2027])),
+    ]
+    data = sp.Federation.from_clients(clients, validation_rate=0, num_classes=2028)
+    options = {**SMALL, "rounds": 0, "per_round": 2}
+    found = sp.train("fedavg", data, module, out=tmp_path / "run", **options).summary["classes"]
+    assert found["seen"] == {"mean": pytest.approx(1 / 3), "weighted": 0.5, "clients": 2, "examples": 4, "share": 4 / 6}
+    assert found["unseen"] == {"mean": 0.5, "weighted": 0.5, "clients": 2, "examples": 2, "share": 2 / 6}
+
+
 def test_no_class_is_unseen(federation, tmp_path):
     data = sp.federate(*arrays(), clients=2, partition="iid", seed=0)
     found = sp.train("fedavg", data, net, out=tmp_path / "run", **{**SMALL, "per_round": 2}).summary["classes"]
-    assert found["unseen"] == {"mean": None, "weighted": None, "clients": 0, "examples": 0}
+    assert found["unseen"] == {"mean": None, "weighted": None, "clients": 0, "examples": 0, "share": 0.0}
 
 
 def test_every_point_that_was_asked_for_is_in_the_summary(tmp_path):

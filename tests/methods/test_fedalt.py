@@ -23,6 +23,7 @@ from sparsona.executors.serial import Serial
 from sparsona.executors.stacked import Stacked
 from sparsona.experiment import build
 from sparsona.learning.means import WeightedSum
+from sparsona.learning.partial import split_model
 from sparsona.learning.server_optimizer import ServerStep, server_step
 from sparsona.methods.fedalt import FedAltConfig, fedalt
 from sparsona.methods.fedavg import FedAvgPartConfig, fedavg
@@ -120,10 +121,13 @@ def test_an_additive_model_cannot_be_tuned_alone():
     [
         ("resnet18-emnist", "input", 704),
         ("resnet18-emnist", "output", 31_806),
-        ("resnet18-emnist:adapters=true", "adapter", 1_408_128),  # with its norms, as the paper's table 7
-        ("transformer:adapters=16", "adapter", 71_808),
+        ("resnet18-emnist:adapters=true", "adapter", 1_400_320),
+        ("resnet18-emnist:adapters=true", "adapter+norms", 1_408_128),  # as in the authors' code
+        ("transformer:adapters=16", "adapter", 67_712),
+        ("transformer:adapters=16", "adapter+norms", 71_808),
         ("digits-cnn", "input,output", 160 + 650),
         ("digits-cnn:split=true", "split", 160),
+        ("resnet18-emnist:split=true", "split", 64 * 9),
         ("digits-cnn", ["*.bias"], 16 + 32 + 64 + 10),
         ("digits-cnn", "additive", 650 + 1),
         ("digits-cnn", "additive,output", 650 + 651),
@@ -139,8 +143,25 @@ def test_how_much_stays(model, personal, size):
     assert sum(part.num_values for part in cost.down) == outline.layout.size - (size - own)
 
 
+@pytest.mark.parametrize(
+    ("model", "adapters", "text", "code"),
+    [
+        ("resnet18-emnist", "true", 12.50, 12.57),
+        ("resnet18-gldv2", "true", 11.46, 11.53),
+        ("transformer", "16", 1.18, 1.25),
+    ],
+)
+def test_the_share_that_adapters_are_of_the_network(model, adapters, text, code):
+    """Section 4.1 prints 12.5%, 11.5% and 1.2%: adapters alone. The authors' code keeps the norms as well."""
+    row, _ = models.read_spec(model)
+    size = models.outline(model, row.input_shape, row.num_classes).layout.size
+    outline = models.outline(f"{model}:adapters={adapters}", row.input_shape, row.num_classes)
+    for personal, percent in (("adapter", text), ("adapter+norms", code)):
+        assert 100 * split_model(outline, (personal,), 0).own.size / size == pytest.approx(percent, abs=0.005)
+
+
 def test_only_the_shared_part_travels_and_nobody_else_moves_the_personal_one():
-    context = context_of("fedalt", personal="adapter")
+    context = context_of("fedalt", personal="adapter+norms")
     star, population, records = play(context)
     shared = ("first.weight", "first.bias", "last.weight", "last.bias")
     update = context.method.server.reply(population.server, context.clients[0], context.plan.round_at(2))

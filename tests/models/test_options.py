@@ -33,6 +33,7 @@ def test_options_are_read_by_kind():
         "adapter_form": "authors",
         "dropout": 0.5,
         "weights": "A/b=c.pth",
+        "split": False,
     }
     assert models.read_spec("transformer:adapters=16,dropout=0")[1]["adapters"] == 16
 
@@ -42,7 +43,10 @@ def test_options_are_read_by_kind():
     [
         ("resnet", ["unknown model 'resnet'", "did you mean 'resnet18'?"]),
         ("lenet5:dropout=0.5", ["model 'lenet5' has no options"]),
-        ("resnet18:grups=32", ["unknown option of model 'resnet18' 'grups'", "groups, stem", "did you mean 'groups'?"]),
+        (
+            "resnet18:grups=32",
+            ["unknown option of model 'resnet18' 'grups'", "groups, split, stem", "did you mean 'groups'?"],
+        ),
         ("resnet18:groups=16", ["groups of model 'resnet18' cannot be '16'", "32 | width"]),
         ("resnet18:stem=5x5", ["3x3 | 7x7"]),
         ("resnet18:adapters=16", ["false | true"]),

@@ -36,6 +36,8 @@ WITH_OPTIONS = [
     ("digits-cnn:split=true", (2, 7, 8), 5),
     ("cnn28:split=true", (1, 28, 31), 10),
     ("cnn28:split=true,adapters=true", (1, 28, 28), 10),
+    ("resnet18-emnist:split=true,adapters=true", (1, 28, 28), 62),
+    ("resnet18:split=true,stem=7x7", (3, 21, 16), 4),
     ("cnn28:norm=group", (1, 28, 28), 10),
     ("digits-cnn:norm=batch,adapters=true", (2, 7, 8), 5),
     ("pfedgate-cifar10:adapters=true", (3, 32, 32), 10),

@@ -231,3 +231,21 @@ def test_home_is_found(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     torch.save(imagenet_state(), tmp_path / "mine.pth")
     assert net("resnet18-gldv2:weights=~/mine.pth").conv1.weight.min() >= 0
+
+
+@pytest.mark.parametrize(("spec", "shape"), [("resnet18-emnist", (1, 9, 8)), ("resnet18:stem=7x7", (3, 21, 16))])
+def test_two_first_layers_side_by_side(spec, shape):
+    """The upper rows see one, the lower rows the other; of an odd number the middle one is an upper row."""
+    module = net(f"{spec}{',' if ':' in spec else ':'}split=true", shape)
+    x, first = images(2, *shape), module.conv1
+    rows = shape[1] - shape[1] // 2
+    side = 7 if "7x7" in spec else 3
+    options = {"stride": 2 if side == 7 else 1, "padding": side // 2}
+    halves = (
+        F.conv2d(x[:, :, :rows], first.upper.weight, **options),
+        F.conv2d(x[:, :, rows:], first.lower.weight, **options),
+    )
+    torch.testing.assert_close(first(x), torch.cat(halves, dim=2))
+    assert not torch.equal(first.upper.weight, first.lower.weight)
+    assert module.roles.split == ("conv1.lower.weight",)
+    assert module(x).shape[0] == 2

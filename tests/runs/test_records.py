@@ -13,6 +13,7 @@ import pytest
 
 from sparsona.core.errors import SparsonaError
 from sparsona.runs.records import (
+    ClassesRow,
     EvaluationRow,
     Records,
     RoundRow,
@@ -102,6 +103,7 @@ def test_rewinding_drops_what_the_checkpoint_does_not_know(records):
     records.add(map(round_at, range(5)))
     records.add(turn_at(index, client) for index in range(5) for client in (0, 1))
     records.add(EvaluationRow(index + 1, 0, point, 1, 2, 0.5) for index in range(5) for point in points)
+    records.add(ClassesRow(index + 1, 0, point, 1, 2, 0, 0) for index in range(5) for point in points)
     records.add(TraitsRow(index + 1, "mask", 0.1, 0.2, b"", b"") for index in range(5))
     records.rewind(3, ("received", "trained", "consensus"))
     assert [row.round for row in records.rounds()] == [0, 1, 2]
@@ -110,6 +112,12 @@ def test_rewinding_drops_what_the_checkpoint_does_not_know(records):
     # What is evaluated once, after the last round, belongs to a checkpoint that has not been written yet.
     assert [row.point for row in records.evaluations(3)] == ["consensus", "received", "trained"]
     assert records.last_evaluated() == 3
+    assert records.classes(2, "tuned") == [ClassesRow(2, 0, "tuned", 1, 2, 0, 0)]
+    assert (len(records.classes(3, "received")), records.classes(3, "tuned"), records.classes(4, "received")) == (
+        1,
+        [],
+        [],
+    )
     # Where nothing would have been evaluated without the stop, nothing stays.
     records.rewind(2, ())
     assert records.last_evaluated() == 1

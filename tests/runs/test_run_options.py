@@ -73,7 +73,7 @@ def test_points():
 
 def test_all_mistakes_are_told_at_once():
     with pytest.raises(SparsonaError) as caught:
-        make_config("fedspa", {"clientz": 4, "density": 1.5, "rounds": 0, "lr": -1, "searhc": "rsm", "seed": "x"})
+        make_config("fedspa", {"clientz": 4, "density": 1.5, "rounds": -1, "lr": -1, "searhc": "rsm", "seed": "x"})
     text = str(caught.value)
     assert text.startswith("6 mistakes\n")
     for number in range(1, 7):
@@ -85,7 +85,7 @@ def test_all_mistakes_are_told_at_once():
         "did you mean 'search'?",
         "density = 1.5",
         "less than or equal to 1",
-        "rounds = 0",
+        "rounds = -1",
         "lr = -1",
         "seed = 'x'",
     ):

@@ -13,7 +13,13 @@ from sparsona.sparsity.widths import check_widths, find_widths
 
 NAMED = [
     *("digits-cnn", "mlp", "cnn28", "lenet5", "pfedgate-emnist", "pfedgate-cifar10", "pfedgate-cifar100", "vgg11"),
-    *("resnet18", "resnet18-emnist:adapters=true", "digits-cnn:split=true", "cnn28:split=true,adapters=true"),
+    *(
+        "resnet18",
+        "resnet18-emnist:adapters=true",
+        "resnet18:split=true",
+        "digits-cnn:split=true",
+        "cnn28:split=true,adapters=true",
+    ),
     *("digits-cnn:norm=group,adapters=true", "cnn28:norm=batch"),
 ]
 

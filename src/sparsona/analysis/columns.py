@@ -29,7 +29,8 @@ class Column:
         unit: printed after the figure and its spread.
         better: which end is the good one; "neither": none is marked as the best.
         has_spread: whether the spread over seeds is printed as well.
-        shown: always, only where some run has the figure, or only where runs differ in it.
+        shown: always, only where some run has the figure, only where runs differ in it, or only where clients of a run
+            differ in their number of test examples.
         task: runs that predict classes, runs that predict numbers, or both.
         is_first: kept where a terminal is too narrow for all columns.
     """
@@ -42,24 +43,31 @@ class Column:
     unit: str = ""
     better: Literal["high", "low", "neither"] = "low"
     has_spread: bool = False
-    shown: Literal["always", "if known", "if different"] = "always"
+    shown: Literal["always", "if known", "if different", "if uneven"] = "always"
     task: Literal["classes", "numbers", "both"] = "both"
     is_first: bool = False
 
 
-def columns_for(views: Sequence[RunView]) -> tuple[Column, ...]:
-    """The columns that a table of these runs has."""
+def columns_for(views: Sequence[RunView], in_print: bool = True) -> tuple[Column, ...]:
+    """The columns that a table of these runs has; one that is not printed also has those that say little here."""
     unwanted = "classes" if all("error" in view.summary for view in views) else "numbers"
 
     def is_shown(column: Column) -> bool:
         if column.task == unwanted or column.shown == "always":
             return column.task != unwanted
+        if column.shown == "if uneven":
+            return not in_print or has_uneven_tests(views)
         known = {value for view in views if (value := column.value(view)) is not None}
         return len(known) > (column.shown == "if different")
 
     # Clients that a method hurts are counted beside the accuracies, before what the method spends.
     place = next(i for i, column in enumerate(COLUMNS) if column.name == "rounds")
     return tuple(filter(is_shown, (*COLUMNS[:place], *_hurt_columns(views), *COLUMNS[place:])))
+
+
+def has_uneven_tests(views: Sequence[RunView]) -> bool:
+    """Whether clients of a run differ in their number of test examples, so that it matters what a mean weighs by."""
+    return any(len({int(num) for num in view.count if num}) > 1 for view in views)
 
 
 def _hurt_columns(views: Sequence[RunView]) -> Iterator[Column]:
@@ -115,9 +123,26 @@ def _share_of_budget(view: RunView) -> float | None:
     return spent(view.summary, matched["by"]) / matched["budget"] if matched and matched["budget"] else None
 
 
-def _accuracy(key: str, title: str, meaning: str, is_first: bool = False) -> Column:
-    value = _entry("accuracy", key)
-    return Column(f"accuracy_{key}", title, meaning, value, percent, "%", "high", True, "always", "classes", is_first)
+def _accuracy(
+    key: str,
+    title: str,
+    meaning: str,
+    is_first: bool = False,
+    shown: Literal["always", "if known", "if uneven"] = "always",
+    value: Callable[[RunView], float | None] | None = None,
+) -> Column:
+    value = value or _entry("accuracy", key)
+    return Column(f"accuracy_{key}", title, meaning, value, percent, "%", "high", True, shown, "classes", is_first)
+
+
+def _on_classes(kind: str) -> Callable[[RunView], float | None]:
+    """Accuracy on classes seen or unseen, of a run whose clients were tested on classes that they had not seen."""
+
+    def value(view: RunView) -> float | None:
+        found = view.summary.get("classes")
+        return found[kind]["mean"] if found and found["unseen"]["clients"] else None
+
+    return value
 
 
 def _error(key: str, title: str, meaning: str) -> Column:
@@ -133,9 +158,24 @@ def _bytes(key: str, title: str, meaning: str, is_first: bool = False, if_known:
 
 COLUMNS = (
     _accuracy("mean", "accuracy", "mean over clients at the headline point", is_first=True),
+    _accuracy("weighted", "weighted", "mean over test examples, each counting the same", True, "if uneven"),
     _accuracy("bottom_decile", "bottom decile", "the client a tenth from the bottom", is_first=True),
     _accuracy("worst", "worst", "the worst client"),
     _accuracy("last10", "last 10", "mean of the last ten rounds"),
+    _accuracy(
+        "seen",
+        "seen",
+        "on classes that the client has among its training data, mean over clients",
+        shown="if known",
+        value=_on_classes("seen"),
+    ),
+    _accuracy(
+        "unseen",
+        "unseen",
+        "on classes that the client has not, mean over the clients that are tested on any",
+        shown="if known",
+        value=_on_classes("unseen"),
+    ),
     _error("mse", "MSE", "mean squared error, over clients"),
     _error("worst", "worst MSE", "the worst client"),
     _error("last10", "last 10", "mean of the last ten rounds"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,7 +25,8 @@ from sparsona.core.points import (
 )
 from sparsona.engine.guard import Seen, keeps_shared
 from sparsona.runs.folder import RunFolder
-from sparsona.runs.records import EvaluationRow
+from sparsona.runs.observers import ClassCounts, class_counts
+from sparsona.runs.records import ClassesRow, EvaluationRow
 
 
 def errors(folder: RunFolder, completed: int, point: str) -> dict[str, Any] | None:
@@ -118,38 +120,60 @@ def classes(folder: RunFolder, completed: int, point: str) -> dict[str, Any] | N
     """Accuracy on the classes that a client has among its training data, and on those that it has not.
 
     For each: the mean over clients that have such test examples (None: no client has), with every test example counting
-    the same, and how many clients and examples there are. None where predictions were not counted by class.
+    the same, how many clients and examples there are, and their share of all test examples. None where predictions were
+    not counted by class.
     """
-    label_counts = folder.facts.label_counts
-    matrices = {} if label_counts is None else folder.records.confusions(completed, point)
-    if label_counts is None or not matrices:
+    found = _class_counts(folder, completed, point)
+    if not found:
         return None
-    right: dict[str, list[int]] = {"seen": [], "unseen": []}
-    count: dict[str, list[int]] = {"seen": [], "unseen": []}
-    for client, matrix in matrices.items():
-        has = label_counts[client] > 0
-        for name, which in (("seen", has), ("unseen", ~has)):
-            if num := int(matrix[which].sum()):
-                right[name].append(int(np.diag(matrix)[which].sum()))
-                count[name].append(num)
-    return {name: _by_class(right[name], count[name]) for name in right}
+    seen = [(one.seen_correct, one.seen_count) for one in found if one.seen_count]
+    unseen = [(one.unseen_correct, one.unseen_count) for one in found if one.unseen_count]
+    num = sum(count for _, count in seen + unseen)
+    return {"seen": _by_class(seen, num), "unseen": _by_class(unseen, num)}
 
 
-def _by_class(right: list[int], count: list[int]) -> dict[str, Any]:
-    if not count:
-        return {"mean": None, "weighted": None, "clients": 0, "examples": 0}
-    mean = float(np.mean(np.array(right) / np.array(count)))
-    return {"mean": mean, "weighted": sum(right) / sum(count), "clients": len(count), "examples": sum(count)}
+def _class_counts(folder: RunFolder, completed: int, point: str) -> Sequence[ClassCounts | ClassesRow]:
+    """Each client's counts, from its matrix where one was kept."""
+    label_counts = folder.facts.label_counts
+    if label_counts is None:
+        return []
+    matrices = folder.records.confusions(completed, point)
+    return [
+        class_counts(np.diag(matrix), matrix.sum(axis=1), label_counts[client] > 0)
+        for client, matrix in matrices.items()
+    ] or folder.records.classes(completed, point)
+
+
+def _by_class(found: list[tuple[int, int]], of: int) -> dict[str, Any]:
+    if not found:
+        return {"mean": None, "weighted": None, "clients": 0, "examples": 0, "share": 0.0}
+    right, count = np.array(found).T
+    mean, num = float(np.mean(right / count)), int(count.sum())
+    return {
+        "mean": mean,
+        "weighted": int(right.sum()) / num,
+        "clients": len(found),
+        "examples": num,
+        "share": num / of,
+    }
 
 
 def pipeline(folder: RunFolder, completed: int) -> dict[str, Any]:
     """The steps that led to the models: where they began, how long they were trained and tuned, and what each gave."""
     steps, start = (START, RECEIVED, TUNED), folder.facts.warm_start
+    key = "error" if folder.facts.is_regression else "accuracy"
+    at = {point: rows for point in steps if (rows := folder.records.evaluations(completed, point))}
     return {
         "warm_start": None if start is None else asdict(start),
         "rounds": completed,
         "tune_epochs": folder.config["tune_epochs"],
-        "error" if folder.facts.is_regression else "accuracy": {
-            point: mean for point in steps if (mean := mean_at(folder, completed, point)) is not None
-        },
+        key: {point: mean_at(folder, completed, point) for point in at},
+        "weighted": {point: _weighted(rows) for point, rows in at.items()},
     }
+
+
+def _weighted(rows: list[EvaluationRow]) -> float:
+    """Accuracy (of a regression: squared error) with every test example counting the same."""
+    return sum(row.loss * row.count if row.correct is None else row.correct for row in rows) / sum(
+        row.count for row in rows
+    )

@@ -77,7 +77,7 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
             "paper_total": paper_down if facts.peers else paper_up + paper_down,
             "upload_share": _upload_share(folder),
         },
-        "flops": {"train": totals.train_flops, "mask_search": totals.search_flops},
+        "flops": {"train": totals.train_flops or 0, "mask_search": totals.search_flops or 0},
         **effort(folder),
         "rounds": completed,
         "seconds": round(seconds, 3),
@@ -209,8 +209,11 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
     text = (
         f"{which[0].upper()}{which[1:]}; on that client's own test data ({tested.min()} to {tested.max()} "
         f"{unit}, {chosen}never used in any decision); mean over {len(tested)} clients, each counting the same; "
-        f"after round {completed} of {config['rounds']}, the last and not the best."
     )
+    if config["rounds"]:
+        text += f"after round {completed} of {config['rounds']}, the last and not the best."
+    else:
+        text += "no rounds were played."
     if preset := config.get("preset"):
         text += f" Options of the preset '{preset}'" + (
             f": {facts.preset}." if facts.preset else ", which are defaults."
@@ -263,7 +266,9 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
     if (chain := read_transforms(config.get("transform", ()))) and not facts.alone:
         text += f" {describe(chain, facts.peers)}"
     if known := facts.warm_start:
-        text += f" Training began with the model of '{known.run}' ({known.method}, {known.rounds} rounds)."
+        text += f" Training began with the model of '{known.run}' ({known.method}, {known.rounds} rounds)"
+        new = known.of - known.taken
+        text += f", to which {new} tensors drawn from the seed were added." if new else "."
         if not known.same_data:
             text += " That run had other clients, and may have been trained on what is tested here."
     if facts.augments:

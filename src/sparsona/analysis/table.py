@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparsona.analysis.columns import Column, columns_for
+from sparsona.analysis.columns import Column, columns_for, has_uneven_tests
 from sparsona.analysis.format import UNKNOWN, percent, signed
 from sparsona.analysis.groups import Group, group_views, pairs
 from sparsona.analysis.statistics import mean_and_spread, paired_difference
@@ -39,25 +39,25 @@ class Row:
     cells: tuple[Cell, ...]
 
 
-def table(views: Sequence[RunView]) -> list[Row]:
+def table(views: Sequence[RunView], in_print: bool = True) -> list[Row]:
     """A row per method in order of appearance; the best of each column is marked unless all are equal.
 
     What prints alike is equally good: a difference that the table does not show marks no best.
     """
     groups = group_views(views)
-    columns = [_column_cells(column, groups) for column in columns_for(views)]
+    columns = [_column_cells(column, groups) for column in columns_for(views, in_print)]
     return [
         Row(group.label, group.views[0].point, len(group.views), tuple(cells[i] for cells in columns))
         for i, group in enumerate(groups)
     ]
 
 
-def rows(views: Sequence[RunView]) -> list[dict[str, str]]:
+def rows(views: Sequence[RunView], in_print: bool = True) -> list[dict[str, str]]:
     """The table as text: a dict per method, keyed "method" and by the titles of its columns."""
-    titles = [column.title for column in columns_for(views)]
+    titles = [column.title for column in columns_for(views, in_print)]
     return [
         {"method": row.label} | {title: cell.text for title, cell in zip(titles, row.cells, strict=True)}
-        for row in table(views)
+        for row in table(views, in_print)
     ]
 
 
@@ -66,19 +66,20 @@ def figures(views: Sequence[RunView]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for group in group_views(views):
         found.append({"method": group.label, "point": group.views[0].point, "seeds": len(group.views)})
-        for column in columns_for(views):
+        for column in columns_for(views, in_print=False):
             mean, spread = _mean_and_spread(column, group) or (None, None)
             found[-1][column.name] = {"mean": mean, "spread": spread}
     return found
 
 
-def differences(views: Sequence[RunView]) -> list[dict[str, str]]:
+def differences(views: Sequence[RunView], in_print: bool = True) -> list[dict[str, str]]:
     """Each further method against the first, paired by seed: keys method, difference, interval, seeds.
 
-    In percentage points of mean accuracy; only runs on the same clients are paired.
+    In percentage points of mean accuracy; only runs on the same clients are paired. `weighted` and `weighted interval`
+    are the same of the accuracy weighted by test size, in print only where clients differ in it.
     """
-    groups = group_views(views)
-    return [{"method": group.label} | _difference(groups[0], group) for group in groups[1:]]
+    groups, both = group_views(views), not in_print or has_uneven_tests(views)
+    return [{"method": group.label} | _differences(groups[0], group, both) for group in groups[1:]]
 
 
 def notes(views: Sequence[RunView]) -> list[str]:
@@ -125,19 +126,27 @@ def _format_seen(blocks: Sequence[dict[str, Any]]) -> str:
     return f"{percent(mean)}{spread_text}% ({counts[1]:,} examples of {counts[0]:,} clients)"
 
 
-def _difference(reference: Group, group: Group) -> dict[str, str]:
+def _differences(reference: Group, group: Group, both: bool) -> dict[str, str]:
     matched = pairs(reference, group)
+    found = dict(zip(("difference", "interval"), _difference(matched, "mean"), strict=True))
+    if both:
+        found |= dict(zip(("weighted", "weighted interval"), _difference(matched, "weighted"), strict=True))
+    return found | {"seeds": str(len(matched))}
+
+
+def _difference(matched: Sequence[tuple[RunView, RunView]], key: str) -> tuple[str, str]:
+    """The difference of this accuracy, and its interval."""
     if not matched:
-        return {"difference": UNKNOWN, "interval": "no common seed on the same clients", "seeds": "0"}
-    figures = [[view.summary["accuracy"]["mean"] for view in pair] for pair in matched]
+        return UNKNOWN, "no common seed on the same clients"
+    figures = [[view.summary["accuracy"][key] for view in pair] for pair in matched]
     if any(figure is None for pair in figures for figure in pair):
-        return {"difference": UNKNOWN, "interval": "no accuracy: numbers are predicted", "seeds": str(len(matched))}
+        return UNKNOWN, "no accuracy: numbers are predicted"
     before, after = ([float(pair[which]) for pair in figures] for which in (0, 1))
     found = paired_difference(after, before)
     interval = "one seed: no interval"
     if found.low is not None and found.high is not None:
         interval = f"{signed(100 * found.low)} to {signed(100 * found.high)}"
-    return {"difference": signed(100 * found.mean), "interval": interval, "seeds": str(found.n)}
+    return signed(100 * found.mean), interval
 
 
 def _column_cells(column: Column, groups: Sequence[Group]) -> list[Cell]:

@@ -356,14 +356,18 @@ def show_comparison(result: Any, as_json: bool) -> None:
             )
         )
         return
-    print_results(result.table())
+    from sparsona.analysis.table import differences, rows
+
+    views = result.views()
+    table = rows(views)
+    print_results(table)
     for note in result.notes():
         print_text(f"note: {note}")
-    if differences := result.differences():
-        first = result.table()[0]["method"]
-        click.echo(f"\nDifference to {first}, in percentage points of mean accuracy, paired by seed (95% interval):")
-        print_table(differences)
-    views = result.views()
+    if compared := differences(views):
+        what = f"Difference to {table[0]['method']}, in percentage points of mean accuracy"
+        weighted = " (weighted: by test size)" if "weighted" in compared[0] else ""
+        click.echo(f"\n{what}{weighted}, paired by seed (95% interval):")
+        print_table(compared)
     first = [view for view in views if view.seed == views[0].seed]
     click.echo("\nHow this was measured" + (f" (sizes are those of seed {views[0].seed}):" if first != views else ":"))
     titles: dict[str, list[str]] = {}

@@ -51,11 +51,19 @@ def augment(inputs: Tensor, view: View, draws: Draws) -> Tensor:
 
 
 def as_inputs(inputs: Tensor, view: View) -> Tensor:
-    """Stored examples as inputs for testing: the middle of an image, nothing random."""
-    if view.crop is not None:
+    """Stored examples as inputs for testing: the middle of an image, or all of it resized; nothing random."""
+    if view.crop is not None and view.test_resize:
+        inputs = _resize(inputs, view.crop)
+    elif view.crop is not None:
         top, left = ((stored - view.crop) // 2 for stored in inputs.shape[-2:])
         inputs = inputs[..., top : top + view.crop, left : left + view.crop]
     return scale(inputs, view)
+
+
+def _resize(inputs: Tensor, side: int) -> Tensor:
+    """Images as squares of this side: bilinear with a wider support where they shrink, as pictures are when read."""
+    resized = F.interpolate(inputs.float(), size=(side, side), mode="bilinear", antialias=True)
+    return resized.round().clamp(0, 255).to(torch.uint8) if inputs.dtype == torch.uint8 else resized
 
 
 def scale(inputs: Tensor, view: View) -> Tensor:

@@ -330,7 +330,7 @@ _CARDS = (
     SourceCard(
         name="gldv2",
         title="Google Landmarks v2, by author",
-        summary="Photographs of 2,028 landmarks by 1,262 authors, resized to 256 and cropped to 224 pixels.",
+        summary="Photographs of 2,028 landmarks by 1,262 authors, resized to 224 pixels (training: cut from 256).",
         num_examples=164_172,
         num_classes=2028,
         input_shape=(3, 224, 224),

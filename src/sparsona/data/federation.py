@@ -281,7 +281,7 @@ class Federation:
         for array in (self.x.cpu().numpy(), self.y.cpu().numpy(), index, sizes, np.array(self.num_classes)):
             state.update(f"{array.dtype.str}{array.shape}".encode())
             state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        state.update(repr(self.view).encode())
+        state.update((repr(self.view) + ", test_resize" * self.view.test_resize).encode())
         return state.hexdigest()
 
     def _indices(self, client: int, part: str) -> Tensor:

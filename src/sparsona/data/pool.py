@@ -21,7 +21,7 @@ class View:
     """How stored examples become a model's inputs. `View()` leaves them as they are.
 
     Stored bytes are divided by 255. In training, a square is cut out of the padded image at random; in testing, it is
-    cut from the middle.
+    cut from the middle, or is the whole image in its size.
 
     Args:
         mean: For each channel, subtracted from values from 0 to 1.
@@ -29,6 +29,7 @@ class View:
         pad: Black pixels added on each side, in training.
         crop: The side of the square; None: the image's own size.
         flip: Whether images are mirrored at random, in training.
+        test_resize: Whether the whole image is resized to the square in testing, in place of a cut from the middle.
 
     Example:
         >>> import sparsona as sp
@@ -41,6 +42,7 @@ class View:
     pad: int = 0
     crop: int | None = None
     flip: bool = False
+    test_resize: bool = field(default=False, repr=False)  # the text is part of the digests of federations
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or not all(math.isfinite(value) for value in (*self.mean, *self.std)):

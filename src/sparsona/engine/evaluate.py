@@ -28,7 +28,11 @@ MAX_CONFUSION = 256  # classes of a confusion matrix: a larger one is unreadable
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One client's test result. `confusion` counts true classes by row and predictions by column."""
+    """One client's test result.
+
+    `confusion` counts predictions, true classes by row: by column the predicted class, or with more than MAX_CONFUSION
+    classes (whose matrix is not kept) 0 for a wrong and 1 for a right one.
+    """
 
     client: int
     point: str
@@ -44,8 +48,8 @@ def evaluate(client: int, point: str, predict: Callable[[Tensor], Tensor], task:
     loss_sum = 0.0
     weight_sum = 0.0
     confusion = None
-    if task.num_classes <= MAX_CONFUSION and not task.is_regression:
-        confusion = torch.zeros(task.num_classes, task.num_classes, dtype=torch.int32, device=test.targets.device)
+    if not task.is_regression:
+        confusion = torch.zeros(confusion_shape(task), dtype=torch.int32, device=test.targets.device)
     with torch.no_grad():
         for batch in in_order(test, BATCH):
             outputs = predict(batch.inputs)
@@ -56,8 +60,8 @@ def evaluate(client: int, point: str, predict: Callable[[Tensor], Tensor], task:
             if outputs.dim() != 2:
                 confusion = None
             if confusion is not None:
-                cells = batch.targets * task.num_classes + outputs[:, : task.num_classes].argmax(dim=1)
-                confusion += torch.bincount(cells, minlength=task.num_classes**2).view_as(confusion).int()
+                cells = confusion_cells(task, outputs, batch.targets)
+                confusion += torch.bincount(cells, minlength=confusion.numel()).view_as(confusion).int()
     if not point or points.point(point).data == "test":
         check_tested(client, count)
     return Evaluation(
@@ -68,6 +72,18 @@ def evaluate(client: int, point: str, predict: Callable[[Tensor], Tensor], task:
         loss_sum / (weight_sum or 1.0),
         None if confusion is None else confusion.cpu(),
     )
+
+
+def confusion_shape(task: Task) -> tuple[int, int]:
+    """Rows and columns of an Evaluation's `confusion`."""
+    return task.num_classes, task.num_classes if task.num_classes <= MAX_CONFUSION else 2
+
+
+def confusion_cells(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
+    """The cell of that table, flattened, that each prediction counts in."""
+    rows, columns = confusion_shape(task)
+    predicted = outputs[..., :rows].argmax(dim=-1)
+    return targets * columns + (predicted if columns == rows else (predicted == targets).long())
 
 
 def check_tested(client: int, count: int) -> None:

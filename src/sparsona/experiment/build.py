@@ -30,6 +30,7 @@ from sparsona.engine.graphs import read_graph
 from sparsona.engine.plan import Plan
 from sparsona.engine.profiler import OFF, START, Clock
 from sparsona.executors import choose_device
+from sparsona.learning.partial import split_model
 from sparsona.methods import MethodCard
 from sparsona.runs.declaration import as_tuple
 from sparsona.runs.listing import find_run
@@ -102,7 +103,18 @@ def make_configs(
             expected="tune_epochs above 0: what is the method's own happens in final tuning",
             hint="--set tune_epochs=5",
         )
+    if not config.rounds and config.warm_start is None and not _is_trained(config.model):
+        raise SparsonaError(
+            "rounds = 0 without a model to tune or evaluate",
+            expected="the model of a finished run, one passed in Python, or a network with weights=FILE",
+            hint="--warm-start RUN, or --rounds 1 or more",
+        )
     return config, of_method
+
+
+def _is_trained(model: str | None) -> bool:
+    """Whether a network may have been trained before: it is passed from Python, or its weights are in a file."""
+    return model == GIVEN or (model is not None and "weights" in spec.parse("model", model).options)
 
 
 def _lacks_validation(row: MethodCard, what: str) -> SparsonaError:
@@ -177,12 +189,13 @@ def make_context(
         losses, score = squared_error, no_score
     shape, tokens = federation.input_shape, federation.has_tokens
     task = Task(model, shape, federation.num_classes, losses=losses, score=score, tokens=tokens)
-    if start is not None:
-        check_layout(start.weights, task.layout, f"'{start.facts.run}'")
-        task.begin_with(start.weights)
-    device = choose_device(config.device, config.precision)
     if method_config is None:
         method_config = validate(methods.factory(row)[1], config.options, config.method)
+    if start is not None:
+        check_layout(start.weights, task.layout, f"'{start.facts.run}'")
+        _check_new_parameters(start, task, getattr(method_config, "personal", None), config.rounds)
+        task.begin_with(start.weights)
+    device = choose_device(config.device, config.precision)
     if config.subnetwork is not None:
         methods.check_subnetwork(row.name, methods.make(task, row=row, config=method_config).cost, task.layout)
         counts = mask_counts(task.layout, config.subnetwork, "erk")
@@ -198,6 +211,26 @@ def make_context(
         raise _lacks_validation(row, f"{len(without)} clients have none (client {without[0]} is the first)")
     _check_batches(context, config.batch_size)
     return context
+
+
+def _check_new_parameters(start: WarmStart, task: Task, personal: tuple[str, ...] | None, rounds: int) -> None:
+    """Raise SparsonaError if a warm start lacks parameters that are not to be personal.
+
+    A personal part may be new: fresh adapters beside the stored model, drawn from the seed. A shared one would be
+    random among trained ones, which only a method without a personal part is let train in its rounds.
+    """
+    missing = [name for name in task.layout.names if name not in start.weights]
+    if not missing or (personal is None and rounds):
+        return
+    own = () if personal is None else split_model(task, personal, 0).own.names
+    if other := [name for name in missing if name not in own]:
+        more = f" and {len(other) - 1} more" * (len(other) > 1)
+        raise SparsonaError(
+            f"a warm start from '{start.facts.run}': it has no '{other[0]}'{more}",
+            expected="all of this model but its personal part"
+            + (f", which is {', '.join(personal)}" if personal else "; this method has none to tune"),
+            hint="train that run with this --model, or name what is new with --personal (fedavg-ft-part, fedalt)",
+        )
 
 
 def _check_batches(context: ClientContext, batch_size: int) -> None:

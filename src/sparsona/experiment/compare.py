@@ -296,6 +296,12 @@ def _match_rounds(
 
     `sides` and `first` are those of the first seed; a federation that was given is that of every seed.
     """
+    if not all(config.rounds for config, _ in planned.values()):
+        raise SparsonaError(
+            f"--match {by} with rounds = 0",
+            expected="methods that all have rounds: their number is what a match chooses",
+            hint="leave --match out",
+        )
     seeds = list(dict.fromkeys(seed for _, seed in planned))
     of_method: dict[str, list[ServerContext]] = {entry.text: [] for entry in entries}
     for seed in seeds:

@@ -326,7 +326,7 @@ class Comparison:
         """
         from sparsona.analysis.table import rows
 
-        return rows(self.views())
+        return rows(self.views(), in_print=False)
 
     def figures(self) -> list[dict[str, Any]]:
         """The table as numbers.
@@ -352,11 +352,12 @@ class Comparison:
         """Differences in mean accuracy to the first method, paired by seed.
 
         Returns:
-            A dict for each further method with its difference in percentage points and a 95% interval.
+            A dict for each further method with its difference in percentage points and a 95% interval, also of the
+            accuracy weighted by test size.
         """
         from sparsona.analysis.table import differences
 
-        return differences(self.views())
+        return differences(self.views(), in_print=False)
 
 
 def views_in(path: str | Path) -> list[RunView]:

@@ -180,7 +180,7 @@ def _describe_run(
                 f"'{known.run}' was trained on clients other than these (another seed, partition or data set): what "
                 "is tested here may be what it was trained on"
             )
-        if known.taken < known.of:
+        if known.taken < known.of and "personal" not in config.options:  # a personal part is meant to be new
             warn(f"{known.taken} of {known.of} parameters are taken from '{known.run}', the others are new")
     return config, facts
 

@@ -355,9 +355,16 @@ def _plan_trials(
 ) -> dict[str, dict[str, Any]]:
     """What a comparison would set for each method, with rounds shortened by the same factor."""
     usual = int(options.get("rounds", RunConfig.model_fields["rounds"].default))
+    if asked and not usual:
+        raise SparsonaError(
+            f"trial_rounds is {asked}, and rounds is 0",
+            expected="trials that tune the stored model as runs do",
+            hint="leave trial_rounds out",
+        )
     found = planned_options(names, federation, model, match, options)
     for own in found.values():
-        own["rounds"] = max(1, round(own["rounds"] * (asked or usual) / usual))
+        if usual:  # a stored model is tuned for as long as in a run
+            own["rounds"] = max(1, round(own["rounds"] * (asked or usual) / usual))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -14,7 +15,7 @@ from sparsona.data.augment import as_inputs
 from sparsona.data.batches import as_targets
 from sparsona.data.client_index import PARTS
 from sparsona.engine.context import ClientContext
-from sparsona.engine.evaluate import MAX_CONFUSION, Evaluation, check_tested, judge
+from sparsona.engine.evaluate import Evaluation, check_tested, confusion_cells, confusion_shape, judge
 from sparsona.gpu.programs import Captured, compile_program
 from sparsona.gpu.stacking import Template
 
@@ -31,9 +32,8 @@ class CapturedTest:
         self._size = min(MOST, int(data.sizes()[:, PARTS.index("test")].max()))
         self._index = torch.zeros(self._size, dtype=torch.int64, device=device)
         self._weight = torch.zeros(self._size, device=device)
-        classes = context.task.num_classes
-        counts = classes <= MAX_CONFUSION and not data.predicts_tokens and not data.is_regression
-        cells = classes**2 if counts else 0
+        counts = not data.predicts_tokens and not data.is_regression
+        cells = math.prod(confusion_shape(context.task)) if counts else 0
         self._found = torch.zeros(4 + cells, dtype=torch.float64, device=device)  # right, of, loss, weight, confusion
         program = compile_program(self._pass, self._inputs(), compiles=False)
         self._captured = Captured(lambda: self._found.add_(program(self._inputs())[0]), device)  # type: ignore[arg-type]
@@ -53,10 +53,9 @@ class CapturedTest:
             batch = Batch(inputs, targets, weight, torch.arange(len(weight), device=weight.device), nothing)
             found = torch.stack([value.double() for value in judge(context.task, outputs, batch)])
             if len(self._found) > 4:
-                classes = context.task.num_classes
-                cells = targets * classes + outputs[:, :classes].argmax(dim=-1)
-                squares = torch.zeros(classes**2, dtype=torch.float64, device=weight.device)
-                found = torch.cat([found, squares.scatter_add(0, cells, (weight > 0).double())])
+                cells = confusion_cells(context.task, outputs, targets)
+                confusion = torch.zeros(len(self._found) - 4, dtype=torch.float64, device=weight.device)
+                found = torch.cat([found, confusion.scatter_add(0, cells, (weight > 0).double())])
         return [found]
 
     def run(self, client: int, work: Work) -> Tensor:
@@ -77,11 +76,11 @@ class CapturedTest:
 
     def read(self, clients: Sequence[int], rows: Sequence[Tensor]) -> list[Evaluation]:
         """The test results of several `run`s, at no point yet."""
-        classes, found = self._context.task.num_classes, []
+        found = []
         for client, row in zip(clients, torch.stack(list(rows)).cpu(), strict=True):
             right, of, loss, weight = row[:4].tolist()
             check_tested(client, int(of))
-            confusion = row[4:].int().view(classes, classes) if len(row) > 4 else None
+            confusion = row[4:].int().view(confusion_shape(self._context.task)) if len(row) > 4 else None
             found.append(
                 Evaluation(client, "", self._context.task.count_right(right), int(of), loss / weight, confusion)
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -12,7 +13,7 @@ from sparsona.core.round import Batch
 from sparsona.core.task import Task
 from sparsona.data.augment import as_inputs
 from sparsona.data.federation import Examples
-from sparsona.engine.evaluate import MAX_CONFUSION, Evaluation, check_tested, judge
+from sparsona.engine.evaluate import Evaluation, check_tested, confusion_cells, confusion_shape, judge
 from sparsona.gpu.stacking import over_clients
 
 BATCH = 8192  # examples of all clients in one pass
@@ -30,8 +31,9 @@ def evaluate_stacked(
         check_tested(client, count)
     sums = torch.zeros(4, len(clients), dtype=torch.float64, device=device)  # right, of, loss, weight
     confusion = None
-    if task.num_classes <= MAX_CONFUSION and not task.is_regression:
-        confusion = torch.zeros(len(clients), task.num_classes**2, dtype=torch.int64, device=device)
+    rows_and_columns = confusion_shape(task)
+    if not task.is_regression:
+        confusion = torch.zeros(len(clients), math.prod(rows_and_columns), dtype=torch.int64, device=device)
     at_once = max(1, BATCH // len(clients))
     with torch.no_grad():
         for start in range(0, max(counts), at_once):
@@ -43,12 +45,12 @@ def evaluate_stacked(
             if outputs.dim() != 3:
                 confusion = None
             if confusion is not None:
-                cells = batch.targets * task.num_classes + outputs[..., : task.num_classes].argmax(dim=-1)
+                cells = confusion_cells(task, outputs, batch.targets)
                 confusion.scatter_add_(1, cells, (batch.weight > 0).long())
     rows = sums.T.tolist()
     matrices: Sequence[Tensor | None] = [None] * len(clients)
     if confusion is not None:
-        matrices = confusion.view(-1, task.num_classes, task.num_classes).int().cpu().unbind()
+        matrices = confusion.view(-1, *rows_and_columns).int().cpu().unbind()
     for client, row in zip(clients, rows, strict=True):
         check_tested(client, int(row[1]))
     return [

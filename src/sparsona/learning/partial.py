@@ -2,8 +2,8 @@
 
 A part is named by its role (`input`, `output`, `norm`, `adapter`, `split`), by patterns of parameter names
 (`layer4.*`), or is `additive`: a personal model whose predictions are mixed with those of the shared one. `all-norms`
-are also the norms that no role has (those of a ResNet's shortcuts), and `last:2` are the last two layers. `!` before a
-name means all of the model except that part (`!output`).
+are also the norms that no role has (those of a ResNet's shortcuts), `adapter+norms` are the two roles together, and
+`last:2` are the last two layers. `!` before a name means all of the model except that part (`!output`).
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ if TYPE_CHECKING:
 ROLES = ("input", "output", "norm", "adapter", "split")
 ADDITIVE = "additive"
 ALL_NORMS, LAST = "all-norms", "last:"
-NAMES = (*ROLES, ADDITIVE, ALL_NORMS, f"{LAST}N")
+WITH_THEIR_NORMS = "adapter+norms"
+NAMES = (*ROLES, WITH_THEIR_NORMS, ADDITIVE, ALL_NORMS, f"{LAST}N")
 WITH_NORMS = "a model with norms: --model digits-cnn:norm=group, cnn28:norm=group, resnet18, or vgg11 (from 32x32 on)"
 WITH_ADAPTERS = "--model resnet18:adapters=true (also digits-cnn, cnn28, pfedgate-cifar10), or transformer:adapters=16"
-WITH_SPLIT = "--model digits-cnn:split=true, or cnn28:split=true"
+WITH_SPLIT = "--model digits-cnn:split=true, cnn28:split=true, or resnet18:split=true"
 
 
 def split_names(value: Any) -> Any:
@@ -59,8 +60,8 @@ class PartialConfig(ServerStep):
 
     personal: PartNames = Field(
         ("output",),
-        description="input, output, norm, adapter, split, additive, all-norms, last:N (layers), or patterns of names; "
-        "!output: all but output",
+        description="input, output, norm, adapter, adapter+norms, split, additive, all-norms, last:N (layers), or "
+        "patterns of names; !output: all but output",
         json_schema_extra=FLAG,
     )
     personal_lr: Positive | None = Field(None, description="learning rate of the personal part; none: lr")
@@ -169,6 +170,8 @@ def _names(task: Task, part: str) -> Iterable[str]:
         if not found:
             raise _missing(task, "norm")
         return found
+    if part == WITH_THEIR_NORMS:
+        return [*_names(task, "adapter"), *roles.norm]
     if part not in ROLES:
         if found := [name for name in layout.names if fnmatchcase(name, part)]:
             return found
@@ -180,7 +183,7 @@ def _names(task: Task, part: str) -> Iterable[str]:
     found = list(getattr(roles, part))
     if not found:
         raise _missing(task, part)
-    return [*found, *roles.norm] if part == "adapter" else found  # norms are personal with adapters, as in the paper
+    return found
 
 
 def _missing(task: Task, part: str) -> SparsonaError:

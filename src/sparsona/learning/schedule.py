@@ -73,7 +73,7 @@ def _linear(found: Spec) -> Factor | None:
         rising = int(shares[0] * rounds + SLACK)
         if index < rising:
             return index / rising if from_zero else (index + 1) / (rising + 1)
-        return max(0.0, (rounds - index) / (rounds - rising))
+        return max(0.0, (rounds - index) / max(1, rounds - rising))  # a run may have no rounds
 
     return factor
 

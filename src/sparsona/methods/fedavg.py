@@ -56,7 +56,8 @@ class FedAvgPartConfig(FedAvgConfig):
     weight_decay: Decay = Field(0.0, description=DECAY_TEXT)
     personal: PartNames = Field(
         ("output",),
-        description="what is tuned: input, output, norm, adapter, split, or patterns of names; !output: all but output",
+        description="what is tuned: input, output, norm, adapter, adapter+norms, split, all-norms, last:N (layers), or "
+        "patterns of names; !output: all but output",
     )
 
 

@@ -130,14 +130,22 @@ def outline_resnet18(
     adapter_form: str = "paper",
     dropout: float = 0.0,
     weights: str = "",
+    split: bool = False,
 ) -> Outline:
     side = _side(input_shape)
+    kernel, stride = (7, 2) if stem == "7x7" else (3, 1)
+    halves = {"conv1": side[0]}
+    if split:
+        halves = dict(zip(("conv1.upper", "conv1.lower"), split_rows(side[0]), strict=True))
+    slots: list[Slot] = []
+    height = 0
+    for name, rows in halves.items():
+        made = _shrink((rows, side[1]), kernel, stride, padding=kernel // 2)
+        slots += _conv(name, input_shape[0], 64, kernel, made)
+        height += made[0]
+    side = (height, made[1])
     if stem == "7x7":
-        side = _shrink(side, 7, stride=2, padding=3)
-        slots = _conv("conv1", input_shape[0], 64, 7, side)
         side = _shrink(side, 3, stride=2, padding=1)
-    else:
-        slots = _conv("conv1", input_shape[0], 64, 3, side)
     slots += _norm("bn1", 64)
     inputs = 64
     for stage, outputs in enumerate(RESNET_WIDTHS, start=1):
@@ -174,6 +182,7 @@ def resnet_roles(names: tuple[str, ...]) -> Roles:
         output=tuple(name for name in names if name.startswith("fc.")),
         norm=tuple(name for name in names if name.startswith("bn1.") or ".bn" in name),
         adapter=tuple(name for name in names if ".adapter" in name),
+        split=tuple(name for name in names if ".lower." in name),
     )
 
 
@@ -260,10 +269,13 @@ def _names(slots: list[Slot]) -> tuple[str, ...]:
 _CNN_ADAPTERS = {
     "adapters": Option(False, "a residual adapter, x + conv1x1(x), after each pooling", (False, True)),
 }
+_SPLIT_INPUT = {
+    "split": Option(False, "two first layers, for upper and lower rows; `--personal split` keeps one", (False, True)),
+}
 _SMALL_CNN = {
     **_CNN_ADAPTERS,
     "norm": Option("none", "after each convolution: a GroupNorm of four channels a group, or a BatchNorm", NORM_NAMES),
-    "split": Option(False, "two first layers, for upper and lower rows; `--personal split` keeps one", (False, True)),
+    **_SPLIT_INPUT,
 }
 _RESNET = {
     "groups": Option(32, "groups of each GroupNorm: 32, or by width 64, 128, 256, 512 -> 8, 8, 16, 32", (32, "width")),
@@ -272,6 +284,7 @@ _RESNET = {
     "adapter_form": Option("paper", "paper: x + a(x); authors: 2x + a(x), as their code has it", ("paper", "authors")),
     "dropout": Option(0.0, "rate, inside the adapters, or before the last layer where there are none"),
     "weights": Option("", "a file of ImageNet weights with torchvision's names, .pth or .safetensors"),
+    **_SPLIT_INPUT,
 }
 _BY_WIDTH = {**_RESNET, "groups": replace(_RESNET["groups"], default="width")}
 _TRANSFORMER = {

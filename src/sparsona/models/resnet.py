@@ -7,7 +7,8 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sparsona.models.catalog import GROUPS_BY_WIDTH, resnet_roles
+from sparsona.models.catalog import GROUPS_BY_WIDTH, resnet_roles, split_rows
+from sparsona.models.cnn import SplitInput
 
 
 def resnet18(
@@ -19,6 +20,7 @@ def resnet18(
     adapter_form: str = "paper",
     dropout: float = 0.0,
     weights: str = "",
+    split: bool = False,
 ) -> nn.Module:
     """11,173,962 parameters for 3x32x32 and 10 classes; adapters add 1,400,320.
 
@@ -29,6 +31,8 @@ def resnet18(
         from sparsona.models.imagenet import load_weights  # which takes safetensors along
 
         load_weights(net, weights)
+    if split:
+        net.split_input(split_rows(input_shape[1])[0], both_alike=bool(weights))
     return net
 
 
@@ -58,7 +62,7 @@ class ResNet18(nn.Module):
             return nn.Sequential(first, Block(outputs, outputs, 1, norm, adapter))
 
         if large_stem:
-            self.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+            self.conv1: nn.Module = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
         else:
             self.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
         self.bn1 = norm(64)
@@ -69,6 +73,17 @@ class ResNet18(nn.Module):
         self.layer4 = stage(256, 512, stride=2)
         self.dropout = nn.Dropout(0.0 if adapters else dropout)
         self.fc = nn.Linear(512, num_classes)
+        self.roles = resnet_roles(tuple(name for name, _ in self.named_parameters()))
+
+    def split_input(self, rows: int, both_alike: bool) -> None:
+        """Put two first layers side by side: one for so many upper rows of an image, one for the others."""
+        first = self.conv1
+        assert isinstance(first, nn.Conv2d)
+        width, side, stride = first.out_channels, first.kernel_size[0], first.stride[0]
+        second = nn.Conv2d(first.in_channels, width, side, stride=stride, padding=side // 2, bias=False)
+        if both_alike:
+            second.load_state_dict(first.state_dict())
+        self.conv1 = SplitInput(first, second, rows)
         self.roles = resnet_roles(tuple(name for name, _ in self.named_parameters()))
 
     def forward(self, images: Tensor) -> Tensor:

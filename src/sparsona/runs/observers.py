@@ -145,6 +145,38 @@ class RoundResult:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassCounts:
+    """Predictions on classes that a client has among its training data, and on those that it has not.
+
+    Args:
+        seen_correct: right ones of the first kind.
+        seen_count: all of the first kind.
+        unseen_correct: right ones of the second kind.
+        unseen_count: all of the second kind.
+    """
+
+    seen_correct: int
+    seen_count: int
+    unseen_correct: int
+    unseen_count: int
+
+
+def class_counts(correct: np.ndarray, count: np.ndarray, has: np.ndarray) -> ClassCounts:
+    """Sums over the classes that a client has, and over the others.
+
+    Args:
+        correct: right predictions by true class.
+        count: predictions by true class.
+        has: whether the client has training examples of the class.
+
+    Returns:
+        The counts.
+    """
+    sums = (correct[has], count[has], correct[~has], count[~has])
+    return ClassCounts(*(int(values.sum()) for values in sums))
+
+
+@dataclass(frozen=True, slots=True)
 class ClientEvaluation:
     """The evaluation of one client at one point of core/points.py.
 
@@ -155,6 +187,7 @@ class ClientEvaluation:
         count: predictions.
         loss: mean loss.
         confusion: counts by true class (row) and prediction (column), read-only; None where it was not kept.
+        classes: counts by whether the client has the class, where there are too many classes for a matrix.
     """
 
     client: int
@@ -163,6 +196,7 @@ class ClientEvaluation:
     count: int
     loss: float
     confusion: np.ndarray | None = None
+    classes: ClassCounts | None = None
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,9 @@ class RunConfig(Stopping):
         flag=True,
         cost=True,
     )
-    rounds: int = _plan(30, "number of rounds", flag=True, condition=True, cost=True, ge=1)
+    rounds: int = _plan(
+        30, "number of rounds; 0: a stored model (warm_start) is tuned", flag=True, condition=True, cost=True, ge=0
+    )
     per_round: int | None = _plan(
         None,
         "clients sampled per round",

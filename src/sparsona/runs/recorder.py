@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from sparsona.runs.observers import EvaluationResult, RoundResult
-from sparsona.runs.records import EvaluationRow, Records, RoundRow, TurnRow, pack_confusion
+from sparsona.runs.records import ClassesRow, EvaluationRow, Records, RoundRow, TurnRow, pack_confusion
 
 SUMS = ("bytes_up", "bytes_down", "paper_up", "paper_down", "train_flops", "search_flops")
 
@@ -42,15 +44,21 @@ class Recorder:
             )
 
     def on_evaluation(self, result: EvaluationResult) -> None:
-        self._records.add(
-            EvaluationRow(
-                completed=result.completed,
-                client=one.client,
-                point=one.point,
-                correct=one.correct,
-                count=one.count,
-                loss=one.loss,
-                confusion=pack_confusion(one.confusion),
+        with self._records.writing():
+            self._records.add(
+                EvaluationRow(
+                    completed=result.completed,
+                    client=one.client,
+                    point=one.point,
+                    correct=one.correct,
+                    count=one.count,
+                    loss=one.loss,
+                    confusion=pack_confusion(one.confusion),
+                )
+                for one in result.clients
             )
-            for one in result.clients
-        )
+            self._records.add(
+                ClassesRow(completed=result.completed, client=one.client, point=one.point, **asdict(one.classes))
+                for one in result.clients
+                if one.classes is not None
+            )

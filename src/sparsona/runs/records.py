@@ -34,6 +34,10 @@ CREATE TABLE IF NOT EXISTS evaluations (
   completed INTEGER, client INTEGER, point TEXT, correct INTEGER, count INTEGER, loss REAL, confusion BLOB,
   PRIMARY KEY (completed, client, point)
 );
+CREATE TABLE IF NOT EXISTS classes (
+  completed INTEGER, client INTEGER, point TEXT, seen_correct INTEGER, seen_count INTEGER, unseen_correct INTEGER,
+  unseen_count INTEGER, PRIMARY KEY (completed, client, point)
+);
 CREATE TABLE IF NOT EXISTS traits (
   completed INTEGER PRIMARY KEY, kind TEXT, apart REAL, moved REAL, clients BLOB, pairs BLOB
 );
@@ -95,6 +99,19 @@ class EvaluationRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ClassesRow:
+    """An evaluation by whether the client has the class among its training data, where no matrix tells."""
+
+    completed: int
+    client: int
+    point: str
+    seen_correct: int
+    seen_count: int
+    unseen_correct: int
+    unseen_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class TraitsRow:
     """How far apart clients' traits were: `apart` between two, `moved` of each from its start, both in the mean.
 
@@ -151,7 +168,13 @@ class CurvePoint:
     mean: float
 
 
-_TABLES = {RoundRow: "rounds", TurnRow: "turns", EvaluationRow: "evaluations", TraitsRow: "traits"}
+_TABLES = {
+    RoundRow: "rounds",
+    TurnRow: "turns",
+    EvaluationRow: "evaluations",
+    ClassesRow: "classes",
+    TraitsRow: "traits",
+}
 _FIGURES = "completed, client, point, correct, count, loss"  # of an evaluation, without its matrix
 _Kind = TypeVar("_Kind")
 
@@ -217,7 +240,7 @@ class Records:
                     db.execute("ROLLBACK")
                 raise
 
-    def add(self, rows: Iterable[RoundRow | TurnRow | EvaluationRow | TraitsRow]) -> None:
+    def add(self, rows: Iterable[RoundRow | TurnRow | EvaluationRow | ClassesRow | TraitsRow]) -> None:
         """Write rows of one kind; a row with the same key is replaced."""
         found = list(rows)
         if not found:
@@ -240,10 +263,11 @@ class Records:
         with self.writing():
             db.execute("DELETE FROM rounds WHERE round >= ?", (completed,))
             db.execute("DELETE FROM turns WHERE round >= ?", (completed,))
-            db.execute("DELETE FROM evaluations WHERE completed > ?", (completed,))
             db.execute("DELETE FROM traits WHERE completed > ?", (completed if points else completed - 1,))
             marks = ", ".join("?" * len(points))
-            db.execute(f"DELETE FROM evaluations WHERE completed = ? AND point NOT IN ({marks})", (completed, *points))
+            for table in ("evaluations", "classes"):
+                db.execute(f"DELETE FROM {table} WHERE completed > ?", (completed,))
+                db.execute(f"DELETE FROM {table} WHERE completed = ? AND point NOT IN ({marks})", (completed, *points))
 
     def check(self, completed: int) -> None:
         """Refuse records that lack rounds the checkpoint has: what is summed over them would be too little."""
@@ -321,6 +345,11 @@ class Records:
         rows = self._rows(EvaluationRow, query, (completed, point))
         return {row.client: unpack_confusion(row.confusion) for row in rows if row.confusion is not None}
 
+    def classes(self, completed: int, point: str) -> list[ClassesRow]:
+        """Each client's counts on classes that it has and has not, where no matrix was kept."""
+        query = "SELECT * FROM classes WHERE completed = ? AND point = ? ORDER BY client"
+        return self._rows(ClassesRow, query, (completed, point))
+
     def has_evaluations(self) -> bool:
         """Whether any round was evaluated yet."""
         return self.last_evaluated() is not None
@@ -372,14 +401,19 @@ class Records:
     def server_load(self) -> NodeLoad:
         """The load of a server, through which everything passes."""
         query = "SELECT SUM(bytes_up + bytes_down) AS total, MAX(bytes_up) AS most_in, MAX(bytes_down) AS most_out, "
-        return self._rows(NodeLoad, query + "MAX(MAX(paper_up, paper_down)) AS most_paper FROM rounds")[0]
+        return self._load(query + "MAX(MAX(paper_up, paper_down)) AS most_paper FROM rounds")
 
     def peer_load(self) -> NodeLoad:
         """The load of the busiest peer."""
         by_client = "SELECT SUM(bytes_up + bytes_down) AS through FROM turns GROUP BY client"
         query = f"SELECT (SELECT MAX(through) FROM ({by_client})) AS total, "
         query += "MAX(bytes_down) AS most_in, MAX(bytes_up) AS most_out, MAX(MAX(paper_up, paper_down)) AS most_paper "
-        return self._rows(NodeLoad, query + "FROM turns")[0]
+        return self._load(query + "FROM turns")
+
+    def _load(self, query: str) -> NodeLoad:
+        """Of a run without rounds, nothing."""
+        found: list[dict[str, int | None]] = self._rows(dict, query)
+        return NodeLoad(**{name: value or 0 for name, value in found[0].items()})
 
     def mean_upload(self) -> float | None:
         """The mean upload of the turns in which one was sent, as the papers count; None: in none."""

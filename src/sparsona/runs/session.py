@@ -34,6 +34,7 @@ from sparsona.runs.observers import (
     RunEnd,
     RunStart,
     TurnResult,
+    class_counts,
 )
 from sparsona.runs.profile import ProfileFile
 from sparsona.runs.recorder import Recorder
@@ -147,10 +148,9 @@ class Session:
                 reason = reached(limits, replace(self._spent, seconds=time.monotonic() - began))
                 if reason is None and self._checkpoint_is_due():
                     self._save()
+            self._evaluate_where_it_stops()
             if self.progress.completed == plan.rounds:
                 self._finish()
-            else:
-                self._evaluate_where_it_stops()
             self._save()
         except BaseException:
             if self._unsaved:
@@ -174,9 +174,9 @@ class Session:
         self._keep(replace(self.progress, completed=index + 1, population=population), result, evaluation)
 
     def _evaluate_where_it_stops(self) -> None:
-        """The result must be that of the round which was reached, also between two evaluations."""
-        completed = self.progress.completed
-        if not self.context.plan.evaluates_after(completed):
+        """The result must be that of the round which was reached: between two evaluations, and without any round."""
+        completed, plan = self.progress.completed, self.context.plan
+        if not plan.rounds or not plan.evaluates_after(completed):
             found = self._engine.evaluate(self.progress.population, completed)
             self._keep(self.progress, None, self._evaluation_result(completed, found))
 
@@ -212,7 +212,18 @@ class Session:
             return None
         headline = self._folder.facts.point
         shown = headline if any(one.point == headline for one in found) else RECEIVED
-        return EvaluationResult(completed, shown, tuple(map(_client_evaluation, found)))
+        return EvaluationResult(completed, shown, tuple(self._client_evaluation(one) for one in found))
+
+    def _client_evaluation(self, found: Evaluation) -> ClientEvaluation:
+        confusion = classes = None
+        if found.confusion is not None:
+            table, label_counts = found.confusion.numpy(), self._folder.facts.label_counts
+            if table.shape[0] == table.shape[1]:
+                confusion = table
+                confusion.flags.writeable = False
+            elif label_counts is not None:
+                classes = class_counts(table[:, 1], table.sum(axis=1), label_counts[found.client] > 0)
+        return ClientEvaluation(found.client, found.point, found.correct, found.count, found.loss, confusion, classes)
 
     # Checkpoints.
 
@@ -330,11 +341,3 @@ def _round_result(played: RoundRecord, seconds: float) -> RoundResult:
         for turn in played.turns
     )
     return RoundResult(played.index, played.lr_scale, turns, seconds)
-
-
-def _client_evaluation(found: Evaluation) -> ClientEvaluation:
-    confusion = None
-    if found.confusion is not None:
-        confusion = found.confusion.numpy()
-        confusion.flags.writeable = False
-    return ClientEvaluation(found.client, found.point, found.correct, found.count, found.loss, confusion)

@@ -1,14 +1,20 @@
 """Picture files: class folders, Tiny-ImageNet, landmarks; and files that are damaged."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from sample_pixels import random_bytes
 
 from sparsona.core.errors import SparsonaError
+from sparsona.data.augment import as_inputs
+from sparsona.data.federate import share_out
 from sparsona.data.pool import View
 from sparsona.data.read import read
 from sparsona.data.readers import files
+from sparsona.data.split_plan import SplitPlan
 
 
 def save_picture(path, array, **options):
@@ -134,9 +140,40 @@ def test_landmarks_by_author(tmp_path, flat):
     assert sorted(pool.y[pool.owners == 0].tolist()) == [2000, 2001, 2002, 2003, 2004]
     assert np.abs(pool.x[:, 0, 0, 0].astype(int) - (pool.y - 2000) * 40).max() <= 2  # each picture with its own class
     assert np.array_equal(read("gldv2", [tmp_path]).y, pool.y)
+    assert pool.view.test_resize
     plain = read("gldv2", [tmp_path], resize=None, augment=False)
     assert plain.x.shape == (8, 3, 224, 224)
     assert not plain.view.augments
+
+
+def test_test_photographs_are_shrunk_and_not_cut(tmp_path):
+    """The whole of it, as PIL shrinks it: with a black left half and a white right one, both corners are there."""
+    write_landmarks(tmp_path)
+    picture = np.zeros((32, 32, 3), np.uint8)
+    picture[:, 16:] = 255
+    picture[:2, :2] = 255  # a corner that a cut from the middle would lose
+    for path in (tmp_path / "images").iterdir():
+        save_picture(path, picture, quality=100)
+    pool = read("gldv2", [tmp_path], resize=32, crop=24)
+    seen = as_inputs(torch.from_numpy(np.array(pool.x)), replace(pool.view, mean=(), std=()))
+    stored = Image.fromarray(pool.x[0].transpose(1, 2, 0))
+    expected = np.asarray(stored.resize((24, 24), Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+    assert seen.shape == (8, 3, 24, 24)
+    assert np.abs(255 * seen[0].numpy() - expected).max() <= 1.5
+    assert seen[0, 0, 0, 0] > 0.5
+
+
+def test_users_of_fifty_photographs_have_25_in_each_half(tmp_path):
+    """Those of 49 have 25 to train on as well: `min_test` leaves them out."""
+    rows = ["user_id,image_id,class"]
+    for author, count in (("a", 49), ("b", 50), ("c", 51)):
+        rows += [f"{author},{author}{number:03},0" for number in range(count)]
+        for number in range(count):
+            save_picture(tmp_path / "images" / f"{author}{number:03}.jpg", np.zeros((4, 4, 3), np.uint8))
+    (tmp_path / "federated_train.csv").write_text("\n".join(rows) + "\n")
+    pool = read("gldv2", [tmp_path], resize=4, crop=4)
+    plan = SplitPlan(partition="natural", clients=None, validation_rate=0, min_train=25, min_test=25)
+    assert sorted(share_out(pool, plan).sizes().tolist()) == [[25, 0, 25], [26, 0, 25]]
 
 
 def test_an_authors_half_depends_on_the_author_alone(tmp_path):

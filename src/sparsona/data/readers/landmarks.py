@@ -23,8 +23,9 @@ COLUMNS = ("user_id", "image_id", "class")
 def read_landmarks(request: Request) -> Pool | None:
     """The photographs of federated_train.csv; half of each author's, drawn by the author's id, are the test set.
 
-    They are made squares of side `resize` and cropped; without augmentation, squares of side `crop` outright. An odd
-    photograph is for training.
+    They are made squares of side `resize`: in training a square of side `crop` is cut out at random, in testing all of
+    it is resized to that side. Without augmentation they are squares of side `crop` outright. An odd photograph is for
+    training.
     """
     paths = find(request.places, "federated_train.csv")
     if paths is None:
@@ -50,7 +51,8 @@ def read_landmarks(request: Request) -> Pool | None:
     side = request.resize or RESIZE
     x = decode_pictures(request, root, files, (3, side, side), side)
     y, owners = (np.array([row[column] for row in train + test], dtype=np.int64) for column in (1, 2))
-    return image_pool(request, paths[0], x, y, len(train), owners)
+    pool = image_pool(request, paths[0], x, y, len(train), owners)
+    return replace(pool, view=replace(pool.view, test_resize=pool.view.crop is not None))
 
 
 def _read_rows(path: Path) -> list[tuple[str, str, int]]:
