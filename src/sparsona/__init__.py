@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sparsona.data.pool import View
     from sparsona.experiment.compare import compare
     from sparsona.experiment.run import Comparison, Run
+    from sparsona.experiment.theory.bounds import bounds
     from sparsona.experiment.train import load, resume, train
     from sparsona.experiment.tune import Tuning, tune
     from sparsona.methods import METHODS
@@ -37,6 +38,7 @@ _WHERE = {
     "Comparison": "experiment.run",
     "Run": "experiment.run",
     "compare": "experiment.compare",
+    "bounds": "experiment.theory.bounds",
     "load": "experiment.train",
     "resume": "experiment.train",
     "train": "experiment.train",
@@ -66,6 +68,7 @@ __all__ = [
     "SparsonaError",
     "Tuning",
     "View",
+    "bounds",
     "compare",
     "cost",
     "federate",

@@ -344,6 +344,19 @@ def test_importing_the_package_imports_no_torch():
     subprocess.run([sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], check=True)
 
 
+def test_bounds(say, tmp_path):
+    assert say("run", "fedalt", *small(tmp_path, out="alt"), "--model", "mlp").code == 0
+    few = ("--clients", 2, "--batches", 2)
+    told = say("bounds", "alt", *few, "--out", "bounds.svg")
+    assert told.code == 0
+    for words in ("FedAlt, Theorem 2", "chi", "violated: ", "held: ", "cannot be checked: ", "picture: bounds.svg"):
+        assert words in told.out
+    found = json.loads(say("bounds", "alt", *few, "--json").out)
+    assert found["bounds"][0]["value"] == pytest.approx(sum(found["bounds"][0]["terms"].values()))
+    say("bounds", "alt", "--clients", 1).refused("clients=1", "2 or more")
+    say("bounds", "nowhere").refused("nowhere")
+
+
 def test_clients_and_similarity(say, tmp_path):
     """The papers' analyses of a run: tables, text pictures, JSON, pictures in files; and what cannot be compared."""
     options = ["--rounds", "2", "--clients", "5", "--set", "epochs=1", "--json"]

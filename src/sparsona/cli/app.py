@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparsona.cli.analysis import clients, figure, read_views, similarity, targets
+from sparsona.cli.bounds import bounds
 from sparsona.cli.cost import cost
 from sparsona.cli.data import data
 from sparsona.cli.latency import latency
@@ -311,6 +312,7 @@ cli.add_command(similarity)
 cli.add_command(reproduce)
 cli.add_command(targets)
 cli.add_command(figure)
+cli.add_command(bounds)
 
 
 def show_options(title: str, options: Mapping[str, Option], preset: Mapping[str, Any]) -> None:

@@ -167,6 +167,34 @@ def print_analysis(found: Any) -> None:
         print_text(sentence)
 
 
+def print_bounds(found: Any) -> None:
+    """A `Bounds`: its constants, and each bound with its terms and assumptions."""
+    from sparsona.analysis.bounds import number
+
+    click.echo(found.title)
+    for sentence in found.sentences():
+        print_text(sentence)
+    if not found.bounds:
+        return
+    print_table([one.row() for one in found.constants])
+    print_table([one.row() for one in found.bounds])
+    for bound in found.bounds:
+        click.echo(f"\n{bound.theorem}")
+        print_text(f"  bounds: {bound.bounds}")
+        if bound.terms:
+            label = "terms" if bound.value is not None else f"terms {bound.curve_label}".rstrip()
+            print_text(f"  {label}: " + " + ".join(f"{number(value)} [{name}]" for name, value in bound.terms.items()))
+        if bound.leaves_out_constants:
+            click.echo("  stated up to an absolute constant, taken to be 1")
+        for status in ("violated", "cannot be checked", "held"):
+            for one in bound.assumptions:
+                if one.status == status:
+                    print_text(f"  {status}: {one.text}" + (f" ({one.why})" if one.why else ""))
+        for note in bound.notes:
+            print_text(f"  {note}")
+    click.echo()
+
+
 def _print_lines(draw: Callable[[Any, Any], list[Any]], found: Any) -> None:
     """Print what `draw` returns for this terminal."""
     from rich.console import Console

@@ -30,9 +30,9 @@ def simulate(context: ClientContext, executor: Executor | None = None) -> Star |
     return engine_for(context.server_side, LocalClients(context, executor))
 
 
-def received_work(context: ClientContext, population: Population, client: int) -> Work:
-    """The model a client would use now: what `predict` and `deploy` take."""
-    round_ = context.plan.round_at(context.plan.rounds)
+def received_work(context: ClientContext, population: Population, client: int, completed: int | None = None) -> Work:
+    """The model a client would use after so many rounds (None: all of them): what `predict` and `deploy` take."""
+    round_ = context.plan.round_at(context.plan.rounds if completed is None else completed)
     clients = LocalClients(context, None, population.states)
     if context.method.peer is None:
         job = Star(context.server_side, clients).evaluation_job(population.server, client, round_)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
+    from sparsona.analysis.bounds import Bounds
     from sparsona.analysis.clients import ClientEffects
     from sparsona.analysis.figures import Drawn
     from sparsona.analysis.similarity import Similarity
@@ -220,6 +221,58 @@ class Run:
         if traits.kind != "mask":
             return None
         return float(np.bitwise_count(np.bitwise_or.reduce(traits.rows)).sum()) / max(traits.size, 1)
+
+    def bounds(
+        self,
+        *,
+        clients: int = 8,
+        batches: int = 8,
+        seed: int = 0,
+        along: int = 0,
+        delta: float = 1e-5,
+        noise: float = 0.0,
+        listen: Callable[[int, int], None] | None = None,
+    ) -> Bounds:
+        """What the theorems of the method's paper say of this run, beside what was measured.
+
+        Constants are estimated on training data alone, from the first and the last models.
+
+        Args:
+            clients: how many clients they are estimated on, drawn by `seed`.
+            batches: how many batches of each.
+            seed: of clients, batches and power iterations.
+            along: replay the run, and measure at so many rounds between the first and the last as well.
+            delta: the probability of failure in DisPFL's and pFedGate's theorems.
+            noise: the standard deviation of the noise that DisPFL's theorem supposes on gradients.
+            listen: called with the parts done and their number.
+
+        Returns:
+            Constants, bounds and assumptions; `sparsona.save_picture` draws those that speak of rounds. Without bounds
+            where no theorem of the four papers applies.
+
+        Example:
+            >>> import sparsona as sp
+            >>> run = sp.train("fedalt", clients=4, rounds=1, data_rate=0.2)
+            >>> [bound.theorem for bound in run.bounds(clients=2, batches=2).bounds]
+            ['FedAlt, Theorem 2', 'FedSim, Theorem 1, Eq. (6)']
+        """
+        from sparsona.experiment.theory.bounds import estimate_bounds
+
+        context = self._make_context()
+        progress = self._progress(context)
+        return estimate_bounds(
+            self._folder,
+            context,
+            progress.population,
+            progress.completed,
+            clients=clients,
+            batches=batches,
+            seed=seed,
+            along=along,
+            delta=delta,
+            noise=noise,
+            listen=listen,
+        )
 
     @property
     def is_profiled(self) -> bool:

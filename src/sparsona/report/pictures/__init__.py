@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sparsona.analysis.bounds import Bounds
 from sparsona.analysis.changes import ClientBands, ClientChanges
 from sparsona.analysis.charts import LineChart, targets_chart
 from sparsona.analysis.clients import ClientEffects
@@ -14,6 +15,7 @@ from sparsona.analysis.partition import Partition
 from sparsona.analysis.similarity import Similarity
 from sparsona.analysis.targets import Targets
 from sparsona.core.errors import SparsonaError
+from sparsona.report.pictures.bounds import draw_bounds
 from sparsona.report.pictures.changes import draw_bands, draw_changes
 from sparsona.report.pictures.charts import draw_chart
 from sparsona.report.pictures.clients import draw_clients
@@ -21,7 +23,7 @@ from sparsona.report.pictures.figure import Picture
 from sparsona.report.pictures.partition import draw_partition
 from sparsona.report.pictures.similarity import draw_similarity
 
-Analysis = ClientBands | ClientChanges | ClientEffects | LineChart | Partition | Similarity | Targets
+Analysis = Bounds | ClientBands | ClientChanges | ClientEffects | LineChart | Partition | Similarity | Targets
 
 
 def draw(found: Analysis) -> Picture:
@@ -38,6 +40,7 @@ def draw(found: Analysis) -> Picture:
 
 
 _DRAWN: dict[type, Callable[[Any], Picture]] = {
+    Bounds: draw_bounds,
     ClientBands: draw_bands,
     ClientChanges: draw_changes,
     ClientEffects: draw_clients,
@@ -51,7 +54,7 @@ def save_picture(found: Analysis, path: str | os.PathLike[str]) -> Path:
     """Draw an analysis into a file; needs the extra `report`.
 
     Args:
-        found: what `Run.clients()`, `Run.similarity()`, `Comparison.figure()` or `Comparison.rounds_to()` returned.
+        found: what `Run.bounds()`, `Run.clients()`, `Run.similarity()`, `Comparison.figure()` or `Comparison.rounds_to()` returned.
         path: a file that ends in .svg (light or dark as its reader's system is) or .png.
 
     Returns:

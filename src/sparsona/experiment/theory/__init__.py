@@ -1,0 +1,1 @@
+"""What the papers' theorems say of a run: constants estimated from its models, bounds beside what was measured."""

@@ -1,0 +1,225 @@
+"""The models, clients and data that constants are estimated on, and what all theorems assume of the algorithm.
+
+Only training data is read. Models are in evaluation mode, so that F_k is a mean over examples also with BatchNorm or
+dropout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsona.analysis import summary as summaries
+from sparsona.analysis.bounds import Assumption, number, running_means
+from sparsona.core.method import Phase, Work, steps_taken
+from sparsona.core.points import RECEIVED
+from sparsona.core.round import Batch
+from sparsona.core.seeds import Seeds, generator
+from sparsona.data.batches import Examples, in_order
+from sparsona.engine.context import ClientContext
+from sparsona.engine.plan import novel_clients
+from sparsona.engine.population import Population
+from sparsona.engine.rounds import received_work
+from sparsona.experiment.theory.estimates import Loss, Objective, Point, gradient
+from sparsona.runs.folder import RunFolder
+
+POINTS_DRAWN = 60  # of a bound over rounds
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A run, its models at some rounds, and the clients and data that constants are estimated on."""
+
+    folder: RunFolder
+    context: ClientContext
+    points: Sequence[tuple[int, Population]]  # after so many rounds, in order
+    clients: tuple[int, ...]
+    batches: int
+    seed: int
+    delta: float
+    noise: float
+    listen: Callable[[], None]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.folder.config["options"]
+        return found
+
+    @cached_property
+    def taking_part(self) -> list[int]:
+        novel = novel_clients(self.context.plan, self.context.clients)
+        return [client.index for client in self.context.clients if client.index not in novel]
+
+    @property
+    def rounds(self) -> int:
+        return self.context.plan.rounds
+
+    def steps(self, phase: Phase) -> list[int]:
+        """Local steps of each client in a round."""
+        round_ = self.context.plan.round_at(0)
+        return [steps_taken(phase, self.context.clients[client], round_) for client in self.taking_part]
+
+    def random(self, client: int, purpose: str) -> torch.Generator:
+        return generator(Seeds(self.seed).of(client).own(f"bounds/{purpose}"))
+
+    def batch_size(self, client: int, phase: Phase) -> int:
+        return phase.batch_size(self.context.clients[client].num_examples, self.context.plan.batch_size)
+
+    def examples(self, client: int) -> Examples:
+        """A client's training examples, or as many as the batches hold."""
+        whole = self.context.federation.examples(client, "train")
+        most = self.batches * self.context.plan.batch_size
+        if whole.num_examples <= most:
+            return whole
+        order = torch.randperm(whole.num_examples, generator=self.random(client, "examples"))[:most]
+        return take(whole, order)
+
+    def objective(self, client: int, loss: Loss) -> Objective:
+        """F_k: the mean loss over a client's examples."""
+        batches = list(in_order(self.examples(client), max(self.context.plan.batch_size, 64)))
+        return Objective(loss, batches, [len(batch.targets) for batch in batches])
+
+    def draws(self, client: int, size: int) -> list[Batch]:
+        """Independent batches as training draws them, each without replacement."""
+        examples, random = self.examples(client), self.random(client, "batches")
+        size = min(size, examples.num_examples)
+        orders = [torch.randperm(examples.num_examples, generator=random)[:size] for _ in range(self.batches)]
+        return [next(in_order(take(examples, order), size)) for order in orders]
+
+    def recorded_loss(self) -> float | None:
+        """The mean test loss over clients of the models that they received, as the run recorded it."""
+        if RECEIVED not in summaries.points(self.folder):
+            return None
+        return float(np.nanmean(summaries.losses(self.folder, RECEIVED)))
+
+    def work(self, place: int, client: int) -> Work:
+        completed, population = self.points[place]
+        return received_work(self.context, population, client, completed)
+
+    def predicted(self, work: Work, fields: Sequence[str]) -> tuple[Loss, Point]:
+        """The loss of what a client predicts, as a function of some trees of its Work, and where they are now.
+
+        In evaluation mode, so that F_k is a mean over examples also with BatchNorm or dropout.
+        """
+        context, pull = self.context, self.options.get("start_pull") or 0.0
+
+        def loss(x: Point, batch: Batch) -> Tensor:
+            new = {name: getattr(work, name).like(value) for name, value in zip(fields, x, strict=True)}
+            outputs = context.method.predict(replace(work, **new), batch.inputs)
+            found = context.task.mean_loss(outputs, batch)
+            if pull and "personal" in fields and work.start is not None:
+                found = found + pull * (new["personal"].flat - work.start.flat).square().sum()
+            return found
+
+        return loss, tuple(getattr(work, name).flat.detach() for name in fields)
+
+
+def take(examples: Examples, order: Tensor) -> Examples:
+    order = order.to(examples.inputs.device)
+    return Examples(examples.inputs.index_select(0, order), examples.targets.index_select(0, order), examples.view)
+
+
+def check_algorithm(sample: Sample, largest_gradient: float, phases: Sequence[Phase]) -> list[Assumption]:
+    """Plain SGD with unbiased gradients, equal steps and weights, and clients drawn uniformly."""
+    options, plan, task = sample.options, sample.context.plan, sample.context.task
+    extras = [f"{name}={options[name]:g}" for name in ("momentum", "weight_decay") if options.get(name)]
+    if options.get("optimizer", "sgd") != "sgd":
+        extras.insert(0, f"optimizer={options['optimizer']}")
+    found = [Assumption.check("clients take plain SGD steps", not extras, ", ".join(extras))]
+    clip = options.get("clip_norm")
+    if clip is not None:
+        why = f"clip_norm={clip:g}, largest gradient of a batch seen {number(largest_gradient)}"
+        found.append(Assumption.check("gradients are not clipped", largest_gradient <= clip, why))
+    found.append(
+        Assumption(
+            "stochastic gradients are unbiased at every step",
+            "violated",
+            "a pass draws batches without replacement: after its first step they depend on the steps before",
+        )
+    )
+    counts = [count for phase in phases for count in sample.steps(phase)]
+    ranges = {(min(sample.steps(phase)), max(sample.steps(phase))) for phase in phases}
+    why = f"from {min(counts)} to {max(counts)}; the largest is used"
+    found.append(Assumption.check("all clients take equally many local steps", all(a == b for a, b in ranges), why))
+    if "weight" in options:
+        equal = (
+            options["weight"] == "equal"
+            or len({sample.context.clients[c].num_examples for c in sample.taking_part}) == 1
+        )
+        found.append(Assumption.check("the server's mean has equal weights", equal, f"weight={options['weight']}"))
+    if (name := options.get("server_optimizer", "sgd")) != "sgd" or options.get("server_lr") not in (None, 1.0):
+        found.append(Assumption("the server takes the plain mean", "violated", f"server_optimizer={name}"))
+    if sample.context.method.server is not None:
+        why = f"drop_rate={plan.drop_rate:g}: updates are lost" if plan.drop_rate else ""
+        text = "clients are sampled uniformly, without replacement"
+        found.append(Assumption.check(text, not plan.drop_rate, why))
+    if sample.folder.config.get("transform"):
+        found.append(
+            Assumption("messages arrive as they were sent", "violated", f"{sample.folder.config['transform']}")
+        )
+    if task.mixes_examples or task.draws_noise:
+        what = "BatchNorm" if task.mixes_examples else "dropout"
+        found.append(Assumption("the loss is a mean over examples", "violated", f"{what}; estimates: evaluation mode"))
+    if sample.context.federation.view.augments:
+        why = "training augments images; estimates are of the images as they are"
+        found.append(Assumption("one data distribution per client", "cannot be checked", why))
+    return found
+
+
+def smoothness(symbol: str, value: float) -> Assumption:
+    why = f"{symbol}: the largest seen, {number(value)}; ReLU and max pooling have kinks"
+    return Assumption("smoothness everywhere", "cannot be checked", why)
+
+
+def check_constant_rate(sample: Sample) -> Assumption:
+    scales = [sample.context.plan.round_at(index).lr_scale for index in (0, max(sample.rounds - 1, 0))]
+    return Assumption.check(
+        "the step size is constant", scales[0] == scales[1], f"it ends at {scales[1]:.3g} of the first"
+    )
+
+
+def largest_batch_gradient(loss: Loss, x: Point, batches: Sequence[Batch]) -> float:
+    return max(math.sqrt(sum(float(g.square().sum()) for g in gradient(loss, x, batch))) for batch in batches)
+
+
+def drawn_rounds(rounds: int) -> list[int]:
+    return sorted({round(place) for place in np.geomspace(1, max(rounds, 1), POINTS_DRAWN)})
+
+
+def standard_error(values: np.ndarray) -> float | None:
+    """Of the mean over clients (the last axis), averaged over rounds."""
+    count = values.shape[1]
+    return float(values.std(axis=1, ddof=1).mean() / math.sqrt(count)) if count > 1 else None
+
+
+def measured_means(sample: Sample, values: Sequence[float] | np.ndarray) -> list[tuple[float, float]]:
+    return running_means([(float(place), float(v)) for (place, _), v in zip(sample.points, values, strict=True)])
+
+
+def bounded(what: str, symbol: str, value: float) -> Assumption:
+    return Assumption(f"bounded {what}", "cannot be checked", f"{symbol}: the largest seen, {number(value)}")
+
+
+def error_rate(sample: Sample, work: Work, client: int) -> float:
+    """The share of a client's training examples that it predicts wrongly (not of a regression)."""
+    task, right, count = sample.context.task, 0.0, 0
+    with torch.no_grad():
+        for batch in in_order(sample.examples(client), 256):
+            outputs = sample.context.method.predict(work, batch.inputs)
+            of_batch, out_of = task.score(outputs, batch)
+            right += float(of_batch)
+            count += int(out_of)
+    return 1 - right / max(count, 1)
+
+
+def recorded_accuracies(sample: Sample) -> list[tuple[int, float]]:
+    """(completed rounds, mean test accuracy over clients) of the models that clients received, as recorded."""
+    folder = sample.folder
+    return summaries.curve(folder, RECEIVED) if RECEIVED in summaries.points(folder) else []
