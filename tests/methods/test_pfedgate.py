@@ -86,6 +86,7 @@ def selections(monkeypatch):
     [
         {},
         {"solver": "exact"},
+        {"solver": "exact", "blocks_of": "operators", "gating": "sample", "density": 0.6},
         {"greedy_by": "density", "paths": 2},
         {"gating": "sample", "deploy_gate": "sample"},
         {"gating": "client"},
@@ -147,6 +148,29 @@ def test_the_authors_realised_density(density, realised):
     for _ in range(5):
         kept = select(budget, torch.rand(50, generator=random), config)
         assert float(kept @ torch.tensor(blocks.sizes).float()) / layout.size == pytest.approx(realised, abs=6e-4)
+
+
+def test_the_authors_smallest_share():
+    """min(max(1/B, 0.1), s): table 7 varies B."""
+    for num_blocks, density, expected in ((2, 0.7, 0.5), (5, 0.5, 0.2), (10, 0.5, 0.1), (20, 0.5, 0.1), (2, 0.3, 0.3)):
+        context = context_of(**{**AUTHORS, "density": density, "num_blocks": num_blocks})
+        work = received_work(context, simulate(context, Serial(context)).start(), 0)
+        assert context.method.phases[0].loss.__self__.of(work)[2] == expected
+
+
+@pytest.mark.parametrize(("density", "straight_through"), [(1.0, "authors"), (1.0, "kept"), (0.5, "authors")])
+def test_with_s_of_1_the_authors_gates_are_as_they_are(density, straight_through):
+    """One path: M = G, so that with the factor the gate's gradient is (1 + M) times as large, 1.5 times at first."""
+    context = context_of(**{**AUTHORS, "density": density, "straight_through": straight_through})
+    model = context.method.phases[0].loss.__self__
+    work = received_work(context, simulate(context, Serial(context)).start(), 0)
+    size = len(model.of(work)[0].blocks)
+    gates = torch.full((size,), 0.5, requires_grad=True)
+    found, kept = model._gates(work, gates, gates)
+    (by_gates,) = torch.autograd.grad(found.sum(), gates)
+    factor = 1.0 if (density, straight_through) == (1.0, "authors") else 1.5
+    assert torch.equal(by_gates, factor * kept)
+    assert bool(kept.sum() == size) is (density == 1)
 
 
 def test_the_authors_first_chunks_break_a_small_budget():

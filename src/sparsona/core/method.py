@@ -122,11 +122,16 @@ def steps_taken(phase: Phase, client: Client, round_: Round) -> int:
 
 
 def _amounts(phase: Phase, client: Client, round_: Round) -> tuple[int, int]:
-    """Examples and steps: the last batch of a pass may be smaller, and batches that do not fill a step are left out."""
+    """Examples and steps: the last batch of a pass may be smaller, and batches that do not fill a step are left out.
+
+    With `round_.drop_last` all batches of a pass are whole. None is larger than the client's data, so there is one.
+    """
     count = client.num_examples
     if not count or not phase.when(round_):
         return 0, 0
     size = phase.batch_size(count, round_.batch_size)
+    if round_.drop_last:
+        count -= count % size
     batches = -(-count // size)
     if phase.mixes_examples and batches > 1 and count % size == 1:
         batches -= 1  # a last example joins the batch before it

@@ -315,7 +315,8 @@ def _groups(phase: Phase, train: Examples, round_: Round) -> Iterator[tuple[int,
 
     def batches() -> Iterator[Batch]:
         for epoch in range(phase.epochs):
-            yield from shuffled(train, size, round_.seeds.own(f"{phase.name}/{epoch}"), phase.mixes_examples)
+            seed = round_.seeds.own(f"{phase.name}/{epoch}")
+            yield from shuffled(train, size, seed, phase.mixes_examples, round_.drop_last)
 
     stream = islice(batches(), None if phase.max_steps is None else phase.max_steps * phase.batches_per_step)
     if phase.batches_per_step == 1:

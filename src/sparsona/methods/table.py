@@ -81,6 +81,8 @@ _PFEDGATE = {
     "paths": 2,
     "gating": "sample",
     "deploy_gate": "sample",
+    "solver": "exact",
+    "blocks_of": "operators",
 }
 PFEDGATE_AUTHORS = {
     "batch_size": 128,
@@ -91,7 +93,9 @@ PFEDGATE_AUTHORS = {
     "split_budget": True,
     "score_steps": 10,
     "floors_scores": True,
-    "straight_through": "kept",
+    "smallest": "authors",
+    "drop_last": True,
+    "straight_through": "authors",
     "steps": "all",
     "optimizer_memory": "keep",
     "logits_relu": True,

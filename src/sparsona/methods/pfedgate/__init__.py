@@ -86,7 +86,8 @@ def pfedgate(task: Task, config: PFedGateConfig) -> Method:
         return min(config.density, client.capacity)  # s_i
 
     def smallest_of(share: float) -> float:
-        return min(config.smallest, share)  # s_min is in (0, s_i]
+        smallest = max(1 / config.num_blocks, 0.1) if config.smallest == "authors" else config.smallest
+        return min(smallest, share)  # s_min is in (0, s_i]
 
     def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> PFedGateState:
         here = model.cut(smallest_of(share_of(client)))

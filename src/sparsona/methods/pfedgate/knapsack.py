@@ -12,7 +12,7 @@ case are paid for first: pass the budget that is left, and a cost above it, or 0
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -56,6 +56,38 @@ def exact(scores: Tensor, costs: Tensor, budget: Tensor, buckets: int = 1024) ->
     walked = greedy(scores, costs, budget)
     poorer_plan = (scores * planned).sum(dim=-1, keepdim=True) < (scores * walked).sum(dim=-1, keepdim=True)
     return torch.where(poorer_plan, walked, planned).to(dtype)
+
+
+def best_of_all(scores: Tensor, costs: Tensor, budget: Tensor, classes: Sequence[Sequence[int]]) -> Tensor:
+    """The largest sum of scores, by trying every choice that can be the best: exact whatever the costs are.
+
+    `classes` are blocks of one cost each. Of such blocks the best ones are kept, so that a choice is how many of each
+    class; there are prod(1 + blocks of a class) choices, and memory for all of them is needed. Blocks of no class are
+    not kept. Sums are made in float64. Ties go to the choice with more blocks of the earlier classes, and within a
+    class to low indices.
+    """
+    import torch
+
+    dtype = scores.dtype
+    scores, costs = torch.broadcast_tensors(scores.detach().double(), costs)  # type: ignore[no-untyped-call]
+    total, spent = torch.zeros_like(scores[..., :1]), torch.zeros_like(costs[..., :1])
+    ranks = []
+    for members in classes:  # counts fall, so that the first of equal sums has the most
+        own = torch.stack([scores[..., block] for block in members], dim=-1)
+        order = own.argsort(dim=-1, descending=True, stable=True)
+        ranks.append(order.argsort(dim=-1))
+        sums = torch.cat([torch.zeros_like(own[..., :1]), own.gather(-1, order).cumsum(-1)], dim=-1).flip(-1)
+        counts = torch.arange(len(members), -1, -1, device=costs.device)
+        total = (total.unsqueeze(-1) + sums.unsqueeze(-2)).flatten(-2)
+        spent = (spent.unsqueeze(-1) + (costs[..., members[0], None] * counts).unsqueeze(-2)).flatten(-2)
+    best = torch.where(spent <= budget.unsqueeze(-1), total, -math.inf).argmax(dim=-1)
+    kept = [torch.zeros_like(best, dtype=torch.bool)] * scores.shape[-1]
+    for members, rank in zip(reversed(classes), reversed(ranks), strict=True):
+        count = len(members) - best % (len(members) + 1)
+        best = best.div(len(members) + 1, rounding_mode="floor")
+        for place, block in enumerate(members):
+            kept[block] = rank[..., place] < count
+    return torch.stack(kept, dim=-1).to(dtype)
 
 
 def _walk(costs: Tensor, budget: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from sparsona.learning.optimizer import Memory, make_optimizer
 from sparsona.learning.phases import turn_flops
 from sparsona.methods.pfedgate.blocks import Blocks, spread
 from sparsona.methods.pfedgate.compact import chain, compact
-from sparsona.methods.pfedgate.config import Budget, PFedGateConfig, budget_left, cut, max_flops, select
+from sparsona.methods.pfedgate.config import Budget, PFedGateConfig, alike, budget_left, cut, max_flops, select
 from sparsona.methods.pfedgate.gate import Gate, weighted_mean
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class Cut:
     blocks: Blocks
     form: Gate
     bits: Layout
+    classes: tuple[tuple[tuple[int, ...], ...], ...] | None  # of blocks that cost the same, for an exact solver
 
 
 class GatedModel:
@@ -85,7 +86,8 @@ class GatedModel:
         config, blocks = self.config, cut(self.task.layout, self.config, smallest)
         switches = (config.paths, config.pre_norm, config.post_norm, config.sigmoid, config.gate_start)
         form = Gate(self.task.input_shape, len(blocks), *switches)
-        return Cut(blocks, form, Layout((Slot("blocks", (len(blocks),)),)))
+        classes = alike(blocks, config) if config.solver == "exact" else None
+        return Cut(blocks, form, Layout((Slot("blocks", (len(blocks),)),)), classes)
 
     def of(self, work: GatedWork) -> tuple[Cut, Budget, float]:
         ((smallest, budget),) = work.budget.items()
@@ -97,9 +99,12 @@ class GatedModel:
         return work.params.like(work.params.flat * spread(self.of(work)[0].blocks, gates)), kept
 
     def _gates(self, work: GatedWork, scores: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        kept = select(self.of(work)[1], scores, self.config)
+        here, budget, _ = self.of(work)
+        kept = select(budget, scores, self.config, here.classes)
         through = scores - scores.detach()  # zero, and yet it has a gradient
-        return weights * (kept * (1 + through) if self.config.straight_through == "kept" else kept + through), kept
+        if self.config.straight_through == "authors":
+            through = through * budget.sparse  # with s = 1 their code returns M as it is
+        return weights * (kept + through if self.config.straight_through == "all" else kept * (1 + through)), kept
 
     def run(
         self, work: GatedWork, scores: Tensor, weights: Tensor, inputs: Tensor, noise: Tensor | None = None
