@@ -44,8 +44,8 @@ def test_by_hand(budget, by_score, by_density, best):
 
 
 def test_ties_by_hand():
-    """Scores 2, 2, 2, 4 of costs 3, 3, 3, 6 under 6: {0,1}, {0,2}, {1,2} and {3} are all worth 4. More of the class that
-    was named first, and in it the lowest indices: {0,1}; with the last block's class first, {3}."""
+    """Scores 2, 2, 2, 4 of costs 3, 3, 3, 6 under 6: {0,1}, {0,2}, {1,2} and {3} are all worth 4. More of the class
+    that was named first, and in it the lowest indices: {0,1}; with the last block's class first, {3}."""
     scores, costs, budget = torch.tensor([2.0, 2.0, 2.0, 4.0]), torch.tensor([3, 3, 3, 6]), torch.tensor(6)
     assert best_of_all(scores, costs, budget, [[0, 1, 2], [3]]).tolist() == [1, 1, 0, 0]
     assert best_of_all(scores, costs, budget, [[3], [0, 1, 2]]).tolist() == [0, 0, 0, 1]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparsona.analysis.clients import ClientEffects, client_effects, has_effects
+from sparsona.analysis.gates import Gates, recorded_gates
 from sparsona.analysis.similarity import Similarity, recorded_distances, recorded_similarity
 from sparsona.analysis.summary import curve, effort, headline, points, summary_of
 from sparsona.core.points import point as evaluation_point
@@ -23,8 +24,8 @@ class RunView:
     the headline point; `confusion` is summed over clients, rows are the true classes; `label_counts` counts the
     training data by client (row i is client i of `count`) and class, and is None where labels are tokens;
     `cumulative_bytes` is (completed rounds, bytes sent so far in both directions), `cumulative_steps` the same of
-    local steps; `sizes` has each client's number of training, validation and test examples. `effects`, `similarity`
-    and `distances` are there where the run recorded them; the last is (completed rounds, mean distance between
+    local steps; `sizes` has each client's number of training, validation and test examples. `effects`, `similarity`,
+    `gates` and `distances` are there where the run recorded them; the last is (completed rounds, mean distance between
     clients' traits, mean distance of each to its own start).
     """
 
@@ -50,6 +51,7 @@ class RunView:
     effects: ClientEffects | None = None
     similarity: Similarity | None = None
     distances: Sequence[tuple[int, float, float]] = ()
+    gates: Gates | None = None
 
 
 def read_view(folder: RunFolder) -> RunView:
@@ -93,4 +95,5 @@ def _read_view(folder: RunFolder) -> RunView:
         effects=client_effects(folder) if has_effects(folder) else None,
         similarity=recorded_similarity(folder),
         distances=recorded_distances(folder),
+        gates=recorded_gates(folder),
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsona.cli.analysis import clients, similarity
+from sparsona.cli.analysis import clients, gates, similarity
 from sparsona.cli.cost import cost
 from sparsona.cli.data import data
 from sparsona.cli.latency import latency
@@ -303,6 +303,7 @@ cli.add_command(cost)
 cli.add_command(latency)
 cli.add_command(tune)
 cli.add_command(clients)
+cli.add_command(gates)
 cli.add_command(similarity)
 
 

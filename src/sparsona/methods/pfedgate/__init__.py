@@ -105,8 +105,7 @@ def pfedgate(task: Task, config: PFedGateConfig) -> Method:
         budget = make_budget(model.cut(smallest).blocks, config, share, smallest, params.flat)
         now = {"params": params, "gate": state.gate}
         memory = {name: optimizers[name].begin(state.memory.get(name, ()), now[name]) for name in now}
-        none = state.scores.new_zeros(state.scores.shape)
-        traces = Traces(state.buffers, state.statistics, none[0], none[0], none, none.sum())
+        traces = Traces.start(state.buffers, state.statistics, state.scores)
         pooled = params.flat.new_zeros(task.input_shape if config.gating == "client" else ())
         return GatedWork(params, state.gate, traces, state.scores, memory, {str(smallest): budget}, pooled)
 
@@ -178,5 +177,7 @@ def pfedgate(task: Task, config: PFedGateConfig) -> Method:
         tune=tune,
         server=server,
         trait=lambda state: state.scores[0],
+        other_traits={"phi": lambda state: state.gate},
+        measure=model.measure,
         transductive=config.deploy_gate == "transductive",
     )

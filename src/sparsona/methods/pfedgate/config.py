@@ -136,6 +136,7 @@ class Budget:
     left: Tensor
     always: Tensor
     groups: Tensor
+    shares: Tensor  # of the model's entries
     sparse: Tensor  # 0 where s is 1, and nothing is dropped; otherwise 1
 
 
@@ -188,6 +189,7 @@ def make_budget(blocks: Blocks, config: PFedGateConfig, share: float, smallest: 
         torch.tensor(budget_left(blocks, config, share, smallest), dtype=torch.int64, device=like.device),
         torch.tensor(blocks.always, dtype=torch.float32, device=like.device),
         torch.tensor(groups, dtype=torch.int64, device=like.device),
+        torch.tensor([size / blocks.layout.size for size in blocks.sizes], dtype=torch.float32, device=like.device),
         torch.tensor(float(share < 1), dtype=torch.float32, device=like.device),
     )
 
@@ -230,6 +232,18 @@ def select(
     else:
         kept = in_groups(solve, ranked, budget.costs, budget.left, budget.groups)
     return torch.maximum(kept, budget.always)
+
+
+def used_flops(blocks: Blocks, counts: Iterable[float], examples: int) -> int:
+    """FLOPs of so many forward passes, each block being kept in so many of them."""
+    dense = [slot for slot in blocks.layout.slots if slot.bias_counts_dense]  # charged in full, masked or not
+    found = examples * sum(slot.size * slot.flops_per_weight for slot in dense)
+    flops = list(blocks.flops)
+    for slot, strip in zip(blocks.layout.slots, blocks.strips, strict=True):
+        if slot.bias_counts_dense:
+            for block, length in enumerate(strip.lengths, start=strip.first):
+                flops[block] -= strip.repeats * length * slot.flops_per_weight
+    return found + sum(int(count) * one for count, one in zip(counts, flops, strict=True))
 
 
 def max_flops(blocks: Blocks, config: PFedGateConfig, left: Iterable[float]) -> int:
