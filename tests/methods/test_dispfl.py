@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from lenet5 import HALF, MASK, SIZE, UNCLIPPED, UNIFORM
 
 import sparsona as sp
+from sparsona.experiment.build import make_configs, make_context
 
 BATTERY = {"dispfl": {"options": {"density": 0.6, "graph": "random:2"}, "accuracy": 0.35}}
 MEMORY = [
@@ -18,3 +20,25 @@ MEMORY = [
 def test_peers_have_no_global_model(tmp_path):
     with pytest.raises(sp.SparsonaError, match="dispfl"):
         sp.train("dispfl", clients=4, rounds=1, data_rate=0.3, points=["global"], out=tmp_path / "run")
+
+
+def test_peers_may_start_from_weights_of_their_own():
+    def first_weights(**options):
+        config, own = make_configs("dispfl", {"clients": 3, "density": 1.0, **options})
+        context = make_context(config, method_config=own)
+        return [context.fresh_state(client).params.flat for client in range(3)], context.params.flat
+
+    weights, common = first_weights(initial_weights="own")
+    again, _ = first_weights(initial_weights="own")
+    assert all(torch.equal(one, other) for one, other in zip(weights, again, strict=True))
+    assert not any(torch.equal(one, common) for one in weights)
+    assert not torch.equal(weights[0], weights[1])
+    assert all(torch.equal(one, common) for one in first_weights()[0])
+
+
+def test_the_busiest_peer_as_the_paper_counts(tmp_path):
+    """On a ring each peer receives two messages a round; half of the values, four bytes each, masks free."""
+    run = sp.train("dispfl", clients=4, rounds=3, data_rate=0.3, graph="ring", density=0.5, out=tmp_path / "run")
+    cost = sp.cost("dispfl", clients=4, graph="ring", density=0.5, data="digits", counting="paper")
+    assert run.summary["bytes"]["busiest_round_paper"] == cost.paper.busiest
+    assert run.summary["bytes"]["busiest_round_in"] > run.summary["bytes"]["busiest_round_paper"]

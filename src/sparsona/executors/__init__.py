@@ -91,13 +91,14 @@ def numeric_mode(context: ClientContext) -> Iterator[None]:
             torch.set_num_threads(threads)
         return
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark)
+    before = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
     matmul.allow_tf32 = cudnn.allow_tf32 = context.precision != "fp32"
-    cudnn.benchmark = True
+    # The fastest algorithm by trial depends on what else the GPU does, and some add in no fixed order: bits would vary.
+    cudnn.benchmark, cudnn.deterministic = False, True
     try:
         yield
     finally:
-        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
 
 
 def _expected_seconds(context: ClientContext) -> float:

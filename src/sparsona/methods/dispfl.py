@@ -18,10 +18,12 @@ is inside its own mask of that (`received`); training in it (`trained`); then th
 Both draw a mask for each client; `initial_masks="same"` is the family's other choice. The text does not say what share
 is pruned at first; 0.5 is the code's.
 
-Differences from the text in both: all start from the same weights, cut down by their masks, where Algorithm 1 draws
-each model (with the code); the gradient norm is clipped (with the code); the cosine ends after T rounds (with the code;
-the text has no formula). A peer that never trained (novel, or not sampled yet) only receives: its initial weights hold
-no knowledge. Tensors that ERK makes dense are left alone: all they could regrow is what they pruned.
+- First weights: Algorithm 1 draws each peer's (`initial_weights="own"`); in the code all start from the same ones, cut
+  down by their masks.
+
+Differences from the text in both: the cosine ends after T rounds (with the code; the text has no formula). A peer that
+never trained (novel, or not sampled yet) only receives: its initial weights hold no knowledge. Tensors that ERK makes
+dense are left alone: all they could regrow is what they pruned.
 """
 
 from __future__ import annotations
@@ -67,6 +69,9 @@ class DisPFLConfig(MaskSearchOptions, Training):
     """What DisPFL adds to the options of training and of masks that evolve."""
 
     initial_masks: Literal["same", "different"] = Field("different", description="whether clients start with one mask")
+    initial_weights: Literal["common", "own"] = Field(
+        "common", description="whether peers start from the same weights; those of a warm start, or of a module, are"
+    )
     divide_by: Literal["new", "used"] = Field("new", description="masks that count in the mean: the next, or the last")
 
 
@@ -111,6 +116,8 @@ def dispfl(task: Task, config: DisPFLConfig) -> Method:
 
     def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> DisPFLState:  # Algorithm 1 line 2
         mask = initial_mask(params.layout, client, seeds, config)
+        if config.initial_weights == "own":
+            params = params.like(task.init(seeds.of(client.index).own("model"))[0].flat.to(params.device))
         memory = optimizer.first(params)
         return DisPFLState(cut_down(params, mask), empty_mask(params.layout), mask, buffers, memory)
 

@@ -145,11 +145,15 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class NodeLoad:
-    """Bytes through the busiest node in all rounds, and the most that went into and out of one in one round."""
+    """Bytes through the busiest node in all rounds, and the most that went into and out of one in one round.
+
+    `most_paper` is the larger of those two as the papers count.
+    """
 
     total: int
     most_in: int
     most_out: int
+    most_paper: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,15 +395,15 @@ class Records:
 
     def server_load(self) -> NodeLoad:
         """The load of a server, through which everything passes."""
-        query = "SELECT SUM(bytes_up + bytes_down) AS total, MAX(bytes_up) AS most_in, MAX(bytes_down) AS most_out "
-        return self._rows(NodeLoad, query + "FROM rounds")[0]
+        query = "SELECT SUM(bytes_up + bytes_down) AS total, MAX(bytes_up) AS most_in, MAX(bytes_down) AS most_out, "
+        return self._rows(NodeLoad, query + "MAX(MAX(paper_up, paper_down)) AS most_paper FROM rounds")[0]
 
     def peer_load(self) -> NodeLoad:
         """The load of the busiest peer."""
         by_client = "SELECT SUM(bytes_up + bytes_down) AS through FROM turns GROUP BY client"
         query = f"SELECT (SELECT MAX(through) FROM ({by_client})) AS total, "
-        query += "MAX(bytes_down) AS most_in, MAX(bytes_up) AS most_out FROM turns"
-        return self._rows(NodeLoad, query)[0]
+        query += "MAX(bytes_down) AS most_in, MAX(bytes_up) AS most_out, MAX(MAX(paper_up, paper_down)) AS most_paper "
+        return self._rows(NodeLoad, query + "FROM turns")[0]
 
     def mean_upload(self) -> float | None:
         """The mean upload of the turns in which one was sent, as the papers count; None: in none."""
