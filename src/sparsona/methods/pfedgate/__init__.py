@@ -4,7 +4,8 @@ Paper: Chen, Yao, Gao, Ding, Li, Efficient Personalized Federated Learning via S
 
 Kept: the gate, its norms' statistics, and the mean scores of the last turn. Travels: down, the dense model; up, the
 change of the blocks that the turn used, and one bit for each block. Costs: training inside the budget, and the gate:
-upper bounds, since training decides which blocks are used; a run counts those that were. |I* W| / d <= s_i = min(density, capacity) in every batch.
+upper bounds, since training decides which blocks are used; a run counts those that were. |I* W| / d <= s_i =
+min(density, capacity) in every batch.
 
 Beyond the text: gates start at .9, where torch's layers start at .5, which halves every layer of the model. Momentum,
 decay and clipping are the authors' code's, but only where a batch used a block: what is sent is all that moved.
@@ -12,11 +13,13 @@ A client deploys the model that the mean of its training scores makes (plain wei
 equal scores. Scores are compared in steps of 2**-16, so that rounding breaks no tie.
 
 `paper`: two paths, a gate for each example, in training and in use, blocks cut from an operator's weights and bias
-together, and the maximum of (6), not the walk by score. `authors`: one path and a gate for each batch, also of the test data (`transductive`: what is predicted depends on what shares its batch, and results say so); equal
-chunks, whose first ones are free, in two budgets (`split_budget`: with s below 1/B they alone exceed s; with s = .5 the
-model in use has .43), s_min = min(max(1/B, .1), s); scores in tenths, at least s_min; no gradient to the scores of
-dropped blocks, and with s = 1 to none; incomplete batches left out; decay and momentum everywhere, momentum also from turn to turn; ReLU on logits; a dense mean over all clients, where those not sampled stand still.
-Both: batches of 128, one pass, gates that start at .5.
+together, and the maximum of (6), not the walk by score. `authors`: one path and a gate for each batch, also of the test
+data (`transductive`: what is predicted depends on what shares its batch, and results say so); equal chunks, whose first
+ones are free, in two budgets (`split_budget`: with s below 1/B they alone exceed s; with s = .5 the model in use has
+.43), s_min = min(max(1/B, .1), s); scores in tenths, at least s_min; no gradient to the scores of dropped blocks, and
+with s = 1 to none; incomplete batches left out; decay and momentum everywhere, momentum also from turn to turn; ReLU on
+logits; a dense mean over all clients, where those not sampled stand still. Both: batches of 128, one pass, gates that
+start at .5.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Which blocks to keep under a budget, as tensor operations: nothing waits, nothing branches on a value.
 
 pFedGate's problem (6): the largest sum of scores of the blocks kept, with a sum of costs of at most the budget. The
-paper names no solver. `best_of_all` is exact, where there are few classes of blocks of one cost; `exact` is where
-costs are whole parts of the budget, and otherwise never over it. The authors' code walks the blocks by score alone, not by score for cost, after rounding scores
-to whole tenths: `greedy(10 * scores rounded, ...)`.
+paper names no solver. `best_of_all` is exact, where there are few classes of blocks of one cost; `exact` is where costs
+are whole parts of the budget, and otherwise never over it. The authors' code walks the blocks by score alone, not by
+score for cost, after rounding scores to whole tenths: `greedy(10 * scores rounded, ...)`.
 
 All functions take scores and costs as [..., blocks] and budgets as [...], and return 0 or 1 as numbers of the scores'
 dtype, without a gradient. Costs are at least 0; whole numbers (int64) are counted exactly. Blocks that are kept in any
