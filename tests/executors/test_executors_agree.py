@@ -21,7 +21,7 @@ from sparsona import methods
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
 from sparsona.engine.rounds import simulate
-from sparsona.executors import choose, choose_device, numeric_mode, open_executor
+from sparsona.executors import choose, choose_device, graphed, numeric_mode, open_executor
 from sparsona.executors.graphed import Graphed
 from sparsona.executors.serial import Serial
 from sparsona.executors.stacked import Stacked
@@ -34,6 +34,12 @@ COMMON = {"clients": 6, "per_round": 4, "rounds": 2, "epochs": 1, "batch_size": 
 EXECUTORS = {"stacked": Stacked, "stacked by two": lambda s: Stacked(s, 2), "graphed": lambda s: Graphed(s, 3)}
 # Stacks of two are in test_phase_options and test_shapes; here they are more of the same.
 SHOWN = ["stacked", "graphed", pytest.param("stacked by two", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(autouse=True)
+def results_of_few_clients_are_read_together(monkeypatch):
+    """So that four clients a round are more than one group."""
+    monkeypatch.setattr(graphed, "FINISHED_TOGETHER", 3)
 
 
 def smooth_net():

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparsona.core.method import Phase
 from sparsona.engine.context import ClientContext
-from sparsona.engine.evaluate import Evaluation, evaluate_own, needs_own_model, own_points
+from sparsona.engine.evaluate import Evaluation, at_points, evaluate_own, needs_own_model, own_points
 from sparsona.engine.jobs import Job, Outcome, Report
 from sparsona.engine.turn import OpenTurn, adapted_work, begin, end, phases_of, train_alone, training
 from sparsona.gpu.captured_task import CapturedTask
@@ -28,6 +28,7 @@ from sparsona.gpu.stacking import kinds_of
 
 LANES = 4
 TESTED_TOGETHER = 64  # clients whose results are waited for at once
+FINISHED_TOGETHER = 16  # the same for clients that have trained: their new models are held until then
 
 
 @dataclass
@@ -39,6 +40,15 @@ class _Underway:
     place: int
     phases: deque[Phase] = field(default_factory=deque)
     lane: Lane | None = None
+
+
+@dataclass(frozen=True)
+class _Finished:
+    """A finished turn, and the test of its own model, whose result may not be known yet, at the points of the job."""
+
+    outcome: Outcome
+    job: Job | None = None
+    tested: tuple[int, CapturedTest, Tensor] | Evaluation | None = None
 
 
 class Graphed:
@@ -76,7 +86,8 @@ class Graphed:
         """Turns; outcomes are yielded in the order of the jobs, though clients with fewer phases finish earlier."""
         underway: deque[_Underway] = deque()
         free = deque(range(self._num_lanes))
-        ready: dict[int, Outcome] = {}
+        ready: dict[int, _Finished] = {}
+        held: list[_Finished] = []
         taken = given = 0
         try:
             while True:
@@ -87,6 +98,7 @@ class Graphed:
                     taken += 1
                     self._go_on(underway[-1])
                 if not underway:
+                    yield from self._read(held)
                     return
                 client = underway.popleft()
                 if client.lane is not None:
@@ -99,17 +111,32 @@ class Graphed:
                 free.append(client.place)
                 ready[client.number] = self._finish(client.turn)
                 while given in ready:
-                    yield ready.pop(given)
+                    held.append(ready.pop(given))
                     given += 1
+                # Reading a test's result waits for all lanes: those of several clients are read together.
+                if held and (len(held) == FINISHED_TOGETHER or not any(one.tested for one in held)):
+                    yield from self._read(held)
         finally:
             if underway and self._context.device.type == "cuda":  # the caller stopped in the middle
                 torch.cuda.synchronize(self._context.device)
 
-    def _finish(self, turn: OpenTurn) -> Outcome:
-        tested = None
-        if own_points(turn.job):
-            (tested,) = self._results([self._test(turn)])
-        return end(self._context, turn, tested)
+    def _finish(self, turn: OpenTurn) -> _Finished:
+        if not (points := own_points(turn.job)):
+            return _Finished(end(self._context, turn))
+        tested = self._test(turn)
+        others = replace(turn.job, points=tuple(point for point in turn.job.points if point not in points))
+        return _Finished(end(self._context, replace(turn, job=others)), turn.job, tested)
+
+    def _read(self, held: list[_Finished]) -> Iterator[Outcome]:
+        """The outcomes with the results of their tests; `held` is empty afterwards."""
+        found = {one.client: one for one in self._results([one.tested for one in held if one.tested is not None])}
+        for one in held:
+            if one.job is None:
+                yield one.outcome
+            else:
+                own = at_points(one.job, found[one.outcome.client])
+                yield replace(one.outcome, evaluations=own + one.outcome.evaluations)
+        held.clear()
 
     def _go_on(self, client: _Underway) -> None:
         """Start the client's next phase in its lane; phases that cannot be captured are run immediately."""

@@ -90,6 +90,7 @@ class Recipe(_Strict):
         options: of every run.
         settings: options of the rows whose name begins with this name and a slash.
         rows: by name, such as "cifar10/B/fedspa"; `--rows` selects them with wildcards.
+        averages: printed means over the settings, by what follows the setting in the rows' names.
         picture: how a figure is drawn: a row of `sparsona.reproduce.pictures`.
         seeds: seeds that the paper reports over.
         differs: what is known to differ from the paper in every row.
@@ -103,6 +104,7 @@ class Recipe(_Strict):
     options: dict[str, Any] = Field(default_factory=dict)
     settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
     rows: dict[str, Row]
+    averages: dict[str, dict[str, Annotated[Printed, BeforeValidator(_read_printed)]]] = Field(default_factory=dict)
     picture: str | None = None
     seeds: int = 1
     differs: tuple[str, ...] = ()
