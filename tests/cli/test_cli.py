@@ -405,3 +405,16 @@ def test_targets_and_figures(say, tmp_path):
     say("figure", "violin", "spa").refused("violins")
     say("figure", "violins").refused("one or more runs")
     say("figure", "client-bands", "tuned", "--against", "spa").refused("--partition-seed 0")
+
+
+def test_gates(say, tmp_path):
+    """What a gated model's turns used, the histogram in a file, and the tree over phi."""
+    options = ["--rounds", "2", "--clients", "4", "--set", "epochs=1", "--set", "data_rate=0.3", "--json"]
+    assert say("run", "pfedgate", *options, "--set", "drop_last=true", "--out", "gates").code == 0
+    told = say("gates", "gates", "--out", "gates.svg").out
+    assert "density used s'" in told
+    assert "upload share" in told
+    assert (tmp_path / "gates.svg").read_text().startswith("<svg")
+    assert len(json.loads(say("gates", "gates", "--json").out)["turns"]) == 4
+    assert json.loads(say("similarity", "gates", "--of", "phi", "--json").out)["title"].endswith("phi")
+    say("similarity", "gates", "--of", "theta").refused("unknown trait 'theta'")

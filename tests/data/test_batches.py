@@ -32,6 +32,15 @@ def test_every_example_comes_once_with_its_target(count, batch_size, seed):
             assert batch.noise.dtype == torch.int64
 
 
+@pytest.mark.parametrize(("count", "sizes"), [(12, [4, 4, 4]), (13, [4, 4, 4]), (15, [4, 4, 4]), (4, [4])])
+def test_an_incomplete_last_batch_is_left_out(count, sizes):
+    whole = list(shuffled(numbered(count), 4, 3))
+    for no_single in (False, True):
+        found = list(shuffled(numbered(count), 4, 3, no_single, drop_last=True))
+        assert [len(batch.targets) for batch in found] == sizes
+        assert [batch.index.tolist() for batch in found] == [batch.index.tolist() for batch in whole[: len(sizes)]]
+
+
 def test_the_seed_alone_decides_the_order():
     def order(seed):
         return [(batch.index.tolist(), int(batch.noise)) for batch in shuffled(numbered(30), 7, seed)]

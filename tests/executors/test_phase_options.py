@@ -11,7 +11,18 @@ from test_executors_agree import DEVICE, EXECUTORS, assert_agree, played
 from torch import nn
 
 import sparsona as sp
-from sparsona.core.method import Cost, Method, PartSize, ServerHalf, Tree, dense, message
+from sparsona.core.method import (
+    Client,
+    Cost,
+    Method,
+    PartSize,
+    ServerHalf,
+    Tree,
+    dense,
+    examples_seen,
+    message,
+    steps_taken,
+)
 from sparsona.core.task import Task
 from sparsona.engine.context import ClientContext
 from sparsona.engine.plan import Plan
@@ -147,10 +158,11 @@ def federation(sizes):
     return sp.Federation.from_clients(clients, validation_rate=0.0, num_classes=3)
 
 
-def play(make, phases, data, model):
+def play(make, phases, data, model, **more):
     task = Task(model, data.input_shape, data.num_classes)
     points = ("trained", "received")
-    plan = Plan(rounds=2, per_round=data.num_clients, batch_size=4, seed=0, lr_decay=0.5, tune_epochs=1, points=points)
+    usual = {"rounds": 2, "per_round": data.num_clients, "batch_size": 4, "seed": 0, "lr_decay": 0.5}
+    plan = Plan(**usual, tune_epochs=1, points=points, **more)
 
     def make_method(task):
         made = phases(task)
@@ -181,6 +193,24 @@ def test_phases(phases, executor):
     one, other = (play(make, phases, data, small_net) for make in (Serial, EXECUTORS[executor]))
     assert_agree(one, other)
     assert any(turn.tally.steps for record in one[1] for turn in record.turns)
+
+
+@pytest.mark.parametrize("executor", sorted(EXECUTORS))
+@pytest.mark.parametrize("phases", [several_steps_on_a_batch, two_batches_a_step, phases_of_their_own])
+def test_incomplete_batches_are_left_out(phases, executor):
+    """Of 1, 9, 5 and 17 examples in batches of 4: 1, 8, 4 and 16; as the counts without training have it."""
+    data = federation((1, 9, 5, 17))
+    one, other = (play(make, phases, data, small_net, drop_last=True) for make in (Serial, EXECUTORS[executor]))
+    assert_agree(one, other)
+    made = phases(Task(small_net, data.input_shape, data.num_classes))
+    round_ = Plan(rounds=2, per_round=4, batch_size=4, seed=0, drop_last=True).round_at(0)
+    for turn in one[1][0].turns:
+        client = Client(turn.client, (1, 9, 5, 17)[turn.client])
+        bound = [(phase, client, round_.on(client)) for phase in made]
+        assert turn.tally.examples == sum(examples_seen(*args) for args in bound)
+        assert turn.tally.steps == sum(steps_taken(*args) for args in bound)
+    if phases is phases_of_their_own:  # two epochs of three phases, and one more for even clients
+        assert [turn.tally.examples for turn in one[1][0].turns] == [8 * 1, 6 * 8, 8 * 4, 6 * 16]
 
 
 @pytest.mark.parametrize("executor", sorted(EXECUTORS))

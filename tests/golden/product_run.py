@@ -89,7 +89,9 @@ class Draws:
         plan = self.context.plan
         seed = plan.round_at(t).on(self.context.clients[k]).seeds.own(purpose)
         examples = self.context.federation.examples(k, "train")
-        found = shuffled(examples, plan.batch_size, seed, self.no_single)
+        found = list(shuffled(examples, plan.batch_size, seed, self.no_single))
+        if plan.drop_last:  # a loader that drops what is incomplete, where there is more than one batch
+            found = [batch for batch in found if len(batch.targets) == plan.batch_size or len(found) == 1]
         return [(batch.inputs.double(), batch.targets) for batch in found]
 
 

@@ -22,7 +22,7 @@ Best: {0,2} 18, {1,3} 17, {0,1} 16, {4} 7. So {0,2}.
 import pytest
 import torch
 
-from sparsona.methods.pfedgate.knapsack import exact, greedy
+from sparsona.methods.pfedgate.knapsack import best_of_all, exact, greedy
 
 SCORES = torch.tensor([6.0, 10.0, 12.0, 7.0, 7.0])
 COSTS = torch.tensor([1, 2, 3, 2, 4])
@@ -40,6 +40,15 @@ def test_by_hand(budget, by_score, by_density, best):
     assert greedy(SCORES, COSTS, torch.tensor(budget)).tolist() == by_score
     assert greedy(SCORES, COSTS, torch.tensor(budget), by="density").tolist() == by_density
     assert exact(SCORES, COSTS, torch.tensor(budget)).tolist() == best
+    assert best_of_all(SCORES, COSTS, torch.tensor(budget), [[0], [1, 3], [2], [4]]).tolist() == best
+
+
+def test_ties_by_hand():
+    """Scores 2, 2, 2, 4 of costs 3, 3, 3, 6 under 6: {0,1}, {0,2}, {1,2} and {3} are all worth 4. More of the class
+    that was named first, and in it the lowest indices: {0,1}; with the last block's class first, {3}."""
+    scores, costs, budget = torch.tensor([2.0, 2.0, 2.0, 4.0]), torch.tensor([3, 3, 3, 6]), torch.tensor(6)
+    assert best_of_all(scores, costs, budget, [[0, 1, 2], [3]]).tolist() == [1, 1, 0, 0]
+    assert best_of_all(scores, costs, budget, [[3], [0, 1, 2]]).tolist() == [0, 0, 0, 1]
 
 
 def test_three_buckets_by_hand():

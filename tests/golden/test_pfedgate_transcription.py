@@ -44,8 +44,13 @@ def greedy_by_size(scores, sizes, budget):
 VARIANTS = {
     "text": ({**TEXT, "paths": 2}, {"momentum": 0.0, "weight_decay": 0.0, "max_norm": None}),
     "paper": (
-        {"preset": "paper", "solver": "greedy"},
-        {"gating": "sample", "momentum": 0.0, "weight_decay": 0.0},
+        {"preset": "paper"},
+        {"gating": "sample", "momentum": 0.0, "weight_decay": 0.0, "operators": True, "solver": paper.exact},
+    ),
+    "operators": ({"blocks_of": "operators", "seed": 8}, {"operators": True}),
+    "operators, exact": (
+        {"blocks_of": "operators", "solver": "exact", "density": 0.4},
+        {"operators": True, "solver": paper.exact},
     ),
     "batch": ({"seed": 8}, {}),
     "sparse, clipped": (
@@ -74,6 +79,11 @@ VARIANTS = {
         {**AUTHORS, "rate_phi": 4.0},
     ),
     "authors, s = 1": ({"preset": "authors", "density": 1.0}, AUTHORS),
+    "authors, two paths, s = 1": ({"preset": "authors", "density": 1.0, "paths": 2}, AUTHORS),
+    "authors, B = 10": (
+        {"preset": "authors", "num_blocks": 10, "density": 0.7, "gate_lr": 4.0},
+        {**AUTHORS, "rate_phi": 4.0},
+    ),
 }
 
 GATE_NAMES = {"pre.means": "norm.mean_weight", "pre.vars": "norm.var_weight", "pre.weight": "norm.weight"}
@@ -95,6 +105,7 @@ class Problem:
     def __init__(self, context, options, words):
         words = {**SGD, **words}
         self.relu, self.filters = words.pop("relu", False), words.pop("filters", False)
+        self.operators = LAYERS if words.pop("operators", False) else None
         self.rate_phi = words.pop("rate_phi", RUN["gate_lr"])
         self.words, self.context, self.draws = words, context, Draws(context)
         self.loss = mlp_by_hand.cross_entropy_of_relu if self.relu else mlp_by_hand.cross_entropy
@@ -107,12 +118,14 @@ class Problem:
         return min(self.density, self.context.clients[k].capacity)
 
     def s_min(self, k):
-        return min(0.2, self.budget(k))
+        usual = max(1 / self.factor, 0.1) if "selection" in self.words else 0.2
+        return min(usual, self.budget(k))
 
     def blocks(self, k):
         if self.filters:
             return paper.Filters(self.shapes, LAYERS, self.factor, self.s_min(k))
-        return paper.Blocks(self.shapes, LINEAR, self.factor, self.s_min(k), self.words.get("selection", "paper"))
+        selection = self.words.get("selection", "paper")
+        return paper.Blocks(self.shapes, LINEAR, self.factor, self.s_min(k), selection, self.operators)
 
     def amount(self, k):
         return self.context.clients[k].num_examples
@@ -276,7 +289,8 @@ def test_every_round_is_the_papers(variant):
         assert distance(after.server.params, theta) < 1, f"round {t}"
         assert distance(exact(before.server.params), theta) > 100, "nothing happened"
     assert margin > (1e-5 if "selection" in words else MARGIN), "a near tie: use another seed"
-    if problem.density < 1 and variant != "authors, s = 0.3":  # where nothing that could be chosen fits
+    # In these, large chunks that do or do not fit decide, whatever their scores.
+    if problem.density < 1 and variant not in ("authors, s = 0.3", "authors, B = 10"):
         assert len(choices) > 1, "all batches chose the same"
     if options.get("clip_norm"):
         assert max(lengths) > options["clip_norm"], "nothing was clipped"
@@ -304,7 +318,7 @@ def test_predictions_are_the_papers(variant):
             problem.budget(k),
             problem.s_min(k),
             selection,
-            paper.greedy,
+            problem.words.get("solver", paper.greedy),
             words.get("floors", False),
             whole,
         )
@@ -315,8 +329,10 @@ def test_predictions_are_the_papers(variant):
 def test_the_presets_say_what_the_authors_do():
     options = build.make_config("pfedgate", {"preset": "authors"}).options
     assert (options["momentum"], options["weight_decay"], options["clip_norm"]) == (0.9, 5e-4, 10.0)
-    assert (options["epochs"], options["num_blocks"], options["smallest"], options["paths"]) == (1, 5, 0.2, 1)
+    assert (options["epochs"], options["num_blocks"], options["smallest"], options["paths"]) == (1, 5, "authors", 1)
+    assert options["straight_through"] == "authors"
     assert (options["updates"], options["score_steps"], options["gating"]) == ("joint", 10, "batch")
     options = build.make_config("pfedgate", {"preset": "paper"}).options
     assert (options["gating"], options["straight_through"], options["aggregation"]) == ("sample", "all", "uploaded")
     assert (options["num_blocks"], options["split_budget"], options["equal_chunks"]) == (5, False, False)
+    assert (options["solver"], options["blocks_of"]) == ("exact", "operators")

@@ -8,7 +8,8 @@ and M is differentiated by autograd.
 over all blocks, |I.W| / d <= s) or "authors" (equal chunks of ceil(d_l / B); the first one free of charge; a budget for
 linear layers and one for the rest, each round(size of what can be chosen * (s - s_min)); greedy by scores rounded to
 0..10). `straight_through` is "paper" (M' = M * (I - sg(G) + G): dropped blocks still teach the gate) or "authors"
-(M' = M * (1 - sg(G) + G) where kept, nothing where dropped). `aggregation` is "index" (appendix G) or "dense" (the mean
+(M' = M * (1 - sg(G) + G) where kept, nothing where dropped; with s = 1 the published code leaves before that and M' =
+M: G gets no gradient). `aggregation` is "index" (appendix G) or "dense" (the mean
 of all clients' models by amount of data; those who were not sampled count with the model as it was).
 """
 
@@ -97,11 +98,17 @@ def split(size, factor, s_min, selection):
 class Blocks:
     """All blocks of a model: their places (tensor, begin, end), which are never dropped, which are of linear layers."""
 
-    def __init__(self, shapes, linear, factor, s_min, selection):
+    def __init__(self, shapes, linear, factor, s_min, selection, operators=None):
+        """`operators` are names of tensors that are one vector, end to end; None: every tensor is one."""
         self.places, self.sizes, self.first, self.linear = [], [], [], []
-        for name, shape in shapes.items():
-            for begin, end, is_first in split(math.prod(shape), factor, s_min, selection):
-                self.add([(name, begin, end)], is_first, name in linear)
+        for names in operators or [[name] for name in shapes]:
+            entries = [(name, place) for name in names for place in range(math.prod(shapes[name]))]
+            for begin, end, is_first in split(len(entries), factor, s_min, selection):
+                places = []
+                for name in names:
+                    own = [place for tensor, place in entries[begin:end] if tensor == name]
+                    places += [(name, own[0], own[-1] + 1)] if own else []
+                self.add(places, is_first, names[0] in linear)
 
     def add(self, places, is_first, is_linear):
         self.places.append(places)
@@ -255,7 +262,10 @@ def gradients(theta, phi, buffers, x, y, model_gradient, blocks, budget, s_min, 
             by_theta[name] = by_theta[name] + share * g[name] * through[name]
         by_scale = share * block_sums({name: theta[name] * g[name] for name in theta}, blocks)  # d loss / d M'
         by_weights[row] = by_scale * chosen
-        by_scores[row] = by_scale * weight * (1.0 if options["straight_through"] == "paper" else chosen)
+        reached = 1.0 if options["straight_through"] == "paper" else chosen
+        if options["straight_through"] == "authors" and budget >= 1:
+            reached = 0.0
+        by_scores[row] = by_scale * weight * reached
     names = list(live)
     found = torch.autograd.grad(
         [scores, weights], [live[name] for name in names], [by_scores, by_weights], materialize_grads=True

@@ -115,12 +115,17 @@ def leaf_order(tree: np.ndarray) -> list[int]:
 
 
 def similarity_of(
-    run: RunFolder, kind: Literal["mask", "vector"], clients: tuple[int, ...], distances: np.ndarray
+    run: RunFolder,
+    kind: Literal["mask", "vector"],
+    clients: tuple[int, ...],
+    distances: np.ndarray,
+    of: str | None = None,
 ) -> Similarity:
-    """These distances, with the clients' labels from the run's folder."""
+    """These distances, with the clients' labels from the run's folder. `of` names what was compared, for the title."""
     facts, config = run.facts, run.config
     counts = None if facts.label_counts is None else facts.label_counts[list(clients)]
     parts = [facts.title, config["data"].partition(":")[0], config["partition"], f"seed {config['seed']}"]
+    parts += [] if of is None else [of]
     return Similarity(", ".join(map(str, parts)), kind, clients, distances, counts)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsona.analysis.gates import mean_measures
 from sparsona.analysis.outcomes import (
     arrays,
     capacities,
@@ -83,6 +84,8 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
         "rounds": completed,
         "seconds": round(seconds, 3),
     }
+    for name, value in mean_measures(folder).items():
+        summary.setdefault(name, value)  # what the method measured of turns, such as pFedGate's density_used
     summary["protocol"] = _protocol(folder, summary)
     if error is not None:
         summary["error"] = error

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparsona.analysis.clients import ClientEffects, client_effects, has_effects
+from sparsona.analysis.gates import Gates, recorded_gates
 from sparsona.analysis.similarity import Similarity, recorded_distances, recorded_similarity
 from sparsona.analysis.summary import at, curve, effort, headline, points, summary_of, weighted_curve
 from sparsona.core.points import point as evaluation_point
@@ -25,8 +26,8 @@ class RunView:
     the headline point; `confusion` is summed over clients, rows are the true classes; `label_counts` counts the
     training data by client (row i is client i of `count`) and class, and is None where labels are tokens;
     `cumulative_bytes` is (completed rounds, bytes sent so far in both directions), `cumulative_steps` the same of
-    local steps; `sizes` has each client's number of training, validation and test examples. `effects`, `similarity`
-    and `distances` are there where the run recorded them; the last is (completed rounds, mean distance between
+    local steps; `sizes` has each client's number of training, validation and test examples. `effects`, `similarity`,
+    `gates` and `distances` are there where the run recorded them; the last is (completed rounds, mean distance between
     clients' traits, mean distance of each to its own start).
 
     `weighted_curves` are `curves` with every test example counting the same; `cumulative_paper_bytes` are
@@ -63,6 +64,7 @@ class RunView:
     num_parameters: int | None = None
     num_personal: int | None = None
     search_time: Mapping[str, Any] | None = None
+    gates: Gates | None = None
 
 
 def read_view(folder: RunFolder) -> RunView:
@@ -114,6 +116,7 @@ def _read_view(folder: RunFolder) -> RunView:
         num_parameters=facts.num_parameters,
         num_personal=facts.num_personal,
         search_time=search_time(folder.path),
+        gates=recorded_gates(folder),
     )
 
 

@@ -1,4 +1,4 @@
-"""`sparsona clients`, `similarity`, `targets` and `figure`: the papers' own analyses of runs."""
+"""`sparsona clients`, `gates`, `similarity`, `targets` and `figure`: the papers' own analyses of runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparsona.cli.data import check_picture
-from sparsona.cli.terminal import print_analysis, print_clients, print_similarity, show_rows
+from sparsona.cli.terminal import print_analysis, print_clients, print_gates, print_similarity, show_rows
 from sparsona.core.errors import SparsonaError, unknown_name
 
 if TYPE_CHECKING:
@@ -53,12 +53,39 @@ def clients(path: str, against: str | None, out: Path | None, as_json: bool) -> 
 @click.argument("path", metavar="RUN")
 @OUT
 @JSON
-def similarity(path: str, out: Path | None, as_json: bool) -> None:
+def gates(path: str, out: Path | None, as_json: bool) -> None:
+    """Show how RUN's clients used the blocks of a gated model (pfedgate), round by round.
+
+    The density used (s'), the upload share (q) beside appendix E's formula for it, and how the gates of all blocks are
+    distributed, which the picture shows over the rounds (figure 7). They are recorded in the rounds that are evaluated.
+
+    \b
+      sparsona run pfedgate --density 0.3 --out runs/gates
+      sparsona gates gates --out histogram.svg
+    """
+    if out is not None:
+        check_picture(out)
+    from sparsona.analysis.gates import gates_of
+    from sparsona.runs.folder import RunFolder
+    from sparsona.runs.listing import find_run
+
+    _show(gates_of(RunFolder.open(find_run(path))), print_gates, out, as_json)
+
+
+@click.command()
+@click.argument("path", metavar="RUN")
+@click.option(
+    "--of", metavar="NAME", help="What is compared: phi, of pfedgate, its gates' parameters.  [scores, masks]"
+)
+@OUT
+@JSON
+def similarity(path: str, of: str | None, out: Path | None, as_json: bool) -> None:
     """Show how far apart RUN's clients are in their masks or gates, beside how alike their labels are.
 
     Masks are compared position by position and drawn as two heatmaps; gates are clustered by Ward's method and drawn as
-    a tree over the clients' classes (in the terminal: heatmaps, too). The picture needs the extra `report`. To see
-    distances round by round in the report, run with --set record_traits=true.
+    a tree over the clients' classes (in the terminal: heatmaps, too). Of gates, the mean scores of the last turn are
+    compared, or with --of phi their parameters, as figure 4 of pFedGate has it. The picture needs the extra
+    `report`. To see distances round by round in the report, run with --set record_traits=true.
 
     \b
       sparsona run fedspa --partition groups:4:0.3 --set record_traits=true --out runs/spa
@@ -69,7 +96,7 @@ def similarity(path: str, out: Path | None, as_json: bool) -> None:
     from sparsona.experiment import train as api
     from sparsona.runs.listing import find_run
 
-    _show(api.load(find_run(path)).similarity(), print_similarity, out, as_json)
+    _show(api.load(find_run(path)).similarity(of), print_similarity, out, as_json)
 
 
 @click.command()

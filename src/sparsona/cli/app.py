@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsona.cli.analysis import clients, figure, read_views, similarity, targets
+from sparsona.cli.analysis import clients, figure, gates, read_views, similarity, targets
 from sparsona.cli.bounds import bounds
 from sparsona.cli.cost import cost
 from sparsona.cli.data import data
@@ -308,6 +308,7 @@ cli.add_command(cost)
 cli.add_command(latency)
 cli.add_command(tune)
 cli.add_command(clients)
+cli.add_command(gates)
 cli.add_command(similarity)
 cli.add_command(reproduce)
 cli.add_command(targets)

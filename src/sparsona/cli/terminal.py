@@ -147,6 +147,14 @@ def print_clients(effects: Any) -> None:
     _print_lines(clients_lines, effects)
 
 
+def print_gates(gates: Any) -> None:
+    """A `Gates`: its table."""
+    click.echo(gates.title)
+    print_table(gates.rows())
+    for sentence in gates.sentences():
+        print_text(sentence)
+
+
 def print_similarity(similarity: Any) -> None:
     """A `Similarity`: its table and its heatmaps."""
     from sparsona.report.pictures.text import similarity_lines

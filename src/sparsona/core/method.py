@@ -7,7 +7,7 @@ generator, and never modifies its arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparsona.core.layout import Layout
@@ -59,6 +59,8 @@ class Phase:
         mixes_examples: the loss of an example depends on its batch (BatchNorm), so batches are never padded.
         traceable: False if the phase must not be compiled, captured or run for several clients at once.
         flops: FLOPs per example and step; None: three dense forward passes.
+        used_flops: `used_flops(before, after)` returns the FLOPs of all examples of the phase as they were used, from
+            the Work before and after it, where training decides that; `flops` then is an upper bound.
         step_flops: FLOPs per step whatever its number of examples, such as those of an optimizer.
     """
 
@@ -76,6 +78,7 @@ class Phase:
     mixes_examples: bool = False
     traceable: bool = True
     flops: Callable[[Work], int] | None = None
+    used_flops: Callable[[Work, Work], int] | None = None
     step_flops: Callable[[Work], int] | None = None
 
     def batch_size(self, num_examples: int, batch_size: int) -> int:
@@ -122,11 +125,16 @@ def steps_taken(phase: Phase, client: Client, round_: Round) -> int:
 
 
 def _amounts(phase: Phase, client: Client, round_: Round) -> tuple[int, int]:
-    """Examples and steps: the last batch of a pass may be smaller, and batches that do not fill a step are left out."""
+    """Examples and steps: the last batch of a pass may be smaller, and batches that do not fill a step are left out.
+
+    With `round_.drop_last` all batches of a pass are whole. None is larger than the client's data, so there is one.
+    """
     count = client.num_examples
     if not count or not phase.when(round_):
         return 0, 0
     size = phase.batch_size(count, round_.batch_size)
+    if round_.drop_last:
+        count -= count % size
     batches = -(-count // size)
     if phase.mixes_examples and batches > 1 and count % size == 1:
         batches -= 1  # a last example joins the batch before it
@@ -223,6 +231,9 @@ class Method:
         peer: the peers' side.
         trait: `trait(state)` returns what distinguishes clients in analysis: a mask (a bool tree) or a gate's scores (a
             vector).
+        other_traits: further such functions, by the name that an analysis asks for them with.
+        measure: `measure(work, round)` returns numbers and vectors about a turn that trained, by name, which are
+            recorded in rounds that are evaluated. They are part of the simulation: not kept, not sent, not charged.
         adapt: `adapt(work, probe, round)` returns the Work to predict with, where a model is adapted to a client's data
             before use without training (Per-FedAvg's step, statistics); not called for models that were tuned.
         adapts_tuned: it is called for those, too: statistics must be those of the tuned weights.
@@ -243,6 +254,8 @@ class Method:
     server: ServerHalf | None = None
     peer: PeerHalf | None = None
     trait: Callable[[State], Tree | Tensor] | None = None
+    other_traits: Mapping[str, Callable[[State], Tree | Tensor]] = field(default_factory=dict)
+    measure: Callable[[Work, Round], Mapping[str, Tensor]] | None = None
     adapt: Callable[[Work, Probe, Round], Work] | None = None
     adapts_tuned: bool = False
     transductive: bool = False

@@ -59,6 +59,7 @@ class Round:
         seeds: the seeds of the round, bound to `client`.
         client: the client whose turn it is; None on the server.
         is_new: the client's State was made by `init_client` for this turn.
+        drop_last: a pass over the training data leaves out its last batch if that is incomplete.
     """
 
     index: int
@@ -68,6 +69,7 @@ class Round:
     seeds: Seeds
     client: Client | None = None
     is_new: bool = False
+    drop_last: bool = False
 
     def on(self, client: Client) -> Round:
         """The round as this client sees it."""

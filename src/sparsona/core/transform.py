@@ -258,8 +258,13 @@ def with_transforms(method: Method, chain: Chain) -> Method:
         cost=cost,
         server=None if method.server is None else _server_half(method.server, up, down),
         peer=None if method.peer is None else _peer_half(method.peer, up),
-        trait=None if trait is None else lambda state: trait(state.state),
+        trait=None if trait is None else _of_state(trait),
+        other_traits={name: _of_state(other) for name, other in method.other_traits.items()},
     )
+
+
+def _of_state(trait: Callable[[State], Any]) -> Callable[[TransformedState], Any]:
+    return lambda state: trait(state.state)
 
 
 def with_chain(make: Callable[[Any], Method], chain: Chain) -> Callable[[Any], Method]:

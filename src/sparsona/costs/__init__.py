@@ -263,7 +263,7 @@ def _report(
     price, peers = _price(row, outline, config)
     experiment = _check_experiment(run, options, peers, given)
     layout = outline.layout
-    round_ = Round(0, experiment.rounds, 1.0, run.batch_size, Seeds(0))
+    round_ = Round(0, experiment.rounds, 1.0, run.batch_size, Seeds(0), drop_last=run.drop_last)
     kinds = [
         price(layout, Client(index, samples, capacity, num_clients=experiment.clients), round_)
         for index, capacity in enumerate(run.capacities[: experiment.clients])

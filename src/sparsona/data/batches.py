@@ -37,8 +37,10 @@ def as_targets(stored: Tensor) -> Tensor:
     return stored if stored.is_floating_point() else stored.long()
 
 
-def shuffled(examples: Examples, batch_size: int, seed: int, no_single: bool = False) -> Iterator[Batch]:
-    """One pass in an order drawn from `seed`; the last batch may be smaller, none is dropped.
+def shuffled(
+    examples: Examples, batch_size: int, seed: int, no_single: bool = False, drop_last: bool = False
+) -> Iterator[Batch]:
+    """One pass in an order drawn from `seed`; the last batch may be smaller, and is left out with `drop_last`.
 
     With `no_single`, a last example that would be alone joins the batch before it: statistics of one example
     (BatchNorm) do not exist. `index` holds positions in `examples`; `noise` differs from batch to batch. Images are
@@ -49,7 +51,8 @@ def shuffled(examples: Examples, batch_size: int, seed: int, no_single: bool = F
     order, noise, draws = draw_pass(examples, batch_size, seed)
     order, noise = order.to(device), noise.to(device)
     gathered = Examples(examples.inputs.index_select(0, order), examples.targets.index_select(0, order), examples.view)
-    return _slices(gathered, order, noise, batch_size, no_single, None if draws is None else draws.to(device))
+    draws = None if draws is None else draws.to(device)
+    return _slices(gathered, order, noise, batch_size, no_single, draws, drop_last)
 
 
 def draw_pass(examples: Examples, batch_size: int, seed: int) -> tuple[Tensor, Tensor, Draws | None]:
@@ -76,14 +79,18 @@ def _slices(
     batch_size: int,
     no_single: bool = False,
     draws: Draws | None = None,
+    drop_last: bool = False,
 ) -> Iterator[Batch]:
     inputs, targets, view = examples.inputs, examples.targets, examples.view
     weight = torch.ones(len(index), dtype=torch.float32, device=inputs.device)
     for position, start in enumerate(range(0, len(index), batch_size)):
         left = len(index) - start
+        if drop_last and left < batch_size:
+            return
         if no_single and left == 1 and start:
             return  # it was in the batch before
-        size = left if no_single and left == batch_size + 1 else min(batch_size, left)
+        joins = no_single and left == batch_size + 1 and not drop_last
+        size = left if joins else min(batch_size, left)
         stored = inputs.narrow(0, start, size)
         yield Batch(
             as_inputs(stored, view) if draws is None else augment(stored, view, draws.narrow(start, size)),

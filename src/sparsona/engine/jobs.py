@@ -28,6 +28,7 @@ class Tally:
     loss: float = 0.0  # mean over the examples of the last phase that trained
     train_flops: int = 0
     search_flops: int = 0
+    measures: dict[str, tuple[float, ...]] = field(default_factory=dict)  # what the method measured of the turn
 
 
 @dataclass(frozen=True)

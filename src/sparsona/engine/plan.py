@@ -25,6 +25,7 @@ class Plan:
     seed: int
     lr_decay: float = 1.0  # the learning rate is multiplied by this every round
     lr_schedule: str = "decay"  # or another row of learning.schedule.SCHEDULES
+    drop_last: bool = False  # the last batch of a pass over training data is left out if it is incomplete
     eval_every: int = 1
     eval_clients: int | None = None  # how many are tested, always the same ones; None: all that take part
     points: tuple[str, ...] = (RECEIVED,)
@@ -48,12 +49,13 @@ class Plan:
     def round_at(self, index: int) -> Round:
         """The round of this index as the server sees it."""
         lr_scale = lr_schedule(self.lr_schedule)(index, self.rounds, self.lr_decay)
-        return Round(index, self.rounds, lr_scale, self.batch_size, self.seeds.at(index))
+        return Round(index, self.rounds, lr_scale, self.batch_size, self.seeds.at(index), drop_last=self.drop_last)
 
     @property
     def tuning_round(self) -> Round:
         """The turn after the last round, with its own seeds and learning rate."""
-        return Round(self.rounds, self.rounds, self.tune_lr_scale, self.batch_size, self.seeds.at(self.rounds))
+        seeds = self.seeds.at(self.rounds)
+        return Round(self.rounds, self.rounds, self.tune_lr_scale, self.batch_size, seeds, drop_last=self.drop_last)
 
     def tuning_epochs(self, is_novel: bool) -> int:
         """Epochs of final tuning for a client that took part, or for a novel one."""

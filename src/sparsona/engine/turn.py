@@ -213,6 +213,9 @@ def end(context: ClientContext, turn: OpenTurn, tested: Evaluation | None = None
         return done
     if job.do == "tune":
         return replace(done, work=own_memory(adapted_work(context, turn)))
+    if method.measure is not None and context.plan.evaluates_after(turn.round.index + 1):
+        found_measures = method.measure(turn.work, turn.round)
+        turn.tally.measures = {name: tuple(value.reshape(-1).tolist()) for name, value in found_measures.items()}
     with clock.measure("finish"):
         # A peer's message is kept as long as its State: neither may share memory with a stack; the two share theirs.
         work = turn.work if method.peer is None else own_memory(turn.work)
@@ -254,7 +257,7 @@ def run_phase(phase: Phase, work: Work, task: Task, train: Examples, probe: Prob
     """Train for the phase's epochs: the reference that faster executors must match."""
     if phase.enter is not None:
         work = phase.enter(work, probe, round_)
-    flops = phase_flops(phase, work, task)
+    before, flops = work, phase_flops(phase, work, task)
     lr_scale = torch.tensor(round_.lr_scale, dtype=torch.float32)
     # A tensor until the phase ends: reading its value would synchronise at every step.
     loss_sum = torch.zeros((), dtype=torch.float64, device=train.targets.device)
@@ -270,7 +273,8 @@ def run_phase(phase: Phase, work: Work, task: Task, train: Examples, probe: Prob
             with torch.no_grad():
                 work = phase.after_batch(work, batch, tick)
     is_finite = all(bool(finite) for finite in are_finite(phase, work, 0))
-    record_phase(tally, round_, examples, steps, flops, float(loss_sum), is_finite)
+    used = None if phase.used_flops is None else phase.used_flops(before, work)
+    record_phase(tally, round_, examples, steps, flops, float(loss_sum), is_finite, used)
     return work
 
 
@@ -288,12 +292,13 @@ def record_phase(
     flops: tuple[int, int],
     loss_sum: float,
     is_finite: bool,
+    used_flops: int | None = None,
 ) -> None:
     """Add a phase to the tally, and raise SparsonaError if training diverged."""
     tally.examples += examples
     tally.steps += steps
     per_example, per_step = flops
-    tally.train_flops += examples * per_example + steps * per_step
+    tally.train_flops += (examples * per_example if used_flops is None else used_flops) + steps * per_step
     tally.loss = loss_sum / max(examples, 1)
     if not math.isfinite(tally.loss) or not is_finite:
         assert round_.client is not None
@@ -322,7 +327,8 @@ def _groups(phase: Phase, train: Examples, round_: Round) -> Iterator[tuple[int,
 
     def batches() -> Iterator[Batch]:
         for epoch in range(phase.epochs):
-            yield from shuffled(train, size, round_.seeds.own(f"{phase.name}/{epoch}"), phase.mixes_examples)
+            seed = round_.seeds.own(f"{phase.name}/{epoch}")
+            yield from shuffled(train, size, seed, phase.mixes_examples, round_.drop_last)
 
     stream = islice(batches(), None if phase.max_steps is None else phase.max_steps * phase.batches_per_step)
     if phase.batches_per_step == 1:

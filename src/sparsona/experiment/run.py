@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sparsona.analysis.bounds import Bounds
     from sparsona.analysis.clients import ClientEffects
     from sparsona.analysis.figures import Drawn
+    from sparsona.analysis.gates import Gates
     from sparsona.analysis.similarity import Similarity
     from sparsona.analysis.targets import Targets
 
@@ -195,8 +196,30 @@ class Run:
 
         return client_effects(self._folder, against._folder if isinstance(against, Run) else against)
 
-    def similarity(self) -> Similarity:
+    def gates(self) -> Gates:
+        """How clients used the blocks of a gated model, turn by turn, in the rounds that were evaluated.
+
+        Returns:
+            For each recorded turn the density used (s'), the upload share (q) and what appendix E's formula makes of
+            it, and of each block the mean score, the mean gate, and the share of the batches that used it;
+            `sparsona.save_picture` draws the histogram of the gates over the rounds.
+
+        Example:
+            >>> import sparsona as sp
+            >>> gates = sp.train("pfedgate", clients=4, rounds=2, data_rate=0.2).gates()
+            >>> gates.rounds, gates.turns[0].density_used <= 0.5
+            ([1, 2], True)
+        """
+        from sparsona.analysis.gates import gates_of
+
+        return gates_of(self._folder)
+
+    def similarity(self, of: str | None = None) -> Similarity:
         """The distances between the clients' current masks or gates, beside the similarity of their labels.
+
+        Args:
+            of: what is compared, where a method has more than one: of pFedGate, "phi" are the gates' parameters
+                (figure 4 of its paper). None: the method's usual, of pFedGate the mean scores of the last turn.
 
         Returns:
             Distances and label similarities of all clients or, of more than 64, of 64 that are drawn by the run's
@@ -205,9 +228,9 @@ class Run:
         from sparsona.analysis.similarity import similarity_of
 
         context = self._make_context()
-        check_traits(context)
-        traits = read_traits(context, self._progress(context).population, compared_clients(context))
-        return similarity_of(self._folder, traits.kind, traits.clients, traits.distances())
+        check_traits(context, of)
+        traits = read_traits(context, self._progress(context).population, compared_clients(context), of)
+        return similarity_of(self._folder, traits.kind, traits.clients, traits.distances(), of)
 
     def union_density(self) -> float | None:
         """The share of the model's entries that are in the last mask of any client; None: clients have no masks."""

@@ -243,14 +243,15 @@ class Lane:
         for place, turn in enumerate(turns):
             counted = self._counted[:, place]
             steps, examples = (phase.repeats * int(n) for n in ((counted > 0).sum(), counted.sum()))
-            flops = phase_flops(phase, turn.work, self._context.task)
+            before, flops = turn.work, phase_flops(phase, turn.work, self._context.task)
             is_finite = all(flags[place] for flags in are_numbers)
-            record_phase(turn.tally, turn.round, examples, steps, flops, loss_sums[place], is_finite)
             numbers = count()
 
             def now(_path: str, came: Tensor, place: int = place, numbers: Iterator[int] = numbers) -> Tensor:
                 found = after.get(next(numbers), came)
                 return found if found is came or self._stacked is None else found[place]
 
-            turn.work = map_leaves(now, turn.work)
+            turn.work = map_leaves(now, before)
+            used = None if phase.used_flops is None else phase.used_flops(before, turn.work)
+            record_phase(turn.tally, turn.round, examples, steps, flops, loss_sums[place], is_finite, used)
         self._present = []

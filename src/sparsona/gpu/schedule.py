@@ -58,7 +58,8 @@ def plan_rows(
 def _plan_client(phase: Phase, train: Examples, round_: Round) -> tuple[int, list[Tensor], Tensor]:
     """The size of its batches; order, tops, lefts and mirrors [batches * size], padded; and real sizes [batches]."""
     own_size = phase_batch_size(phase, train, round_)
-    count, num = train.num_examples, -(-train.num_examples // own_size)
+    count = train.num_examples - (train.num_examples % own_size if round_.drop_last else 0)
+    num = -(-count // own_size)
     wanted = phase.epochs * num
     if phase.max_steps is not None:
         wanted = min(wanted, phase.max_steps * phase.batches_per_step)
@@ -67,7 +68,7 @@ def _plan_client(phase: Phase, train: Examples, round_: Round) -> tuple[int, lis
     columns: list[list[Tensor]] = []
     for epoch in range(-(-wanted // num)):
         order, _, draws = draw_pass(train, own_size, round_.seeds.own(f"{phase.name}/{epoch}"))
-        found = [order] if draws is None else [order, *draws]
+        found = [values[:count] for values in ((order,) if draws is None else (order, *draws))]
         columns.append([torch.cat([values, values[:1].expand(filling)]) if filling else values for values in found])
     sizes = torch.full((num,), own_size)
     sizes[-1] = count - (num - 1) * own_size

@@ -23,8 +23,8 @@ The result is `trained`, which Algorithm 1 puts out, and not `received`, which i
 each client; `initial_masks="same"` is the family's other choice. The text does not say what share is pruned at first;
 0.5 is the code's.
 
-Differences from the text in both: the cosine ends after T rounds (with the code; the text has no formula). A peer that
-never trained (novel, or not sampled yet) only receives: its initial weights hold no knowledge. Tensors that ERK makes
+Differences from the text in both: the cosine ends after T rounds (with the code; the text has no formula). Nothing is
+mixed in the first round, where Algorithm 1 mixes the models that peers start from. A peer that never trained (novel, or not sampled yet) only receives: its initial weights hold no knowledge. Tensors that ERK makes
 dense are left alone: all they could regrow is what they pruned.
 """
 

@@ -195,6 +195,13 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
             {"": plots.trait_distances(views)},
         ),
         *_figures(views, is_comparison=len(groups) > 1),
+        Chart(
+            "gates",
+            "Gates over the rounds",
+            "How many blocks of the clients that trained have which gate, M': the mean over a turn's examples, 0 where "
+            f"the block was dropped.{' All seeds together.' if many else ''}",
+            _drop_missing({group.label: plots.gate_histogram(views, i) for i, group in enumerate(groups)}),
+        ),
         Chart("loss", "Training loss", f"Mean over the clients that trained.{band}", {"": plots.train_loss(views)}),
     ]
     return [chart for chart in charts if chart.pictures or any(figure.data for figure in chart.figures.values())]

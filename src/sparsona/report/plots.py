@@ -179,6 +179,33 @@ def confusion(views: Sequence[RunView], method: int) -> Figure | None:
     return figure
 
 
+def gate_histogram(views: Sequence[RunView], method: int) -> Figure | None:
+    """How many blocks of the `method`-th method's clients have which gate, round by round (pFedGate, figure 7).
+
+    All seeds together, in the rounds that all of them recorded. None where the method has no gates.
+    """
+    group = group_views(views)[method]
+    found = [view.gates.histogram() for view in group.views if view.gates is not None]
+    if not found or any(not np.array_equal(edges, found[0][1]) for _, edges, _ in found):
+        return None
+    rounds = sorted(set.intersection(*(set(own) for own, _, _ in found)))
+    edges = found[0][1]
+    counts = np.sum([dense[[own.index(r) for r in rounds]] for own, _, dense in found], axis=0)
+    figure = _figure(height=380, showlegend=False)
+    figure.add_heatmap(
+        x=[str(r) for r in rounds],
+        y=((edges[:-1] + edges[1:]) / 2).tolist(),
+        z=(100 * counts / counts.sum(axis=1, keepdims=True)).T.tolist(),
+        zmin=0,
+        colorscale=HEAT,
+        hovertemplate="round %{x}, gate about %{y:.2f}<br><b>%{z:.1f}%</b> of the blocks<extra></extra>",
+        colorbar={"ticksuffix": "%", "thickness": 10, "outlinewidth": 0},
+    )
+    figure.update_xaxes(title_text="completed rounds", type="category", showgrid=False)
+    figure.update_yaxes(title_text="gate of a block", showgrid=False)
+    return figure
+
+
 def _add_line(
     figure: Figure,
     group: Group,

@@ -6,7 +6,7 @@ The progress bar (terminal.py), the records (recorder.py) and the log (json_line
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -89,6 +89,7 @@ class TurnResult:
         paper_down: bytes received as the papers count.
         train_flops: FLOPs of training.
         search_flops: FLOPs of mask search.
+        measures: what the method measured of the turn, by name, in rounds that are evaluated.
     """
 
     client: int
@@ -104,6 +105,7 @@ class TurnResult:
     paper_down: int
     train_flops: int
     search_flops: int
+    measures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -186,6 +186,9 @@ class RunConfig(Stopping):
         cost=True,
     )
     batch_size: int = _plan(16, "examples in a training batch", flag=True, cost=True, ge=1)
+    drop_last: bool = _plan(
+        False, "leave out the last batch of a pass over training data if it is incomplete", cost=True
+    )
     lr_decay: float = _plan(0.998, "factor on the learning rate after each round", flag=True, gt=0, le=1)
     lr_schedule: str = _plan(
         "decay",

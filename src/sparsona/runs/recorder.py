@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from sparsona.runs.observers import EvaluationResult, RoundResult
-from sparsona.runs.records import ClassesRow, EvaluationRow, Records, RoundRow, TurnRow, pack_confusion
+from sparsona.runs.records import (
+    ClassesRow,
+    EvaluationRow,
+    MeasureRow,
+    Records,
+    RoundRow,
+    TurnRow,
+    pack_confusion,
+    pack_numbers,
+)
 
 SUMS = ("bytes_up", "bytes_down", "paper_up", "paper_down", "train_flops", "search_flops")
 
@@ -41,6 +50,11 @@ class Recorder:
                     **{name: getattr(turn, name) for name in SUMS},
                 )
                 for turn in result.turns
+            )
+            self._records.add(
+                MeasureRow(result.index, turn.client, name, pack_numbers(values, "<f4"))
+                for turn in result.turns
+                for name, values in turn.measures.items()
             )
 
     def on_evaluation(self, result: EvaluationResult) -> None:

@@ -30,6 +30,9 @@ CREATE TABLE IF NOT EXISTS turns (
   bytes_up INTEGER, bytes_down INTEGER, paper_up INTEGER, paper_down INTEGER,
   train_flops INTEGER, search_flops INTEGER, PRIMARY KEY (round, client)
 );
+CREATE TABLE IF NOT EXISTS measures (
+  round INTEGER, client INTEGER, name TEXT, numbers BLOB, PRIMARY KEY (round, client, name)
+);
 CREATE TABLE IF NOT EXISTS evaluations (
   completed INTEGER, client INTEGER, point TEXT, correct INTEGER, count INTEGER, loss REAL, confusion BLOB,
   PRIMARY KEY (completed, client, point)
@@ -80,6 +83,16 @@ class TurnRow:
     paper_down: int
     train_flops: int
     search_flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureRow:
+    """What a method measured of one client's turn: one number or several, packed (`pack_numbers`, '<f4')."""
+
+    round: int
+    client: int
+    name: str
+    numbers: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +186,7 @@ _TABLES = {
     TurnRow: "turns",
     EvaluationRow: "evaluations",
     ClassesRow: "classes",
+    MeasureRow: "measures",
     TraitsRow: "traits",
 }
 _FIGURES = "completed, client, point, correct, count, loss"  # of an evaluation, without its matrix
@@ -240,7 +254,7 @@ class Records:
                     db.execute("ROLLBACK")
                 raise
 
-    def add(self, rows: Iterable[RoundRow | TurnRow | EvaluationRow | ClassesRow | TraitsRow]) -> None:
+    def add(self, rows: Iterable[RoundRow | TurnRow | MeasureRow | EvaluationRow | ClassesRow | TraitsRow]) -> None:
         """Write rows of one kind; a row with the same key is replaced."""
         found = list(rows)
         if not found:
@@ -263,6 +277,7 @@ class Records:
         with self.writing():
             db.execute("DELETE FROM rounds WHERE round >= ?", (completed,))
             db.execute("DELETE FROM turns WHERE round >= ?", (completed,))
+            db.execute("DELETE FROM measures WHERE round >= ?", (completed,))
             db.execute("DELETE FROM traits WHERE completed > ?", (completed if points else completed - 1,))
             marks = ", ".join("?" * len(points))
             for table in ("evaluations", "classes"):
@@ -330,6 +345,10 @@ class Records:
         which = "" if round_ is None else "WHERE round = ?"
         values = () if round_ is None else (round_,)
         return self._rows(TurnRow, f"SELECT * FROM turns {which} ORDER BY round, client", values)
+
+    def measures(self) -> list[MeasureRow]:
+        """What methods measured of turns, in the order of rounds, clients and names."""
+        return self._rows(MeasureRow, "SELECT * FROM measures ORDER BY round, client, name")
 
     def evaluations(self, completed: int | None = None, point: str | None = None) -> list[EvaluationRow]:
         """Evaluations after so many rounds, at this point, or all; in the order of rounds, clients and points."""

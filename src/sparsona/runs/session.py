@@ -337,6 +337,7 @@ def _round_result(played: RoundRecord, seconds: float) -> RoundResult:
             paper_down=turn.traffic.paper_down,
             train_flops=turn.tally.train_flops,
             search_flops=turn.tally.search_flops,
+            measures=turn.tally.measures,
         )
         for turn in played.turns
     )

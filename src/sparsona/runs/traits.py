@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.seeds import generator
 from sparsona.core.tree import Tree, loaded
 from sparsona.engine.context import ClientContext
@@ -49,14 +49,21 @@ class Traits:
         return np.sqrt(((others - one) ** 2).sum(axis=1))
 
 
-def check_traits(context: ClientContext) -> None:
-    """Refuse a run whose clients have no traits to compare."""
+def check_traits(context: ClientContext, of: str | None = None) -> None:
+    """Refuse a run whose clients have no traits to compare, or none of this name."""
     method = context.method
     if method.trait is None:
         raise SparsonaError(
             f"{method.name}'s clients have neither masks nor gates to compare",
             expected="a method whose clients do, such as fedspa",
         )
+    if of is not None and of not in method.other_traits:
+        if not method.other_traits:
+            raise SparsonaError(
+                f"'{of}' of {method.name}'s clients",
+                expected="no name: this method has one thing to compare",
+            )
+        raise unknown_name("trait", of, method.other_traits)
     if context.plan.stateless:
         raise SparsonaError(
             "stateless clients keep no masks or gates",
@@ -79,18 +86,27 @@ def compared_clients(context: ClientContext) -> tuple[int, ...]:
     return tuple(sorted(pool[place] for place in order[:MOST].tolist()))
 
 
-def read_traits(context: ClientContext, population: Population | None, clients: Sequence[int]) -> Traits:
-    """These clients' traits as the population stands; None: as they were at the start."""
-    check_traits(context)
-    assert context.method.trait is not None
+def read_traits(
+    context: ClientContext, population: Population | None, clients: Sequence[int], of: str | None = None
+) -> Traits:
+    """These clients' traits as the population stands; None: as they were at the start. `of` names another trait."""
+    check_traits(context, of)
+    trait = context.method.trait if of is None else context.method.other_traits[of]
+    assert trait is not None
     rows, kinds, size = [], set(), 0
     for client in clients:
         state = None if population is None else population.states.get(client)
         state = context.fresh_state(client) if state is None else loaded(state)
-        kind, row, size = _row(context.method.trait(state))
+        kind, row, size = _row(trait(state))
         rows.append(row)
         kinds.add(kind)
     (kind,) = kinds
+    if len(lengths := sorted({len(row) for row in rows})) > 1:
+        raise SparsonaError(
+            f"clients of different sizes: {', '.join(f'{length:,}' for length in lengths)} entries to compare",
+            expected="clients whose models are cut alike",
+            hint="compare clients of one capacity",
+        )
     return Traits(kind, tuple(clients), np.stack(rows), size)
 
 

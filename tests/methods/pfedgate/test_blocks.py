@@ -16,6 +16,8 @@ NORMS = Layout(outline("vgg11", (3, 32, 32), 10).layout.slots[:8])  # two convol
 SPLITS = {
     "paper": lambda: chunks(NET, 5, 0.2),
     "authors": lambda: chunks(NET, 5, 0.2, equal=True),
+    "operators": lambda: chunks(NET, 5, 0.2, by_operator=True),
+    "operators, equal": lambda: chunks(NORMS, 5, 0.2, equal=True, by_operator=True),
     "uneven": lambda: chunks(NET, 7, 0.13),
     "filters": lambda: filters(NET, 10, 0.2),
     "each filter": lambda: filters(NET),
@@ -41,6 +43,24 @@ def test_blocks_cover_the_layout_once(split):
     rates = torch.cat([torch.full((slot.size,), slot.flops_per_weight) for slot in blocks.layout.slots])
     assert torch.zeros(len(blocks), dtype=torch.int64).index_add(0, owner, rates).tolist() == list(blocks.flops)
     assert len(blocks.always) == len(blocks.groups) == len(blocks)
+
+
+def test_operators_by_hand():
+    """Section 5.2.2 for two operators: a weight of 3 x 4 and a bias of 3 are a vector of 15; floor(15 * .2) = 3 first,
+    the other 12 in four of 3: the last block is the bias. A weight of 10 and a bias of 1 are 11: 2, then 3, 3, 3, of
+    which the last has two of the weight and the bias."""
+    layout = Layout(
+        (Slot("0.weight", (3, 4), 2), Slot("0.bias", (3,), 1), Slot("1.weight", (1, 10), 2), Slot("1.bias", (1,), 1))
+    )
+    blocks = chunks(layout, 5, 0.2, by_operator=True)
+    assert blocks.sizes == (3, 3, 3, 3, 3, 2, 3, 3, 3)
+    assert blocks.always == (True, False, False, False, False, True, False, False, False)
+    assert blocks.owner().tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3 + [5, 5] + [6] * 3 + [7] * 3 + [
+        8,
+        8,
+        8,
+    ]
+    assert blocks.flops == (6, 6, 6, 6, 3, 4, 6, 6, 5)
 
 
 @pytest.mark.parametrize("split", SPLITS)

@@ -3,12 +3,14 @@
 import itertools
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from sparsona.methods.pfedgate.blocks import chunks
-from sparsona.methods.pfedgate.knapsack import exact, greedy, in_groups
+from sparsona.methods.pfedgate.config import PFedGateConfig, alike, cut, make_budget, select
+from sparsona.methods.pfedgate.knapsack import best_of_all, exact, greedy, in_groups
 from sparsona.models import outline
 
 
@@ -50,6 +52,74 @@ def solve(solver, scores, costs, budget, **options):
     kept = solver(torch.tensor(scores), torch.tensor(costs), torch.tensor(budget), **options)
     assert set(kept.tolist()) <= {0.0, 1.0}
     return kept
+
+
+def by_cost(costs):
+    """Blocks of one cost, together."""
+    return [[place for place, other in enumerate(costs) if other == cost] for cost in dict.fromkeys(costs)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_trying_all_counts_is_trying_all_subsets(seed):
+    scores, costs, budget = problem(seed, most=10, dearest=4)
+    kept = solve(best_of_all, scores, costs, budget, classes=by_cost(costs))
+    assert float(kept @ torch.tensor(costs).float()) <= budget
+    assert float(kept @ torch.tensor(scores)) == by_trying_all(scores, costs, budget)
+
+
+def test_trying_all_for_many_clients_and_traced():
+    random_ = torch.Generator().manual_seed(3)
+    scores, budgets = torch.rand(5, 8, generator=random_), torch.tensor([0, 3, 7, 12, 90])
+    costs = torch.tensor([2, 3, 2, 5, 3, 2, 7, 3])
+    classes = by_cost(costs.tolist())
+    rows = [best_of_all(row, costs, budget, classes) for row, budget in zip(scores, budgets, strict=True)]
+    over = torch.func.vmap(lambda row, budget: best_of_all(row, costs, budget, classes))
+    assert torch.equal(over(scores, budgets), torch.stack(rows))
+    assert torch.equal(best_of_all(scores, costs, budgets, classes), torch.stack(rows))
+    assert torch.equal(make_fx(over)(scores, budgets)(scores, budgets), torch.stack(rows))
+    assert rows[0].sum() == 0
+    assert rows[-1].sum() == 8
+
+
+@pytest.mark.parametrize("density", [0.5, 0.3])
+@pytest.mark.parametrize(("model", "shape", "classes"), [("pfedgate-cifar10", (3, 32, 32), 10)])
+def test_the_maximum_on_the_papers_network(model, shape, classes, density):
+    """Blocks by operators: the maximum to the entry, where the walk by score is below it and buckets may be."""
+    config = PFedGateConfig(solver="exact", blocks_of="operators", density=density)
+    blocks = cut(outline(model, shape, classes).layout, config, 0.2)
+    assert len(blocks) == 25
+    budget = make_budget(blocks, config, density, 0.2, torch.zeros(1))
+    free = [b for b in range(25) if not blocks.always[b]]
+    costs, below = [blocks.sizes[b] for b in free], 0
+    random_ = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        scores = (0.4 + 0.2 * torch.rand(25, generator=random_)) * 2**16
+        scores = scores.round() / 2**16
+        kept = select(budget, scores, config, alike(blocks, config))
+        assert float(kept.double() @ torch.tensor(blocks.sizes).double()) <= density * sum(blocks.sizes)
+        best = best_value([float(scores[b]) for b in free], costs, int(budget.left[0]))
+        assert sum(float(scores[b]) for b in free if kept[b]) == best
+        walked = select(budget, scores, PFedGateConfig(blocks_of="operators", density=density))
+        below += sum(float(scores[b]) for b in free if walked[b]) < best
+    assert below >= 5
+
+
+def best_value(scores, costs, budget):
+    """A table over every single entry of the budget, in numpy for the sake of time."""
+    best = np.zeros(budget + 1)
+    for score, cost in zip(scores, costs, strict=True):
+        if cost <= budget:
+            best[cost:] = np.maximum(best[cost:], best[: budget + 1 - cost] + score)
+    return best[budget]
+
+
+def test_too_many_choices_are_not_tried():
+    layout = outline("pfedgate-cifar10", (3, 32, 32), 10).layout
+    config = PFedGateConfig(solver="exact")
+    assert alike(cut(layout, config, 0.2), config) is None  # ten tensors
+    operators = PFedGateConfig(solver="exact", blocks_of="operators")
+    (found,) = alike(cut(layout, operators, 0.2), operators)
+    assert sorted(block for one in found for block in one) == [b for b in range(25) if b % 5]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -4,19 +4,22 @@ Paper: Chen, Yao, Gao, Ding, Li, Efficient Personalized Federated Learning via S
 
 Kept: the gate, its norms' statistics, and the mean scores of the last turn. Travels: down, the dense model; up, the
 change of the blocks that the turn used, and one bit for each block. Costs: training inside the budget, and the gate:
-upper bounds, since training decides which blocks are used. |I* W| / d <= s_i = min(density, capacity) in every batch.
+upper bounds, since training decides which blocks are used; a run counts those that were. |I* W| / d <= s_i =
+min(density, capacity) in every batch.
 
 Beyond the text: gates start at .9, where torch's layers start at .5, which halves every layer of the model. Momentum,
 decay and clipping are the authors' code's, but only where a batch used a block: what is sent is all that moved.
 A client deploys the model that the mean of its training scores makes (plain weights); one that never trained, that of
 equal scores. Scores are compared in steps of 2**-16, so that rounding breaks no tie.
 
-`paper`: two paths, and a gate for each example, in training and in use. `authors`: one path and a gate for each batch,
-also of the test data (`transductive`: what is predicted depends on what shares its batch, and results say so); equal
-chunks, whose first ones are free, in two budgets (`split_budget`: with s below 1/B they alone exceed s; with s = .5 the
-model in use has .43); scores in tenths, at least s_min; no gradient to dropped blocks; decay and momentum everywhere,
-momentum also from turn to turn; ReLU on logits; a dense mean over all clients, where those not sampled stand still.
-Both: batches of 128, one pass, gates that start at .5.
+`paper`: two paths, a gate for each example, in training and in use, blocks cut from an operator's weights and bias
+together, and the maximum of (6), not the walk by score. `authors`: one path and a gate for each batch, also of the test
+data (`transductive`: what is predicted depends on what shares its batch, and results say so); equal chunks, whose first
+ones are free, in two budgets (`split_budget`: with s below 1/B they alone exceed s; with s = .5 the model in use has
+.43), s_min = min(max(1/B, .1), s); scores in tenths, at least s_min; no gradient to the scores of dropped blocks, and
+with s = 1 to none; incomplete batches left out; decay and momentum everywhere, momentum also from turn to turn; ReLU on
+logits; a dense mean over all clients, where those not sampled stand still. Both: batches of 128, one pass, gates that
+start at .5.
 """
 
 from __future__ import annotations
@@ -86,7 +89,8 @@ def pfedgate(task: Task, config: PFedGateConfig) -> Method:
         return min(config.density, client.capacity)  # s_i
 
     def smallest_of(share: float) -> float:
-        return min(config.smallest, share)  # s_min is in (0, s_i]
+        smallest = max(1 / config.num_blocks, 0.1) if config.smallest == "authors" else config.smallest
+        return min(smallest, share)  # s_min is in (0, s_i]
 
     def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> PFedGateState:
         here = model.cut(smallest_of(share_of(client)))
@@ -104,8 +108,7 @@ def pfedgate(task: Task, config: PFedGateConfig) -> Method:
         budget = make_budget(model.cut(smallest).blocks, config, share, smallest, params.flat)
         now = {"params": params, "gate": state.gate}
         memory = {name: optimizers[name].begin(state.memory.get(name, ()), now[name]) for name in now}
-        none = state.scores.new_zeros(state.scores.shape)
-        traces = Traces(state.buffers, state.statistics, none[0], none[0], none, none.sum())
+        traces = Traces.start(state.buffers, state.statistics, state.scores)
         pooled = params.flat.new_zeros(task.input_shape if config.gating == "client" else ())
         return GatedWork(params, state.gate, traces, state.scores, memory, {str(smallest): budget}, pooled)
 
@@ -177,5 +180,7 @@ def pfedgate(task: Task, config: PFedGateConfig) -> Method:
         tune=tune,
         server=server,
         trait=lambda state: state.scores[0],
+        other_traits={"phi": lambda state: state.gate},
+        measure=model.measure,
         transductive=config.deploy_gate == "transductive",
     )

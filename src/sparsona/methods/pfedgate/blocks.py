@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from sparsona.core.errors import SparsonaError
@@ -110,8 +110,10 @@ def spread(blocks: Blocks, values: Tensor) -> Tensor:
     return torch.cat(parts, dim=-1)
 
 
-def chunks(layout: Layout, num_blocks: int, smallest: float, equal: bool = False) -> Blocks:
+def chunks(layout: Layout, num_blocks: int, smallest: float, equal: bool = False, by_operator: bool = False) -> Blocks:
     """Every tensor flattened and cut into `num_blocks` consecutive chunks, the first of which is always kept.
+
+    With `by_operator`, the tensors of a layer are put in a row and cut as one: weights and bias together.
 
     The paper's: the first chunk has floor(smallest * size) entries, the others share the rest in equal parts, the last
     shorter. With `equal`, the authors' code: all have ceil(size / num_blocks), the last shorter, and linear layers have
@@ -122,15 +124,16 @@ def chunks(layout: Layout, num_blocks: int, smallest: float, equal: bool = False
     _check(num_blocks, smallest)
     linear = _linear_layers(layout)
     cut = _Cut(layout)
-    for slot in layout.slots:
+    for slots in by_layer(layout).values() if by_operator else ([slot] for slot in layout.slots):
+        size = sum(slot.size for slot in slots)
         if equal:
-            step = math.ceil(slot.size / num_blocks)
-            lengths, keeps_first = _steps(slot.size, step), True
+            step = math.ceil(size / num_blocks)
+            lengths, keeps_first = _steps(size, step), True
         else:
-            lengths, keeps_first = _first_and_rest(slot.size, num_blocks, smallest)
-        kind = "linear" if equal and _layer(slot) in linear else "all"
-        cut.add((slot,), len(lengths), keeps_first, kind)
-        cut.lay(slot, lengths)
+            lengths, keeps_first = _first_and_rest(size, num_blocks, smallest)
+        kind = "linear" if equal and _layer(slots[0]) in linear else "all"
+        cut.add(tuple(slots), len(lengths), keeps_first, kind)
+        cut.lay_in_a_row(slots, lengths)
     return cut.done()
 
 
@@ -238,6 +241,21 @@ class _Cut:
 
     def lay(self, slot: Slot, lengths: tuple[int, ...], repeats: int = 1) -> None:
         self.strips[slot.name] = Strip(self.starts[slot.name], lengths, repeats)
+
+    def lay_in_a_row(self, slots: list[Slot], lengths: tuple[int, ...]) -> None:
+        """Lay blocks over the tensors one after the other: one may begin in a tensor and end in the next."""
+        ends = list(accumulate(lengths, initial=0))
+        begin = 0
+        for slot in slots:
+            end = begin + slot.size
+            inside = [
+                (block, min(end, after) - max(begin, before))
+                for block, (before, after) in enumerate(pairwise(ends))
+                if before < end and after > begin
+            ]
+            first = inside[0][0] if inside else 0
+            self.strips[slot.name] = Strip(self.starts[slot.name] + first, tuple(length for _, length in inside))
+            begin = end
 
     def whole(self, slot: Slot) -> None:
         self.add((slot,), min(1, slot.size), True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from sparsona.core.layout import Layout
 
+MOST_CHOICES = 2**16  # that an exact solver tries one by one
 FINE = 2**16  # finer than the differences between scores, coarser than rounding: ties stay ties on every executor
 
 
@@ -36,9 +37,14 @@ class PFedGateConfig(Training):
         "used", description="entries that decay and momentum move: those the batch used, or all (authors)"
     )
     density: float = Field(0.5, gt=0, le=1, description="budget: share of the model that a batch may use, s")
-    smallest: float = Field(0.2, gt=0, le=1, description="share of each tensor that is always used, s_min, at most s")
+    smallest: Annotated[float, Field(gt=0, le=1)] | Literal["authors"] = Field(
+        0.2, description="share of each tensor that is always used, s_min, at most s; authors: max(1/B, 0.1), at most s"
+    )
     num_blocks: int = Field(5, ge=2, description="blocks of each tensor (or layer), B")
     blocks: Literal["chunk", "filter", "channel", "head"] = Field("chunk", description="what a block is")
+    blocks_of: Literal["tensors", "operators"] = Field(
+        "tensors", description="what chunks are cut from: each tensor (authors), or a layer's tensors in a row (paper)"
+    )
     num_heads: int = Field(4, ge=1, description="attention heads of the model, for blocks=head")
     equal_chunks: bool = Field(False, description="all chunks of one size, also the first (authors)")
     split_budget: bool = Field(
@@ -49,7 +55,12 @@ class PFedGateConfig(Training):
         description="what s is a share of: parameters, flops or latency:FILE.json",
         json_schema_extra={"paths": ["latency"]},
     )
-    solver: Literal["greedy", "exact"] = Field("greedy", description="of the knapsack problem")
+    solver: Literal["greedy", "exact"] = Field("greedy", description="of the knapsack problem (6); exact: its maximum")
+    solver_parts: int = Field(
+        1024,
+        ge=1,
+        description="exact, with too many choices to try them all: parts of the budget that costs are whole in",
+    )
     greedy_by: Literal["score", "density"] = Field("score", description="greedy: by score, or by score for cost")
     score_steps: int = Field(FINE, ge=1, description="scores are compared in whole steps of 1 / this (authors: 10)")
     floors_scores: bool = Field(False, description="scores are at least s_min (authors)")
@@ -60,8 +71,8 @@ class PFedGateConfig(Training):
     updates: Literal["joint", "alternating"] = Field(
         "joint", description="model and gate step together, or one pass trains the gate and the next the model"
     )
-    straight_through: Literal["all", "kept"] = Field(
-        "all", description="blocks whose scores get a gradient: all, or those kept (authors)"
+    straight_through: Literal["all", "kept", "authors"] = Field(
+        "all", description="blocks whose scores get a gradient: all, those kept, or those kept and none with s = 1"
     )
     paths: Literal[1, 2] = Field(1, description="2: the weights of blocks have a linear layer of their own")
     pre_norm: bool = Field(True, description="switchable norm before the gate's linear layer")
@@ -103,6 +114,8 @@ class PFedGateConfig(Training):
             raise ValueError("split_budget with equal_chunks=true, blocks=chunk and budget=parameters only")
         if self.steps == "all" and self.aggregation == "uploaded":
             raise ValueError("steps=used with aggregation=uploaded: what moves must be what is sent")
+        if self.blocks_of == "operators" and self.blocks != "chunk":
+            raise ValueError("blocks_of=operators with blocks=chunk only: other blocks follow layers already")
         if self.gating == "client" and self.deploy_gate != "stored":
             raise ValueError("deploy_gate=stored with gating=client: that gate has never seen a single input")
         if self.compute == "compact":
@@ -123,12 +136,14 @@ class Budget:
     left: Tensor
     always: Tensor
     groups: Tensor
+    shares: Tensor  # of the model's entries
+    sparse: Tensor  # 0 where s is 1, and nothing is dropped; otherwise 1
 
 
 def cut(layout: Layout, config: PFedGateConfig, smallest: float) -> Blocks:
     """The model's blocks, as the options say."""
     if config.blocks == "chunk":
-        return chunks(layout, config.num_blocks, smallest, config.equal_chunks)
+        return chunks(layout, config.num_blocks, smallest, config.equal_chunks, config.blocks_of == "operators")
     if config.blocks == "head":
         return heads(layout, config.num_heads, config.num_blocks, smallest)
     return (filters if config.blocks == "filter" else channels)(layout, config.num_blocks, smallest)
@@ -174,22 +189,61 @@ def make_budget(blocks: Blocks, config: PFedGateConfig, share: float, smallest: 
         torch.tensor(budget_left(blocks, config, share, smallest), dtype=torch.int64, device=like.device),
         torch.tensor(blocks.always, dtype=torch.float32, device=like.device),
         torch.tensor(groups, dtype=torch.int64, device=like.device),
+        torch.tensor([size / blocks.layout.size for size in blocks.sizes], dtype=torch.float32, device=like.device),
+        torch.tensor(float(share < 1), dtype=torch.float32, device=like.device),
     )
 
 
-def select(budget: Budget, scores: Tensor, config: PFedGateConfig) -> Tensor:
-    """I*, a solution of equation (6): 1 for blocks that are kept, 0 for others."""
+def alike(blocks: Blocks, config: PFedGateConfig) -> tuple[tuple[tuple[int, ...], ...], ...] | None:
+    """For each budget, the blocks that cost the same, in classes: among these only the number of blocks kept is to be
+    chosen. None where there are too many choices to try them all."""
+    costs = block_costs(blocks, config)
+    found: list[dict[int, list[int]]] = [{} for _ in range(max(blocks.groups) + 1 if config.split_budget else 1)]
+    for block, (cost, always) in enumerate(zip(costs, blocks.always, strict=True)):
+        if not always:
+            found[blocks.groups[block] if config.split_budget else 0].setdefault(cost, []).append(block)
+    if any(math.prod(len(one) + 1 for one in classes.values()) > MOST_CHOICES for classes in found):
+        return None
+    return tuple(tuple(map(tuple, classes.values())) for classes in found)
+
+
+def select(
+    budget: Budget,
+    scores: Tensor,
+    config: PFedGateConfig,
+    classes: tuple[tuple[tuple[int, ...], ...], ...] | None = None,
+) -> Tensor:
+    """I*, a solution of equation (6): 1 for blocks that are kept, 0 for others. `classes` are those of `alike`."""
     import torch
 
-    from sparsona.methods.pfedgate.knapsack import exact, greedy, in_groups
+    from sparsona.methods.pfedgate.knapsack import best_of_all, exact, greedy, in_groups
 
     ranked = (scores.detach() * config.score_steps).round()
-    solve: Any = exact if config.solver == "exact" else partial(greedy, by=config.greedy_by)
+    solve: Any = partial(greedy, by=config.greedy_by)
+    if config.solver == "exact":
+        if classes is not None:
+            parts = [
+                best_of_all(ranked, budget.costs, left, one) for one, left in zip(classes, budget.left, strict=True)
+            ]
+            return torch.maximum(torch.stack(parts).amax(0), budget.always)
+        solve = partial(exact, buckets=config.solver_parts)
     if len(budget.left) == 1:
         kept = solve(ranked, budget.costs, budget.left[0])
     else:
         kept = in_groups(solve, ranked, budget.costs, budget.left, budget.groups)
     return torch.maximum(kept, budget.always)
+
+
+def used_flops(blocks: Blocks, counts: Iterable[float], examples: int) -> int:
+    """FLOPs of so many forward passes, each block being kept in so many of them."""
+    dense = [slot for slot in blocks.layout.slots if slot.bias_counts_dense]  # charged in full, masked or not
+    found = examples * sum(slot.size * slot.flops_per_weight for slot in dense)
+    flops = list(blocks.flops)
+    for slot, strip in zip(blocks.layout.slots, blocks.strips, strict=True):
+        if slot.bias_counts_dense:
+            for block, length in enumerate(strip.lengths, start=strip.first):
+                flops[block] -= strip.repeats * length * slot.flops_per_weight
+    return found + sum(int(count) * one for count, one in zip(counts, flops, strict=True))
 
 
 def max_flops(blocks: Blocks, config: PFedGateConfig, left: Iterable[float]) -> int:

@@ -1,8 +1,9 @@
 """Which blocks to keep under a budget, as tensor operations: nothing waits, nothing branches on a value.
 
 pFedGate's problem (6): the largest sum of scores of the blocks kept, with a sum of costs of at most the budget. The
-paper names no solver. Its authors' code walks the blocks by score alone, not by score for cost, after rounding scores
-to whole tenths: `greedy(10 * scores rounded, ...)`.
+paper names no solver. `best_of_all` is exact, where there are few classes of blocks of one cost; `exact` is where costs
+are whole parts of the budget, and otherwise never over it. The authors' code walks the blocks by score alone, not by
+score for cost, after rounding scores to whole tenths: `greedy(10 * scores rounded, ...)`.
 
 All functions take scores and costs as [..., blocks] and budgets as [...], and return 0 or 1 as numbers of the scores'
 dtype, without a gradient. Costs are at least 0; whole numbers (int64) are counted exactly. Blocks that are kept in any
@@ -12,7 +13,7 @@ case are paid for first: pass the budget that is left, and a cost above it, or 0
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -56,6 +57,38 @@ def exact(scores: Tensor, costs: Tensor, budget: Tensor, buckets: int = 1024) ->
     walked = greedy(scores, costs, budget)
     poorer_plan = (scores * planned).sum(dim=-1, keepdim=True) < (scores * walked).sum(dim=-1, keepdim=True)
     return torch.where(poorer_plan, walked, planned).to(dtype)
+
+
+def best_of_all(scores: Tensor, costs: Tensor, budget: Tensor, classes: Sequence[Sequence[int]]) -> Tensor:
+    """The largest sum of scores, by trying every choice that can be the best: exact whatever the costs are.
+
+    `classes` are blocks of one cost each. Of such blocks the best ones are kept, so that a choice is how many of each
+    class; there are prod(1 + blocks of a class) choices, and memory for all of them is needed. Blocks of no class are
+    not kept. Sums are made in float64. Ties go to the choice with more blocks of the earlier classes, and within a
+    class to low indices.
+    """
+    import torch
+
+    dtype = scores.dtype
+    scores, costs = torch.broadcast_tensors(scores.detach().double(), costs)  # type: ignore[no-untyped-call]
+    total, spent = torch.zeros_like(scores[..., :1]), torch.zeros_like(costs[..., :1])
+    ranks = []
+    for members in classes:  # counts fall, so that the first of equal sums has the most
+        own = torch.stack([scores[..., block] for block in members], dim=-1)
+        order = own.argsort(dim=-1, descending=True, stable=True)
+        ranks.append(order.argsort(dim=-1))
+        sums = torch.cat([torch.zeros_like(own[..., :1]), own.gather(-1, order).cumsum(-1)], dim=-1).flip(-1)
+        counts = torch.arange(len(members), -1, -1, device=costs.device)
+        total = (total.unsqueeze(-1) + sums.unsqueeze(-2)).flatten(-2)
+        spent = (spent.unsqueeze(-1) + (costs[..., members[0], None] * counts).unsqueeze(-2)).flatten(-2)
+    best = torch.where(spent <= budget.unsqueeze(-1), total, -math.inf).argmax(dim=-1)
+    kept = [torch.zeros_like(best, dtype=torch.bool)] * scores.shape[-1]
+    for members, rank in zip(reversed(classes), reversed(ranks), strict=True):
+        count = len(members) - best % (len(members) + 1)
+        best = best.div(len(members) + 1, rounding_mode="floor")
+        for place, block in enumerate(members):
+            kept[block] = rank[..., place] < count
+    return torch.stack(kept, dim=-1).to(dtype)
 
 
 def _walk(costs: Tensor, budget: Tensor) -> Tensor:

@@ -16,7 +16,16 @@ from sparsona.learning.optimizer import Memory, make_optimizer
 from sparsona.learning.phases import turn_flops
 from sparsona.methods.pfedgate.blocks import Blocks, spread
 from sparsona.methods.pfedgate.compact import chain, compact
-from sparsona.methods.pfedgate.config import Budget, PFedGateConfig, budget_left, cut, max_flops, select
+from sparsona.methods.pfedgate.config import (
+    Budget,
+    PFedGateConfig,
+    alike,
+    budget_left,
+    cut,
+    max_flops,
+    select,
+    used_flops,
+)
 from sparsona.methods.pfedgate.gate import Gate, weighted_mean
 
 if TYPE_CHECKING:
@@ -25,10 +34,17 @@ if TYPE_CHECKING:
     from sparsona.core.task import Task
 
 
+BATCHES = 8  # of a turn, whose shares are recorded one by one
+
+
 @dataclass(frozen=True)
 class Traces:
     """What a forward pass leaves behind: statistics of the model's and of the gate's norms, the blocks that the last
-    batch used and those that any batch used, and sums of scores and weights over the examples of all batches."""
+    batch used and those that any batch used, and sums of scores and weights over the examples of all batches.
+
+    For the record of a turn: how many examples kept each block, the sum of their gates M', and of the batches that
+    trained the model, how many there were, how many used each block, and the product of the shares they did not use.
+    """
 
     model: Tree
     gate: Tree
@@ -36,6 +52,19 @@ class Traces:
     used: Tensor
     scores: Tensor  # [2, blocks]: G and M
     examples: Tensor
+    chosen: Tensor
+    gated: Tensor
+    batches: Tensor
+    picked: Tensor
+    missed: Tensor
+    newly: Tensor  # of the first BATCHES of them, the share that each used of what none before had
+
+    @classmethod
+    def start(cls, model: Tree, gate: Tree, scores: Tensor) -> Traces:
+        """Of a turn in which nothing has happened; `scores` are [2, blocks]."""
+        none = scores.new_zeros(scores.shape)
+        row, zero = none[0], none.sum()
+        return cls(model, gate, row, row, none, zero, row, row, zero, row, zero + 1, none.new_zeros(BATCHES))
 
 
 @dataclass(frozen=True)
@@ -58,6 +87,7 @@ class Cut:
     blocks: Blocks
     form: Gate
     bits: Layout
+    classes: tuple[tuple[tuple[int, ...], ...], ...] | None  # of blocks that cost the same, for an exact solver
 
 
 class GatedModel:
@@ -85,7 +115,8 @@ class GatedModel:
         config, blocks = self.config, cut(self.task.layout, self.config, smallest)
         switches = (config.paths, config.pre_norm, config.post_norm, config.sigmoid, config.gate_start)
         form = Gate(self.task.input_shape, len(blocks), *switches)
-        return Cut(blocks, form, Layout((Slot("blocks", (len(blocks),)),)))
+        classes = alike(blocks, config) if config.solver == "exact" else None
+        return Cut(blocks, form, Layout((Slot("blocks", (len(blocks),)),)), classes)
 
     def of(self, work: GatedWork) -> tuple[Cut, Budget, float]:
         ((smallest, budget),) = work.budget.items()
@@ -97,9 +128,12 @@ class GatedModel:
         return work.params.like(work.params.flat * spread(self.of(work)[0].blocks, gates)), kept
 
     def _gates(self, work: GatedWork, scores: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        kept = select(self.of(work)[1], scores, self.config)
+        here, budget, _ = self.of(work)
+        kept = select(budget, scores, self.config, here.classes)
         through = scores - scores.detach()  # zero, and yet it has a gradient
-        return weights * (kept * (1 + through) if self.config.straight_through == "kept" else kept + through), kept
+        if self.config.straight_through == "authors":
+            through = through * budget.sparse  # with s = 1 their code returns M as it is
+        return weights * (kept + through if self.config.straight_through == "all" else kept * (1 + through)), kept
 
     def run(
         self, work: GatedWork, scores: Tensor, weights: Tensor, inputs: Tensor, noise: Tensor | None = None
@@ -147,27 +181,48 @@ class GatedModel:
         means = torch.stack([self._floor(weighted_mean(scores, counts), smallest), weighted_mean(weights, counts)])
         if config.gating == "sample":
             outputs, kept = self.each(work, batch.inputs, self._floor(scores, smallest), weights, batch.noise)
+            every = kept * batch.weight.unsqueeze(1)
+            chosen, gated = every.sum(0), (every * weights.detach()).sum(0)
             kept, buffers = (kept * (batch.weight > 0).unsqueeze(1)).amax(0), traces.model
         else:
             outputs, buffers, kept = self.run(work, means[0], means[1], batch.inputs, batch.noise)  # line 6
+            chosen, gated = kept * batch.weight.sum(), kept * batch.weight.sum() * means[1].detach()
         examples = batch.weight.sum()
-        after = Traces(
-            buffers,
-            statistics,
-            kept,
-            traces.used,
-            traces.scores + examples * means.detach(),
-            traces.examples + examples,
+        after = replace(
+            traces,
+            model=buffers,
+            gate=statistics,
+            kept=kept,
+            scores=traces.scores + examples * means.detach(),
+            examples=traces.examples + examples,
+            chosen=traces.chosen + chosen,
+            gated=traces.gated + gated,
         )
         return self.task.mean_loss(self.answer(outputs), batch), after
 
     def update(self, work: GatedWork, grads: Grads, tick: Tick) -> GatedWork:
         """Lines 7 and 8, for the model, the gate, or both."""
+        import torch
+
         new: dict[str, Any] = {}
         memory, used = dict(work.memory), None
         if "params" in grads:
             # Here and not in the loss: a pass that trains the gate alone moves no block, and has none to send.
-            work = replace(work, buffers=replace(work.buffers, used=work.buffers.used.maximum(work.buffers.kept)))
+            traces = work.buffers
+            shares = self.of(work)[1].shares
+            share = (traces.kept * shares).sum()
+            left = (shares * (1 - traces.used)).sum()
+            newly = (traces.kept * shares * (1 - traces.used)).sum() / left.clamp(min=1e-9)
+            is_now = torch.arange(BATCHES, device=shares.device) == traces.batches
+            traces = replace(
+                traces,
+                used=traces.used.maximum(traces.kept),
+                batches=traces.batches + 1,
+                picked=traces.picked + traces.kept,
+                missed=traces.missed * (1 - share).clamp(min=0.0),
+                newly=torch.where(is_now, newly, traces.newly),
+            )
+            work = replace(work, buffers=traces)
             if self.config.steps == "used":
                 used = spread(self.of(work)[0].blocks, work.buffers.kept)
         for name in grads:
@@ -196,6 +251,7 @@ class GatedModel:
             mixes_examples=self.task.mixes_examples,
             traceable=self.config.compute == "masked",
             flops=self.example_flops,
+            used_flops=self.used_flops,
             step_flops=lambda work: self.step_flops(self.of(work)[0], trains),
         )
 
@@ -208,6 +264,29 @@ class GatedModel:
         """Of one example, at most."""
         here, budget, _ = self.of(work)
         return 3 * self.forward_flops(here, budget.left.tolist())
+
+    def used_flops(self, before: GatedWork, after: GatedWork) -> int:
+        """Of all examples of a phase, by the blocks that each of them kept."""
+        here, past, now = self.of(before)[0], before.buffers, after.buffers
+        examples = round(float(now.examples - past.examples))
+        gate = here.form.layout.forward_flops()
+        return 3 * (used_flops(here.blocks, (now.chosen - past.chosen).tolist(), examples) + examples * gate)
+
+    def measure(self, work: GatedWork, round_: Round) -> dict[str, Tensor]:
+        """Of a turn: the share of the model that an example used (s'), that of the blocks that any batch used (q), what
+        appendix E's formula makes of the shares of the batches, and what each of the first batches added; of each
+        block the mean score G, the mean gate M' = M I*, and the share of the batches that used it."""
+        traces, (_, budget, _) = work.buffers, self.of(work)
+        examples, batches = traces.examples.clamp(min=1.0), traces.batches.clamp(min=1.0)
+        return {
+            "density_used": (traces.chosen * budget.shares).sum() / examples,
+            "upload_share": (traces.used * budget.shares).sum(),
+            "upload_share_formula": 1 - traces.missed,
+            "newly_used": traces.newly,
+            "scores": traces.scores[0] / examples,
+            "gates": traces.gated / examples,
+            "chosen": traces.picked / batches,
+        }
 
     def forward_flops(self, here: Cut, left: list[float]) -> int:
         """Of the gate, and of the model inside the budget, at most."""

@@ -11,6 +11,7 @@ from sparsona.analysis.bounds import Bounds
 from sparsona.analysis.changes import ClientBands, ClientChanges
 from sparsona.analysis.charts import LineChart, targets_chart
 from sparsona.analysis.clients import ClientEffects
+from sparsona.analysis.gates import Gates
 from sparsona.analysis.partition import Partition
 from sparsona.analysis.similarity import Similarity
 from sparsona.analysis.targets import Targets
@@ -20,10 +21,11 @@ from sparsona.report.pictures.changes import draw_bands, draw_changes
 from sparsona.report.pictures.charts import draw_chart
 from sparsona.report.pictures.clients import draw_clients
 from sparsona.report.pictures.figure import Picture
+from sparsona.report.pictures.gates import draw_gates
 from sparsona.report.pictures.partition import draw_partition
 from sparsona.report.pictures.similarity import draw_similarity
 
-Analysis = Bounds | ClientBands | ClientChanges | ClientEffects | LineChart | Partition | Similarity | Targets
+Analysis = Bounds | ClientBands | ClientChanges | ClientEffects | Gates | LineChart | Partition | Similarity | Targets
 
 
 def draw(found: Analysis) -> Picture:
@@ -44,6 +46,7 @@ _DRAWN: dict[type, Callable[[Any], Picture]] = {
     ClientBands: draw_bands,
     ClientChanges: draw_changes,
     ClientEffects: draw_clients,
+    Gates: draw_gates,
     LineChart: draw_chart,
     Partition: draw_partition,
     Similarity: draw_similarity,
@@ -54,7 +57,8 @@ def save_picture(found: Analysis, path: str | os.PathLike[str]) -> Path:
     """Draw an analysis into a file; needs the extra `report`.
 
     Args:
-        found: what `Run.bounds()`, `Run.clients()`, `Run.similarity()`, `Comparison.figure()` or `Comparison.rounds_to()` returned.
+        found: what a method of a run or a comparison returned: `bounds()`, `clients()`, `gates()`, `similarity()`,
+            `figure()` or `rounds_to()`.
         path: a file that ends in .svg (light or dark as its reader's system is) or .png.
 
     Returns:
