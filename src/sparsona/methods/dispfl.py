@@ -24,8 +24,9 @@ each client; `initial_masks="same"` is the family's other choice. The text does 
 0.5 is the code's.
 
 Differences from the text in both: the cosine ends after T rounds (with the code; the text has no formula). Nothing is
-mixed in the first round, where Algorithm 1 mixes the models that peers start from. A peer that never trained (novel, or not sampled yet) only receives: its initial weights hold no knowledge. Tensors that ERK makes
-dense are left alone: all they could regrow is what they pruned.
+mixed in the first round, where Algorithm 1 mixes the models that peers start from. A peer that never trained (novel, or
+not sampled yet) only receives: its initial weights hold no knowledge. Tensors that ERK makes dense are left alone: all
+they could regrow is what they pruned.
 """
 
 from __future__ import annotations

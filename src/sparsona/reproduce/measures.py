@@ -9,9 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sparsona.analysis.charts import novel_gap, train_test_gap
+from sparsona.analysis.outcomes import capacities
 from sparsona.analysis.statistics import accuracy_summary, mean_and_spread
+from sparsona.analysis.targets import first_reached, relative_rounds
 from sparsona.core.errors import SparsonaError, unknown_name
-from sparsona.core.points import NOVEL, NOVEL_TUNED, RECEIVED, TUNED, on
+from sparsona.core.points import RECEIVED, TUNED
 
 if TYPE_CHECKING:
     from sparsona.experiment.run import Run
@@ -233,8 +236,7 @@ def _at(key: str) -> OfRun:
 
 
 def _reached(run: Run, target: float) -> float | AtLeast:
-    # A mean of fractions that is 0.7 on paper may be one rounding below it.
-    found = next((completed for completed, value in sorted(_curve(run)) if value >= target - 1e-12), None)
+    found = first_reached(_curve(run), target)
     return AtLeast(float(run.summary["rounds"])) if found is None else float(found)
 
 
@@ -243,11 +245,8 @@ def _rounds_to(run: Run, against: Run | None, percent: str) -> Value:
 
 
 def _relative_rounds(run: Run, against: Run | None, share: str) -> Value:
-    """Rounds to this share of a run's own final accuracy, relative to those of the other row to its own."""
-    if against is None:
-        return None
-    own, other = (_reached(one, float(share) * sorted(_curve(one))[-1][1]) for one in (run, against))
-    return own / other if isinstance(own, float) and isinstance(other, float) and other else None
+    found = None if against is None else relative_rounds([run.view], [against.view], float(share))
+    return None if found is None else found.mean
 
 
 def _rounds_saved(run: Run, against: Run | None, argument: str) -> Value:
@@ -261,26 +260,12 @@ def _rounds_saved(run: Run, against: Run | None, argument: str) -> Value:
 
 def _of_capacity(run: Run, against: Run | None, capacity: str) -> Value:
     """Mean over the clients of this capacity."""
-    correct, count = run.counts()
-    capacities = run.config["capacities"]
-    mine = [index for index in range(len(count)) if capacities[index % len(capacities)] == float(capacity)]
-    return 100 * accuracy_summary(correct[mine], count[mine])["mean"] if mine and count[mine].any() else None
-
-
-def _train_test_gap(run: Run, against: Run | None, argument: str) -> Value:
-    read = _at("mean")
-    test, train = read(run, None, run.view.point), read(run, None, on(run.view.point, "train"))
-    return train - test if isinstance(train, float) and isinstance(test, float) else None
-
-
-def _novel_gap(run: Run, against: Run | None, argument: str) -> Value:
-    read = _at("weighted")
-    own, novel = read(run, None, run.view.point), read(run, None, NOVEL_TUNED if NOVEL_TUNED in run.points else NOVEL)
-    return own - novel if isinstance(own, float) and isinstance(novel, float) else None
+    found = capacities(run.config, *run.counts()).get(float(capacity))
+    return None if found is None else 100 * found["mean"]
 
 
 def _tuned_gain(run: Run, against: Run | None, argument: str) -> Value:
-    read = _at("mean")
+    read = _at("weighted")
     tuned, received = read(run, None, TUNED), read(run, None, RECEIVED)
     return tuned - received if isinstance(tuned, float) and isinstance(received, float) else None
 
@@ -308,7 +293,8 @@ def _run_busiest(run: Run, against: Run | None, argument: str) -> Value:
 
 
 def _upload_share(run: Run, against: Run | None, argument: str) -> Value:
-    found = run.summary["bytes"].get("upload_share")
+    # pFedGate's q is what a turn used, also where everything is sent.
+    found = run.summary.get("upload_share", run.summary["bytes"].get("upload_share"))
     return None if found is None else float(found)
 
 
@@ -413,9 +399,13 @@ MEASURES: dict[str, Measure] = {
     "decile_drop": Measure(
         "bottom decile likewise", of_run=_against(_accuracy("bottom_decile"), -1), needs_against=True
     ),
-    "novel_gap": Measure("weighted accuracy of participants over that of novel clients", of_run=_novel_gap),
-    "train_test_gap": Measure("accuracy on training data over that on test data", of_run=_train_test_gap),
-    "tuned_gain": Measure("accuracy after final tuning over that before it", of_run=_tuned_gain),
+    "novel_gap": Measure(
+        "weighted accuracy of participants over that of novel clients", of_run=lambda run, *_: novel_gap(run.view)
+    ),
+    "train_test_gap": Measure(
+        "accuracy on training data over that on test data", of_run=lambda run, *_: train_test_gap(run.view)
+    ),
+    "tuned_gain": Measure("weighted accuracy after final tuning over that before it", of_run=_tuned_gain),
     "clients_hurt": Measure("clients worse off than in another row", of_run=_clients_hurt, needs_against=True),
     "num_clients": Measure("clients of the run", of_run=_num_clients),
     "examples_mean": Measure("a client's examples, mean", of_run=_examples(lambda sizes: sizes.mean())),

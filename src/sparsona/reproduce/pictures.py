@@ -22,7 +22,11 @@ def _similarity(run: Run) -> Any:
     return run.similarity()
 
 
-def _gates(run: Any) -> Any:
+def _tree(run: Run) -> Any:
+    return run.similarity("phi")
+
+
+def _gates(run: Run) -> Any:
     return run.gates()
 
 
@@ -34,7 +38,7 @@ def _sizes(run: Run) -> Any:
 # Pictures of single runs, beside those of several in FIGURES: a title, and what is drawn of a run.
 OF_RUNS: dict[str, tuple[str, Callable[[Run], Any]]] = {
     "similarity": ("distances of clients' masks or gates beside the likeness of their labels", _similarity),
-    "tree": ("clients by their gates, clustered by Ward's method, over their classes", _similarity),
+    "tree": ("clients by the weights of their gates, clustered by Ward's method, over their classes", _tree),
     "gate-histogram": ("how many blocks of the clients that trained have which gate, over the rounds", _gates),
     "client-sizes": ("who holds how many examples", _sizes),
 }
