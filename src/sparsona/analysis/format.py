@@ -30,12 +30,14 @@ def human_flops(value: float) -> str:
 
 
 def human_seconds(value: float) -> str:
-    """A duration: 0.25 s, 12.3 s, 2 min 05 s, 1 h 02 min."""
+    """A duration: 0.25 s, 12.3 s, 2 min 05 s, 1 h 02 min, 12 days."""
     if round(value, 1) < 60:
         return f"{value:.2f} s" if value < 1 else f"{value:.1f} s"
     seconds = round(value)
     if seconds < 3600:
         return f"{seconds // 60} min {seconds % 60:02d} s"
+    if value >= 100 * 3600:
+        return f"{round(value / 86400):,} days"
     minutes = round(value / 60)
     return f"{minutes // 60} h {minutes % 60:02d} min"
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from sparsona.core.errors import SparsonaError
@@ -96,7 +95,9 @@ def is_finished(folder: Path) -> bool:
 class Speeds:
     """Seconds for a FLOP, by network, of runs that were finished on this machine.
 
-    Only those on the device of the latest run count: a GPU that is here will be used again.
+    Only those on the device of the latest run count: a GPU that is here will be used again. Of short runs and small
+    networks most is overhead, so the fastest run of a network counts, and the fastest of all for a network that was not
+    run yet.
     """
 
     by_model: Mapping[str | None, float]
@@ -117,7 +118,7 @@ class Speeds:
             if used == device:
                 rates.setdefault(model, []).append(rate)
                 rates.setdefault(None, []).append(rate)
-        return cls({model: median(known) for model, known in rates.items()})
+        return cls({model: min(known) for model, known in rates.items()})
 
     def estimate(self, recipe: Recipe, row: str, changes: Mapping[str, Any] | None = None) -> float | None:
         """Seconds of one run of a row at full size; None: nothing is known."""
