@@ -78,14 +78,14 @@ def shared_and_differing(tables: Sequence[Mapping[str, str]]) -> tuple[dict[str,
 
 
 def settings_of(view: RunView) -> dict[str, str]:
-    """The options of a run that set it apart from others: not its seeds, nor how it was run."""
+    """What sets a run apart from others: its options, but not its seeds, nor how it was run; and the result's point."""
 
     def matters(name: str) -> bool:
         last = name.rpartition(".")[2]
         # A budget is that of a seed; what it led to, the number of rounds, is a setting.
         return last not in CIRCUMSTANCES and not last.endswith("seed") and not name.startswith("matched")
 
-    return {name: value for name, value in flatten(view.config).items() if matters(name)}
+    return {name: value for name, value in flatten(view.config).items() if matters(name)} | {"point": view.point}
 
 
 def _label(group: list[RunView], groups: Iterable[list[RunView]]) -> str:

@@ -167,9 +167,8 @@ def headline(folder: RunFolder) -> tuple[str, int, np.ndarray, np.ndarray]:
         raise SparsonaError(
             f"'{folder.path}' has no results yet", expected="at least one evaluated round", hint="resume the run first"
         )
-    if not folder.records.evaluations(
-        found, point
-    ):  # stopped before the final tuning: report the point that was evaluated
+    # Stopped before the final tuning, or in a round after which nothing but received models was evaluated.
+    if not folder.records.evaluations(found, point):
         point = RECEIVED
     return at(folder, point)
 

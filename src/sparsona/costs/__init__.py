@@ -189,11 +189,12 @@ def cost(method: str | methods.MethodCard | Callable[..., Any], *, model: Any = 
         for key in given
         if key in OPTIONS and isinstance(reason := OPTIONS[key].cost, str)
     ]
-    chosen = choose(row, kind, methods.published(row, given), given, others=CostOptions.model_fields)
+    published = methods.published(row, given)
+    chosen = choose(row, kind, published, given, others=CostOptions.model_fields)
     usual = {key: value for key, value in PAPERS.items() if key != "per_round" or not row.peers}
     own_options, of_cost = check(CostOptions, cost_values, "a cost")
     run, of_run = check(RunConfig, {**usual, **chosen.run, "method": name}, "a cost")
-    run = run and fit_clients(run, chosen.published)
+    run = run and fit_clients(run, chosen.published, published)
     config, of_method = check(kind, chosen.method, name)
     if errors := [*chosen.errors, *errors, *of_cost, *of_run, *of_method]:
         raise merge_errors(errors)

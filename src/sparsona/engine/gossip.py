@@ -8,7 +8,7 @@ from typing import Literal
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Round, Tree, Update, Work
-from sparsona.core.points import CONSENSUS, GLOBAL, point, select
+from sparsona.core.points import CONSENSUS, GLOBAL, point
 from sparsona.core.update import Part, Support
 from sparsona.engine.clients import Clients
 from sparsona.engine.context import ServerContext
@@ -16,7 +16,7 @@ from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.final import TuningRequest, check_end, evaluate_after_round, finish_run
 from sparsona.engine.graphs import Graph, check, senders
 from sparsona.engine.jobs import Job, Message, Outcome, Tally, open_message
-from sparsona.engine.plan import novel_clients, participation
+from sparsona.engine.plan import novel_clients, participation, turn_points
 from sparsona.engine.population import Population, RoundRecord, Turn, num_bytes, read_update
 from sparsona.wire.codec import encode
 from sparsona.wire.format import paper_size, read_head
@@ -60,8 +60,10 @@ class Gossip:
         clients, messages = self.clients.at(population.states), dict(population.messages)
         reached = [client for client in who.trains if client not in who.dropped]
         delivered = self._deliver(population, clients, round_, reached, who.dropped)
-        points = select(plan.points, "turn") if plan.evaluates_after(index + 1) else ()
-        jobs = (self._job("train", client, population, round_, points, delivered) for client in who.trains)
+        points = turn_points(plan, context.clients, index)
+        jobs = (
+            self._job("train", client, population, round_, points.get(client, ()), delivered) for client in who.trains
+        )
         for outcome in clients.run(jobs):
             client = outcome.client
             if outcome.message is not None:

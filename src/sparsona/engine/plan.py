@@ -100,6 +100,14 @@ def tested_clients(plan: Plan, clients: tuple[Client, ...]) -> list[int]:
     return sorted(pool[place] for place in order[: plan.eval_clients].tolist())
 
 
+def turn_points(plan: Plan, clients: tuple[Client, ...], index: int) -> dict[int, tuple[str, ...]]:
+    """The points at which clients are evaluated at the end of their turn in a round: of those that are tested."""
+    points = select(plan.points, "turn")
+    if not points or not plan.evaluates_after(index + 1):
+        return {}
+    return dict.fromkeys(tested_clients(plan, clients), points)
+
+
 def participation(plan: Plan, clients: tuple[Client, ...], index: int) -> Participation:
     """Who takes part in a round. Depends on the seed and the round alone, so every method has the same clients."""
     held_out = novel_clients(plan, clients)

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Method, Round, Server, Tree, Update, Work
-from sparsona.core.points import CONSENSUS, GLOBAL, point, select
+from sparsona.core.points import CONSENSUS, GLOBAL, point
 from sparsona.engine.clients import Clients
 from sparsona.engine.context import ServerContext
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.final import TuningRequest, check_end, evaluate_after_round, finish_run
 from sparsona.engine.jobs import Job, Message, Outcome
-from sparsona.engine.plan import novel_clients, participation
+from sparsona.engine.plan import novel_clients, participation, turn_points
 from sparsona.engine.population import Population, RoundRecord, Turn, num_bytes, read_update
 from sparsona.wire.codec import encode
 from sparsona.wire.ledger import Traffic, paper_bytes
@@ -45,13 +45,13 @@ class Star:
         round_ = plan.round_at(index)
         who = participation(plan, context.clients, index)
         record = RoundRecord(index, round_.lr_scale)
-        points = select(plan.points, "turn") if plan.evaluates_after(index + 1) else ()
+        points = turn_points(plan, context.clients, index)
         sent: dict[int, Traffic] = {}
         clients = self.clients.at(population.states)
         server = population.server
         total = half.zero(server, round_) if half else None
         num_added = 0
-        for outcome in clients.run(self._job("train", c, server, round_, points, sent) for c in who.trains):
+        for outcome in clients.run(self._job("train", c, server, round_, points.get(c, ()), sent) for c in who.trains):
             client, traffic = outcome.client, sent.pop(outcome.client)
             update = None
             if outcome.message is not None:

@@ -114,7 +114,7 @@ class Graphed:
                     held.append(ready.pop(given))
                     given += 1
                 # Reading a test's result waits for all lanes: those of several clients are read together.
-                if held and (len(held) == FINISHED_TOGETHER or not any(one.tested for one in held)):
+                if held and (len(held) >= FINISHED_TOGETHER or not any(one.tested for one in held)):
                     yield from self._read(held)
         finally:
             if underway and self._context.device.type == "cuda":  # the caller stopped in the middle

@@ -35,7 +35,7 @@ from sparsona.methods import MethodCard
 from sparsona.runs.declaration import as_tuple
 from sparsona.runs.listing import find_run
 from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, in_groups
-from sparsona.runs.request import choose, fit_clients, parse_method
+from sparsona.runs.request import Chosen, choose, fit_clients, parse_method
 from sparsona.runs.validation import check, merge_errors, validate
 from sparsona.runs.warm_start import WarmStart, check_layout
 from sparsona.sparsity.masks import random_mask
@@ -60,11 +60,13 @@ def make_configs(
     row = methods.card(name) if isinstance(method, str) else method
     _, kind = methods.factory(row)
     given = {**options, **own}
-    published = methods.published(row, given)
-    if federation is not None:  # which has its clients and splits already
-        published = {key: value for key, value in published.items() if key not in OF_DATA}
+    experiment = methods.published(row, given)
+    # A federation has its clients and splits already.
+    published = {key: value for key, value in experiment.items() if federation is None or key not in OF_DATA}
     chosen = choose(row, kind, published, given)
     values = chosen.run | {"method": name}
+    if values.get("tune_epochs") and (values.get("headline") == eval_points.TUNED or _tuned_by_user(chosen)):
+        values["headline"] = None  # that is the result then
     if values.get("warm_start") is not None:
         source = values["warm_start"]
         values["warm_start"] = str(find_run(getattr(source, "path", source)).absolute())
@@ -94,7 +96,7 @@ def make_configs(
     of_method, errors = check(kind, chosen.method, name)
     dumped = {} if of_method is None else of_method.model_dump(mode="json")
     config, of_run = check(RunConfig, values | {"options": dumped}, "a run")
-    config = config and fit_clients(config, chosen.published)
+    config = config and fit_clients(config, chosen.published, experiment)
     if errors := [*chosen.errors, *errors, *of_run] or config.conflicts():
         raise merge_errors(errors)
     if row.decides_by_validation(config.options) and federation is None and not config.validation_rate:
@@ -113,6 +115,11 @@ def make_configs(
             hint="--warm-start RUN, or --rounds 1 or more",
         )
     return config, of_method
+
+
+def _tuned_by_user(chosen: Chosen) -> bool:
+    """Whether a preset names the result's point and the user tunes its models further."""
+    return "headline" in chosen.published and "tune_epochs" not in chosen.published
 
 
 def _is_trained(model: str | None) -> bool:

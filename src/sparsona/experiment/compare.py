@@ -171,16 +171,20 @@ def _plan(
 
 def planned_options(
     names: Sequence[str], federation: Federation | None, model: Any, match: str, options: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """What a comparison with one seed would set for each method: its rounds and, with weak clients, its size."""
+) -> tuple[dict[str, dict[str, Any]], int]:
+    """What a comparison with one seed would set for each method: its rounds and, with weak clients, its size.
+
+    The number is that of the rounds before anything was matched.
+    """
     entries, planned = _plan(names, federation, model, 1, match, options)
     found: dict[str, dict[str, Any]] = {}
+    first = next(iter(planned.values()))[0]
     for entry, (config, _) in zip(entries, planned.values(), strict=True):
         found[entry.text] = {"rounds": config.rounds}
         if min(config.capacities) < 1:
             size = {"subnetwork": config.subnetwork, "density": config.options.get("density")}
             found[entry.text] |= {key: value for key, value in size.items() if value is not None}
-    return found
+    return found, first.rounds if first.matched is None else first.matched.rounds
 
 
 def _entries(names: Sequence[str | tuple[str, Mapping[str, Any]]]) -> list[Entry]:

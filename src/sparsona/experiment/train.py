@@ -43,6 +43,7 @@ from sparsona.runs.folder import RunFolder, environment, warn
 from sparsona.runs.observers import ObserverList, ProgressUpdate
 from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, dump
 from sparsona.runs.profile import is_profiled
+from sparsona.runs.request import samples_all
 from sparsona.runs.session import Session
 from sparsona.runs.validation import validate
 from sparsona.runs.warm_start import WarmStart, save_global_model, stored_start, warm_start_from
@@ -196,6 +197,11 @@ def _preset_in_words(config: RunConfig, row: MethodCard) -> str:
     defaults = {name: one.default for name, one in {**OPTIONS, **own}.items()} | dict(row.options) | dict(row.engine)
     now = {**config.model_dump(), **config.options}
     found = methods.published(row, now)
+    if "headline" in found:
+        now["headline"] = headline_of(config, row)  # which may have fallen back to another
+    if samples_all(found):
+        assert config.clients is not None
+        found["per_round"] = config.clients - config.num_novel
     if config.data == GIVEN:  # the federation has its clients and splits
         found = {key: value for key, value in found.items() if key not in OF_DATA}
     same = {key: _same(now[key], value) for key, value in found.items()}

@@ -38,7 +38,7 @@ from sparsona.experiment.search import (
 )
 from sparsona.experiment.train import RUNS, hint_resume, timestamp
 from sparsona.runs.folder import make_empty_folder, warn, write_atomically
-from sparsona.runs.options import OPTIONS, RunConfig
+from sparsona.runs.options import OPTIONS
 from sparsona.runs.request import parse_method, write_toml
 
 LEARNING_RATES = (0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5)  # pFedGate, appendix: for each method on each data set
@@ -336,7 +336,8 @@ def _settle(
         raise SparsonaError("holdout_rate as an option of a run", expected="the parameter of `tune`")
     if federation is None:
         settled.setdefault("partition_seed", seed)
-        if not settled.get("preset") and not _needs_validation(names, settled):
+        has_preset = any({**settled, **parse_method(name)[1]}.get("preset") for name in names)
+        if not has_preset and not _needs_validation(names, settled):
             settled.setdefault("validation_rate", 0.0)
     return settled
 
@@ -354,14 +355,13 @@ def _plan_trials(
     asked: int | None,
 ) -> dict[str, dict[str, Any]]:
     """What a comparison would set for each method, with rounds shortened by the same factor."""
-    usual = int(options.get("rounds", RunConfig.model_fields["rounds"].default))
+    found, usual = planned_options(names, federation, model, match, options)
     if asked and not usual:
         raise SparsonaError(
             f"trial_rounds is {asked}, and rounds is 0",
             expected="trials that tune the stored model as runs do",
             hint="leave trial_rounds out",
         )
-    found = planned_options(names, federation, model, match, options)
     for own in found.values():
         if usual:  # a stored model is tuned for as long as in a run
             own["rounds"] = max(1, round(own["rounds"] * (asked or usual) / usual))

@@ -42,9 +42,11 @@ class Preset:
         """What it sets beside these options of the user, which it may also set otherwise: those win."""
         data = str(given.get("data", "")).strip()
         found = {**self.options, **self.by_data.get(data, {})}
-        density = given.get("density", found.get("density"))
-        rows = self.by_density.get(data, {}) if isinstance(density, int | float) else {}
-        return found | dict(rows.get(density, {}))
+        try:
+            density = float(given.get("density", found.get("density", 0.0)))
+        except (TypeError, ValueError):  # refused with all other options
+            return found
+        return found | dict(self.by_density.get(data, {}).get(density, {}))
 
     def plus(
         self,

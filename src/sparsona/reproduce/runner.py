@@ -46,7 +46,7 @@ from sparsona.runs.options import CIRCUMSTANCES, RunConfig
 
 State = Literal["done", "unfinished", "new"]
 # Of a run's options, what another machine or a later call may have chosen otherwise without another result.
-_FREE = {*CIRCUMSTANCES, "device", "data_dir", "max_seconds", "max_bytes", "max_steps", "max_flops"}
+_FREE = {*CIRCUMSTANCES - {"headline"}, "device", "data_dir", "max_seconds", "max_bytes", "max_steps", "max_flops"}
 
 
 @dataclass(frozen=True)

@@ -93,22 +93,29 @@ def choose(
     return Chosen({**row.engine, **of_run}, {**row.options, **of_method}, errors, from_preset)
 
 
-def fit_clients(config: RunConfig, published: frozenset[str]) -> RunConfig:
-    """The options where the user has fewer clients than a published experiment samples, or than a peer of it hears.
+def samples_all(published: Mapping[str, Any]) -> bool:
+    """Whether all clients of a published experiment take part in every round."""
+    return published.get("per_round") is not None and published["per_round"] == published.get("clients")
+
+
+def fit_clients(config: RunConfig, in_force: frozenset[str], published: Mapping[str, Any]) -> RunConfig:
+    """The options where the user has another number of clients than a published experiment.
 
     Args:
         config: the options of a run.
-        published: the names of those that a preset set.
+        in_force: the names of those that a preset set and the user did not.
+        published: what the preset sets.
 
     Returns:
-        The same, with all clients sampled in place of too many, and all others as neighbours in place of too many.
+        The same, with all clients sampled where the experiment does that or samples more than there are, and all others
+        as neighbours in place of too many.
     """
     if config.clients is None or (taking_part := config.clients - config.num_novel) < 1:
         return config
     changed: dict[str, Any] = {}
-    if "per_round" in published and config.per_round is not None:
-        changed["per_round"] = min(config.per_round, taking_part)
-    if "graph" in published and config.graph is not None:
+    if "per_round" in in_force and config.per_round is not None:
+        changed["per_round"] = taking_part if samples_all(published) else min(config.per_round, taking_part)
+    if "graph" in in_force and config.graph is not None:
         name, *args = config.graph.split(":")
         if args and args[0].isdecimal() and int(args[0]) >= taking_part > 1:
             changed["graph"] = ":".join((name, str(taking_part - 1), *args[1:]))
