@@ -79,7 +79,8 @@ class Bound:
     Args:
         theorem: which one, and its equation.
         bounds: what it bounds, in the paper's symbols.
-        value: the bound with the run's own options; None where it does not exist.
+        value: the bound with the run's own options; None where it does not exist, or its condition on the step size (or
+            on noise) is violated.
         terms: its terms.
         measured: the same quantity, measured.
         curve: (rounds, bound); empty where it does not exist, or where the theorem does not speak of rounds.
@@ -87,7 +88,7 @@ class Bound:
         assumptions: what the theorem assumes.
         notes: what a reader must know besides.
         leaves_out_constants: the paper states it up to an absolute constant, which is taken to be 1.
-        measured_error: the standard error of `measured` over the sampled clients; None where there is none.
+        measured_error: the standard error of `measured` over the sampled clients; None where all were measured.
         unit: what the vertical axis of its picture shows.
         curve_label: what the curve supposes, where it is not the run's own options.
         allowed_curve: (rounds, bound) with the largest step size that the theorem allows.
@@ -126,7 +127,7 @@ class Bound:
             "theorem": self.theorem,
             "bound": "none" if self.value is None else number(self.value),
             "measured": number(self.measured)
-            + ("" if self.measured_error is None else f" ± {number(self.measured_error)}"),
+            + ("" if self.measured is None or self.measured_error is None else f" ± {number(self.measured_error)}"),
             "bound / measured": number(self.ratio),
             "assumptions": f"{kept} held, {len(self.violated)} violated, "
             f"{len(self.assumptions) - kept - len(self.violated)} cannot be checked",
@@ -157,10 +158,11 @@ class Bounds:
         if not self.constants:
             return [self.applies]
         where = ", ".join(map(str, self.rounds)) if len(self.rounds) <= 8 else f"{len(self.rounds)} of the rounds"
-        data = f"{len(self.clients)} clients, {self.batches} batches each, seed {self.seed}"
+        data = f"all training data of {len(self.clients)} clients, seed {self.seed}"
+        some = f"{self.batches} batches each for variances and Hessian products"
         return [
             self.applies,
-            f"Estimated on training data of {data}, from the models after {where} rounds.",
+            f"Estimated on {data} ({some}), from the models after {where} rounds.",
             "A constant that must hold everywhere is the largest seen: the true one, and so the bound, may be larger.",
             *self.notes,
         ]

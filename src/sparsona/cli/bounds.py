@@ -58,7 +58,9 @@ def bounds(
         click.echo(json.dumps(found.as_dict()))
     else:
         print_bounds(found)
-    if out is not None:
+    if out is not None and not found.curves:
+        click.echo(f"picture: nothing was drawn, as no theorem speaks of the rounds of this run ({out})", err=as_json)
+    elif out is not None:
         from sparsona.report.pictures import save_picture
 
         click.echo(f"picture: {save_picture(found, out)}", err=as_json)

@@ -41,6 +41,7 @@ ABOUT = {
     "fedavg": "FedAvg is FedSpa with masks of ones (beta = 0, all distances 0): both versions of its Theorem 1.",
     "local": "Training alone is FedSpa with one client and a mask of ones (K = S = 1, G = 0), client by client.",
     "dispfl": "DisPFL: Theorem 1, on generalization. The paper has no theorem on convergence.",
+    "dpsgd": "D-PSGD is DisPFL with one mask for all, of ones (beta = 1) where the model is not cut: its Theorem 1.",
     "pfedgate": "pFedGate: Proposition 1, Theorems 1 and 2, and q of appendix E.",
     "fedalt": "FedSim and FedAlt: Theorems 1 and 2, and Table 1.",
 }
@@ -154,5 +155,6 @@ KINDS: dict[str, Callable[[Sample], tuple[list[Constant], list[Bound]]]] = {
     "local": fedspa_bounds,
     "fedalt": fedalt_bounds,
     "dispfl": dispfl_bounds,
+    "dpsgd": dispfl_bounds,
     "pfedgate": pfedgate_bounds,
 }

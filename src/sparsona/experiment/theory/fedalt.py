@@ -5,22 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from sparsona.analysis import theorems
 from sparsona.analysis.bounds import Assumption, Bound, Constant, number
 from sparsona.experiment.theory.estimates import block_norm, squared_errors
 from sparsona.experiment.theory.sample import (
+    IF_SMALLER,
     Sample,
     bounded,
     check_algorithm,
     check_constant_rate,
     drawn_rounds,
     largest_batch_gradient,
+    mean_gradient,
     measured_means,
     smoothness,
     standard_error,
+    would_be,
 )
 
 
@@ -30,6 +32,7 @@ def fedalt_bounds(sample: Sample) -> tuple[list[Constant], list[Bound]]:
     shape = (len(sample.points), len(clients))
     losses, var_u, var_v, lu, lv, cross, own_v, clipped = (np.zeros(shape) for _ in range(8))
     diversity, share_u = np.zeros(len(sample.points)), np.zeros(len(sample.points))
+    slopes, is_exact = np.zeros(shape), all(sample.has_exact_gradients(phase) for phase in context.method.phases)
     for place in range(len(sample.points)):
         shared: list[Tensor] = []
         for k, client in enumerate(clients):
@@ -39,17 +42,17 @@ def fedalt_bounds(sample: Sample) -> tuple[list[Constant], list[Bound]]:
             losses[place, k] = objective.value(x)
             draws = sample.draws(client, sample.batch_size(client, context.method.phases[0]))
             errors = squared_errors(loss, x, g, draws)
-            var_u[place, k], var_v[place, k] = np.mean(errors[0]), np.mean(errors[1])
+            if not is_exact:
+                var_u[place, k], var_v[place, k] = np.mean(errors[0]), np.mean(errors[1])
             clipped[place, k] = largest_batch_gradient(loss, x, draws)
-            random = sample.random(client, "curvature")
-            lu[place, k], lv[place, k] = (block_norm(objective, x, block, block, random) for block in (0, 1))
-            cross[place, k] = block_norm(objective, x, 0, 1, random)
+            random, curved = sample.random(client, "curvature"), sample.curvature(client, loss)
+            lu[place, k], lv[place, k] = (block_norm(curved, x, block, block, random) for block in (0, 1))
+            cross[place, k] = block_norm(curved, x, 0, 1, random)
             own_v[place, k] = float(g[1].double().square().sum())
             shared.append(g[0])
             sample.listen()
-        mean = torch.stack(shared).mean(0)
-        share_u[place] = float(mean.double().square().sum())
-        diversity[place] = np.mean([float((one - mean).double().square().sum()) for one in shared])
+        whole = mean_gradient(shared, len(sample.taking_part))
+        share_u[place], diversity[place], slopes[place] = whole.squared, whole.diversity, whole.slopes
     phases = context.method.phases
     alternates = len(phases) == 2
     steps_v, steps_u = (max(sample.steps(phase)) for phase in (phases[0], phases[-1]))
@@ -61,7 +64,7 @@ def fedalt_bounds(sample: Sample) -> tuple[list[Constant], list[Bound]]:
         "s_v": Constant.largest("sigma_v^2", var_v, "||g - grad_v F_i||^2 over batches"),
         "d": Constant(
             "delta^2", float(diversity.max()), float(diversity.mean()), None, len(diversity),
-            "mean ||grad_u F_i - grad_u F||^2 over clients, by round, with rho = 0",
+            "mean ||grad_u F_i - grad_u F||^2 over all clients, estimated from the sampled, by round, with rho = 0",
         ),
         "F": Constant.known("Delta F_0", float(losses[0].mean()), "mean loss of the first models; F* >= 0: 0 is taken"),
     }  # fmt: skip
@@ -78,7 +81,7 @@ def fedalt_bounds(sample: Sample) -> tuple[list[Constant], list[Bound]]:
         steps_v=steps_v,
         start_gap=made["F"].value,
     )
-    rate_u, rate_v = options["lr"], options.get("personal_lr") or options["lr"]
+    rate_u, rate_v = (max(sample.lr_scales) * (options.get(name) or options["lr"]) for name in ("lr", "personal_lr"))
     eta_u, eta_v = rate_u * problem.smooth_u * steps_u, rate_v * problem.smooth_v * steps_v
     constants = [
         *made.values(),
@@ -114,6 +117,7 @@ def fedalt_bounds(sample: Sample) -> tuple[list[Constant], list[Bound]]:
         mine = alternates == (updates == "alternating")
         rounds, why = max(sample.rounds, 1), f"{number(step)}, allowed {number(allowed)}"
         terms = bound(problem, eta_u, rounds)
+        is_small = step <= allowed
         regime, eta, table = theorems.partial_rate(problem, rounds, updates)  # type: ignore[arg-type]
 
         def over_rounds(step: float, bound: Any = bound, rounds: int = rounds) -> list[tuple[float, float]]:
@@ -124,6 +128,8 @@ def fedalt_bounds(sample: Sample) -> tuple[list[Constant], list[Bound]]:
             f"With eta = {number(allowed)}, the largest allowed: {number(small)}.",
             f"Table 1, {regime}, eta = {number(eta)}: {number(table)}.",
         ]
+        if not is_small:
+            notes.insert(0, would_be(sum(terms.values())))
         if mine:
             notes = [*notes, by_part, condition]
         else:
@@ -132,20 +138,21 @@ def fedalt_bounds(sample: Sample) -> tuple[list[Constant], list[Bound]]:
             Bound(
                 f"{name}, {theorem}",
                 "mean over rounds of ||grad_u F||^2 / L_u + (m / n L_v) mean ||grad_v F_i||^2",
-                sum(terms.values()),
+                sum(terms.values()) if is_small else None,
                 measured[-1][1] if mine else None,
                 terms,
                 over_rounds(eta_u),
                 measured if mine else (),
                 [
-                    Assumption.check("eta is small enough", step <= allowed, why),
+                    Assumption.check("eta is small enough", is_small, why),
                     *common,
                 ],
                 notes,
                 leaves_out_constants=True,
                 unit="weighted squared gradients, mean so far",
                 allowed_curve=over_rounds(allowed),
-                measured_error=standard_error(own_v) * weight if mine and len(clients) > 1 else None,  # type: ignore[operator]
+                curve_label="" if is_small else IF_SMALLER,
+                measured_error=standard_error(sample, slopes / problem.smooth_u + weight * own_v) if mine else None,
             )
         )  # fmt: skip
     return constants, sorted(bounds, key=lambda one: one.measured is None)

@@ -20,15 +20,18 @@ from sparsona.engine.rounds import shared_model
 from sparsona.engine.turn import take_step
 from sparsona.experiment.theory.estimates import Objective, block_norm, gradient, squared_errors
 from sparsona.experiment.theory.sample import (
+    IF_SMALLER,
     Sample,
     bounded,
     check_algorithm,
     check_constant_rate,
     drawn_rounds,
     largest_batch_gradient,
+    mean_gradient,
     measured_means,
     smoothness,
     standard_error,
+    would_be,
 )
 
 
@@ -38,8 +41,10 @@ def fedspa_bounds(sample: Sample) -> tuple[list[Constant], list[Bound]]:
     phase, alone = context.method.phases[0], context.method.server is None
     size, last = context.task.layout.size, len(sample.points) - 1
     shape = (len(sample.points), len(clients))
-    norms, losses, variances, inside, smooth, differences, top, ratios, clipped = (np.zeros(shape) for _ in range(9))
+    norms, losses, variances, inside, smooth, differences, top, clipped = (np.zeros(shape) for _ in range(8))
+    ratios, other_ratios, slopes = (np.zeros(shape) for _ in range(3))
     apart, away, spread, spread_inside, total = ([] for _ in range(5))
+    is_exact = sample.has_exact_gradients(phase)
     finals = [_mask(sample.work(last, client)) for client in clients]
     for place, (completed, population) in enumerate(sample.points):
         shared = None if alone else shared_model(context.server_side, population)
@@ -60,15 +65,15 @@ def fedspa_bounds(sample: Sample) -> tuple[list[Constant], list[Bound]]:
             losses[place, k] = objective.value(star_at)
             norms[place, k] = float(own.double().square().sum())
             draws = sample.draws(client, sample.batch_size(client, phase))
-            variances[place, k] = np.mean(squared_errors(loss, x, (own,), draws)[0])
+            variances[place, k] = 0.0 if is_exact else np.mean(squared_errors(loss, x, (own,), draws)[0])
             clipped[place, k] = largest_batch_gradient(loss, x, draws)
             inside[place, k] = variances[place, k]
-            if mask is not None:
+            if mask is not None and not is_exact:
                 errors = [(gradient(loss, x, batch)[0] - own) * mask for batch in draws]
                 inside[place, k] = np.mean([float(error.double().square().sum()) for error in errors])
-            smooth[place, k] = block_norm(objective, x, 0, 0, sample.random(client, "curvature"))
+            smooth[place, k] = block_norm(sample.curvature(client, loss), x, 0, 0, sample.random(client, "curvature"))
             top[place, k] = max(float(own.abs().max()), float(dense.abs().max()))
-            ratios[place, k], differences[place, k] = _local_steps(
+            ratios[place, k], other_ratios[place, k], differences[place, k] = _local_steps(
                 sample, client, completed, phase, work, objective, own, star, mask, final
             )
             own_all.append(own)
@@ -80,9 +85,10 @@ def fedspa_bounds(sample: Sample) -> tuple[list[Constant], list[Bound]]:
         apart.append(a)
         away.append(b)
         spread.append([max(pair) for pair in zip(_largest_gap(own_all), _largest_gap(dense_all), strict=True)])
-        mean = torch.stack(star_all).mean(0)
-        spread_inside.append([float((one - mean).norm()) for one in star_all])
-        total.append(norms[place].mean() if alone else float(mean.double().square().sum()))
+        whole = mean_gradient(star_all, len(sample.taking_part))
+        spread_inside.append([float((one - whole.mean).norm()) for one in star_all])
+        total.append(norms[place].mean() if alone else whole.squared)
+        slopes[place] = norms[place] if alone else whole.slopes
     return _sparse_bounds(
         sample,
         size=size,
@@ -95,6 +101,8 @@ def fedspa_bounds(sample: Sample) -> tuple[list[Constant], list[Bound]]:
         differences=differences,
         top=top,
         ratios=ratios,
+        other_ratios=other_ratios,
+        slopes=slopes,
         clipped=clipped,
         apart=apart,
         away=away,
@@ -125,7 +133,8 @@ def _distances(masks: Sequence[Tensor | None], finals: Sequence[Tensor | None], 
         return 0.0, 0.0
     pairs = [float((a != b).sum()) for place, a in enumerate(rows) for b in rows[place + 1 :]]
     away = [float((a != b).sum()) for a, b in zip(masks, finals, strict=True) if a is not None and b is not None]
-    return float(np.mean(pairs)) * (clients - 1) / clients, float(np.mean(away))
+    apart = float(np.mean(pairs)) if pairs else 0.0
+    return apart * (clients - 1) / clients, float(np.mean(away))
 
 
 def _local_steps(
@@ -139,17 +148,27 @@ def _local_steps(
     star: Tensor,
     mask: Tensor | None,
     final: Tensor | None,
-) -> tuple[float, float]:
-    """p_t's ratio for one client, and ||grad F(w') - grad F(w)|| / ||w' - w||: the largest over some local steps.
+) -> tuple[float, float, float]:
+    """p_t's ratio for one client by two readings, and ||grad F(w') - grad F(w)|| / ||w' - w||: the largest over some
+    local steps, step 0 among them.
 
-    The ratio of step 0 is left out: its denominator is 0.
+    Fact 4 and Eq. (29) need w~_k,t = m*_k w_t in both parts of the ratio; in the other reading it is m_k,t w_t, where
+    local training starts. A step whose denominator is 0 is left out.
     """
     context = sample.context
     round_ = context.plan.round_at(completed).on(context.clients[client])
     train = context.federation.examples(client, "train")
     count = steps_taken(phase, context.clients[client], round_)
     wanted = {1, count // 2, count - 1} - {0}
-    start, ratio, smooth = work.params.flat, 0.0, 0.0
+    start, smooth = work.params.flat, 0.0
+
+    def ratio_at(moved: Tensor, there: Tensor) -> float:
+        change = float((moved - there).double().square().sum())
+        now = moved if mask is None else moved * mask
+        then = there if final is None else there * final
+        return float((now - then).double().square().sum()) / change if change else 0.0
+
+    ratio, other = ratio_at(own, star), 0.0
     seed = sample.random(client, f"steps/{completed}").initial_seed()
     size = sample.batch_size(client, phase)
     stream = (b for epoch in range(phase.epochs) for b in shuffled(train, size, seed + epoch, phase.mixes_examples))
@@ -161,20 +180,17 @@ def _local_steps(
         (moved,) = objective.gradient((work.params.flat,))
         change = float((moved - own).double().square().sum())
         away = float((work.params.flat - start).double().square().sum())
-        if not change or not away:
-            continue
-        now = moved if mask is None else moved * mask
-        then = star if final is None else star * final
-        ratio = max(ratio, float((now - then).double().square().sum()) / change)
-        smooth = max(smooth, math.sqrt(change / away))
-    return ratio, smooth
+        ratio, other = max(ratio, ratio_at(moved, star)), max(other, ratio_at(moved, own))
+        if away:
+            smooth = max(smooth, math.sqrt(change / away))
+    return ratio, other, smooth
 
 
 def _sparse_bounds(sample: Sample, *, size: int, alone: bool, **found: Any) -> tuple[list[Constant], list[Bound]]:
     plan, options = sample.context.plan, sample.options
     phase = sample.context.method.phases[0]
     steps, rounds = max(sample.steps(phase)), max(sample.rounds, 1)
-    rate = options["lr"] * max(plan.round_at(index).lr_scale for index in range(rounds))
+    rate = options["lr"] * max(sample.lr_scales)
     places = [place for place, _ in sample.points]
     smooth = Constant.largest(
         "L",
@@ -184,14 +200,20 @@ def _sparse_bounds(sample: Sample, *, size: int, alone: bool, **found: Any) -> t
     variance = Constant.largest("sigma^2", found["variances"], "||g - grad F_k||^2 over batches, dense")
     inside = Constant.largest("sigma^2, masked", found["inside"], "the same inside m_k")
     gap = Constant.largest(
-        "G, by coordinate", found["spread"], "largest |grad F_k - mean|, at own masked models and at w_t"
+        "G, by coordinate",
+        found["spread"],
+        f"largest |grad F_k - mean of {len(sample.clients)} clients|, at own masked models and at w_t",
     )
-    gap_inside = Constant.largest("G, Euclidean", found["spread_inside"], "||m*_k grad F_k - mean||, at m*_k w_t")
+    gap_inside = Constant.largest(
+        "G, Euclidean", found["spread_inside"], "||m*_k grad F_k - mean of the same||, at m*_k w_t"
+    )
     top = Constant.largest("B, by coordinate", found["top"], "largest |grad F_k|, at own masked models and at w_t")
     steep = Constant.known(
-        "B, of grad f", math.sqrt(max(found["total"])), "largest ||mean of m*_k grad F_k|| of the rounds"
+        "B, of grad f",
+        math.sqrt(max(found["total"])),
+        "largest ||mean of m*_k grad F_k|| of the rounds, without what sampling clients adds",
     )
-    ratio = Constant.largest("p_t", found["ratios"], "over local steps 1, N/2 and N - 1; m* = the last masks")
+    ratio = Constant.largest("p_t", found["ratios"], "at local steps 0, 1, N/2 and N - 1; m* = the last masks")
     start = Constant.known(
         "f(w_0) - f*", float(found["losses"][0].mean()), "mean loss at m*_k w_0; f* >= 0 is taken as 0"
     )
@@ -227,6 +249,12 @@ def _sparse_bounds(sample: Sample, *, size: int, alone: bool, **found: Any) -> t
     bounds = [_iclr(sample, problem, rate, masks, found, common)]
     bounds.append(_journal(sample, problem, rate, inside.value, gap_inside.value, steep.value, places, found, common))
     return constants, bounds
+
+
+def _check_masks(sample: Sample) -> Assumption:
+    if _mask(sample.work(0, sample.clients[0])) is None:
+        return Assumption("optimal masks m*", "held", "masks of ones are the only ones")
+    return Assumption("optimal masks m*", "cannot be checked", "unknown: the run's last masks stand for them")
 
 
 def _iclr(
@@ -279,10 +307,10 @@ def _iclr(
             bounded("coordinates of the gradient", "B", problem.gradient),
             bounded("dissimilarity by coordinate", "G", problem.dissimilarity),
             check_constant_rate(sample),
-            Assumption("optimal masks m*", "cannot be checked", "unknown: the run's last masks stand for them"),
+            _check_masks(sample),
         ],
         notes,
-        measured_error=standard_error(found["norms"]),
+        measured_error=standard_error(sample, found["norms"]),
         unit="squared gradient norm, mean so far",
         curve_label="" if terms is not None else f"with eta = {number(allowed)}",
         allowed_curve=over_rounds(allowed),
@@ -317,28 +345,43 @@ def _journal(
         )
 
     terms = at(rounds)
-    notes = ["p_t leaves step 0 out: its denominator is 0 there, and p_t infinite where m_k,t and m*_k differ."]
+    other = "p_t reads w~_k,t as m*_k w_t in both of its parts, as Fact 4 and Eq. (29) need. With m_k,t w_t in both, "
+    other += f"where local training starts, the largest seen is {number(float(found['other_ratios'].max()))}, without "
+    other += "local step 0, at which that reading is infinite where m_k,t and m*_k differ."
+    notes = [other]
     if terms is None:
         notes.append("p_t is 0, as no local step was seen to move the gradient (N = 1): there is no bound.")
-    step = theorems.journal_step(problem.smoothness, problem.steps, float(ratios.max()), rounds)
-    why = f"eta = {rate:g}, asked for {number(step)} with the largest p_t; the proof needs equality, Eq. (40)"
+    steps = [theorems.journal_step(problem.smoothness, problem.steps, float(p), rounds) for p in ratios]
+    rates = [sample.options["lr"] * scale for scale in sample.lr_scales]
+    parts = [rate / step for rate, step in zip(rates, steps, strict=True)]
+    is_small = max(parts) <= 1.01
+    why = f"eta = {rate:g}, at most {number(min(steps))}; eta_t is up to {number(max(parts))} times as large as allowed"
+    if terms is not None and not is_small:
+        notes.insert(0, would_be(sum(terms.values())))
     curve = [(float(count), sum(now.values())) for count in drawn_rounds(rounds) if (now := at(count)) is not None]
     measured = measured_means(sample, found["total"])
     return Bound(
         "FedSpa (journal), Theorem 1, Eq. (5)",
         "mean over rounds of ||grad f(w_t)||^2",
-        None if terms is None else sum(terms.values()),
+        sum(terms.values()) if terms is not None and is_small else None,
         measured[-1][1],
         terms or {},
         curve,
         measured,
         [
-            Assumption.check("the step size is sqrt(1 / (16 L^2 N^2 p_t T))", 0.99 <= rate / step <= 1.01, why),
+            Assumption.check("the step size is at most sqrt(1 / (16 L^2 N^2 p_t T))", is_small, why),
+            Assumption.check(
+                "the step size equals that, which Eq. (40) needs",
+                is_small and min(parts) >= 0.99,
+                f"eta_t is from {number(min(parts))} to {number(max(parts))} times as large",
+            ),
             *common,
             bounded("gradient of f", "B", steep),
             bounded("dissimilarity of masked gradients", "G", dissimilarity),
-            Assumption("optimal masks m*", "cannot be checked", "unknown: the run's last masks stand for them"),
+            _check_masks(sample),
         ],
         notes,
+        measured_error=standard_error(sample, found["slopes"]),
         unit="squared gradient norm, mean so far",
+        curve_label="" if is_small else IF_SMALLER,
     )

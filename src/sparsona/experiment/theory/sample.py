@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsona.analysis import summary as summaries
 from sparsona.analysis.bounds import Assumption, number, running_means
 from sparsona.core.method import Phase, Work, steps_taken
 from sparsona.core.points import RECEIVED
@@ -31,6 +30,7 @@ from sparsona.experiment.theory.estimates import Loss, Objective, Point, gradien
 from sparsona.runs.folder import RunFolder
 
 POINTS_DRAWN = 60  # of a bound over rounds
+IF_SMALLER = "if the step size were small enough"  # what a curve supposes
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +59,13 @@ class Sample:
 
     @property
     def rounds(self) -> int:
-        return self.context.plan.rounds
+        """Those that were run, which are fewer than planned where a run was stopped."""
+        return self.points[-1][0]
+
+    @cached_property
+    def lr_scales(self) -> list[float]:
+        """The learning rate of each round that was run, as a multiple of the option's."""
+        return [self.context.plan.round_at(index).lr_scale for index in range(max(self.rounds, 1))]
 
     def steps(self, phase: Phase) -> list[int]:
         """Local steps of each client in a round."""
@@ -72,32 +78,53 @@ class Sample:
     def batch_size(self, client: int, phase: Phase) -> int:
         return phase.batch_size(self.context.clients[client].num_examples, self.context.plan.batch_size)
 
-    def examples(self, client: int) -> Examples:
-        """A client's training examples, or as many as the batches hold."""
-        whole = self.context.federation.examples(client, "train")
+    def has_exact_gradients(self, phase: Phase) -> bool:
+        """Whether every batch of every client is all of its data, as it is."""
+        plan = self.context.plan
+        sizes = [self.context.clients[client].num_examples for client in self.taking_part]
+        holds = all(phase.batch_size(size, plan.batch_size) >= size for size in sizes)
+        return holds and not (self.context.federation.view.augments or self.context.task.draws_noise)
+
+    def all_examples(self, client: int) -> Examples:
+        return self.context.federation.examples(client, "train")
+
+    def some_examples(self, client: int) -> Examples:
+        """A client's training examples, or as many as the batches hold: for products with the Hessian."""
+        whole = self.all_examples(client)
         most = self.batches * self.context.plan.batch_size
         if whole.num_examples <= most:
             return whole
         order = torch.randperm(whole.num_examples, generator=self.random(client, "examples"))[:most]
         return take(whole, order)
 
-    def objective(self, client: int, loss: Loss) -> Objective:
-        """F_k: the mean loss over a client's examples."""
-        batches = list(in_order(self.examples(client), max(self.context.plan.batch_size, 64)))
+    def objective(self, client: int, loss: Loss, size: int | None = None) -> Objective:
+        """F_k: the mean loss over all of a client's training examples, `size` at a time."""
+        return self._objective(self.all_examples(client), loss, size)
+
+    def curvature(self, client: int, loss: Loss, size: int | None = None) -> Objective:
+        """The same over as many examples as the batches hold, for products with its Hessian."""
+        return self._objective(self.some_examples(client), loss, size)
+
+    def _objective(self, examples: Examples, loss: Loss, size: int | None) -> Objective:
+        batches = list(in_order(examples, size or max(self.context.plan.batch_size, 64)))
         return Objective(loss, batches, [len(batch.targets) for batch in batches])
 
     def draws(self, client: int, size: int) -> list[Batch]:
         """Independent batches as training draws them, each without replacement."""
-        examples, random = self.examples(client), self.random(client, "batches")
+        examples, random = self.all_examples(client), self.random(client, "batches")
         size = min(size, examples.num_examples)
         orders = [torch.randperm(examples.num_examples, generator=random)[:size] for _ in range(self.batches)]
         return [next(in_order(take(examples, order), size)) for order in orders]
 
-    def recorded_loss(self) -> float | None:
-        """The mean test loss over clients of the models that they received, as the run recorded it."""
-        if RECEIVED not in summaries.points(self.folder):
-            return None
-        return float(np.nanmean(summaries.losses(self.folder, RECEIVED)))
+    def recorded_losses(self) -> dict[int, float]:
+        """The test loss of each client's model as it received it after the last round, where the run recorded it."""
+        rows = self.folder.records.evaluations(self.rounds, RECEIVED)
+        return {row.client: float(row.loss) for row in rows if row.loss is not None and math.isfinite(row.loss)}
+
+    def recorded_errors(self, completed: int) -> dict[int, float]:
+        """The share of each client's test examples that this model predicts wrongly, as the run recorded it."""
+        rows = self.folder.records.evaluations(completed, RECEIVED)
+        return {row.client: 1 - (row.correct or 0) / row.count for row in rows if row.count}
 
     def work(self, place: int, client: int) -> Work:
         completed, population = self.points[place]
@@ -137,13 +164,7 @@ def check_algorithm(sample: Sample, largest_gradient: float, phases: Sequence[Ph
     if clip is not None:
         why = f"clip_norm={clip:g}, largest gradient of a batch seen {number(largest_gradient)}"
         found.append(Assumption.check("gradients are not clipped", largest_gradient <= clip, why))
-    found.append(
-        Assumption(
-            "stochastic gradients are unbiased at every step",
-            "violated",
-            "a pass draws batches without replacement: after its first step they depend on the steps before",
-        )
-    )
+    found.append(check_batches(sample, "stochastic gradients are unbiased at every step", phases))
     counts = [count for phase in phases for count in sample.steps(phase)]
     ranges = {(min(sample.steps(phase)), max(sample.steps(phase))) for phase in phases}
     why = f"from {min(counts)} to {max(counts)}; the largest is used"
@@ -173,16 +194,25 @@ def check_algorithm(sample: Sample, largest_gradient: float, phases: Sequence[Ph
     return found
 
 
+def check_batches(sample: Sample, text: str, phases: Sequence[Phase]) -> Assumption:
+    """Whether each step's batch is drawn independently of the steps before."""
+    if all(sample.has_exact_gradients(phase) for phase in phases):
+        return Assumption(text, "held", "every batch is all of a client's data: gradients are exact")
+    if max(count for phase in phases for count in sample.steps(phase)) == 1:
+        return Assumption(text, "held", "one step in a round, whose batch is drawn uniformly")
+    why = "a pass draws batches without replacement: after its first step they depend on the steps before"
+    return Assumption(text, "violated", why)
+
+
 def smoothness(symbol: str, value: float) -> Assumption:
     why = f"{symbol}: the largest seen, {number(value)}; ReLU and max pooling have kinks"
     return Assumption("smoothness everywhere", "cannot be checked", why)
 
 
 def check_constant_rate(sample: Sample) -> Assumption:
-    scales = [sample.context.plan.round_at(index).lr_scale for index in (0, max(sample.rounds - 1, 0))]
-    return Assumption.check(
-        "the step size is constant", scales[0] == scales[1], f"it ends at {scales[1]:.3g} of the first"
-    )
+    scales = sample.lr_scales
+    why = f"from {min(scales):.3g} to {max(scales):.3g} of the option, over {len(scales)} rounds"
+    return Assumption.check("the step size is constant", min(scales) == max(scales), why)
 
 
 def largest_batch_gradient(loss: Loss, x: Point, batches: Sequence[Batch]) -> float:
@@ -193,10 +223,52 @@ def drawn_rounds(rounds: int) -> list[int]:
     return sorted({round(place) for place in np.geomspace(1, max(rounds, 1), POINTS_DRAWN)})
 
 
-def standard_error(values: np.ndarray) -> float | None:
-    """Of the mean over clients (the last axis), averaged over rounds."""
-    count = values.shape[1]
-    return float(values.std(axis=1, ddof=1).mean() / math.sqrt(count)) if count > 1 else None
+def standard_error(sample: Sample, values: np.ndarray) -> float | None:
+    """Of the mean over clients (the last axis) of their means over the rounds (the first).
+
+    Clients are drawn without replacement: None where all are measured, or just one.
+    """
+    count, every = values.shape[1], len(sample.taking_part)
+    if count < 2 or count >= every:
+        return None
+    places = sample.points[-len(values) :]
+    means = [
+        running_means([(float(place), float(v)) for (place, _), v in zip(places, column, strict=True)])[-1][1]
+        for column in values.T
+    ]
+    return float(np.std(means, ddof=1) / math.sqrt(count) * math.sqrt(1 - count / every))
+
+
+@dataclass(frozen=True, eq=False)
+class MeanGradient:
+    """What the gradients of the sampled clients say of the mean over all clients.
+
+    Args:
+        mean: of the sampled ones.
+        squared: an estimate of the squared norm of the mean over all, without what the sample adds to it.
+        diversity: an estimate of the mean of ||g_k - mean||^2 over all clients.
+        slopes: by how much each sampled client's gradient moves `squared`, for its standard error.
+    """
+
+    mean: Tensor
+    squared: float
+    diversity: float
+    slopes: list[float]
+
+
+def mean_gradient(gradients: Sequence[Tensor], every: int) -> MeanGradient:
+    """Of some clients out of `every`, drawn without replacement.
+
+    E ||mean of k||^2 = ||mean||^2 + S^2 / k (1 - k / n), where S^2 = sum ||g_i - mean||^2 / (n - 1); the sample's own
+    S^2, with k - 1, is unbiased.
+    """
+    count = len(gradients)
+    mean = torch.stack(list(gradients)).double().mean(0)
+    apart = sum(float((one.double() - mean).square().sum()) for one in gradients)
+    spread = apart / (count - 1) if count > 1 else 0.0
+    squared = float(mean.square().sum()) - spread / count * (1 - count / every)
+    slopes = [2 * float(mean @ one.double()) for one in gradients]
+    return MeanGradient(mean.to(gradients[0]), max(squared, 0.0), spread * (every - 1) / every, slopes)
 
 
 def measured_means(sample: Sample, values: Sequence[float] | np.ndarray) -> list[tuple[float, float]]:
@@ -211,7 +283,7 @@ def error_rate(sample: Sample, work: Work, client: int) -> float:
     """The share of a client's training examples that it predicts wrongly (not of a regression)."""
     task, right, count = sample.context.task, 0.0, 0
     with torch.no_grad():
-        for batch in in_order(sample.examples(client), 256):
+        for batch in in_order(sample.all_examples(client), 256):
             outputs = sample.context.method.predict(work, batch.inputs)
             of_batch, out_of = task.score(outputs, batch)
             right += float(of_batch)
@@ -219,7 +291,17 @@ def error_rate(sample: Sample, work: Work, client: int) -> float:
     return 1 - right / max(count, 1)
 
 
-def recorded_accuracies(sample: Sample) -> list[tuple[int, float]]:
-    """(completed rounds, mean test accuracy over clients) of the models that clients received, as recorded."""
-    folder = sample.folder
-    return summaries.curve(folder, RECEIVED) if RECEIVED in summaries.points(folder) else []
+def training_loss(sample: Sample, work: Work, client: int) -> float:
+    """The mean loss of a client's training examples by the predictions that its test examples are measured with."""
+    task, total, count = sample.context.task, 0.0, 0
+    with torch.no_grad():
+        for batch in in_order(sample.all_examples(client), 256):
+            outputs = sample.context.method.predict(work, batch.inputs)
+            total += float(task.mean_loss(outputs, batch)) * len(batch.targets)
+            count += len(batch.targets)
+    return total / count
+
+
+def would_be(value: float, condition: str = "its condition on the step size") -> str:
+    """The note of a bound that does not exist."""
+    return f"There is no bound: {condition} is violated. The formula's value would be {number(value)} if it held."

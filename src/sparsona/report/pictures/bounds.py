@@ -51,8 +51,9 @@ def _sentence(one: Bound) -> str:
 
 
 def _panel(picture: Picture, axes: Axes, one: Bound) -> None:
+    is_bound = one.value is not None
     for points, style_of, label in (
-        (one.curve, "-", "bound"),
+        (one.curve, "-" if is_bound else "-.", "bound" if is_bound else "no bound: what its title supposes"),
         (one.allowed_curve, "--", "bound, with the largest step size that the theorem allows"),
     ):
         if drawn := [(x, y) for x, y in points if y > 0 and math.isfinite(y)]:
