@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from sparsona import methods
 from sparsona.core.errors import SparsonaError
 from sparsona.engine.forecast import forecast
 from sparsona.experiment import compare as comparisons
+from sparsona.experiment import tune
 from sparsona.experiment.build import make_configs, make_context
 from sparsona.experiment.match import amounts, rounds_for
 from sparsona.runs.folder import RunFolder
@@ -232,7 +234,7 @@ def test_exceptions_of_one_experiment_are_told(capfd):
     names = ["fedavg", "local", "fedfomo", "dispfl"]
     _, planned = comparisons._plan(names, None, None, 1, "steps", {**FEDSPA, "preset": "dispfl"})
     found = {name: config for (name, _), (config, _) in planned.items()}
-    assert [found[name].per_round for name in names] == [10, 20, None, None]
+    assert [found[name].per_round for name in names] == [10, 20, None, 20]
     assert [found[name].validation_rate for name in names] == [0, 0, 0.1, 0]
     told = capfd.readouterr().err
     assert "local has per_round=20, the others 10, as in the preset 'dispfl': alone, all clients train" in told
@@ -371,3 +373,29 @@ def test_a_method_that_cannot_be_matched_is_named(capfd):
     tiny = {"clients": 4, "per_round": 1, "rounds": 1, "data_rate": 0.2, "epochs": 1}
     sp.compare(["fedavg", "fedavg-ft"], match="steps", **tiny)
     assert "fedavg-ft cannot be matched" in capfd.readouterr().err
+
+
+def test_runs_whose_results_are_at_other_points_are_not_averaged(tmp_path):
+    common = {"clients": 4, "per_round": 4, "rounds": 1, "data_rate": 0.2, "partition_seed": 0}
+    trained = sp.train("fedavg", seed=0, headline="trained", out=tmp_path / "a", **common)
+    received = sp.train("fedavg", seed=1, out=tmp_path / "b", **common)
+    assert len(sp.Comparison(tmp_path, [trained, received]).table()) == 2
+
+
+def test_eval_clients_hold_where_trained_models_are_the_result(tmp_path):
+    """They are a condition of a comparison: both methods are tested on the same two clients."""
+    found = sp.compare(["fedavg", "dispfl"], clients=5, rounds=2, data_rate=0.3, eval_clients=2, out=tmp_path / "both")
+    tested = [np.flatnonzero(run.counts()[1]).tolist() for run in found.runs]
+    assert found.runs[1].view.point == "trained"
+    assert tested[0] == tested[1]
+    assert len(tested[0]) == 2
+
+
+def test_trials_are_shortened_from_the_rounds_of_a_preset():
+    options = {"preset": "fedspa", "clients": 6, "data_rate": 0.3}
+    assert tune._plan_trials(["fedspa", "fedavg"], None, None, "rounds", options, 10)["fedavg"]["rounds"] == 10
+
+
+def test_the_validation_share_of_one_methods_preset_is_kept():
+    assert "validation_rate" not in tune._settle(["pfedgate:preset=paper"], {"clients": 6}, None, 0)
+    assert tune._settle(["pfedgate"], {"clients": 6}, None, 0)["validation_rate"] == 0.0
