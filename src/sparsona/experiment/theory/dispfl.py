@@ -98,7 +98,7 @@ def dispfl_bounds(sample: Sample) -> tuple[list[Constant], list[Bound]]:
     gaps = [(float(place), abs(float((both[:, 1] - both[:, 0]).mean()))) for place, both in pairs.items()]
     last = pairs.get(sample.points[-1][0])
     supposed = sample.noise or enough
-    is_valid = math.isfinite(at.total) and 0 <= at.failure < 1
+    is_valid = math.isfinite(at.total) and 0 <= at.failure < 1 and at.sure > 0
     asked = f"eps~ = {number(needed.per_step)}, delta' = {number(needed.failure)}, probability {number(needed.sure)}"
     text = (
         f"Noise of {number(enough)} would make 9 eps' = 1, above which the bound says nothing ({asked}); the theorem "
@@ -109,12 +109,18 @@ def dispfl_bounds(sample: Sample) -> tuple[list[Constant], list[Bound]]:
         text,
         f"With masks of ones (beta = 1) and that noise, 9 eps' = {number(dense.gap)}: {ratio} times as much.",
     ]
-    if not 0 <= needed.failure < 1:
-        notes.append("With that noise delta' is not below 1: the theorem would still say nothing.")
+    if not (0 <= needed.failure < 1 and needed.sure > 0):
+        notes.append(
+            "With that noise delta' is not below 1, or the probability 0: the theorem would still say nothing."
+        )
     if math.isfinite(at.total) and not is_valid:
-        notes.insert(0, would_be(at.gap, f"delta' = {number(at.failure)}; that it is finite and below 1"))
+        found = f"delta' = {number(at.failure)}, probability {number(at.sure)}"
+        notes.insert(0, would_be(at.gap, f"that delta' is below 1 and the probability above 0 ({found})"))
     if is_valid:
-        notes.insert(0, f"With noise of {number(sample.noise)} the bound holds with probability {number(at.sure)}.")
+        notes.insert(
+            0,
+            f"With noise of {number(sample.noise)} the bound holds with a probability of {number(min(at.sure, 1.0))}.",
+        )
     if last is not None:
         notes.append(
             f"Measured on the same {len(last)} clients: error on training data {last[:, 0].mean():.4f}, on test data "
