@@ -15,7 +15,7 @@ from sparsona.cli.terminal import decoding_bar, print_bounds
 @click.command()
 @click.argument("path", metavar="RUN")
 @click.option("--clients", default=8, show_default=True, help="Clients that constants are estimated on.")
-@click.option("--batches", default=8, show_default=True, help="Batches of each.")
+@click.option("--batches", default=8, show_default=True, help="Batches of each for variances and Hessian products.")
 @click.option("--seed", default=0, show_default=True, help="Of clients, batches and power iterations.")
 @click.option("--along", metavar="N", default=0, help="Replay the run; measure at N rounds between the ends, too.")
 @click.option("--delta", default=1e-5, show_default=True, help="Probability of failure (DisPFL, pFedGate).")
@@ -37,8 +37,8 @@ def bounds(
 
     Variance, dissimilarity, smoothness and the other constants are estimated on training data of some clients, from the
     first and the last models. Each bound comes with its terms, the quantity that it bounds as measured, and the
-    assumptions that RUN violates. FedSpa, FedAvg and Local, DisPFL, pFedGate, FedSim and FedAlt (and FedPer, FedRep,
-    LG-FedAvg, FedBN) have theorems; of others the command says that none applies.
+    assumptions that RUN violates. FedSpa, FedAvg and Local, DisPFL and D-PSGD, pFedGate, FedSim and FedAlt (and
+    FedPer, FedRep, LG-FedAvg, FedBN) have theorems; of others the command says that none applies.
 
     \b
       sparsona run fedspa --out runs/spa

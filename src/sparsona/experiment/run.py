@@ -262,7 +262,7 @@ class Run:
 
         Args:
             clients: how many clients they are estimated on, drawn by `seed`.
-            batches: how many batches of each.
+            batches: how many batches of each are drawn for variances, and limit the examples of Hessian products.
             seed: of clients, batches and power iterations.
             along: replay the run, and measure at so many rounds between the first and the last as well.
             delta: the probability of failure in DisPFL's and pFedGate's theorems.
