@@ -13,7 +13,7 @@ import numpy as np
 
 from sparsona.analysis.clients import Change
 from sparsona.analysis.format import signed
-from sparsona.analysis.groups import Group, group_views, pairs
+from sparsona.analysis.groups import Group, group_views, one_method, pairs
 from sparsona.analysis.view import RunView
 from sparsona.core.points import on
 
@@ -128,7 +128,7 @@ def client_changes(views: Sequence[RunView], kind: Kind, against: Sequence[RunVi
     Args:
         views: the runs.
         kind: how they are to be drawn.
-        against: the runs to compare with, by seed. None given: the shared model that every run evaluated (a warm start,
+        against: the runs of one method to compare with, by seed. None given: the shared model that every run evaluated (a warm start,
             the global model); where some run has none, the first method of `views`.
 
     Returns:
@@ -188,7 +188,7 @@ def _by_seed(views: Sequence[RunView], against: Sequence[RunView]) -> tuple[str,
     """What is compared with, in words, and by method and seed the changes by kind of data."""
     groups = group_views(views)
     if against:
-        reference = Group(group_views(against)[0].label, tuple(against))
+        reference = one_method(against)
         return reference.label, {group.label: [*_over(reference, group)] for group in groups}
     if all(view.effects for view in views):
         found = {

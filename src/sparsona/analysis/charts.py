@@ -10,7 +10,7 @@ import numpy as np
 
 from sparsona.analysis.curves import common_rounds, drawn_point, spent_by
 from sparsona.analysis.format import human_bytes, signed
-from sparsona.analysis.groups import Group, group_views, pairs, settings_of, shared_and_differing
+from sparsona.analysis.groups import Group, group_views, one_method, pairs, settings_of, shared_and_differing
 from sparsona.analysis.outcomes import capacities
 from sparsona.analysis.statistics import accuracy_summary, mean_and_spread
 from sparsona.analysis.targets import Targets
@@ -184,16 +184,19 @@ def gain_by_personal(views: Sequence[RunView], against: Sequence[RunView] = ()) 
 
     Args:
         views: the runs.
-        against: runs without personal models. None given: the shared model that each run evaluated.
+        against: runs of one method to compare with, by seed. None given: the shared model that every run evaluated;
+            where some run has none, the first method of `views`.
     """
     whole: list[Mark] = []
     part: list[Mark] = []
-    reference = Group("", tuple(against))
-    for group in group_views(views):
-        if against:
-            gains = [gain(after, before) for before, after in pairs(reference, group)]
+    groups, reference = group_views(views), one_method(against) if against else None
+    if reference is None and any(gain(view) is None for view in views):
+        reference, groups = groups[0], groups[1:]
+    for group in groups:
+        if reference is None:
+            gains = [gain(view) for view in group.views]
         else:
-            gains = [found for view in group.views if (found := gain(view)) is not None]
+            gains = [gain(after, before) for before, after in pairs(reference, group)]
         num = group.views[0].num_personal
         if num and gains:
             mark = _over_seeds(num, gains, group.label)
@@ -203,7 +206,8 @@ def gain_by_personal(views: Sequence[RunView], against: Sequence[RunView] = ()) 
         for label, marks in (("part of the model", part), ("whole model", whole))
         if marks
     ]
-    notes = ["Gain in accuracy weighted by test examples.", *_spread_notes(views)]
+    over = "the shared model of the same run" if reference is None else reference.label
+    notes = [f"Gain in accuracy, weighted by test examples, over {over}.", *_spread_notes(views)]
     x_title = "personal parameters of a client"
     return _chart("Gain by personal parameters", x_title, "gain, percentage points", series, notes, "log", "points")
 
