@@ -117,8 +117,8 @@ def targets(
 
     \b
       sparsona compare fedavg fedspa --seeds 3 --out runs/both
-      sparsona targets both --at 70,75,80
-      sparsona targets both --share 0.8 --out rounds.svg
+      sparsona targets both --at 70,75,80 --out rounds.svg
+      sparsona targets both --share 0.8
     """
     if out is not None:
         check_picture(out)
