@@ -14,9 +14,7 @@ from sparsona.runs.folder import RunFolder
 def turn(completed, client, gates, newly=(0.5, 0.2), **more):
     shares = {"density_used": 0.5, "upload_share": 0.6, "upload_share_formula": 0.8, **more}
     vector = np.array(gates, dtype=np.float32)
-    return GateTurn(
-        completed, client, **shares, newly_used=np.array(newly), scores=vector, gates=vector, chosen=vector
-    )
+    return GateTurn(completed, client, **shares, newly_used=np.array(newly), scores=vector, gates=vector, chosen=vector)
 
 
 GATES = Gates(

@@ -133,16 +133,16 @@ def client_changes(views: Sequence[RunView], kind: Kind, against: Sequence[RunVi
     Args:
         views: the runs.
         kind: how they are to be drawn.
-        against: the runs of one method to compare with, by seed. None given: the shared model that every run evaluated (a warm start,
-            the global model); where some run has none, the first method of `views`.
+        against: the runs of one method to compare with, by seed. None given: the shared model that every run evaluated
+            (a warm start, the global model); where some run has none, the first method of `views`.
 
     Returns:
         None where nothing can be compared.
     """
     over, by_method = _by_seed(views, against)
     # A method that the others are compared with has the first place.
-    places = {label: place for place, label in enumerate(dict.fromkeys((over, *by_method)) if over else by_method)}
-    methods = [MethodChanges(label, _joined(seeds), places[label]) for label, seeds in by_method.items() if seeds]
+    order = list(dict.fromkeys((over, *by_method) if over else by_method))
+    methods = [MethodChanges(name, _joined(seeds), order.index(name)) for name, seeds in by_method.items() if seeds]
     if not methods:
         return None
     notes = [f"Change of each client's accuracy, over {over or SHARED}."]

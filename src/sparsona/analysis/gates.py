@@ -114,10 +114,11 @@ class Gates:
         """What the figures are."""
         names: tuple[Figure, ...] = ("density_used", "upload_share", "upload_share_formula")
         used, measured, formula = (self.mean(name) for name in names)
+        shares = ", ".join(f"{share:.3f}" for share in self.newly_used)
         text = f"Over {len(self.turns):,} turns: density used s' {used:.3f}, upload share q {measured:.3f}; "
         return [
             f"{text}by the formula of appendix E, with batches that choose independently, {formula:.3f}.",
-            f"Of what no batch before it had used, batch 1, 2, ... used {', '.join(f'{p:.3f}' for p in self.newly_used)}.",
+            f"Of what no batch before it had used, batch 1, 2, ... used {shares}.",
             "A gate is M' of one block of one client, the mean over a turn's examples.",
         ]
 

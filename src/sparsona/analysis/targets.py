@@ -116,11 +116,9 @@ class Targets:
         """What the table does not show."""
         if self.share is None:
             return list(self.notes)
-        return [
-            *self.notes,
-            f"T_{self.share:g} is the first evaluated round at {self.share:g} of a method's own final accuracy, "
-            f"weighted by test examples; relative: over that of {next(iter(self.relative))} under the same seed.",
-        ]
+        text = f"T_{self.share:g} is the first evaluated round at {self.share:g} of a method's own final accuracy, "
+        first = next(iter(self.relative))
+        return [*self.notes, f"{text}weighted by test examples; relative: over that of {first} under the same seed."]
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""

@@ -138,9 +138,7 @@ def targets(
 )
 @OUT
 @JSON
-def figure(
-    name: str | None, paths: tuple[str, ...], against: tuple[str, ...], out: Path | None, as_json: bool
-) -> None:
+def figure(name: str | None, paths: tuple[str, ...], against: tuple[str, ...], out: Path | None, as_json: bool) -> None:
     """Show a figure of the papers, of RUN... (folders, names in ./runs, or comparisons): its numbers, or a picture.
 
     Without NAME: the list of figures. Pictures need the extra `report`.

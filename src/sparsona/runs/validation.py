@@ -68,7 +68,9 @@ def _is_union(kind: type[BaseModel], name: str) -> bool:
 
 def _union_error(kind: type[BaseModel], name: str, items: list[Any], value: Any) -> SparsonaError:
     expected = " or ".join(dict.fromkeys(_expected(item) for item in items))
-    return SparsonaError(f"{name} = {value!r}{_about(kind, name)}", expected=expected, hint=f"give {name} another value")
+    return SparsonaError(
+        f"{name} = {value!r}{_about(kind, name)}", expected=expected, hint=f"give {name} another value"
+    )
 
 
 def _about(kind: type[BaseModel], name: str) -> str:
