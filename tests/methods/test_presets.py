@@ -113,7 +113,10 @@ DISPFL_DATA: dict[str, Table] = {
     },
 }
 SERVER: Table = {"per_round": (10, "4.1: a server has no more connections than the busiest node, ten")}
-PEERS: Table = {"graph": ("random:10:bounded", "4.1: the busiest node has at most 10 neighbours, drawn every round")}
+PEERS: Table = {
+    "per_round": (100, "Algorithm 1, line 3: every client, in every round"),
+    "graph": ("random:10:bounded", "4.1: the busiest node has at most 10 neighbours, drawn every round"),
+}
 TUNED: Table = {
     "tune_epochs": (5, "4.1: few fine-tuning steps; code"),
     "tune_lr_scale": (1 / 0.998, "code: the rate of round -1"),
@@ -195,7 +198,7 @@ README_RATES = {  # code: README; for CIFAR-10 at 0.3 it has them the other way 
     ("emnist-byclass", 0.3): (0.03, 0.5),  # table 4
     ("emnist-byclass", 0.25): (0.01, 0.5),
     ("femnist", 1.0): (0.1, 0.1),  # table 4
-    ("femnist", 0.5): (0.1, 0.05),  # table 4
+    ("femnist", 0.5): (0.1, 0.1),
     ("femnist", 0.3): (0.3, 0.05),  # table 4
     ("cifar10", 1.0): (0.05, 0.05),
     ("cifar10", 0.5): (0.05, 0.05),
@@ -234,12 +237,15 @@ PFEDGATE_CODE: Table = {
     "score_steps": (10, "code"),
     "floors_scores": (True, "code"),
     "smallest": ("authors", "code: min(max(1 / B, 0.1), s)"),
-    "drop_last": (True, "code: incomplete batches of training are dropped"),
     "straight_through": ("authors", "code: none at s = 1"),
     "steps": ("all", "code"),
     "logits_relu": (True, "code"),
     "aggregation": ("dense", "code"),
     "deploy_gate": ("transductive", "code"),
+}
+PFEDGATE_LOADER: dict[str | None, Table] = {  # incomplete batches of training are dropped on CIFAR alone
+    "cifar10": {"drop_last": (True, "code")},
+    "cifar100": {"drop_last": (True, "code")},
 }
 PFEDGATE_BASELINE: Table = {
     "weight_decay": (0.0005, "code"),
@@ -282,6 +288,7 @@ FEDALT_DATA: dict[str, Table] = {
         "test": ("natural", "B.1.2: half of each client's data, which is what is read as its test set"),
         "augment": (True, "B.1.2: random crops and flips"),
         "min_train": (25, "B.1.2: at least 50 datapoints, half of them tested on"),
+        "min_test": (25, "B.1.2: the same"),
         "max_examples": (1000, "figure 5: at most 1000"),
         "per_round": (50, "table 8"),
         "batch_size": (64, "table 8"),
@@ -371,7 +378,7 @@ def _experiments() -> Expected:
             "heterofl": {"capacities": ((1.0, *[0.5] * 9), "G: the full model for 10%, 50% for the other 90%")},
             "fedmask": {"density": (0.5, "G"), "aggregation": ("intersection", "G")},
         }.items():
-            found[method, "pfedgate", data, None] = base | PFEDGATE_BASELINE | own
+            found[method, "pfedgate", data, None] = base | PFEDGATE_BASELINE | PFEDGATE_LOADER.get(data, none) | own
         for preset in ("paper", "pfedgate"):
             for density in (1.0, 0.5, 0.3):
                 rates = dict(zip(("lr", "gate_lr"), RATES.get((str(data), density), ()), strict=False))
@@ -380,7 +387,12 @@ def _experiments() -> Expected:
         for density in (1.0, 0.5, 0.3, 0.25):
             rates = dict(zip(("lr", "gate_lr"), README_RATES.get((str(data), density), ()), strict=False))
             own = {key: (rate, "code: README") for key, rate in rates.items()}
-            found["pfedgate", "authors", data, density] = base | PFEDGATE_CODE | own | {"density": (density, "given")}
+            code = (
+                PFEDGATE_CODE
+                | PFEDGATE_LOADER.get(data, none)
+                | ({"paths": (2, "README")} if data == "cifar100" else {})
+            )
+            found["pfedgate", "authors", data, density] = base | code | own | {"density": (density, "given")}
     for data in (None, *FEDALT_DATA):
         base = FEDALT | FEDALT_DATA.get(data or "", none)
         step_a, step_b = base | STEP_A.get(data or "", none), base | STEP_B.get(data or "", none)
@@ -536,3 +548,33 @@ def test_a_preset_gives_way_to_a_quirk_but_the_user_does_not():
     assert sp.cost("fedspa", **options).rounds == 400
     with pytest.raises(SparsonaError, match="quirk of 400 rounds"):
         sp.cost("fedspa", rounds=1000, **options)
+
+
+def test_all_clients_of_an_experiment_are_all_of_the_users():
+    assert build.make_config("pfedgate", {"preset": "paper", "data": "cifar10", "clients": 200}).per_round == 200
+    assert (
+        build.make_config("pfedgate", {"preset": "paper", "data": "cifar10", "clients": 200, "novel": 0.2}).per_round
+        == 160
+    )
+    assert build.make_config("fedavg", {"preset": "fedspa", "data": "cifar10", "clients": 200}).per_round == 10
+
+
+def test_rates_by_density_also_where_it_is_written_as_text():
+    found = build.make_config("pfedgate", {"preset": "paper", "data": "cifar10", "density": "0.3"}).options
+    assert (found["lr"], found["gate_lr"]) == (0.03, 1.5)
+
+
+def test_tuning_by_the_user_is_the_result_whatever_the_preset_names():
+    tuned = {"preset": "paper", "tune_epochs": 1}
+    assert build.make_config("dispfl", tuned).headline is None
+    assert build.make_config("dispfl", {**tuned, "headline": "trained"}).headline == "trained"
+    assert build.make_config("fedavg", {"tune_epochs": 1, "headline": "tuned"}).headline is None
+    with pytest.raises(sp.SparsonaError, match="tuned"):
+        build.make_config("fedavg", {"headline": "tuned"})
+
+
+def test_results_say_where_they_are_not_at_the_published_point(tmp_path):
+    run = sp.train("dispfl", preset="paper", clients=5, rounds=1, per_round=2, data_rate=0.3, out=tmp_path / "run")
+    _, _, otherwise = run.protocol.partition("not as published: ")
+    assert "headline=received (trained)" in otherwise
+    assert "per_round=2 (5)" in otherwise

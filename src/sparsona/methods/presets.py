@@ -113,7 +113,9 @@ _IN_DISPFL = Preset(
     },
 )
 _WITH_SERVER = _IN_DISPFL.plus({"per_round": 10})
-_AMONG_PEERS = _IN_DISPFL.plus({"graph": "random:10:bounded"})  # "the busiest node" has ten neighbours at most
+_AMONG_PEERS = _IN_DISPFL.plus(
+    {"per_round": 100, "graph": "random:10:bounded"}
+)  # "the busiest node" has ten neighbours at most
 _DISPFL = _AMONG_PEERS.plus(
     {
         "headline": "trained",
@@ -211,7 +213,11 @@ _TABLE_4 = {  # by density: the model's rate and the gate's
     "cifar10": {1.0: _rates(0.03, 0.05), 0.5: _rates(0.03, 1.5), 0.3: _rates(0.03, 1.5)},
     "cifar100": {1.0: _rates(0.1, 1.5), 0.5: _rates(0.03, 1.5), 0.3: _rates(0.05, 0.5)},
 }
-_BASELINE_OF_PFEDGATE = _IN_PFEDGATE.plus(_AS_FEDEM)
+_WHOLE_BATCHES = {
+    "cifar10": {"drop_last": True},
+    "cifar100": {"drop_last": True},
+}  # of the code's loader, for all methods
+_BASELINE_OF_PFEDGATE = _IN_PFEDGATE.plus(_AS_FEDEM, by_data=_WHOLE_BATCHES)
 _PFEDGATE = _IN_PFEDGATE.plus(
     {
         "weight_decay": 0.0,
@@ -262,18 +268,19 @@ _PFEDGATE_AUTHORS = _IN_PFEDGATE.plus(
         "score_steps": 10,
         "floors_scores": True,
         "smallest": "authors",
-        "drop_last": True,
         "straight_through": "authors",
         "steps": "all",
         "logits_relu": True,
         "aggregation": "dense",
         "deploy_gate": "transductive",
     },
-    # The README's, which has the two of CIFAR-10 at 0.3 the other way round; table 4's where it has none: all of
-    # FEMNIST, and EMNIST at 0.3.
+    by_data={**_WHOLE_BATCHES, "cifar100": {"drop_last": True, "paths": 2}},
+    # The README's, which has the two of CIFAR-10 at 0.3 the other way round; table 4's where it has none: FEMNIST at 1
+    # and 0.3, and EMNIST at 0.3. Not reproduced: rates that follow the accuracy on test data (EMNIST and FEMNIST at 0.5
+    # and 0.25), and CIFAR-100's other network, wider at its end.
     by_density={
         "emnist-byclass": {**_TABLE_4["emnist-byclass"], 0.25: _rates(0.01, 0.5)},
-        "femnist": _TABLE_4["femnist"],
+        "femnist": {**_TABLE_4["femnist"], 0.5: _rates(0.1, 0.1)},
         "cifar10": {1.0: _rates(0.05, 0.05), 0.5: _rates(0.05, 0.05), 0.3: _rates(0.03, 1.5)},
         "cifar100": {1.0: _rates(0.1, 0.5), 0.5: _rates(0.03, 1.5), 0.3: _rates(0.05, 0.5)},
     },
@@ -314,7 +321,8 @@ _IN_FEDALT = Preset(
             "partition": "natural",
             "test": "natural",
             "augment": True,
-            "min_train": 25,
+            "min_train": 25,  # of an odd number, training has the larger half
+            "min_test": 25,
             "max_examples": 1000,
             "per_round": 50,
             "batch_size": 64,

@@ -17,9 +17,10 @@ together, and the maximum of (6), not the walk by score. `authors`: one path and
 data (`transductive`: what is predicted depends on what shares its batch, and results say so); equal chunks, whose first
 ones are free, in two budgets (`split_budget`: with s below 1/B they alone exceed s; with s = .5 the model in use has
 .43), s_min = min(max(1/B, .1), s); scores in tenths, at least s_min; no gradient to the scores of dropped blocks, and
-with s = 1 to none; incomplete batches left out; decay and momentum everywhere, momentum also from turn to turn; ReLU on
-logits; a dense mean over all clients, where those not sampled stand still. Both: batches of 128, one pass, gates that
-start at .5.
+with s = 1 to none; incomplete batches of CIFAR left out; two paths on CIFAR-100; decay and momentum everywhere, the
+latter also from turn to turn; ReLU on logits; a dense mean over all clients, where those not sampled stand still. Not
+reproduced of it: rates that follow the accuracy on test data, and another network for CIFAR-100. Both: batches of 128,
+one pass, gates that start at .5.
 """
 
 from __future__ import annotations
