@@ -50,11 +50,13 @@ class Column(_Strict):
         measure: how our figure is obtained: a row of `sparsona.reproduce.measures`, with its argument after a colon.
         title: the heading, with the unit.
         digits: decimals that the paper prints.
+        comparable: False: ours depends on the hardware or the like, so that it is shown and never judged.
     """
 
     measure: str
     title: str
     digits: int = 1
+    comparable: bool = True
 
 
 class Row(_Strict):
