@@ -34,7 +34,7 @@ from sparsona.runs.declaration import options_of
 from sparsona.runs.options import OPTIONS, RunConfig
 
 ACCURACY = {"mean", "weighted", "bottom_decile", "worst", "std", "last10"}
-BYTES = {"up", "down", "total", "busiest_node", "busiest_round_in", "busiest_round_out"}
+BYTES = {"up", "down", "total", "busiest_node", "busiest_round_in", "busiest_round_out", "busiest_round_paper"}
 PAPER_BYTES = {"paper_up", "paper_down", "paper_total", "upload_share"}  # the papers' own count, beside ours
 
 

@@ -174,7 +174,10 @@ def test_every_method_has_every_optimizer(name, options):
         assert kept == "keep" or not any("memory" in part.name for part in cost.kept)
         for turn in records[0].turns:
             cost = context.method.cost(context.task.layout, context.clients[turn.client], context.plan.round_at(0))
-            assert turn.tally.train_flops == cost.train_flops
+            if any(phase.used_flops for phase in context.method.phases):  # the cost is a bound
+                assert 0 < turn.tally.train_flops <= cost.train_flops
+            else:
+                assert turn.tally.train_flops == cost.train_flops
         found[kept] = tensors(population)
     extra = found["keep"].keys() - found["reset"].keys()
     assert extra

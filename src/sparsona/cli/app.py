@@ -53,7 +53,7 @@ DEFAULT_COMPARISON = ("local", "fedavg", "fedavg-ft", "fedspa", "fedspa-rsm")
 
 
 @click.group(
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     epilog="Start with `sparsona compare`: five methods on handwritten digits, in 90 seconds. Then `sparsona methods`.",
 )
 @click.version_option(VERSION)

@@ -329,9 +329,10 @@ def _check_conditions(
     entries: Sequence[Entry], configs: Mapping[str, RunConfig], given: Mapping[str, Mapping[str, Any]]
 ) -> None:
     """Refuse conditions that a preset, or a row itself, sets to another value than the other methods have."""
+    unequal: dict[str, str] = {}
     for entry in entries:
         name, published = given[entry.text].get("preset"), methods.published(entry.row, given[entry.text])
-        for key, value in {**entry.row.engine, **published}.items():
+        for key in {**entry.row.engine, **published}:
             if key in given[entry.text] or key not in CONDITIONS:
                 continue
             others = [one for one in entries if key in _conditions(one, given, entries)]
@@ -340,8 +341,16 @@ def _check_conditions(
                 if (why := _exceptions(entry, given, entries).get(key)) and here != there:
                     warn(f"{entry.text} has {key}={here}, the others {there}, as in the preset '{name}': {why}")
             elif len({repr(getattr(configs[one.text], key)) for one in others}) > 1:
-                source = f"the preset '{name}' of {entry.row.name}" if key in published else f"the row {entry.row.name}"
-                raise _unequal(f"{source} sets {key} = {value}", key)
+                unequal[key] = f"{key} ({', '.join(f'{one.text} {getattr(configs[one.text], key)}' for one in others)})"
+    if unequal:
+        presets = sorted({f"'{given[one.text]['preset']}'" for one in entries if given[one.text].get("preset")})
+        source = f"the preset {' or '.join(presets)}" if presets else "a row"
+        first = next(iter(unequal))
+        raise SparsonaError(
+            f"{source} sets conditions that differ between methods: {'; '.join(unequal.values())}",
+            expected="the same data, clients, model and seeds for all, or their results would not compare",
+            hint=f"set them for all (--{first.replace('_', '-')} ...), or name one paper's experiment: --preset fedspa",
+        )
 
 
 def _match_rounds(
@@ -387,8 +396,8 @@ def _match_rounds(
             share = sum(amounts(of_method[entry.text], by, chosen)[0]) / sum(budgets)
             if abs(share - 1) > FAR:
                 warn(
-                    f"{entry.text} cannot be matched: in {chosen:,} round{'s' * (chosen > 1)}, the nearest, it spends "
-                    f"{share:.0%} of the {MATCHES[by]} of {reference.text}; more --rounds would bring it nearer"
+                    f"{entry.text} is matched only roughly: in {chosen:,} round{'s' * (chosen > 1)}, the nearest, it "
+                    f"spends {share:.0%} of the {MATCHES[by]} of {reference.text}; more --rounds would bring it nearer"
                 )
         if chosen is not None and chosen > MANY * rounds:
             warn(f"{entry.text} gets {chosen:,} rounds to spend as many {MATCHES[by]} as {reference.text} in {rounds}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from sparsona import methods
 from sparsona.analysis.bounds import Bound, Bounds, Constant
 from sparsona.analysis.format import plural
 from sparsona.core.errors import SparsonaError
+from sparsona.core.points import RECEIVED
 from sparsona.core.seeds import Seeds, generator
 from sparsona.core.tree import leaves
 from sparsona.engine.context import ClientContext
@@ -122,6 +124,7 @@ def _points(
     context: ClientContext, stored: Population, completed: int, wanted: Sequence[int], advance: Callable[[], None]
 ) -> tuple[list[tuple[int, Population]], list[str]]:
     """The first models, those of the wanted rounds by replaying the run, and the stored ones."""
+    context = replace(context, plan=replace(context.plan, points=(RECEIVED,)))  # nothing is tested again in turns
     engine = simulate(context, Serial(context))
     first = population = engine.start()
     found = [(0, first)]

@@ -72,9 +72,9 @@ def test_figures_as_text():
 
 def run(seed, curve, **accuracy):
     """What measures read of a run."""
-    found = SimpleNamespace(config={"seed": seed}, view=SimpleNamespace(point="received"), curve=lambda point: curve)
-    found.summary = {"accuracy": accuracy, "rounds": curve[-1][0] if curve else 0}
-    return found
+    summary = {"accuracy": accuracy, "rounds": curve[-1][0] if curve else 0}
+    view = SimpleNamespace(point="received", seed=seed, weighted_curves={"received": curve}, summary=summary)
+    return SimpleNamespace(config={"seed": seed}, view=view, curve=lambda point: curve, summary=summary)
 
 
 def test_rounds_to_a_target_are_a_bound_if_a_seed_does_not_get_there():
