@@ -176,7 +176,7 @@ def _dense_multiple(report: Mapping[str, Any], against: Mapping[str, Any] | None
         "train": lambda: (
             None
             if turn["train_flops"] is None
-            else turn["train_flops"] / (report["samples"] * report["options"]["epochs"] * flops) * 2 / 3
+            else turn["train_flops"] / (report["trained"] * report["options"]["epochs"] * flops) * 2 / 3
         ),
     }
     if what not in found:

@@ -7,18 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparsona import methods
 from sparsona.analysis.format import UNKNOWN, signed
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
-from sparsona.costs import PAPERS, cost, row_of
+from sparsona.costs import PAPERS, cost
 from sparsona.data.catalog import SOURCES
 from sparsona.data.split_plan import SplitPlan
 from sparsona.reproduce.measures import Figure, find, of_runs
 from sparsona.reproduce.recipe import Column, Printed, Recipe
-from sparsona.reproduce.rows import data_of, row_options
+from sparsona.reproduce.rows import data_of, row_options, with_published
 from sparsona.runs.options import OPTIONS
-from sparsona.runs.request import parse_method
 
 if TYPE_CHECKING:
     from sparsona.experiment.run import Run
@@ -254,9 +252,7 @@ def row_cost(recipe: Recipe, name: str, changes: Mapping[str, Any]) -> dict[str,
     """
     row = recipe.rows[name]
     options = row_options(recipe, name, changes)
-    card, _ = row_of(parse_method(row.method)[0])
-    preset = methods.published(card, {**options, **parse_method(row.method)[1]})
-    all_options = {**card.engine, **preset, **options, **parse_method(row.method)[1]}
+    all_options = with_published(row.method, options)
     given = {key: value for key, value in options.items() if not isinstance(_says(key), str)}
     given |= {"data": data_of(row.method, options), "counting": "paper", "quirks": row.quirks}
     if (novel := all_options.get("novel") or 0) >= 1 and all_options.get("clients"):
@@ -267,6 +263,9 @@ def row_cost(recipe: Recipe, name: str, changes: Mapping[str, Any]) -> dict[str,
     report = cost(row.method, **given, samples=samples or 1).to_json()
     of_network = {key: given[key] for key in ("data", "model") if key in given}
     report["dense_flops"] = cost("fedavg", **of_network, samples=1).inference_flops
+    size = all_options.get("batch_size") or OPTIONS["batch_size"].default
+    left_out = report["samples"] % size if all_options.get("drop_last") and report["samples"] > size else 0
+    report["trained"] = report["samples"] - left_out  # of a client in an epoch
     if samples is None:  # bytes do not depend on it
         for block in ("total", "per_round", "per_client_round"):
             report[block] |= dict.fromkeys(("flops", "train_flops", "search_flops"))
