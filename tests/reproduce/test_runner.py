@@ -289,7 +289,7 @@ def test_the_page_has_the_table_what_differs_and_how_it_was_made(done, tmp_path)
         "50.0 ± 2.0",
         "A/deep/letters (stand-in for EMNIST-L)",
         "everything is small",
-        "sp.reproduce(recipe, rows=&#x27;*&#x27;, seeds=[0, 1]",
+        "seeds=[0, 1], scale=1.0, out=",
         done.record.commits["A_local-seed0"][0],
         "Accuracy by rounds",
         "nobody has it",

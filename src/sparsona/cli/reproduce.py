@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +91,7 @@ def reproduce(
     if result.failures:
         for (row, seed), what in result.failures.items():
             click.echo(f"error: row '{row}', seed {seed}: {what}", err=True)
-        click.get_current_context().exit(1)
+        sys.exit(1)
 
 
 def _refuse_options_of_runs() -> None:

@@ -96,7 +96,8 @@ class Recipe(_Strict):
         picture: how a figure is drawn: a row of `sparsona.reproduce.pictures`.
         seeds: seeds that the paper reports over.
         differs: what is known to differ from the paper in every row.
-        absent: why the data cannot be had, by data set; rows on such data have cost columns alone.
+        absent: where data is from that has to be fetched by hand or is often out of reach, and where to put it, by data
+            set; rows on data that is not here have cost columns alone.
     """
 
     title: str
