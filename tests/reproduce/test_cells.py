@@ -257,3 +257,11 @@ def test_what_a_scale_changes():
     writers = scaled(RunConfig(method="fedavg", data="femnist", partition="natural", per_round=50), 0.1)
     assert (writers["clients"], writers["per_round"]) == (10, 5)
     assert "data_rate" not in writers
+
+
+def test_training_is_counted_over_the_examples_that_are_trained_on():
+    """The preset leaves out a last batch that is not full: 104 of 360 examples."""
+    options = {"data": "cifar10", "model": "pfedgate-cifar10", "preset": "pfedgate"}
+    report = row_cost(recipe(rows={"x": {"method": "fedavg", "options": options}}, averages={}), "x", {})
+    assert (report["samples"], report["trained"]) == (360, 256)
+    assert MEASURES["dense_multiple"].of_cost(report, None, "train") == pytest.approx(2.0)

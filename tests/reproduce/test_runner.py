@@ -401,10 +401,11 @@ def test_own_recipes_have_folders_of_their_own_which_can_be_reported(say):
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_new_limit():
-    sp.reproduce(OWN, rows="A/local", max_steps=1)
-    stopped = sp.reproduce(OWN, rows="A/local", dry_run=True)
+    longer = Recipe(**{**VALUES, "options": {**VALUES["options"], "rounds": 6}})
+    sp.reproduce(longer, rows="A/local", max_steps=1)
+    stopped = sp.reproduce(longer, rows="A/local", dry_run=True)
     assert [one.state for one in stopped.planned] == ["unfinished"]
-    assert sp.reproduce(OWN, rows="A/local").runs["A/local"][0].summary["rounds"] == 2
+    assert sp.reproduce(longer, rows="A/local").runs["A/local"][0].summary["rounds"] == 6
 
 
 def test_nothing_to_run_is_said_and_no_folder_is_named(say, named):
