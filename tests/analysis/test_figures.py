@@ -145,7 +145,29 @@ def test_gain_by_personal_parameters():
     found = gain_by_personal(views, base)
     assert marks(found) == {"part of the model": [(10, 15)], "whole model": [(100, 40)]}
     assert found.series[0].marks[0].text == "FedAvg"
-    assert gain_by_personal(views) is None
+    assert "over Local." in found.sentences()[0]
+    # Without runs to compare with, and with runs that have no shared model, the first method is the reference.
+    found = gain_by_personal(views)
+    assert marks(found) == {"whole model": [(100, 30)]}  # 8 less 2 of 20, with the seed that both have
+    assert "over FedAvg." in found.sentences()[0]
+    assert gain_by_personal(views[:2]) is None
+    # Where every run has a shared model, that is it, and the first method has a gain, too.
+    shared = [dataclasses.replace(view, results={**view.results, "global": (0 * COUNT, COUNT)}) for view in views[:3]]
+    found = gain_by_personal(shared)
+    assert marks(found) == {"part of the model": [(10, 15)], "whole model": [(100, 40)]}
+    assert "the shared model of the same run" in found.sentences()[0]
+
+
+@pytest.mark.parametrize("name", [name for name, row in FIGURES.items() if row.compares])
+def test_runs_are_compared_with_one_method(name):
+    """With several, the last run of a seed would be taken for the first method."""
+    base = [run("FedAvg", s, right=(1, 1, 1, 2)) for s in (1, 2)]
+    views = [run("FedSpa (RSM)", s, right=(2, 2, 2, 2), num_personal=5, num_parameters=9) for s in (1, 2)]
+    assert figure_of(name, views, base).rows()
+    with pytest.raises(SparsonaError, match="2 methods at once: FedAvg; FedSpa") as told:
+        figure_of(name, views, [*base, *views])
+    assert "one method" in told.value.expected
+    assert "--against" in told.value.hint
 
 
 def test_end_points_in_both_countings():

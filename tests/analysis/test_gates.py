@@ -11,12 +11,10 @@ from sparsona.core.errors import SparsonaError
 from sparsona.runs.folder import RunFolder
 
 
-def turn(completed, client, gates, **more):
+def turn(completed, client, gates, newly=(0.5, 0.2), **more):
     shares = {"density_used": 0.5, "upload_share": 0.6, "upload_share_formula": 0.8, **more}
     vector = np.array(gates, dtype=np.float32)
-    return GateTurn(
-        completed, client, **shares, newly_used=np.array([0.5, 0.2]), scores=vector, gates=vector, chosen=vector
-    )
+    return GateTurn(completed, client, **shares, newly_used=np.array(newly), scores=vector, gates=vector, chosen=vector)
 
 
 GATES = Gates(
@@ -52,6 +50,29 @@ def test_means_rows_and_json():
     assert "0.700" in GATES.sentences()[0]
     assert "0.500, 0.200" in GATES.sentences()[1]
     assert json.loads(json.dumps(GATES.as_dict()))["turns"][2]["gates"] == pytest.approx([0, 0, 0.9, 0.9])
+
+
+def test_batches_that_a_turn_did_not_have_count_nowhere():
+    nan = float("nan")
+    turns = (turn(1, 0, [0.5], newly=(0.5, 0.2, nan)), turn(1, 1, [0.5], newly=(0.9, nan, nan)))
+    found = Gates("by hand", turns)
+    assert found.newly_used == pytest.approx([0.7, 0.2])
+    assert found.sentences()[1].endswith("used 0.700, 0.200.")
+    assert "NaN" not in json.dumps(found.as_dict())
+    assert [one["newly_used"] for one in found.as_dict()["turns"]] == [[0.5, 0.2, None], [0.9, None, None]]
+    assert Gates("earlier", (turn(1, 0, [0.5], newly=(0.5, 0.0)),)).newly_used == [0.5, 0.0]
+
+
+@pytest.mark.parametrize("executor", ["serial", "stacked", "workers"])
+def test_turns_have_as_many_shares_as_batches(executor):
+    """Clients differ in their number of batches, and the shares of each end with its last."""
+    options = {"clients": 6, "rounds": 1, "batch_size": 64, "per_round": 6, "epochs": 1, "partition": "dirichlet:0.5"}
+    run = sp.train("pfedgate", executor=executor, **options)
+    sizes = run.view.sizes[:, 0]
+    assert len(set(-(-sizes // 64))) > 1
+    for one in run.gates().turns:
+        assert np.isfinite(one.newly_used).tolist() == [place < -(-sizes[one.client] // 64) for place in range(8)]
+    assert len(run.gates().newly_used) == min(8, -(-sizes.max() // 64))
 
 
 @pytest.fixture(scope="module")

@@ -116,6 +116,25 @@ def test_the_best_is_marked_and_ties_share_it(make_view: Callable[..., RunView])
     assert best(0.9) == [False]
 
 
+def test_gaps_have_a_sign_and_their_spread_has_none(make_view: Callable[..., RunView]) -> None:
+    def with_gap(title: str, seed: int, right: int) -> RunView:
+        view = make_view(title, seed)
+        train, test = (np.full(len(view.count), num) for num in (right, 50))
+        count = np.full(len(view.count), 100)
+        novel = (np.array([60 - seed]), np.array([100]))
+        results = {view.point: (test, count), f"{view.point}/train": (train, count), "novel": novel}
+        return dataclasses.replace(view, results=results)
+
+    views = [with_gap("FedAvg", 0, 48), with_gap("FedAvg", 1, 49), with_gap("Local", 0, 50)]
+    first, second = rows(views)
+    assert (first["train − test"], second["train − test"]) == ("−1.50 ± 0.71", "0.00")
+    assert first["novel gap"] == "−9.50 ± 0.71"
+    places = [i for i, column in enumerate(columns_for(views)) if column.name in ("train_test_gap", "novel_gap")]
+    assert len(places) == 2
+    # A gap below 0 is no better than one of 0.
+    assert not any(row.cells[place].best for row in table(views) for place in places)
+
+
 def test_fewer_bytes_are_better(make_comparison: Callable[..., list[RunView]]) -> None:
     up = [column.title for column in columns_for(make_comparison(seeds=1))].index("bytes up")
     assert [row.cells[up].best for row in table(make_comparison(seeds=1)[1:])] == [False, False, True, True]

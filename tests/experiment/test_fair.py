@@ -239,7 +239,7 @@ def test_exceptions_of_one_experiment_are_told(capfd):
     told = capfd.readouterr().err
     assert "local has per_round=20, the others 10, as in the preset 'dispfl': alone, all clients train" in told
     assert "fedfomo has validation_rate=0.1, the others 0.0, as in the preset 'dispfl'" in told
-    with pytest.raises(SparsonaError, match="the preset 'dispfl' sets .*: per_round"):  # not all have it
+    with pytest.raises(SparsonaError, match=r"the preset 'dispfl' sets .*: per_round"):  # not all have it
         comparisons._plan(
             ["fedavg", "local:preset=dispfl"],
             None,

@@ -6,8 +6,12 @@ A table of each paper really is, on tiny data sets.
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from fake_runs import make_view
 
 from sparsona.costs import QUIRKS
 from sparsona.reproduce import measures, pictures, runner
@@ -100,3 +104,24 @@ def check(found, folder, name, scale):
         assert one["paper"] is None or one["stand_in"] is None
     assert any(note.startswith("SCALED") for note in found["notes"])
     return found
+
+
+def test_rows_are_drawn_over_the_row_that_they_are_compared_with():
+    """Figure 9 has rows over FedAvg and one over another row: a picture each."""
+    recipe = load("fedalt/figure9")
+    rows = [row for row in recipe.rows if row.startswith("stackoverflow/")]
+    views = {row: make_view("FedAvg", 1) for row in rows}
+    runs = {
+        row: [SimpleNamespace(view=replace(view, results={view.point: (view.correct, view.count)}, effects=None))]
+        for row, view in views.items()
+    }
+    result = SimpleNamespace(recipe=recipe, rows=rows, runs=runs, name="figure9")
+    found = pictures._of_settings(result, "change-by-samples")
+    shown = {name: re.sub(r"<[^>]*>|\s", "", svg) for name, svg in found.items()}  # long names are broken
+    over, under = "stackoverflow/fedavg", "stackoverflow/output/dropout=none"
+    assert list(found) == [f"stackoverflow, over {one}" for one in (over, under)]
+    assert f"over {over}." in found[f"stackoverflow, over {over}"]
+    assert "dropout=none" in shown[f"stackoverflow, over {over}"]
+    assert "best-over-none" not in shown[f"stackoverflow, over {over}"]
+    assert "best-over-none" in shown[f"stackoverflow, over {under}"]
+    assert f"over {under}." in found[f"stackoverflow, over {under}"]

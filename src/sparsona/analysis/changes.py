@@ -13,19 +13,24 @@ import numpy as np
 
 from sparsona.analysis.clients import Change
 from sparsona.analysis.format import signed
-from sparsona.analysis.groups import Group, group_views, pairs
+from sparsona.analysis.groups import Group, group_views, one_method, pairs
 from sparsona.analysis.view import RunView
 from sparsona.core.points import on
 
+SHARED = "the shared model of the same run"
 Kind = Literal["violins", "samples", "differences"]
 
 
 @dataclass(frozen=True, eq=False)
 class MethodChanges:
-    """The changes of a method's clients, by kind of data ("train", "test"), those of all seeds together."""
+    """The changes of a method's clients, by kind of data ("train", "test"), those of all seeds together.
+
+    `place` is that of the method among those of the runs, after what they are compared with: its colour.
+    """
 
     label: str
     changes: Mapping[str, Change]
+    place: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,17 +133,19 @@ def client_changes(views: Sequence[RunView], kind: Kind, against: Sequence[RunVi
     Args:
         views: the runs.
         kind: how they are to be drawn.
-        against: the runs to compare with, by seed. None given: the shared model that every run evaluated (a warm start,
-            the global model); where some run has none, the first method of `views`.
+        against: the runs of one method to compare with, by seed. None given: the shared model that every run evaluated
+            (a warm start, the global model); where some run has none, the first method of `views`.
 
     Returns:
         None where nothing can be compared.
     """
     over, by_method = _by_seed(views, against)
-    methods = [MethodChanges(label, _joined(seeds)) for label, seeds in by_method.items() if seeds]
+    # A method that the others are compared with has the first place.
+    order = list(dict.fromkeys((over, *by_method) if over else by_method))
+    methods = [MethodChanges(name, _joined(seeds), order.index(name)) for name, seeds in by_method.items() if seeds]
     if not methods:
         return None
-    notes = [f"Change of each client's accuracy, over {over}."]
+    notes = [f"Change of each client's accuracy, over {over or SHARED}."]
     if any(len(seeds) > 1 for seeds in by_method.values()):
         notes.append("Clients of all seeds together.")
     return ClientChanges("What methods do to each client", kind, tuple(methods), tuple(notes))
@@ -164,7 +171,7 @@ def client_bands(views: Sequence[RunView], against: Sequence[RunView] = ()) -> C
     if not bands:
         return None
     notes = (
-        f"Change of each client's accuracy, over {over}, in the order of the mean over seeds.",
+        f"Change of each client's accuracy, over {over or SHARED}, in the order of the mean over seeds.",
         "A band reaches from the lowest to the highest seed; clients whose band crosses 0 depend on the seed.",
     )
     return ClientBands("What methods do to each client, by seed", tuple(bands), notes)
@@ -185,10 +192,10 @@ def _band(label: str, name: str, found: Sequence[Change]) -> Band | None:
 
 
 def _by_seed(views: Sequence[RunView], against: Sequence[RunView]) -> tuple[str, dict[str, list[dict[str, Change]]]]:
-    """What is compared with, in words, and by method and seed the changes by kind of data."""
+    """The method that is compared with ("": `SHARED`), and by method and seed the changes by kind of data."""
     groups = group_views(views)
     if against:
-        reference = Group(group_views(against)[0].label, tuple(against))
+        reference = one_method(against)
         return reference.label, {group.label: [*_over(reference, group)] for group in groups}
     if all(view.effects for view in views):
         found = {
@@ -199,7 +206,7 @@ def _by_seed(views: Sequence[RunView], against: Sequence[RunView]) -> tuple[str,
             ]
             for group in groups
         }
-        return "the shared model of the same run", found
+        return "", found
     return groups[0].label, {group.label: [*_over(groups[0], group)] for group in groups[1:]}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from sparsona.analysis.curves import common_rounds, drawn_point, spent_by
 from sparsona.analysis.format import human_bytes, signed
-from sparsona.analysis.groups import Group, group_views, pairs, settings_of, shared_and_differing
+from sparsona.analysis.groups import Group, group_views, one_method, pairs, settings_of, shared_and_differing
 from sparsona.analysis.outcomes import capacities
 from sparsona.analysis.statistics import accuracy_summary, mean_and_spread
 from sparsona.analysis.targets import Targets
@@ -43,12 +43,21 @@ class Mark:
 
 @dataclass(frozen=True)
 class Series:
-    """Marks of one name. `style`: a line (with a band), single points, points joined by a line, or a level line."""
+    """Marks of one name.
+
+    Args:
+        label: the name.
+        marks: in the order in which they are joined.
+        style: a line (with a band), single points, points joined by a line, or a level line.
+        is_faint: drawn behind the others, and not listed.
+        place: that of its method among those of the runs, which has a colour of its own; None: not of one method.
+    """
 
     label: str
     marks: tuple[Mark, ...]
     style: Literal["line", "points", "joined", "level"] = "joined"
     is_faint: bool = False
+    place: int | None = None
 
 
 @dataclass(frozen=True)
@@ -108,14 +117,14 @@ def accuracy_by_rounds(views: Sequence[RunView]) -> LineChart | None:
     after the last round, is a point at the end.
     """
     series = []
-    for group in group_views(views):
+    for place, group in enumerate(group_views(views)):
         drawn, headline = drawn_point(group), group.views[0].point
         for point in dict.fromkeys((drawn, *group.views[0].curves)):
             marks = _curve_marks(group, point)
             if len(marks) > 1 or (marks and point in (drawn, headline)):
                 label = group.label if point == drawn else f"{group.label}, {point}"
                 style: Literal["line", "points"] = "line" if len(marks) > 1 else "points"
-                series.append(Series(label, marks, style, is_faint=point not in (drawn, headline)))
+                series.append(Series(label, marks, style, point not in (drawn, headline), place))
     notes = _band_notes(views)
     return _chart("Learning curves", "completed rounds", "accuracy, mean over clients", series, notes)
 
@@ -133,7 +142,7 @@ def accuracy_by_bytes(views: Sequence[RunView], counting: Literal["encoded", "pa
         return None
     series = []
     for label, members in sweeps(views):
-        ends = []
+        ends, place = [], _place(views, members)
         for density, group in members:
             curve = _curve_marks(group, drawn_point(group))
             sent = spent_by(group, [round(mark.x) for mark in curve], name)
@@ -142,11 +151,11 @@ def accuracy_by_bytes(views: Sequence[RunView], counting: Literal["encoded", "pa
             text = f"density {density:g}" if len(members) > 1 and density is not None else ""
             ends.append(_over_seeds(total, _headlines(group), text))
             if total and len(moved) > 1:
-                series.append(Series(label, moved, "line", is_faint=True))
+                series.append(Series(label, moved, "line", True, place))
         if all(mark.x == 0 for mark in ends):
-            series.append(Series(f"{label}, sends nothing", (ends[0],), "level"))
+            series.append(Series(f"{label}, sends nothing", (ends[0],), "level", place=place))
         else:
-            series.append(Series(label, tuple(ends), "joined"))
+            series.append(Series(label, tuple(ends), place=place))
     counted = "as encoded" if counting == "encoded" else "as the papers count: parameters × 4, masks free"
     notes = [f"Bytes in both directions, {counted}.", *_spread_notes(views)]
     x_title = "bytes sent in the whole run"
@@ -156,12 +165,12 @@ def accuracy_by_bytes(views: Sequence[RunView], counting: Literal["encoded", "pa
 def accuracy_by_capacity(views: Sequence[RunView]) -> LineChart | None:
     """The mean accuracy of clients of each capacity (DisPFL, figure 4); None where all have the same."""
     series = []
-    for group in group_views(views):
+    for place, group in enumerate(group_views(views)):
         by_seed = [capacities(view.config, view.correct, view.count) for view in group.views]
         known = sorted(set.intersection(*(set(found) for found in by_seed)))
         if len(known) > 1:
             marks = [_over_seeds(capacity, [100 * found[capacity]["mean"] for found in by_seed]) for capacity in known]
-            series.append(Series(group.label, tuple(marks)))
+            series.append(Series(group.label, tuple(marks), place=place))
     notes = _spread_notes(views)
     return _chart("Accuracy by capacity", "capacity of a client", "accuracy, mean over clients", series, notes)
 
@@ -184,16 +193,19 @@ def gain_by_personal(views: Sequence[RunView], against: Sequence[RunView] = ()) 
 
     Args:
         views: the runs.
-        against: runs without personal models. None given: the shared model that each run evaluated.
+        against: runs of one method to compare with, by seed. None given: the shared model that every run evaluated;
+            where some run has none, the first method of `views`.
     """
     whole: list[Mark] = []
     part: list[Mark] = []
-    reference = Group("", tuple(against))
-    for group in group_views(views):
-        if against:
-            gains = [gain(after, before) for before, after in pairs(reference, group)]
+    groups, reference = group_views(views), one_method(against) if against else None
+    if reference is None and any(gain(view) is None for view in views):
+        reference, groups = groups[0], groups[1:]
+    for group in groups:
+        if reference is None:
+            gains = [gain(view) for view in group.views]
         else:
-            gains = [found for view in group.views if (found := gain(view)) is not None]
+            gains = [gain(after, before) for before, after in pairs(reference, group)]
         num = group.views[0].num_personal
         if num and gains:
             mark = _over_seeds(num, gains, group.label)
@@ -203,7 +215,8 @@ def gain_by_personal(views: Sequence[RunView], against: Sequence[RunView] = ()) 
         for label, marks in (("part of the model", part), ("whole model", whole))
         if marks
     ]
-    notes = ["Gain in accuracy weighted by test examples.", *_spread_notes(views)]
+    over = "the shared model of the same run" if reference is None else reference.label
+    notes = [f"Gain in accuracy, weighted by test examples, over {over}.", *_spread_notes(views)]
     x_title = "personal parameters of a client"
     return _chart("Gain by personal parameters", x_title, "gain, percentage points", series, notes, "log", "points")
 
@@ -211,14 +224,14 @@ def gain_by_personal(views: Sequence[RunView], against: Sequence[RunView] = ()) 
 def targets_chart(found: Targets) -> LineChart | None:
     """Rounds to each target, one series per method; targets that some seed did not reach are left out."""
     series = []
-    for label, reached in found.reached.items():
+    for place, (label, reached) in enumerate(found.reached.items()):
         marks = [
             _over_seeds(target, [float(rounds) for rounds in one.rounds if rounds is not None])
             for target, one in zip(found.targets, reached, strict=True)
             if one is not None and not one.is_bound
         ]
         if marks:
-            series.append(Series(label, tuple(marks)))
+            series.append(Series(label, tuple(marks), place=place))
     notes = [
         *found.notes,
         "Error bars: one standard deviation over seeds. Targets that not all seeds reached are not drawn.",
@@ -293,6 +306,12 @@ def sweeps(views: Sequence[RunView]) -> list[tuple[str, list[tuple[float | None,
     return named
 
 
+def _place(views: Sequence[RunView], members: Sequence[tuple[float | None, Group]]) -> int:
+    """That of the first method of a sweep."""
+    labels = [group.label for group in group_views(views)]
+    return min(labels.index(group.label) for _, group in members)
+
+
 def _without_density(group: Group, without_rates: bool) -> tuple[float | None, tuple[tuple[str, str], ...]]:
     settings = {"title": group.views[0].title, **settings_of(group.views[0])}
     density = settings.pop("options.density", None)
@@ -314,7 +333,8 @@ def _by_density(
             if values:
                 marks.append(_over_seeds(1.0 if density is None else density, values))
         if marks:
-            series.append(Series(label, tuple(marks), "level" if members[0][0] is None else "joined"))
+            style: Literal["level", "joined"] = "level" if members[0][0] is None else "joined"
+            series.append(Series(label, tuple(marks), style, place=_place(views, members)))
     if not any(len(one.marks) > 1 for one in series):
         return None
     return _chart("Results by density", "density", y_title, series, _spread_notes(views), y_unit=y_unit)

@@ -26,6 +26,7 @@ class Column:
         meaning: what the figure is, for the page's legend.
         value: reads it from a run; None where the run has none.
         show: prints a mean of it, without the unit.
+        show_spread: prints its spread; None: as the mean.
         unit: printed after the figure and its spread.
         better: which end is the good one; "neither": none is marked as the best.
         has_spread: whether the spread over seeds is printed as well.
@@ -46,6 +47,7 @@ class Column:
     shown: Literal["always", "if known", "if different", "if uneven"] = "always"
     task: Literal["classes", "numbers", "both"] = "both"
     is_first: bool = False
+    show_spread: Callable[[float], str] | None = None
 
 
 def columns_for(views: Sequence[RunView], in_print: bool = True) -> tuple[Column, ...]:
@@ -197,9 +199,11 @@ COLUMNS = (
         "mean accuracy on training data less that on test data, in percentage points",
         _train_test_gap,
         signed,
+        better="neither",  # below 0 it is no better than above
         has_spread=True,
         shown="if known",
         task="classes",
+        show_spread="{:.2f}".format,
     ),
     Column(
         "novel_gap",
@@ -207,9 +211,11 @@ COLUMNS = (
         "accuracy of participating clients less that of novel ones, weighted by test examples, in percentage points",
         _novel_gap,
         signed,
+        better="neither",
         has_spread=True,
         shown="if known",
         task="classes",
+        show_spread="{:.2f}".format,
     ),
     Column(
         "mask_search_share",

@@ -33,7 +33,7 @@ class GateTurn:
         upload_share: the share of the entries that any batch used, which are those that an update may change (q).
         upload_share_formula: 1 - prod_j (1 - p_j) over the batches, where p_j is the share that batch j used.
         newly_used: of the first batches, the share that each used of what none before it had: with these as p_j the
-            formula is an identity.
+            formula is an identity. NaN: the turn had fewer batches (records of earlier runs have 0).
         scores: the mean score G of each block.
         gates: the mean gate M' = M I* of each block.
         chosen: the share of the batches that used each block.
@@ -65,6 +65,12 @@ class Gates:
     def mean(self, name: Figure) -> float:
         """The mean of a figure over all recorded turns."""
         return float(np.mean([getattr(turn, name) for turn in self.turns]))
+
+    @cached_property
+    def newly_used(self) -> list[float]:
+        """Of what no batch before it had used, the share that batch 1, 2, ... used: means over turns that had it."""
+        shares = np.array([turn.newly_used for turn in self.turns])
+        return [float(taken.mean()) for share in shares.T if len(taken := share[~np.isnan(share)])]
 
     def histogram(
         self, of: Literal["gates", "scores", "chosen"] = "gates", bins: int = 20
@@ -108,11 +114,11 @@ class Gates:
         """What the figures are."""
         names: tuple[Figure, ...] = ("density_used", "upload_share", "upload_share_formula")
         used, measured, formula = (self.mean(name) for name in names)
-        shares = np.mean([turn.newly_used for turn in self.turns], axis=0)
+        shares = ", ".join(f"{share:.3f}" for share in self.newly_used)
         text = f"Over {len(self.turns):,} turns: density used s' {used:.3f}, upload share q {measured:.3f}; "
         return [
             f"{text}by the formula of appendix E, with batches that choose independently, {formula:.3f}.",
-            f"Of what no batch before it had used, batch 1, 2, ... used {', '.join(f'{p:.3f}' for p in shares)}.",
+            f"Of what no batch before it had used, batch 1, 2, ... used {shares}.",
             "A gate is M' of one block of one client, the mean over a turn's examples.",
         ]
 
@@ -123,7 +129,8 @@ class Gates:
             "title": self.title,
             "turns": [
                 {name: getattr(turn, name) for name in figures}
-                | {name: getattr(turn, name).tolist() for name in VECTORS}
+                | {name: getattr(turn, name).tolist() for name in BY_BLOCK}
+                | {"newly_used": [None if np.isnan(p) else p for p in turn.newly_used.tolist()]}
                 for turn in self.turns
             ],
         }

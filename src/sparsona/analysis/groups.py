@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sparsona.core.errors import SparsonaError
 from sparsona.runs.options import CIRCUMSTANCES
 
 if TYPE_CHECKING:
@@ -44,6 +45,18 @@ def group_views(views: Sequence[RunView]) -> list[Group]:
         Group(label, tuple(sorted(group, key=lambda view: view.seed)))
         for label, group in zip(labels, groups, strict=True)
     ]
+
+
+def one_method(views: Sequence[RunView]) -> Group:
+    """Runs to compare with as one group; SparsonaError where they are of several methods."""
+    groups = group_views(views)
+    if len(groups) > 1:
+        raise SparsonaError(
+            f"to compare with {len(groups)} methods at once: {'; '.join(group.label for group in groups)}",
+            expected="the runs of one method, which differ in their seed alone",
+            hint="give --against the folder of one run; with several seeds, once for each",
+        )
+    return groups[0]
 
 
 def same_clients(a: RunView, b: RunView) -> bool:

@@ -161,7 +161,7 @@ def _column_cells(column: Column, groups: Sequence[Group]) -> list[Cell]:
             cells.append(Cell(UNKNOWN))
             continue
         value, spread = column.show(found[0]), found[1]
-        shown = column.show(spread) if column.has_spread and spread is not None else ""
+        shown = (column.show_spread or column.show)(spread) if column.has_spread and spread is not None else ""
         cells.append(Cell(value, shown, column.unit, value == best))
     return cells
 

@@ -114,7 +114,11 @@ class Targets:
 
     def sentences(self) -> list[str]:
         """What the table does not show."""
-        return list(self.notes)
+        if self.share is None:
+            return list(self.notes)
+        text = f"T_{self.share:g} is the first evaluated round at {self.share:g} of a method's own final accuracy, "
+        first = next(iter(self.relative))
+        return [*self.notes, f"{text}weighted by test examples; relative: over that of {first} under the same seed."]
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -128,7 +132,7 @@ class Targets:
             if known := self.relative.get(label):
                 figures = {"mean": known.mean, "spread": known.spread}
                 methods[-1]["share"] = {"share": self.share, **known.rounds.as_dict(), "relative": figures}
-        return {"title": self.title, "methods": methods, "notes": list(self.notes)}
+        return {"title": self.title, "methods": methods, "notes": self.sentences()}
 
 
 def first_reached(curve: Sequence[tuple[int, float]], target: float) -> int | None:
@@ -216,7 +220,7 @@ def targets_of(
     if share is not None:
         relative = {group.label: relative_rounds(group.views, groups[0].views, share) for group in groups}
     title = f"Rounds until the mean accuracy over clients reaches a target{f', {point}' if point else ''}"
-    return Targets(title, tuple(targets), reached, share, relative, tuple(_notes(views, point, groups[0].label, share)))
+    return Targets(title, tuple(targets), reached, share, relative, tuple(_notes(views, point)))
 
 
 def default_targets(views: Sequence[RunView], most: int = 3) -> list[float]:
@@ -231,7 +235,7 @@ def default_targets(views: Sequence[RunView], most: int = 3) -> list[float]:
     return [target for target in candidates if is_reached(target)][-most:]
 
 
-def _notes(views: Sequence[RunView], point: str | None, first: str, share: float | None) -> list[str]:
+def _notes(views: Sequence[RunView], point: str | None) -> list[str]:
     groups, notes = group_views(views), []
     gaps = {group.label: max(_longest_gap(_curve(view, point) or ()) for view in group.views) for group in groups}
     if seldom := {label: gap for label, gap in gaps.items() if gap > 1}:
@@ -248,11 +252,6 @@ def _notes(views: Sequence[RunView], point: str | None, first: str, share: float
         )
     if any(_curve(view, point) and view.summary["rounds"] < int(str(view.config.get("rounds", 0))) for view in views):
         notes.append("Some runs have not finished: '>' counts the rounds that they were run.")
-    if share is not None:
-        notes.append(
-            f"T_{share:g} is the first evaluated round at {share:g} of a method's own final accuracy, weighted by test "
-            f"examples; relative: over that of {first} under the same seed."
-        )
     return notes
 
 

@@ -117,8 +117,8 @@ def targets(
 
     \b
       sparsona compare fedavg fedspa --seeds 3 --out runs/both
-      sparsona targets both --at 70,75,80
-      sparsona targets both --share 0.8 --out rounds.svg
+      sparsona targets both --at 70,75,80 --out rounds.svg
+      sparsona targets both --share 0.8
     """
     if out is not None:
         check_picture(out)
@@ -130,10 +130,15 @@ def targets(
 @click.command()
 @click.argument("name", required=False)
 @click.argument("paths", nargs=-1, metavar="RUN...")
-@click.option("--against", metavar="RUN", help="A run or comparison to compare with, where the figure does.")
+@click.option(
+    "--against",
+    multiple=True,
+    metavar="RUN",
+    help="A run, or a comparison of one method, to compare with, where the figure does. May be given for each seed.",
+)
 @OUT
 @JSON
-def figure(name: str | None, paths: tuple[str, ...], against: str | None, out: Path | None, as_json: bool) -> None:
+def figure(name: str | None, paths: tuple[str, ...], against: tuple[str, ...], out: Path | None, as_json: bool) -> None:
     """Show a figure of the papers, of RUN... (folders, names in ./runs, or comparisons): its numbers, or a picture.
 
     Without NAME: the list of figures. Pictures need the extra `report`.
@@ -155,7 +160,7 @@ def figure(name: str | None, paths: tuple[str, ...], against: str | None, out: P
         raise unknown_name("figure", name, FIGURES)
     if not paths:
         raise SparsonaError(f"{name} of no run", expected="one or more runs or comparisons", hint="see --help")
-    found = figure_of(name, read_views(paths), read_views([against]) if against else ())
+    found = figure_of(name, read_views(paths), read_views(against))
     _show(found, print_analysis, out, as_json)
 
 

@@ -435,7 +435,7 @@ class Comparison:
 
         Args:
             name: one that `sparsona figure` lists, such as "violins".
-            against: runs to compare with, by seed, where the figure does.
+            against: runs of one method to compare with, by seed, where the figure does.
 
         Returns:
             An analysis: `rows()` is a table of it, and `sparsona.save_picture` draws it.

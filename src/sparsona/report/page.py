@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from sparsona.analysis.clients import ClientEffects
 from sparsona.analysis.columns import columns_for
 from sparsona.analysis.curves import drawn_point
 from sparsona.analysis.extra import import_extra
-from sparsona.analysis.figures import FIGURES
+from sparsona.analysis.figures import FIGURES, Drawn
 from sparsona.analysis.format import plural
 from sparsona.analysis.groups import Group, flatten, group_views, same_clients, shared_and_differing
 from sparsona.analysis.partition import PARTS, Partition
@@ -211,7 +211,7 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
 SECTIONS = {
     "targets": (
         "Rounds to a target",
-        "How many rounds it took until accuracies were reached.",
+        "How many rounds it took until the mean accuracy over clients reached a target.",
         {"": "rounds-to-target"},
     ),
     "traffic": (
@@ -248,9 +248,16 @@ def _figures(views: Sequence[RunView], is_comparison: bool) -> list[Chart]:
     for key, (title, caption, names) in SECTIONS.items():
         if is_comparison or key == "capacity":
             found = {label: FIGURES[name].make(views, ()) for label, name in names.items()}
-            drawn = {label: draw(one).inline() for label, one in found.items() if one is not None}
+            drawn = {label: _without_title(one) for label, one in found.items() if one is not None}
             charts.append(Chart(key, title, caption, pictures=drawn))
     return charts
+
+
+def _without_title(found: Drawn) -> str:
+    """A picture below the heading of its section."""
+    picture = draw(replace(found, title=""))
+    picture.label = f"{found.title}. {picture.label}"
+    return picture.inline()
 
 
 def _partitions(views: Sequence[RunView]) -> dict[str, str]:

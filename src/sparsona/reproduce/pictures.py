@@ -77,15 +77,21 @@ def _of_runs(result: Reproduction, name: str) -> dict[str, str]:
 
 
 def _of_settings(result: Reproduction, name: str) -> dict[str, str]:
-    """One picture for the rows of each setting, over those that they are compared with."""
+    """One picture for the rows of each setting; where they are compared with several others, one for each of those."""
     found = {}
     for setting, rows in _by_setting(result).items():
-        others = dict.fromkeys(result.recipe.rows[row].against for row in rows)
-        compared = views(result, [row for row in others if row is not None]) if FIGURES[name].compares else []
-        own = [row for row in rows if not compared or row not in others]
-        made = FIGURES[name].make(views(result, own), compared) if own else None
-        if made is not None:
-            found[setting or result.name] = draw(made).inline()
+        of = {row: result.recipe.rows[row].against for row in rows}
+        others = [row for row in dict.fromkeys(of.values()) if row is not None and result.runs.get(row)]
+        if not FIGURES[name].compares or not others:
+            parts: dict[str, tuple[list[str], list[str]]] = {"": (rows, [])}
+        elif len(others) == 1:
+            parts = {"": ([row for row in rows if row not in others], others)}
+        else:
+            parts = {f", over {one}": ([row for row in rows if of[row] == one], [one]) for one in others}
+        for suffix, (own, compared) in parts.items():
+            made = FIGURES[name].make(views(result, own), views(result, compared)) if own else None
+            if made is not None:
+                found[f"{setting or result.name}{suffix}"] = draw(made).inline()
     return found
 
 

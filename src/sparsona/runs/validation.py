@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -30,7 +31,15 @@ def check(kind: type[BaseModel], values: Mapping[str, Any], where: str) -> tuple
     try:
         return kind(**values), []
     except ValidationError as error:
-        return None, [_error(kind, item, where) for item in error.errors()]
+        found: list[SparsonaError] = []
+        unions: dict[str, list[Any]] = {}
+        for item in error.errors():
+            # A value that fits no type of a union is reported once for each of them, and is one mistake.
+            if len(item["loc"]) > 1 and _is_union(kind, name := str(item["loc"][0])):
+                unions.setdefault(name, []).append(item)
+            else:
+                found.append(_error(kind, item, where))
+        return None, [*found, *(_union_error(kind, name, items, values[name]) for name, items in unions.items())]
 
 
 def validate(kind: type[BaseModel], values: Mapping[str, Any], where: str) -> Any:
@@ -49,6 +58,32 @@ def merge_errors(errors: list[SparsonaError]) -> SparsonaError:
     return SparsonaError(f"{len(errors)} mistakes\n  " + "\n".join(lines).replace("\n", "\n  "))
 
 
+def _is_union(kind: type[BaseModel], name: str) -> bool:
+    """Whether an option takes values of several types; None beside one is not another."""
+    field = kind.model_fields.get(name)
+    if field is None or get_origin(field.annotation) not in (Union, UnionType):
+        return False
+    return len([one for one in get_args(field.annotation) if one is not NoneType]) > 1
+
+
+def _union_error(kind: type[BaseModel], name: str, items: list[Any], value: Any) -> SparsonaError:
+    expected = " or ".join(dict.fromkeys(_expected(item) for item in items))
+    return SparsonaError(
+        f"{name} = {value!r}{_about(kind, name)}", expected=expected, hint=f"give {name} another value"
+    )
+
+
+def _about(kind: type[BaseModel], name: str) -> str:
+    field = kind.model_fields.get(name)
+    return f" ({field.description})" if field is not None and field.description else ""
+
+
+def _expected(item: Any) -> str:
+    if item["type"] == "value_error":  # our own message: what is expected
+        return str(item["ctx"]["error"])
+    return str(item["msg"].removeprefix("Input should be ").lower())
+
+
 def _error(kind: type[BaseModel], item: Any, where: str) -> SparsonaError:
     key = ".".join(str(place) for place in item["loc"])
     if item["type"] == "extra_forbidden":
@@ -58,13 +93,9 @@ def _error(kind: type[BaseModel], item: Any, where: str) -> SparsonaError:
     if not item["loc"]:  # each is right by itself, but not together: the rule says what is wrong
         rule = item["msg"].removeprefix("Value error, ")
         return SparsonaError(f"options of {where} that cannot be combined", expected=rule, hint="change one of them")
-    field = kind.model_fields.get(str(item["loc"][0]))
-    about = f" ({field.description})" if field is not None and field.description else ""
-    if item["type"] == "value_error":
-        error = item["ctx"]["error"]
-        if isinstance(error.__cause__, SparsonaError):  # it says all that there is to say
-            return error.__cause__
-        expected = str(error)  # our own message: what is expected
-    else:
-        expected = item["msg"].removeprefix("Input should be ").lower()
-    return SparsonaError(f"{key} = {item['input']!r}{about}", expected=expected, hint=f"give {key} another value")
+    if item["type"] == "value_error" and isinstance(cause := item["ctx"]["error"].__cause__, SparsonaError):
+        return cause  # it says all that there is to say
+    about = _about(kind, str(item["loc"][0]))
+    return SparsonaError(
+        f"{key} = {item['input']!r}{about}", expected=_expected(item), hint=f"give {key} another value"
+    )

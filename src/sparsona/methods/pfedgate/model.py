@@ -274,15 +274,19 @@ class GatedModel:
 
     def measure(self, work: GatedWork, round_: Round) -> dict[str, Tensor]:
         """Of a turn: the share of the model that an example used (s'), that of the blocks that any batch used (q), what
-        appendix E's formula makes of the shares of the batches, and what each of the first batches added; of each
-        block the mean score G, the mean gate M' = M I*, and the share of the batches that used it."""
+        appendix E's formula makes of the shares of the batches, and what each of the first batches added (NaN: the turn
+        had fewer); of each block the mean score G, the mean gate M' = M I*, and the share of the batches that used
+        it."""
+        import torch
+
         traces, (_, budget, _) = work.buffers, self.of(work)
         examples, batches = traces.examples.clamp(min=1.0), traces.batches.clamp(min=1.0)
+        was_taken = torch.arange(BATCHES, device=traces.newly.device) < traces.batches
         return {
             "density_used": (traces.chosen * budget.shares).sum() / examples,
             "upload_share": (traces.used * budget.shares).sum(),
             "upload_share_formula": 1 - traces.missed,
-            "newly_used": traces.newly,
+            "newly_used": traces.newly.where(was_taken, math.nan),
             "scores": traces.scores[0] / examples,
             "gates": traces.gated / examples,
             "chosen": traces.picked / batches,

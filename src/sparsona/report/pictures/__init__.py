@@ -33,7 +33,11 @@ def draw(found: Analysis) -> Picture:
     if isinstance(found, Targets):
         chart = targets_chart(found)
         if chart is None:
-            raise SparsonaError("no method reached a target in all of its seeds", expected="a target to draw rounds of")
+            raise SparsonaError(
+                "no method reached a target in all of its seeds" if found.targets else "no target to draw rounds of",
+                expected="an accuracy in percent that a method reached",
+                hint="--at 70,75,80; a share of the final accuracy is in the table alone",
+            )
         return draw_chart(chart)
     for kind, drawn in _DRAWN.items():
         if isinstance(found, kind):

@@ -42,11 +42,12 @@ def draw_bands(found: ClientBands) -> Picture:
 def _draw_violins(changes: ClientChanges) -> Picture:
     names = changes.names
     picture = new_picture(changes.title, changes.sentences(), 4.0)
-    panels = picture.figure.subplots(1, len(names), squeeze=False)[0]
+    panels = picture.figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
     for axes, name in zip(panels, names, strict=True):
         shown = [method for method in changes.methods if name in method.changes]
         for place, method in enumerate(shown):
-            draw_violin(picture, axes, place, method.changes[name], method.label, COLOURS[place % len(COLOURS)])
+            colour = COLOURS[method.place % len(COLOURS)]
+            draw_violin(picture, axes, place, method.changes[name], method.label, colour)
         width = max(10, 110 // (len(shown) * len(names)))  # names that do not fit beside each other are broken
         labels = [
             "\n".join(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from sparsona.analysis.charts import LineChart, Mark, Series
 from sparsona.analysis.extra import import_extra
@@ -12,22 +15,24 @@ from sparsona.report.pictures.figure import Picture, new_picture, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.text import Annotation
+    from matplotlib.transforms import Bbox
 
 LINES = ("-", "--", "-.", ":")
 SHAPES = ("o", "s", "D", "^", "v", "P", "X")
 MOST_HINTS = 60
+SIDES = ((1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1), (0, -1))  # of a mark, for its name: across, and up
 
 
 def draw_chart(chart: LineChart) -> Picture:
-    """One plot with a legend under it; series of one name share a colour."""
+    """One plot with a legend under it; series of one method share its colour."""
     with style():
         names = list(dict.fromkeys(series.label for series in chart.series))
         picture = new_picture(chart.title, chart.sentences(), 4.2 + 0.18 * (len(names) // 4))
         axes = picture.figure.subplots()
         handles: dict[str, Any] = {}
         for series in chart.series:
-            place = _colour_of(series.label, names)
-            drawn = _draw(picture, axes, chart, series, place)
+            drawn = _draw(picture, axes, chart, series, names.index(series.label))
             if not series.is_faint or series.label not in {s.label for s in chart.series if not s.is_faint}:
                 handles.setdefault(series.label, drawn)
         axes.grid(axis="y")
@@ -44,18 +49,14 @@ def draw_chart(chart: LineChart) -> Picture:
                 ncols=min(4, len(handles)),
                 columnspacing=1.5,
             )
+        _write_texts(picture, axes, chart)
     return picture
 
 
-def _colour_of(label: str, names: list[str]) -> int:
-    """A series that is another point of a method ("FedSpa, global") has the method's colour."""
-    longest = max((name for name in names if label == name or label.startswith(f"{name}, ")), key=len, default=label)
-    shorter = [name for name in names if longest.startswith(f"{name}, ")]
-    return names.index(min(shorter, key=len) if shorter else longest)
-
-
-def _draw(picture: Picture, axes: Axes, chart: LineChart, series: Series, place: int) -> Any:
-    colour, y = COLOURS[place % len(COLOURS)], [mark.y for mark in series.marks]
+def _draw(picture: Picture, axes: Axes, chart: LineChart, series: Series, number: int) -> Any:
+    place = number if series.place is None else series.place
+    colour = MUTED if series.place is None else COLOURS[place % len(COLOURS)]
+    y = [mark.y for mark in series.marks]
     beside = _dodge(chart, series)
     x = [mark.x + beside for mark in series.marks]
     dash = LINES[(place // len(COLOURS)) % len(LINES)]
@@ -78,12 +79,54 @@ def _draw(picture: Picture, axes: Axes, chart: LineChart, series: Series, place:
     dots = axes.scatter(x, y, 46, colour, marker=shape, linewidth=1, edgecolors=PAGE, zorder=3)
     if len(series.marks) <= MOST_HINTS:
         picture.hint(dots, *(_about(chart, series, mark) for mark in series.marks))
-    for mark in series.marks:
-        if mark.text:
-            axes.annotate(
-                mark.text, (mark.x, mark.y), (7, 4), "data", "offset points", size=8, color=INK, parse_math=False
-            )
     return dots
+
+
+def _write_texts(picture: Picture, axes: Axes, chart: LineChart) -> None:
+    """Names beside marks, each on the side where it covers the least of lines, marks and other names."""
+    marks = [mark for series in chart.series for mark in series.marks if mark.text]
+    if not marks:
+        return
+    picture.figure.draw_without_rendering()  # what is where in pixels is known afterwards
+    taken = np.concatenate([_pixels(axes, series) for series in chart.series])
+    for mark in marks:
+        text = axes.annotate(
+            mark.text, (mark.x, mark.y), (0, 0), "data", "offset points", size=8, color=INK, parse_math=False
+        )
+        covered = [_covered(_move(text, side), axes, taken) for side in SIDES]
+        box = _move(text, SIDES[int(np.argmin(covered))])
+        own = np.meshgrid(np.linspace(box.x0, box.x1, 30), np.linspace(box.y0, box.y1, 6))
+        taken = np.concatenate([taken, np.stack(own, axis=-1).reshape(-1, 2)])
+
+
+def _move(text: Annotation, side: tuple[int, int]) -> Bbox:
+    across, up = side
+    text.set_position((7 * across, 7 * up if across == 0 else 3 * up))
+    text.set(ha=("center", "left", "right")[across], va=("center", "bottom", "top")[up])
+    return text.get_window_extent()
+
+
+def _covered(box: Bbox, axes: Axes, taken: np.ndarray) -> float:
+    """How many of the pixels that are taken are in a box; one that leaves the plot is the last resort."""
+    frame = axes.get_window_extent()
+    if box.x0 < frame.x0 or box.x1 > frame.x1 or box.y0 < frame.y0 or box.y1 > frame.y1:
+        return np.inf
+    wide = box.padded(2)
+    return float(((taken >= wide.min) & (taken <= wide.max)).all(axis=1).sum())
+
+
+def _pixels(axes: Axes, series: Series) -> np.ndarray:
+    """Pixels of a series' lines, marks and error bars, some of each."""
+    places = axes.transData.transform([(mark.x, mark.y) for mark in series.marks])
+    if series.style == "level":
+        frame = axes.get_window_extent()
+        places = np.array([(frame.x0, places[0][1]), (frame.x1, places[0][1])])
+    ends = list(pairwise(places)) if series.style != "points" else []
+    for mark in series.marks:
+        if mark.spread is not None:
+            bar = [(mark.x, mark.y - mark.spread), (mark.x, mark.y + mark.spread)]
+            ends.append(tuple(axes.transData.transform(bar)))
+    return np.concatenate([places, *(np.linspace(first, last, 100) for first, last in ends)])
 
 
 def _dodge(chart: LineChart, series: Series) -> float:

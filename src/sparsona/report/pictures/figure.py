@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import textwrap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 10.0  # inches: 960 pixels of a page
+LINE = 125  # characters that fit into it
 SVG = "http://www.w3.org/2000/svg"
 STYLE = {
     "font.family": "sans-serif",
@@ -151,9 +153,13 @@ def style(salt: str = "") -> AbstractContextManager[None]:
 
 
 def new_picture(title: str, sentences: Sequence[str], height: float) -> Picture:
-    """A page of this height in inches under a title and some lines; draw on it inside `style()`."""
-    lines = [cut(" ".join(_printable(sentence).split()), 150) for sentence in sentences]
-    head = 0.55 + 0.2 * len(lines)
+    """A page of this height in inches under a title ("": the page around it has one) and some lines.
+
+    Draw on it inside `style()`.
+    """
+    lines = [line for sentence in sentences for line in textwrap.wrap(_printable(sentence), LINE)]
+    above = 0.58 if title else 0.22  # to the first line
+    head = above - 0.03 + 0.2 * len(lines)
     figure = import_extra("matplotlib.figure", "pictures").Figure(figsize=(WIDTH, height + head))
     total = height + head
     engine = import_extra("matplotlib.layout_engine", "pictures").ConstrainedLayoutEngine
@@ -162,8 +168,8 @@ def new_picture(title: str, sentences: Sequence[str], height: float) -> Picture:
     # `parse_math` off: a name may hold dollar signs.
     figure.text(0.02, 1 - 0.36 / total, shown, size=13, weight="bold", parse_math=False)
     for place, line in enumerate(lines):
-        figure.text(0.02, 1 - (0.58 + 0.2 * place) / total, line, size=9.5, parse_math=False)
-    return Picture(figure, f"{title}. {' '.join(sentences)}")
+        figure.text(0.02, 1 - (above + 0.2 * place) / total, line, size=9.5, parse_math=False)
+    return Picture(figure, f"{title}. {' '.join(sentences)}".removeprefix(". "))
 
 
 def heat_map() -> Colormap:
