@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from sparsona.core.errors import SparsonaError
+from sparsona.reproduce import recipe as recipes
 from sparsona.reproduce.folder import default_path, run_state
-from sparsona.reproduce.recipe import PAPERS, Recipe, load, names
+from sparsona.reproduce.recipe import PAPERS, Recipe
 from sparsona.reproduce.rows import can_run, data_of, folder_of, has_gpu, is_here, row_options, why_absent
 from sparsona.reproduce.table import row_cost
 from sparsona.runs.folder import processor
@@ -69,7 +70,9 @@ class Status:
 def statuses(paper: str | None = None) -> list[Status]:
     """Every recipe, or those of one paper."""
     speeds = Speeds.measured(Path("runs"))
-    return [status(name, load(name), speeds) for name in names() if paper in (None, name.partition("/")[0])]
+    return [
+        status(name, recipes.load(name), speeds) for name in recipes.names() if paper in (None, name.partition("/")[0])
+    ]
 
 
 def status(name: str, recipe: Recipe, speeds: Speeds) -> Status:
