@@ -55,11 +55,72 @@ def test_a_cost_agrees_to_a_unit_of_the_last_digit(value, agrees, why):
         ((1000, True), (300, True), None),
         ((1000, True), (700, False), False),
         ((700, False), (1000, True), False),
+        ((700, False), (600, True), None),  # it may still get there
+        ((1000, True), (1200, False), None),
     ],
 )
 def test_targets_that_were_not_reached(paper, ours, agrees):
     printed, found = Printed(value=paper[0], is_bound=paper[1]), Figure(ours[0], is_bound=ours[1])
     assert _agreement(printed, found, ACCURACY, False, "")[:2] == (None, agrees)
+
+
+def test_a_bound_is_judged_beyond_the_spread_and_over_all_seeds():
+    def agrees(paper, ours):
+        return _agreement(paper, ours, ACCURACY, False, "")[1:]
+
+    printed = Printed(value=700, spread=50)
+    assert agrees(printed, Figure(740, None, 3, True, 2))[0] is None
+    assert agrees(printed, Figure(760, None, 3, True, 2))[0] is False
+    assert agrees(Printed(value=1000, is_bound=True), Figure(1000, None, 3, True, 1))[0] is None  # one got there
+    for early in (Figure(1000, None, 1, True, 0, is_early=True), Figure(900, 1.0, 2, is_early=True)):
+        assert agrees(printed, early) == (None, "stopped early")
+    assert format_ours(Figure(556.3, None, 3, True, 2), 1) == ">556.3 (2 of 3 seeds)"
+
+
+def test_a_run_that_stopped_early_says_so():
+    short = run(0, [(1, 0.5)], mean=0.5)
+    short.config["rounds"] = 3
+    assert of_runs("accuracy", [short], {}).is_early
+    short.config["rounds"] = 1
+    assert not of_runs("accuracy", [short], {}).is_early
+
+
+def test_figures_that_depend_on_evaluated_rounds_need_the_recipes():
+    columns = {"to": {"measure": "rounds_to:70", "title": "x"}, "accuracy": ACCURACY}
+    printed = {"to": [2, 1], "accuracy": [70, 10]}
+    own = recipe(columns=columns, rows={"m": {"method": "fedavg", "printed": printed}}, averages={}, settings={})
+    often, seldom = (run(seed, [(1, 0.5), (2, 0.7)], mean=0.7) for seed in (0, 1))
+    often.config["eval_every"], seldom.config["eval_every"] = 1, 2
+
+    def found(*runs):
+        return {one.column: one for one in cells(own, ["m"], Known({"m": runs}, {}, {}, {"m": 1}))}
+
+    both = found(seldom, often)
+    assert (both["to"].ours.seeds, both["accuracy"].ours.seeds) == (1, 2)  # seeds are not mixed
+    assert both["to"].agrees
+    other = found(seldom)
+    assert (other["to"].agrees, other["to"].why) == (None, "evaluated every 2 rounds, not 1")
+    assert other["accuracy"].agrees
+
+
+def test_what_is_never_judged():
+    columns = {
+        "gain": {"measure": "gain", "title": "x"},
+        "accuracy": {"measure": "accuracy", "title": "x", "comparable": False},
+    }
+    row = {"method": "fedavg", "against": "m", "printed": {"gain": [0, 1], "accuracy": [70, 1]}}
+    own = recipe(columns=columns, rows={"m": row}, averages={}, settings={})
+    found = cells(own, ["m"], Known({"m": [run(0, [], mean=0.7)]}, {}, {}))
+    assert [(one.agrees, one.why) for one in found] == [(None, "compared with itself"), (None, "not comparable")]
+    assert all(one.ours is not None for one in found)
+
+
+def test_the_spread_over_turns_is_shown_where_there_is_one_seed():
+    timed = run(0, [], mean=0.7)
+    timed.view.search_time = {"ratio": 0.1, "ratio_sd": 0.02, "train_seconds": 2.0, "train_sd": None}
+    assert of_runs("search_time_ratio", [timed], {}) == Figure(pytest.approx(10.0), pytest.approx(2.0))
+    assert of_runs("train_time", [timed], {}) == Figure(2.0)
+    assert of_runs("search_time_ratio", [timed, timed], {}).spread == 0
 
 
 def test_figures_as_text():
@@ -80,7 +141,7 @@ def run(seed, curve, **accuracy):
 def test_rounds_to_a_target_are_a_bound_if_a_seed_does_not_get_there():
     quick, slow = run(0, [(1, 0.5), (2, 0.7), (3, 0.6)]), run(1, [(1, 0.5), (2, 0.6), (3, 0.65)])
     assert of_runs("rounds_to:70", [quick], {}) == Figure(2.0)
-    assert of_runs("rounds_to:70", [quick, slow], {}) == Figure(2.5, None, 2, is_bound=True)
+    assert of_runs("rounds_to:70", [quick, slow], {}) == Figure(2.5, None, 2, is_bound=True, reached=1)
     assert of_runs("accuracy_best", [quick, slow], {}).value == pytest.approx(67.5)
 
 
@@ -196,3 +257,11 @@ def test_what_a_scale_changes():
     writers = scaled(RunConfig(method="fedavg", data="femnist", partition="natural", per_round=50), 0.1)
     assert (writers["clients"], writers["per_round"]) == (10, 5)
     assert "data_rate" not in writers
+
+
+def test_training_is_counted_over_the_examples_that_are_trained_on():
+    """The preset leaves out a last batch that is not full: 104 of 360 examples."""
+    options = {"data": "cifar10", "model": "pfedgate-cifar10", "preset": "pfedgate"}
+    report = row_cost(recipe(rows={"x": {"method": "fedavg", "options": options}}, averages={}), "x", {})
+    assert (report["samples"], report["trained"]) == (360, 256)
+    assert MEASURES["dense_multiple"].of_cost(report, None, "train") == pytest.approx(2.0)

@@ -14,6 +14,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.reproduce import recipe as recipes
 from sparsona.reproduce import runner
 from sparsona.reproduce.folder import FILE
+from sparsona.reproduce.page import command
 from sparsona.reproduce.recipe import Recipe
 from sparsona.runs.observers import RunStart
 
@@ -153,7 +154,7 @@ def test_rows_that_others_need_are_run_though_they_are_not_shown():
 
 def test_a_scaled_result_is_marked_and_claims_nothing(done):
     small = sp.reproduce(OWN, rows="A/local", scale=0.5, rounds=8)
-    assert small.path.parts[-1] == "table1-scale-0.5"
+    assert small.path.parts[-1] == "digits-table-1-scale-0.5-rounds=8"
     (run,) = small.runs["A/local"]
     assert (run.config["rounds"], run.config["clients"], run.config["per_round"]) == (4, 4, 2)
     assert run.config["data_rate"] == pytest.approx(0.2 * 4 / 5)
@@ -191,7 +192,7 @@ def test_wrong_scales_and_seeds_are_refused(scale, seeds):
 def test_runs_with_other_options_are_not_taken_for_these(done):
     with pytest.raises(SparsonaError, match=r"A_local-seed0' was run with other options.*batch_size 10 -> 20"):
         runner.reproduce(OWN, out=done.path, batch_size=20)
-    with pytest.raises(SparsonaError, match="has runs of own/table1 at scale 1"):
+    with pytest.raises(SparsonaError, match="has runs of own/digits-table-1 at scale 1"):
         runner.reproduce(OWN, out=done.path, scale=0.5)
 
 
@@ -208,8 +209,8 @@ def test_damaged_folders_are_named(tmp_path):
         sp.reproduce(OWN, rows="A/local", out="x")
     (tmp_path / "x" / FILE).unlink()
     (tmp_path / "x" / "A_local-seed0" / "config.json").unlink()
-    with pytest.raises(SparsonaError, match=r"row 'A/local', seed 0: .* is already used"):
-        sp.reproduce(OWN, rows="A/local", out="x")
+    failed = sp.reproduce(OWN, rows="A/local", out="x")
+    assert "is already used" in failed.failures["A/local", 0]
     with pytest.raises(SparsonaError, match="is not a reproduction"):
         runner.open_reproduction(tmp_path)
 
@@ -251,7 +252,7 @@ recipes.load = lambda name: recipes.Recipe(**{VALUES!r})
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
 def test_what_was_stopped_is_resumed_by_the_same_command(forks, tmp_path, sign):
     args = ("reproduce", "fedspa/own", "--rows", "A/fedavg", "--set", "rounds=20", "--json")
-    runs = tmp_path / "runs" / "reproduce" / "fedspa" / "own"
+    runs = tmp_path / "runs" / "reproduce" / "fedspa" / "own-rounds=20"
     process = start(forks, tmp_path, *args, setup=EAGER + REGISTER)
     manifest = runs / "A_fedavg-seed0" / "checkpoint" / "manifest.json"
     wait_until(lambda: manifest.exists() and completed(manifest.parents[1]) >= 1)
@@ -266,7 +267,7 @@ def test_what_was_stopped_is_resumed_by_the_same_command(forks, tmp_path, sign):
     assert json.loads(out)["figures"][0]["row"] == "A/fedavg"
     (tmp_path / "whole").mkdir()
     assert start(forks, tmp_path / "whole", *args, setup=REGISTER).wait()[0] == 0
-    whole = tmp_path / "whole" / "runs" / "reproduce" / "fedspa" / "own"
+    whole = tmp_path / "whole" / "runs" / "reproduce" / "fedspa" / "own-rounds=20"
     assert traces(runs / "A_fedavg-seed0") == traces(whole / "A_fedavg-seed0")
 
 
@@ -284,11 +285,11 @@ def test_runs_side_by_side_have_the_same_results(done, tmp_path):
 def test_the_page_has_the_table_what_differs_and_how_it_was_made(done, tmp_path):
     page = done.report(tmp_path / "page.html").read_text()
     for text in (
-        "own/table1: Digits",
+        "own/digits-table-1: Digits",
         "50.0 ± 2.0",
         "A/deep/letters (stand-in for EMNIST-L)",
         "everything is small",
-        "sparsona reproduce own/table1 --seeds 2",
+        "seeds=[0, 1], scale=1.0, out=",
         done.record.commits["A_local-seed0"][0],
         "Accuracy by rounds",
         "nobody has it",
@@ -339,3 +340,104 @@ def test_what_the_command_refuses(say, named):
     say("reproduce", "fedspa/own", "--set", "rows=3").refused("'rows' in --set")
     say("reproduce", "fedspa/own", "--scale", 2).refused("a scale of 2")
     say("reproduce", "fedspa/own", "--jobs", 0).refused("jobs is 0")
+    say("reproduce", "fedspa", "--rows", "A/*").refused("--rows without a table or figure")
+    say("reproduce", "--set", "rounds=1").refused("--set without a table or figure")
+
+
+TUNING = {"method": "fedavg-ft", "options": {"rounds": 0}, "warm_start": "A/fedavg"}
+WITH_TUNING = Recipe(**{**VALUES, "rows": {"A/fedavg": {"method": "fedavg"}, "A/tuning": TUNING}})
+
+
+def test_rows_without_rounds_are_run_when_they_are_all_that_is_left(say, named, monkeypatch):
+    monkeypatch.setattr(recipes, "load", lambda name: WITH_TUNING)
+    assert say("reproduce", "fedspa/own", "--rows", "A/fedavg", "--json").code == 0
+    said = say("reproduce", "fedspa/own", "--rows", "A/tuning", "--json")
+    assert said.code == 0, said.err
+    assert {one["state"] for one in json.loads(said.out)["runs"]} == {"done"}
+    say("reproduce", "fedspa/own", "--set", "rounds=3").refused("which only tunes the model of 'A/fedavg'")
+
+
+def test_a_row_that_fails_does_not_keep_others_from_running(say, named, monkeypatch, tmp_path):
+    monkeypatch.setattr(recipes, "load", lambda name: WITH_TUNING_AND_LOCAL)
+    taken = tmp_path / "x" / "A_fedavg-seed0"
+    taken.mkdir(parents=True)
+    (taken / "notes.txt").write_text("mine")
+    said = say("reproduce", "fedspa/own", "--out", "x")
+    assert said.code == 1
+    assert "error: row 'A/fedavg', seed 0" in said.err
+    assert "it starts from 'A/fedavg', which failed" in said.err
+    assert (tmp_path / "x" / "A_local-seed0" / "summary.json").exists()
+    assert "2 of 3 runs are not done" in said.out
+
+
+WITH_TUNING_AND_LOCAL = Recipe(
+    **{**VALUES, "rows": {**WITH_TUNING.model_dump()["rows"], "A/local": {"method": "local"}}}
+)
+
+
+@pytest.mark.long
+def test_a_row_that_fails_in_a_process_of_its_own(tmp_path):
+    (tmp_path / "x" / "A_fedavg-seed0").mkdir(parents=True)
+    (tmp_path / "x" / "A_fedavg-seed0" / "notes.txt").write_text("mine")
+    found = runner.reproduce(WITH_TUNING_AND_LOCAL, out="x", jobs=2)
+    assert set(found.failures) == {("A/fedavg", 0), ("A/tuning", 0)}
+    assert list(found.runs) == ["A/local"]
+
+
+def test_another_experiment_has_a_folder_of_its_own(say, named):
+    assert say("reproduce", "fedspa/own", "--rows", "A/local", "--set", "rounds=1", "--json").code == 0
+    found = json.loads(say("reproduce", "fedspa/own", "--rows", "A/local", "--json", "--dry-run").out)
+    assert [one["state"] for one in found["runs"]] == ["new"]
+    assert json.loads(say("reproduce", "--json").out)[0]["done"] == 0
+    assert sp.reproduce(OWN, rows="A/local", dry_run=True, executor="serial").path.name == "digits-table-1"
+
+
+def test_own_recipes_have_folders_of_their_own_which_can_be_reported(say):
+    other = Recipe(**{**VALUES, "title": "Other digits"})
+    first, second = (sp.reproduce(one, rows="A/local") for one in (OWN, other))
+    assert first.path != second.path
+    assert say("report", str(second.path)).out.strip() == str(second.path / "report.html")
+    assert "Other digits" in (second.path / "report.html").read_text()
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_new_limit():
+    longer = Recipe(**{**VALUES, "options": {**VALUES["options"], "rounds": 6}})
+    sp.reproduce(longer, rows="A/local", max_steps=1)
+    stopped = sp.reproduce(longer, rows="A/local", dry_run=True)
+    assert [one.state for one in stopped.planned] == ["unfinished"]
+    assert sp.reproduce(longer, rows="A/local").runs["A/local"][0].summary["rounds"] == 6
+
+
+def test_nothing_to_run_is_said_and_no_folder_is_named(say, named):
+    said = say("reproduce", "fedspa/own", "--rows", "B/absent")
+    assert "nothing to run: no gldv2 here (nobody has it)" in said.out
+    assert "runs/reproduce" not in said.out
+    assert "report:" not in said.out
+
+
+def test_runs_are_counted_over_the_rows_that_are_shown():
+    assert "1 of 1 runs are not done" in sp.reproduce(OWN, rows="A/tuned", dry_run=True).notes()
+
+
+def test_the_printed_command_makes_these_runs(named):
+    def said(**options):
+        return command(runner.reproduce("fedspa/own", rows="A/local", dry_run=True, **options))
+
+    assert said(out="x", seeds=2) == "sparsona reproduce fedspa/own --rows A/local --seeds 2 --out x"
+    assert said(lr=0.5) == "sparsona reproduce fedspa/own --rows A/local --set lr=0.5"
+    assert said(seeds=[3]) == "sp.reproduce('fedspa/own', rows='A/local', seeds=[3], scale=1.0)"
+
+
+def test_rows_of_a_gpu_need_one(monkeypatch):
+    monkeypatch.setattr(runner, "has_gpu", lambda: False)
+    own = Recipe(**{**VALUES, "rows": {"A/gpu": {"method": "local", "options": {"device": "cuda"}}}})
+    found = sp.reproduce(own, dry_run=True)
+    assert found.costs_only == {"A/gpu": "it needs a GPU, and there is none here"}
+    assert not found.planned
+
+
+def test_where_seconds_are_measured_the_place_is_part_of_the_experiment():
+    timed = Recipe(
+        **{**VALUES, "columns": {"s": {"measure": "train_time", "title": "s"}}, "rows": {"x": {"method": "local"}}}
+    )
+    assert sp.reproduce(timed, dry_run=True, device="cpu").mark == "changed: device"

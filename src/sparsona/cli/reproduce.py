@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from sparsona.analysis.format import UNKNOWN, human_seconds
 from sparsona.cli.options import LOG
@@ -58,6 +60,7 @@ def reproduce(
     from sparsona.reproduce.recipe import PAPERS
 
     if name is None or name in PAPERS:
+        _refuse_options_of_runs()
         _list(name, as_json)
         return
     from sparsona.core.spec import parse_pairs
@@ -74,8 +77,9 @@ def reproduce(
         )
     given: dict[str, Any] = {"rows": rows, "seeds": seeds, "scale": scale, "out": out, **options}
     result = runner.reproduce(name, dry_run=True, **given)
-    rounds = sum(one.config.rounds for one in result.planned if one.state != "done")
-    if rounds and not dry_run:
+    left = [one for one in result.planned if one.state != "done"]
+    if left and not dry_run:
+        rounds = sum(one.config.rounds for one in left)
         with progress_bar(has_seeds=seeds > 1, total=(f"all of {name}", rounds)) as bar:
             result = runner.reproduce(name, jobs=jobs, observers=[bar, *logs], **given)
     if as_json:
@@ -84,10 +88,28 @@ def reproduce(
         show(result, dry_run)
     if page is not None or (not dry_run and result.planned and not as_json):
         click.echo(f"report: {write_page(lambda: result.report(page))}", err=as_json)
+    if result.failures:
+        for (row, seed), what in result.failures.items():
+            click.echo(f"error: row '{row}', seed {seed}: {what}", err=True)
+        sys.exit(1)
+
+
+def _refuse_options_of_runs() -> None:
+    """Refuse what would have no effect on the list."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        key = parameter.name or ""
+        is_given = context.get_parameter_source(key) is ParameterSource.COMMANDLINE
+        if is_given and key not in ("name", "as_json"):
+            raise SparsonaError(
+                f"{parameter.opts[0]} without a table or figure",
+                expected="PAPER/NAME: options of runs have no effect on the list",
+                hint="`sparsona reproduce` lists the names",
+            )
 
 
 def _list(paper: str | None, as_json: bool) -> None:
-    from sparsona.reproduce.listing import missing_data, statuses
+    from sparsona.reproduce.listing import HOW_ESTIMATED, missing_data, statuses
     from sparsona.reproduce.recipe import PAPERS
 
     found = statuses(paper)
@@ -102,7 +124,7 @@ def _list(paper: str | None, as_json: bool) -> None:
         click.echo(f"`{command}` downloads what is missing")
     click.echo(
         "`sparsona reproduce NAME` runs one and shows it beside the paper; --dry-run: its costs and what is done.\n"
-        "time: of the runs that are not done, by finished runs on this machine (seconds for a FLOP)"
+        + HOW_ESTIMATED
     )
 
 
@@ -130,10 +152,13 @@ def format_estimate(seconds: float | None) -> str:
 
 def show(result: Reproduction, with_plan: bool = False) -> None:
     """Print a reproduction: what is to be run, if asked for; the table; its notes."""
+    from sparsona.reproduce.listing import HOW_ESTIMATED
+
     recipe = result.recipe
     click.echo(f"{result.name}, {recipe.where}: {recipe.title}{f'  [{result.mark}]' if result.mark else ''}")
     if with_plan and result.planned:
         print_table(_plan(result))
+        print_text(HOW_ESTIMATED)
     if found := result.table():
         print_table(found)
         click.echo("agrees: within the combined spread over seeds; costs: within a unit of the last digit printed")
@@ -143,7 +168,12 @@ def show(result: Reproduction, with_plan: bool = False) -> None:
         print_text(f"note: {note}")
     for what in result.differs():
         print_text(f"known to differ: {what}")
-    click.echo(f"\nruns:   {result.path}")
+    if not result.planned:
+        print_text(f"\nnothing to run: {'; '.join(dict.fromkeys(result.costs_only.values()))}")
+    elif result.path.exists():
+        click.echo(f"\nruns:   {result.path}")
+    else:
+        click.echo(f"\nruns will be in {result.path}")
 
 
 def _plan(result: Reproduction) -> list[dict[str, str]]:

@@ -38,8 +38,9 @@ class SourceCard:
 
     `num_examples`, `num_classes` and `input_shape` are those of the whole set as published, read without options.
     `num_train` of them were published to train on (None: there is no published test set). `readers` are tried in
-    order, each a module of `readers/` and a function in it. `files` has a line for each accepted format, `folders` the
-    names of the subfolders that are searched, `options` those of `read` that apply to the set. `mirrors` are tried in
+    order, each a module of `readers/` and a function in it. `files` has a line for each accepted format, `needed` the
+    files of each as patterns (all of one format, each perhaps with .gz), `folders` the names of the subfolders that are
+    searched, `options` those of `read` that apply to the set. `mirrors` are tried in
     order (none: the set cannot be downloaded); `extras` are downloaded too, and may be missing. `is_natural`: clients
     are the owners of the data. `normalisation` is that of images stored as bytes; `augments`: training crops and
     flips them unless `augment=False`.
@@ -57,6 +58,7 @@ class SourceCard:
     num_train: int | None = None
     default_model: str = "digits-cnn"
     files: tuple[str, ...] = ()
+    needed: tuple[tuple[str, ...], ...] = ()
     folders: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     address: str = ""

@@ -16,9 +16,13 @@ def _each(top: str, files: Mapping[str, str]) -> Mirror:
     return tuple(Download(f"{top}/{name}", {name: md5}) for name, md5 in files.items())
 
 
+def _emnist_files(part: str) -> tuple[str, ...]:
+    ends = ("images-idx3-ubyte", "labels-idx1-ubyte")
+    return tuple(f"emnist-{part}-{half}-{end}" for half in ("train", "test") for end in ends)
+
+
 def _emnist(part: str) -> Mirror:
-    ends = ("images-idx3-ubyte.gz", "labels-idx1-ubyte.gz")
-    files = dict.fromkeys((f"emnist-{part}-{half}-{end}" for half in ("train", "test") for end in ends), "")
+    files = dict.fromkeys((f"{name}.gz" for name in _emnist_files(part)), "")
     address = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip"
     return (Download(address, files, md5="58c8d27c78d21e728a6bc7b3cc06412e"),)
 
@@ -67,6 +71,9 @@ _PLAYS = _each(
     {"input.txt": "6fb458f1232090904fb40fe944165e91"},
 )
 
+SHEET_FILES = ("sheet-0000.webp", "labels.npy", "shape.npy")
+IDX_FILES = tuple(_MNIST)
+LEAF_FILES = ("train/*.json", "test/*.json")
 SHEETS = "sheet-0000.webp, sheet-0001.webp, ..., labels.npy and shape.npy (lossless sheets)"
 IDX = "train- and t10k-images-idx3-ubyte, train- and t10k-labels-idx1-ubyte, each perhaps with .gz"
 TEXT_OPTIONS = ("sequence_length", "vocabulary_size")
@@ -102,6 +109,7 @@ _CARDS = (
             SHEETS,
             "cifar10.npz with x_train, y_train, x_test, y_test",
         ),
+        needed=((*_CIFAR10,), tuple(name.removesuffix(".bin") for name in _CIFAR10), SHEET_FILES, ("cifar10.npz",)),
         folders=("cifar10", "cifar-10-batches-bin", "cifar-10-batches-py"),
         options=("crop", "augment"),
         address="https://www.cs.toronto.edu/~kriz/cifar.html",
@@ -130,6 +138,7 @@ _CARDS = (
             SHEETS,
             "cifar100.npz with x_train, y_train, x_test, y_test",
         ),
+        needed=((*_CIFAR100,), ("train", "test"), SHEET_FILES, ("cifar100.npz",)),
         folders=("cifar100", "cifar-100-binary", "cifar-100-python"),
         options=("crop", "augment"),
         address="https://www.cs.toronto.edu/~kriz/cifar.html",
@@ -155,6 +164,7 @@ _CARDS = (
             IDX + " (for writers, also qmnist-train- and qmnist-test-labels-idx2-int)",
             "mnist.npz with x_train, y_train, x_test, y_test",
         ),
+        needed=(IDX_FILES, ("mnist.npz",)),
         folders=("mnist", "MNIST/raw", "qmnist", "QMNIST/raw"),
         address="http://yann.lecun.com/exdb/mnist/",
         mirrors=(
@@ -180,6 +190,7 @@ _CARDS = (
             IDX,
             "fashion-mnist.npz with x_train, y_train, x_test, y_test",
         ),
+        needed=(IDX_FILES, ("fashion-mnist.npz",)),
         folders=("fashion-mnist", "FashionMNIST/raw"),
         address="https://github.com/zalandoresearch/fashion-mnist",
         mirrors=(
@@ -204,6 +215,7 @@ _CARDS = (
             "emnist-letters-train- and -test-images-idx3-ubyte and -labels-idx1-ubyte, each perhaps with .gz",
             "emnist-letters.npz with x_train, y_train, x_test, y_test",
         ),
+        needed=(_emnist_files("letters"), ("emnist-letters.npz",)),
         folders=("emnist-letters", "emnist", "EMNIST/raw", "gzip"),
         address="https://www.nist.gov/itl/products-and-services/emnist-dataset",
         mirrors=(_emnist("letters"),),
@@ -225,6 +237,7 @@ _CARDS = (
             "emnist-byclass-train- and -test-images-idx3-ubyte and -labels-idx1-ubyte, each perhaps with .gz",
             "emnist-byclass.npz with x_train, y_train, x_test, y_test",
         ),
+        needed=(_emnist_files("byclass"), ("emnist-byclass.npz",)),
         folders=("emnist-byclass", "emnist", "EMNIST/raw", "gzip"),
         address="https://www.nist.gov/itl/products-and-services/emnist-dataset",
         mirrors=(_emnist("byclass"),),
@@ -243,6 +256,7 @@ _CARDS = (
         is_natural=True,
         default_model="pfedgate-emnist",
         files=("train/*.json and test/*.json as LEAF's preprocess.sh writes them",),
+        needed=(LEAF_FILES, ("femnist.npz",)),
         folders=("femnist", "femnist/data"),
         address="https://github.com/TalwalkarLab/leaf/tree/master/data/femnist",
         normalisation=Normalisation((0.9637,), (0.1592,)),  # black on white
@@ -260,6 +274,7 @@ _CARDS = (
         num_train=100_000,
         default_model="resnet18",
         files=("train/CLASS/images/*.JPEG, and val/images/*.JPEG with val/val_annotations.txt or val/CLASS/*.JPEG",),
+        needed=(("train/*/images/*",), ("tiny-imagenet.npz",)),
         folders=("tiny-imagenet", "tiny-imagenet-200"),
         options=PICTURE_OPTIONS,
         address=_TINY_IMAGENET,
@@ -283,6 +298,7 @@ _CARDS = (
             "input.txt: turns that begin with a line NAME:, an empty line between them",
             "train/*.json and test/*.json as LEAF's preprocess.sh writes them",
         ),
+        needed=(("input.txt",), LEAF_FILES),
         folders=("shakespeare", "shakespeare/data"),
         options=("sequence_length",),
         address="https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
@@ -301,6 +317,7 @@ _CARDS = (
         is_natural=True,
         default_model="transformer",
         files=("input.txt: turns that begin with a line NAME:, an empty line between them",),
+        needed=(("input.txt",),),
         folders=("shakespeare-words", "shakespeare"),
         options=TEXT_OPTIONS,
         address="https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
@@ -323,6 +340,7 @@ _CARDS = (
             "stackoverflow_train.h5 and stackoverflow_test.h5 (stackoverflow.tar.bz2, unpacked)",
             "stackoverflow.sqlite (stackoverflow.sqlite.lzma, unpacked)",
         ),
+        needed=(("stackoverflow_train.h5", "stackoverflow_test.h5"), ("stackoverflow.sqlite",)),
         folders=("stackoverflow", "stackoverflow/datasets"),
         options=TEXT_OPTIONS,
         address="https://storage.googleapis.com/tff-datasets-public/stackoverflow.tar.bz2",
@@ -340,6 +358,7 @@ _CARDS = (
         is_natural=True,
         default_model="resnet18-gldv2",
         files=("federated_train.csv, and beside it images/ID.jpg or train/0/1/2/ID.jpg for each image_id in it",),
+        needed=(("federated_train.csv",), ("gldv2.npz",)),
         folders=("gldv2", "gldv2/landmarks-user-160k", "landmarks-user-160k"),
         options=PICTURE_OPTIONS,
         address="https://storage.googleapis.com/gresearch/federated-vision-datasets/landmarks-user-160k.zip and "

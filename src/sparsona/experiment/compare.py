@@ -465,6 +465,22 @@ def play_in_processes(
     observers: ObserverList,
     jobs: int,
 ) -> None:
+    """All runs, each in a process, as `fail_in_processes`; if any fails, the first error is raised at the end."""
+    if failures := fail_in_processes(planned, titles, federation, model, observers, jobs):
+        (folder, error), *others = failures.items()
+        config = next(one for path, one, _ in planned if path == folder)
+        error.add_note(f"in the run of {config.method}, seed {config.seed}; {len(others)} other runs failed as well")
+        raise error
+
+
+def fail_in_processes(
+    planned: Sequence[tuple[Path, RunConfig, BaseModel | None]],
+    titles: Mapping[Path, str],
+    federation: Federation | None,
+    model: Any,
+    observers: ObserverList,
+    jobs: int,
+) -> dict[Path, BaseException]:
     """All runs, each in a process; observers receive when one begins to wait and when it is done.
 
     Args:
@@ -474,6 +490,9 @@ def play_in_processes(
         model: as for `compare`.
         observers: told of the progress.
         jobs: runs at a time.
+
+    Returns:
+        The errors of those that failed, by folder; the others are finished.
     """
     import cloudpickle
 
@@ -488,18 +507,15 @@ def play_in_processes(
             submitted = pool.submit(unless_stopped, _play_run, str(folder), config.model_dump(mode="json"), given)
             running[submitted] = folder, config
             progress(folder, config, 0, "in a process of its own")
-        failures = []
+        failures: dict[Path, BaseException] = {}
         for future in as_completed(running):
             if (error := future.exception()) is None:
                 progress(*running[future], running[future][1].rounds, "")
             elif isinstance(error, BrokenProcessPool):
                 raise error
             else:
-                failures.append((running[future], error))
-    if failures:  # the other runs were finished first
-        ((_, config), error), *others = failures
-        error.add_note(f"in the run of {config.method}, seed {config.seed}; {len(others)} other runs failed as well")
-        raise error
+                failures[running[future][0]] = error
+    return failures
 
 
 def _play_run(path: str, values: dict[str, Any], given: bytes) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.version import VERSION
-from sparsona.runs.folder import read_json
+from sparsona.runs.folder import reached, read_json
 from sparsona.runs.validation import validate
 
+State = Literal["done", "unfinished", "new"]
 FILE = "reproduction.json"
 ROOT = Path("runs") / "reproduce"
 
@@ -23,6 +27,7 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     recipe: str
+    own: dict[str, Any] | None = None  # a recipe that is not in a file
     rows: str
     seeds: list[int]
     scale: float
@@ -30,9 +35,37 @@ class Record(BaseModel):
     commits: dict[str, list[str]] = Field(default_factory=dict)
 
 
-def default_path(name: str, scale: float) -> Path:
-    """Where the runs of a recipe are; scaled ones have a folder of their own."""
-    return ROOT / (name if scale == 1 else f"{name}-scale-{scale:g}")
+def default_path(name: str, scale: float, changes: Mapping[str, Any] | None = None) -> Path:
+    """Where the runs of a recipe are; scaled ones have a folder of their own, and so have those of another experiment.
+
+    Args:
+        name: the recipe's name.
+        scale: the size of the runs.
+        changes: options that make another experiment.
+    """
+    said = ",".join(f"{key}={value}" for key, value in sorted((changes or {}).items()))
+    words = [name, *[f"scale-{scale:g}"] * (scale != 1), *[_file_name(said)] * bool(said)]
+    return ROOT / "-".join(words)
+
+
+def own_name(title: str, where: str) -> str:
+    """The name of a recipe that is not in a file."""
+    return f"own/{_file_name(f'{title} {where}'.lower())}"
+
+
+def _file_name(text: str) -> str:
+    """A text as the name of a file: what is too long or has other characters is told apart by a digest."""
+    plain = re.sub("[^A-Za-z0-9.,+=-]+", "-", text).strip("-.")
+    if len(plain) <= 80 and (plain == text or not set(text) - set(plain) - {" "}):
+        return plain
+    return f"{plain[:80]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def run_state(folder: Path) -> State:
+    """Whether the run in a folder is still to be started or resumed."""
+    if not (folder / "config.json").exists():
+        return "new"
+    return "done" if reached(folder).finished and (folder / "summary.json").exists() else "unfinished"
 
 
 def read_record(path: Path) -> Record:

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sparsona.core.errors import SparsonaError
-from sparsona.reproduce.folder import default_path
-from sparsona.reproduce.recipe import PAPERS, Recipe, load, names
-from sparsona.reproduce.rows import can_run, data_of, folder_of, is_here, row_options, why_absent
+from sparsona.reproduce import recipe as recipes
+from sparsona.reproduce.folder import default_path, run_state
+from sparsona.reproduce.recipe import PAPERS, Recipe
+from sparsona.reproduce.rows import can_run, data_of, folder_of, has_gpu, is_here, row_options, why_absent
 from sparsona.reproduce.table import row_cost
-from sparsona.runs.folder import processor, reached
+from sparsona.runs.folder import processor
+
+LONG_ENOUGH = 20.0  # seconds of a run that tells how fast a network is trained
+SIDE = 1024  # of the matrices that a CPU's speed is measured with
+SHARE_OF_PRODUCT = 0.5  # of that speed, what training reaches
+HOW_ESTIMATED = (
+    f"time: estimated for runs that are not done: by the fastest finished run of the network of {LONG_ENOUGH:g} s or "
+    "more in ./runs; without one, on a CPU by half the speed of a matrix product, on a GPU unknown"
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +70,9 @@ class Status:
 def statuses(paper: str | None = None) -> list[Status]:
     """Every recipe, or those of one paper."""
     speeds = Speeds.measured(Path("runs"))
-    return [status(name, load(name), speeds) for name in names() if paper in (None, name.partition("/")[0])]
+    return [
+        status(name, recipes.load(name), speeds) for name in recipes.names() if paper in (None, name.partition("/")[0])
+    ]
 
 
 def status(name: str, recipe: Recipe, speeds: Speeds) -> Status:
@@ -65,12 +81,12 @@ def status(name: str, recipe: Recipe, speeds: Speeds) -> Status:
     done = runs = 0
     seconds: float | None = 0.0
     for row, entry in recipe.rows.items():
-        if not can_run(entry.method):
-            continue
         options = row_options(recipe, row)
+        if not can_run(entry.method) or (options.get("device") == "cuda" and not has_gpu()):
+            continue
         source = data_of(entry.method, options)
-        if not is_here(recipe, row, source):
-            data[source] = why_absent(recipe, source)
+        if not is_here(recipe, row, options):
+            data[source] = why_absent(recipe, row, options)
             continue
         data.setdefault(source, "")
         left = 0
@@ -86,55 +102,60 @@ def status(name: str, recipe: Recipe, speeds: Speeds) -> Status:
 def is_finished(folder: Path) -> bool:
     """Whether the run in a folder is finished; a damaged one is not."""
     try:
-        return reached(folder).finished
+        return run_state(folder) == "done"
     except SparsonaError:
         return False
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """Seconds for a FLOP, by network, of runs that were finished on this machine.
+    """Seconds for a FLOP, by device and network, of runs that were finished on this machine.
 
-    Only those on the device of the latest run count: a GPU that is here will be used again. Of short runs and small
-    networks most is overhead, so the fastest run of a network counts, and the fastest of all for a network that was not
-    run yet.
+    Of a short run most is overhead, so only those of some length count, and of these the fastest. For a network that
+    has none, a CPU is taken to train at half the speed of a matrix product; of a GPU nothing is known.
     """
 
-    by_model: Mapping[str | None, float]
+    by_network: Mapping[tuple[str, str | None], float]
 
     @classmethod
     def measured(cls, where: Path) -> Speeds:
         """From the runs in a folder, at any depth that comparisons and reproductions have."""
-        found: list[tuple[float, str, str | None, float]] = []
+        rates: dict[tuple[str, str | None], float] = {}
         for depth in ("*", "*/*", "*/*/*/*"):
             for path in where.glob(f"{depth}/summary.json"):
                 if (one := _speed(path)) is not None:
-                    found.append(one)
-        if not found:
-            return cls({})
-        device = max(found)[1]
-        rates: dict[str | None, list[float]] = {}
-        for _, used, model, rate in found:
-            if used == device:
-                rates.setdefault(model, []).append(rate)
-                rates.setdefault(None, []).append(rate)
-        return cls({model: min(known) for model, known in rates.items()})
+                    rates[one[0]] = min(one[1], rates.get(one[0], math.inf))
+        return cls(rates)
 
     def estimate(self, recipe: Recipe, row: str, changes: Mapping[str, Any] | None = None) -> float | None:
         """Seconds of one run of a row at full size; None: nothing is known."""
-        if not self.by_model:
-            return None
+        device = row_options(recipe, row, changes).get("device", "auto")
+        if device == "auto":
+            device = "cuda" if has_gpu() else "cpu"
         try:
             report = row_cost(recipe, row, changes or {})
         except SparsonaError:
             return None
         flops = report["total"]["flops"]
-        rate = self.by_model.get(report["model"], self.by_model.get(None))
-        return None if flops is None or rate is None else flops * rate
+        rate = self.by_network.get((device, report["model"]))
+        if rate is None and device == "cpu":
+            rate = seconds_of_a_flop() / SHARE_OF_PRODUCT
+        return None if flops is None or rate is None else float(flops * rate)
 
 
-def _speed(path: Path) -> tuple[float, str, str | None, float] | None:
-    """When a run ended, its device, its network, and seconds for a FLOP; None if it does not tell."""
+@cache
+def seconds_of_a_flop() -> float:
+    """Of a product of two matrices on the CPU, the best of three."""
+    one, times = np.ones((SIDE, SIDE), np.float32), []
+    for _ in range(4):  # the first also starts threads
+        began = time.perf_counter()
+        one @ one
+        times.append(time.perf_counter() - began)
+    return min(times[1:]) / (2 * SIDE**3)
+
+
+def _speed(path: Path) -> tuple[tuple[str, str | None], float] | None:
+    """Device and network of a run, and its seconds for a FLOP; None if it does not tell, or was too short."""
     try:
         summary, config, machine = (
             json.loads((path.parent / name).read_text(encoding="utf-8"))
@@ -143,7 +164,9 @@ def _speed(path: Path) -> tuple[float, str, str | None, float] | None:
         flops = (summary["flops"]["train"] or 0) + (summary["flops"]["mask_search"] or 0)
         if not flops or (machine["processor"], machine["cores"]) != (processor(), os.cpu_count()):
             return None
-        return path.stat().st_mtime, config["device"], config["model"], summary["seconds"] / flops
+        if summary["seconds"] < LONG_ENOUGH:
+            return None
+        return (config["device"], config["model"]), summary["seconds"] / flops
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

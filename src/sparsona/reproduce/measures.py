@@ -24,13 +24,16 @@ if TYPE_CHECKING:
 class Figure:
     """A figure of ours: the mean over seeds and its sample standard deviation, None for one seed.
 
-    `is_bound`: some seed did not get there (a target accuracy), so that the mean is a lower bound.
+    `is_bound`: some seed did not get there (a target accuracy), so that the mean is a lower bound; `reached` seeds did.
+    `is_early`: some seed stopped before its last round, so that its figure is not the row's.
     """
 
     value: float
     spread: float | None = None
     seeds: int = 1
     is_bound: bool = False
+    reached: int | None = None
+    is_early: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class Measure:
         argument: what follows the colon, for messages; "": nothing does; in brackets: it may be left out.
         needs_against: it is relative to another row.
         needs_profile: runs must be profiled.
+        by_evaluation: it depends on which rounds are evaluated (`eval_every`).
+        spread: of one run, such as over its turns; it is shown where there is one seed.
     """
 
     text: str
@@ -67,6 +72,8 @@ class Measure:
     argument: str = ""
     needs_against: bool = False
     needs_profile: bool = False
+    by_evaluation: bool = False
+    spread: OfRun | None = None
 
     @property
     def needs_training(self) -> bool:
@@ -102,14 +109,19 @@ def of_runs(text: str, runs: Sequence[Run], against: Mapping[int, Run]) -> Figur
     """
     measure, argument = find(text)
     assert measure.of_run is not None
-    found = [measure.of_run(run, against.get(run.config["seed"]), argument) for run in runs]
-    known = [one for one in found if one is not None]
+    found = [(run, measure.of_run(run, against.get(run.config["seed"]), argument)) for run in runs]
+    known = [(run, one) for run, one in found if one is not None]
     if not known:
         return None
-    numbers = [one.value if isinstance(one, AtLeast) else one for one in known]
-    mean, spread = mean_and_spread(numbers)
-    is_bound = any(isinstance(one, AtLeast) for one in known)
-    return Figure(mean, None if is_bound else spread, len(known), is_bound)
+    mean, spread = mean_and_spread([one.value if isinstance(one, AtLeast) else one for _, one in known])
+    is_early = any(run.summary.get("rounds", 0) < run.config.get("rounds", 0) for run, _ in known)
+    reached = sum(not isinstance(one, AtLeast) for _, one in known)
+    if reached < len(known):
+        return Figure(mean, None, len(known), True, reached, is_early)
+    if len(known) == 1 and measure.spread is not None:
+        of_turns = measure.spread(known[0][0], None, argument)
+        spread = of_turns if isinstance(of_turns, float) else None
+    return Figure(mean, spread, len(known), is_early=is_early)
 
 
 def _number(text: str, argument: str) -> float:
@@ -164,7 +176,7 @@ def _dense_multiple(report: Mapping[str, Any], against: Mapping[str, Any] | None
         "train": lambda: (
             None
             if turn["train_flops"] is None
-            else turn["train_flops"] / (report["samples"] * report["options"]["epochs"] * flops) * 2 / 3
+            else turn["train_flops"] / (report["trained"] * report["options"]["epochs"] * flops) * 2 / 3
         ),
     }
     if what not in found:
@@ -313,7 +325,7 @@ def _search_time(name: str, scale: float = 1.0) -> OfRun:
 
     def read(run: Run, against: Run | None, argument: str) -> Value:
         found = run.view.search_time
-        return None if found is None else scale * float(found[name])
+        return None if found is None or found.get(name) is None else scale * float(found[name])
 
     return read
 
@@ -365,19 +377,26 @@ MEASURES: dict[str, Measure] = {
     "accuracy_decile": Measure("the client a tenth from the bottom", of_run=_accuracy("bottom_decile")),
     "accuracy_worst": Measure("the worst client", of_run=_accuracy("worst")),
     "accuracy_spread": Measure("standard deviation over clients", of_run=_accuracy("std")),
-    "accuracy_last10": Measure("mean of the last ten rounds", of_run=_accuracy("last10")),
-    "accuracy_best": Measure("the best evaluated round, chosen on test data as some papers do", of_run=_best),
+    "accuracy_last10": Measure("mean of the last ten rounds", of_run=_accuracy("last10"), by_evaluation=True),
+    "accuracy_best": Measure(
+        "the best evaluated round, chosen on test data as some papers do", of_run=_best, by_evaluation=True
+    ),
     "accuracy_at": Measure("mean over clients at another point", of_run=_at("mean"), argument="POINT"),
     "accuracy_weighted_at": Measure("the same, weighted by test data", of_run=_at("weighted"), argument="POINT"),
     "accuracy_group": Measure("mean over the clients of a capacity", of_run=_of_capacity, argument="SHARE"),
-    "rounds_to": Measure("rounds until the mean accuracy reaches a target", of_run=_rounds_to, argument="PERCENT"),
+    "rounds_to": Measure(
+        "rounds until the mean accuracy reaches a target", of_run=_rounds_to, argument="PERCENT", by_evaluation=True
+    ),
     "relative_rounds": Measure(
         "rounds to a share of the final accuracy, relative to the other row's",
         of_run=_relative_rounds,
         argument="SHARE",
         needs_against=True,
+        by_evaluation=True,
     ),
-    "rounds_saved": Measure("% fewer rounds to the other row's best", of_run=_rounds_saved, needs_against=True),
+    "rounds_saved": Measure(
+        "% fewer rounds to the other row's best", of_run=_rounds_saved, needs_against=True, by_evaluation=True
+    ),
     "run_flops": Measure("FLOPs that the run spent", of_run=_run_flops, argument="UNIT"),
     "run_client_flops": Measure("FLOPs of a client's turn in the run", of_run=_run_client_flops, argument="UNIT"),
     "run_traffic_gb": Measure("GB that the run sent, as the papers count", of_run=_run_traffic),
@@ -386,9 +405,24 @@ MEASURES: dict[str, Measure] = {
     "density_used": Measure("share of the model that an example used (s')", of_run=_measured("density_used")),
     "upload_share_formula": Measure("upload_share by pFedGate's formula", of_run=_measured("upload_share_formula")),
     "union_density": Measure("share of entries in any client's mask", of_run=lambda run, *_: run.union_density()),
-    "train_time": Measure("seconds of a client's training", of_run=_search_time("train_seconds"), needs_profile=True),
-    "search_time": Measure("seconds of its mask search", of_run=_search_time("search_seconds"), needs_profile=True),
-    "search_time_ratio": Measure("mask search, % of training", of_run=_search_time("ratio", 100.0), needs_profile=True),
+    "train_time": Measure(
+        "seconds of a client's training",
+        of_run=_search_time("train_seconds"),
+        needs_profile=True,
+        spread=_search_time("train_sd"),
+    ),
+    "search_time": Measure(
+        "seconds of its mask search",
+        of_run=_search_time("search_seconds"),
+        needs_profile=True,
+        spread=_search_time("search_sd"),
+    ),
+    "search_time_ratio": Measure(
+        "mask search, % of training",
+        of_run=_search_time("ratio", 100.0),
+        needs_profile=True,
+        spread=_search_time("ratio_sd", 100.0),
+    ),
     "upload_share": Measure("share of the model's entries in an upload", of_run=_upload_share),
     "gain": Measure("accuracy over that of another row", of_run=_against(_accuracy("mean")), needs_against=True),
     "weighted_gain": Measure("weighted accuracy likewise", of_run=_against(_accuracy("weighted")), needs_against=True),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparsona.analysis.format import human_seconds
 from sparsona.report.page import Section, write_report
-from sparsona.reproduce.folder import FILE, read_record
+from sparsona.reproduce.folder import FILE, default_path, read_record
 from sparsona.reproduce.pictures import charts
 from sparsona.reproduce.recipe import PAPERS
+from sparsona.reproduce.rows import experiment_changes
 
 if TYPE_CHECKING:
     from sparsona.reproduce.runner import Reproduction
@@ -36,14 +38,23 @@ def write(result: Reproduction, path: str | Path) -> Path:
 
 
 def command(result: Reproduction) -> str:
-    """The command that makes these runs."""
+    """The command that makes these runs, or the call where there is no such command."""
     record = result.record
+    usual = default_path(result.name, result.scale, experiment_changes(result.recipe, result.changes))
+    if record.own is not None or record.seeds != list(range(len(record.seeds))):
+        first = "recipe" if record.own is not None else repr(result.name)
+        given = {"rows": record.rows, "seeds": record.seeds, "scale": result.scale}
+        given |= {"out": str(result.path)} if result.path != usual else {}
+        return (
+            f"sp.reproduce({first}, {', '.join(f'{key}={value!r}' for key, value in (given | result.changes).items())})"
+        )
     words = ["sparsona", "reproduce", result.name]
     words += ["--rows", record.rows] if record.rows != "*" else []
     words += ["--seeds", str(len(record.seeds))] if len(record.seeds) > 1 else []
     words += ["--scale", f"{result.scale:g}"] if result.scale < 1 else []
+    words += ["--out", str(result.path)] if result.path != usual else []
     for key, value in result.changes.items():
-        words += ["--set", f"{key}={value}"]
+        words += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
     return shlex.join(words)
 
 

@@ -50,11 +50,13 @@ class Column(_Strict):
         measure: how our figure is obtained: a row of `sparsona.reproduce.measures`, with its argument after a colon.
         title: the heading, with the unit.
         digits: decimals that the paper prints.
+        comparable: False: ours depends on the hardware or the like, so that it is shown and never judged.
     """
 
     measure: str
     title: str
     digits: int = 1
+    comparable: bool = True
 
 
 class Row(_Strict):
@@ -94,7 +96,8 @@ class Recipe(_Strict):
         picture: how a figure is drawn: a row of `sparsona.reproduce.pictures`.
         seeds: seeds that the paper reports over.
         differs: what is known to differ from the paper in every row.
-        absent: why the data cannot be had, by data set; rows on such data have cost columns alone.
+        absent: where data is from that has to be fetched by hand or is often out of reach, and where to put it, by data
+            set; rows on data that is not here have cost columns alone.
     """
 
     title: str

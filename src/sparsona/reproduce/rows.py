@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import sys
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,8 +15,10 @@ from sparsona.core import spec
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.costs import row_of
 from sparsona.data.cache import cache_folder
-from sparsona.data.catalog import OWN, SOURCES
+from sparsona.data.card import SourceCard
+from sparsona.data.catalog import OWN, SHEET_FILES, SHEETS, SOURCES
 from sparsona.data.readers.files import list_places
+from sparsona.reproduce.measures import find
 from sparsona.reproduce.recipe import Recipe
 from sparsona.runs.options import OPTIONS, RunConfig
 from sparsona.runs.request import parse_method, with_names
@@ -23,7 +27,7 @@ from sparsona.runs.request import parse_method, with_names
 HARMLESS = frozenset(
     name for name, one in OPTIONS.items() if one.circumstance or one.group in ("place", "stop") or name == "data_dir"
 )
-SHEET = "sheet-0000.webp"  # the first of the sheets that a data set may be kept in
+_AFFECTS_TIME = frozenset(name for name, one in OPTIONS.items() if one.group == "place")
 FEWEST_CLIENTS, FEWEST_SAMPLED, FEWEST_ROUNDS, FEWEST_EXAMPLES = 4, 2, 2, 5  # however small the scale
 
 
@@ -76,6 +80,28 @@ def check_changes(recipe: Recipe, rows: Collection[str], changes: Mapping[str, A
     known = set().union(*(_known(recipe.rows[name].method) for name in rows))
     if unknown := sorted(set(changes) - known):
         raise unknown_name("option of these rows", unknown[0], known)
+    for name in rows if changes.get("rounds") else ():
+        row = recipe.rows[name]
+        if with_published(row.method, row_options(recipe, name)).get("rounds") == 0:
+            raise SparsonaError(
+                f"'rounds' for the row '{name}', which only tunes the model of '{row.warm_start}'",
+                expected="rows that train",
+                hint="select those with --rows, or give --scale, which leaves tuning as it is",
+            )
+
+
+def experiment_changes(recipe: Recipe, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the user's changes that make another experiment; where seconds are measured, also where it is run."""
+    is_timed = any(find(column.measure)[0].needs_profile for column in recipe.columns.values())
+    kept = HARMLESS - _AFFECTS_TIME if is_timed else HARMLESS
+    return {key: value for key, value in changes.items() if key not in kept}
+
+
+def has_gpu() -> bool:
+    """Whether a GPU can be used, by torch if it was imported already, else by the driver's tool."""
+    if (torch := sys.modules.get("torch")) is not None:
+        return bool(torch.cuda.is_available())
+    return shutil.which("nvidia-smi") is not None
 
 
 def _known(method: str) -> set[str]:
@@ -87,49 +113,83 @@ def can_run(method: str) -> bool:
     return methods.find(parse_method(method)[0]) is not None
 
 
+def with_published(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a run over those that its method and its preset set."""
+    name, own = parse_method(method)
+    row = row_of(name)[0]
+    return {**row.engine, **methods.published(row, {**options, **own}), **options, **own}
+
+
 def data_of(method: str, options: Mapping[str, Any]) -> str:
     """The data set of a run with these options."""
     if "data" in options:
         return str(options["data"])
-    row = row_of(parse_method(method)[0])[0]
-    published = methods.published(row, options)
-    return str({**row.engine, **published}.get("data", OPTIONS["data"].default))
+    return str(with_published(method, options).get("data", OPTIONS["data"].default))
 
 
-def is_here(recipe: Recipe, row: str, data: str, data_dir: str | None = None) -> bool:
+def is_here(recipe: Recipe, row: str, options: Mapping[str, Any]) -> bool:
     """Whether the files of a row's data set are on this machine, as far as can be told without reading them.
 
     Sheets are images in a split of one's own. Where a recipe says that a set cannot be had as it was published, they
     are there for the rows that stand in for it, and for no others.
+
+    Args:
+        recipe: the recipe.
+        row: one of its rows.
+        options: the row's, of `row_options`.
     """
-    found = spec.parse("data set", data)
+    entry = recipe.rows[row]
+    found = spec.parse("data set", data_of(entry.method, options))
     if found.name in OWN:
         return found.argument is not None and Path(found.argument).expanduser().exists()
+    if found.name not in SOURCES:
+        return False
     card = SOURCES[found.name]
     if not card.files:
         return True  # it comes with the package
-    own = [Path(data_dir).expanduser()] if data_dir else []
-    named = [place for place in list_places(card.folders, own) if place not in (cache_folder(), *own)]
-    if found.name in recipe.absent and not recipe.rows[row].stand_in:
-        named = [place for place in named if not (place / SHEET).exists()]
-    if any(place.is_dir() and any(place.iterdir()) for place in named):
-        return True
-    return any((top / f"{card.name}.npz").exists() for top in (cache_folder(), *own)) or _has_files(own)
+    own = [Path(options["data_dir"])] if options.get("data_dir") else []
+    places = list_places(card.folders, own)
+    published_only = found.name in recipe.absent and not entry.stand_in
+    formats = [one for one in card.needed if not (published_only and one == SHEET_FILES)]
+    if not any(_has(place, one) for one in formats for place in places):
+        return False
+    return not needs_owners(entry.method, options) or find_owners(card, places)
 
 
-def _has_files(folders: Collection[Path]) -> bool:
-    """Whether a folder that the user names for the data has files, which a reader will look at."""
-    return any(folder.is_dir() and any(path.is_file() for path in folder.iterdir()) for folder in folders)
+def needs_owners(method: str, options: Mapping[str, Any]) -> bool:
+    """Whether clients are the owners of data that names them in further files: MNIST by writer."""
+    card = SOURCES.get(spec.parse("data set", data_of(method, options)).name)
+    partition = with_published(method, options).get("partition", OPTIONS["partition"].default)
+    return bool(card and card.extras) and spec.parse("partition", str(partition)).name == "natural"
 
 
-def why_absent(recipe: Recipe, data: str) -> str:
+def find_owners(card: SourceCard, places: Collection[Path]) -> bool:
+    """Whether one of these folders has the files that name the owners of a data set."""
+    names = tuple(name.removesuffix(".gz") for download in card.extras for name in download.files)
+    return any(_has(place, names) for place in places)
+
+
+def _has(place: Path, names: Collection[str]) -> bool:
+    """Whether a folder has all of these files, plain or with .gz."""
+    return all(
+        any(path.is_file() for pattern in (name, f"{name}.gz") for path in place.glob(pattern)) for name in names
+    )
+
+
+def why_absent(recipe: Recipe, row: str, options: Mapping[str, Any]) -> str:
     """How data that is not here can be had, or why it cannot."""
+    entry = recipe.rows[row]
+    data = data_of(entry.method, options)
     name = spec.parse("data set", data).name
-    if data in recipe.absent or name in recipe.absent:
+    if (data in recipe.absent or name in recipe.absent) and not entry.stand_in:
         return recipe.absent.get(data) or recipe.absent[name]
-    if name in SOURCES and SOURCES[name].mirrors:
-        return f"`sparsona data get {name}`"
-    return f"see {SOURCES[name].address}" if name in SOURCES else f"there is no '{data}'"
+    if name not in SOURCES:
+        return f"there is no '{data}'"
+    card = SOURCES[name]
+    if entry.stand_in and name in recipe.absent:
+        where = f"into {cache_folder() / card.folders[0]} or the folder of --set data_dir="
+        return f"put its images in a split of your own {where}: {SHEETS}"
+    return f"`sparsona data get {name}`" if card.mirrors else f"see {card.address}"
 
 
 def folder_of(row: str, seed: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel
 
@@ -15,24 +15,26 @@ from sparsona.core.errors import SparsonaError
 from sparsona.costs import QUIRKS
 from sparsona.engine.profiler import OFF, Clock
 from sparsona.experiment.build import make_config, make_configs
-from sparsona.experiment.compare import play_in_processes
+from sparsona.experiment.compare import fail_in_processes
 from sparsona.experiment.parallel import check_jobs
 from sparsona.experiment.run import Run
 from sparsona.experiment.train import load, resume_run, start_run
 from sparsona.reproduce import recipe as recipes
-from sparsona.reproduce.folder import FILE, Record, default_path, read_record, source_commit
+from sparsona.reproduce.folder import FILE, Record, State, default_path, own_name, read_record, run_state, source_commit
 from sparsona.reproduce.measures import find
 from sparsona.reproduce.pictures import text_of
 from sparsona.reproduce.recipe import Recipe
 from sparsona.reproduce.rows import (
-    HARMLESS,
     can_run,
     check_changes,
     check_folders,
     check_scale,
     data_of,
+    experiment_changes,
     folder_of,
+    has_gpu,
     is_here,
+    needs_owners,
     row_options,
     scaled,
     select,
@@ -40,13 +42,15 @@ from sparsona.reproduce.rows import (
     with_needed,
 )
 from sparsona.reproduce.table import Cell, Known, aligned, cells, costs_of, lines
-from sparsona.runs.folder import explain_disk_errors, reached, read_json, warn, write_atomically
+from sparsona.runs.folder import explain_disk_errors, read_json, warn, write_atomically
 from sparsona.runs.observers import EvaluationResult, ObserverList, ProgressUpdate, RoundResult, RunEnd, RunStart
 from sparsona.runs.options import CIRCUMSTANCES, RunConfig
+from sparsona.runs.validation import validate
 
-State = Literal["done", "unfinished", "new"]
 # Of a run's options, what another machine or a later call may have chosen otherwise without another result.
-_FREE = {*CIRCUMSTANCES - {"headline"}, "device", "data_dir", "max_seconds", "max_bytes", "max_steps", "max_flops"}
+_LIMITS = {"max_seconds", "max_bytes", "max_steps", "max_flops"}
+_FREE = {*CIRCUMSTANCES - {"headline"}, "device", "data_dir", *_LIMITS}
+_FAILURES = (SparsonaError, RuntimeError, MemoryError)  # RuntimeError: what torch raises, such as on a full GPU
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,7 @@ class Planned:
     @property
     def state(self) -> State:
         """Whether the run is still to be started or resumed."""
-        if not (self.folder / "config.json").exists():
-            return "new"
-        return "done" if reached(self.folder).finished and (self.folder / "summary.json").exists() else "unfinished"
+        return run_state(self.folder)
 
 
 class Reproduction:
@@ -82,6 +84,8 @@ class Reproduction:
         path: the folder of the runs.
         costs_only: why a row is not run, by row.
         record: what reproduction.json says of it.
+
+    `failures` has the errors of runs that could not be played, by row and seed.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class Reproduction:
         self.name, self.recipe, self.rows, self.planned = name, recipe, list(rows), list(planned)
         self.scale, self.changes, self.path, self.costs_only = scale, dict(changes), path, dict(costs_only)
         self.record = record
+        self.failures: dict[tuple[str, int], str] = {}
 
     def __repr__(self) -> str:
         done = sum(one.state == "done" for one in self.planned)
@@ -129,16 +134,28 @@ class Reproduction:
             found[row] = {**config.model_dump(), **config.options}
         return found
 
+    @cached_property
+    def _eval_every(self) -> dict[str, int]:
+        """How often the recipe evaluates each row, where a column depends on it."""
+        if not any(find(column.measure)[0].by_evaluation for column in self.recipe.columns.values()):
+            return {}
+        own = {key: value for key, value in self.changes.items() if key != "eval_every"}
+        rows = dict.fromkeys(one.row for one in self.planned)
+        return {row: self._recipe_config(row, own).eval_every for row in rows}
+
+    def _recipe_config(self, row: str, changes: Mapping[str, Any]) -> RunConfig:
+        return _make_row(self.recipe, row, row_options(self.recipe, row, changes), self.scale)[0]
+
     @property
     def mark(self) -> str:
         """Why the runs are not comparable with the paper's figures: they are scaled, or changed; "": they are."""
-        changed = sorted(set(self.changes) - HARMLESS)
+        changed = sorted(experiment_changes(self.recipe, self.changes))
         marks = [f"scaled to {self.scale:g}"] * (self.scale < 1) + [f"changed: {', '.join(changed)}"] * bool(changed)
         return "; ".join(marks)
 
     def cells(self) -> list[Cell]:
         """Every figure that is printed or was measured, with the difference and whether the two agree."""
-        known = Known(self.runs, self._costs[0], self._options)
+        known = Known(self.runs, self._costs[0], self._options, self._eval_every)
         return cells(self.recipe, self.rows, known, self.mark)
 
     def table(self) -> list[dict[str, str]]:
@@ -175,7 +192,7 @@ class Reproduction:
                 f"SCALED to {self.scale:g}: fewer rounds and clients than in the paper, so that accuracies do not "
                 "compare with it; costs are those of the full size"
             )
-        if changed := {key: value for key, value in self.changes.items() if key not in HARMLESS}:
+        if changed := experiment_changes(self.recipe, self.changes):
             said = ", ".join(f"{key}={value}" for key, value in changed.items())
             found.append(f"CHANGED by {said}: not the paper's experiment")
         reasons: dict[str, list[str]] = {}
@@ -183,9 +200,10 @@ class Reproduction:
             if row in self.costs_only:
                 reasons.setdefault(self.costs_only[row], []).append(row)
         found += [f"costs only, {reason}: {', '.join(rows)}" for reason, rows in reasons.items()]
-        missing = [one for one in self.planned if one.row in self.rows and one.state != "done"]
-        if missing:
-            found.append(f"{len(missing)} of {len(self.planned)} runs are not done")
+        found += [f"FAILED, row '{row}', seed {seed}: {what}" for (row, seed), what in self.failures.items()]
+        shown = [one for one in self.planned if one.row in self.rows]
+        if missing := sum(one.state != "done" for one in shown):
+            found.append(f"{missing} of {len(shown)} runs are not done")
         reasons = {}
         for row, reason in self._costs[1].items():
             reasons.setdefault(reason, []).append(row)
@@ -214,6 +232,7 @@ class Reproduction:
                 {"row": one.row, "seed": one.seed, "path": str(one.folder), "state": one.state} for one in self.planned
             ],
             "costs_only": self.costs_only,
+            "failures": [{"row": row, "seed": seed, "error": what} for (row, seed), what in self.failures.items()],
             "figures": self.figures(),
             "notes": self.notes(),
             "differs": self.differs(),
@@ -269,7 +288,8 @@ def reproduce(
             marked in the result.
 
     Returns:
-        The table: paper, ours, difference, and whether they agree.
+        The table: paper, ours, difference, and whether they agree. A run that fails does not keep the others from
+        being run; its error is in `failures` and in the notes.
 
     Example:
         >>> import sparsona as sp
@@ -291,7 +311,8 @@ def reproduce(
 def open_reproduction(path: str | Path) -> Reproduction:
     """The reproduction in a folder, as it was last asked for; nothing is trained."""
     record = read_record(Path(path))
-    return _plan(record.recipe, record.rows, record.seeds, record.scale, path, record.changes)
+    recipe = record.recipe if record.own is None else validate(Recipe, record.own, f"'{Path(path) / FILE}'")
+    return _plan(recipe, record.rows, record.seeds, record.scale, path, record.changes)
 
 
 def _plan(
@@ -305,7 +326,7 @@ def _plan(
     """All runs, checked before anything is trained."""
     check_scale(scale)
     recipe = recipes.load(name) if isinstance(name, str) else name
-    called = name if isinstance(name, str) else f"own/{recipe.where.replace(' ', '')}"
+    called = name if isinstance(name, str) else own_name(recipe.title, recipe.where)
     changes = {key.replace("-", "_"): value for key, value in changes.items()}
     for key in ("seed", "preset", "warm_start"):
         if key in changes:
@@ -319,8 +340,9 @@ def _plan(
     needed = with_needed(recipe, selected)
     check_changes(recipe, needed, changes)
     check_folders(recipe.rows)
-    path = Path(out) if out else default_path(called, scale)
-    record = Record(recipe=called, rows=pattern, seeds=_numbers(seeds), scale=scale, changes=dict(changes))
+    path = Path(out) if out else default_path(called, scale, experiment_changes(recipe, changes))
+    own = None if isinstance(name, str) else recipe.model_dump(mode="json")
+    record = Record(recipe=called, own=own, rows=pattern, seeds=_numbers(seeds), scale=scale, changes=dict(changes))
     _check_folder(path, record)
     costs_only: dict[str, str] = {}
     planned: list[Planned] = []
@@ -330,8 +352,11 @@ def _plan(
         data = data_of(entry.method, options)
         if not can_run(entry.method):
             costs_only[row] = f"{entry.method} cannot be run yet"
-        elif not is_here(recipe, row, data, options.get("data_dir")):
-            costs_only[row] = f"no {data} here ({why_absent(recipe, data)})"
+        elif not is_here(recipe, row, options):
+            what = f"writers of {data}" if needs_owners(entry.method, options) else data
+            costs_only[row] = f"no {what} here ({why_absent(recipe, row, options)})"
+        elif options.get("device") == "cuda" and not has_gpu():
+            costs_only[row] = "it needs a GPU, and there is none here"
         elif entry.warm_start in costs_only:
             costs_only[row] = f"it starts from '{entry.warm_start}', which cannot be run"
         else:
@@ -451,25 +476,50 @@ def _play(plan: Reproduction, observers: ObserverList, jobs: int) -> None:
             ready.sort(key=lambda one: (one.config.data, str(one.config.model)))  # stable: else in the recipe's order
             if jobs > 1:
                 titles = {one.folder: one.row for one in ready}
-                runs = [(one.folder, one.config, one.own) for one in ready]
-                play_in_processes(runs, titles, None, None, observers, jobs)
+                for one in ready:
+                    _set_limits(one)
+                failed = fail_in_processes(
+                    [(one.folder, one.config, one.own) for one in ready], titles, None, None, observers, jobs
+                )
+                for one in ready:
+                    if (error := failed.get(one.folder)) is not None:
+                        plan.failures[one.row, one.seed] = _said(error)
             else:
                 for one in ready:
-                    _play_one(one, ObserverList([_Titled(observers, one.row)]), Clock() if is_timed else OFF)
+                    try:
+                        _play_one(one, ObserverList([_Titled(observers, one.row)]), Clock() if is_timed else OFF)
+                    except _FAILURES as error:
+                        plan.failures[one.row, one.seed] = _said(error)
+            for one in [one for one in left if (one.after, one.seed) in plan.failures]:
+                left.remove(one)
+                plan.failures[one.row, one.seed] = f"it starts from '{one.after}', which failed"
     except KeyboardInterrupt:
         warn(f"the same command continues it; what is done is in '{plan.path}'")
         raise
 
 
 def _play_one(one: Planned, observers: ObserverList, clock: Clock) -> None:
-    try:
-        if one.state == "new":
-            start_run(one.config, None, None, one.folder, observers, clock, method_config=one.own)
-        else:
-            resume_run(one.folder, None, None, observers)
-    except SparsonaError as error:
-        what = f"row '{one.row}', seed {one.seed}: {error.what}"
-        raise SparsonaError(what, expected=error.expected, hint=error.hint) from error
+    if one.state == "new":
+        start_run(one.config, None, None, one.folder, observers, clock, method_config=one.own)
+    else:
+        _set_limits(one)
+        resume_run(one.folder, None, None, observers)
+
+
+def _set_limits(one: Planned) -> None:
+    """Let a run that was stopped go on to the limits that are asked for now: those it has may be used up."""
+    path = one.folder / "config.json"
+    if not path.exists():
+        return
+    then, now = read_json(path), one.config.model_dump(mode="json", include=_LIMITS)
+    if any(then.get(key) != value for key, value in now.items()):
+        write_atomically(path, (json.dumps({**then, **now}, indent=2) + "\n").encode())
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, SparsonaError):
+        return "; ".join(part for part in (error.what, error.expected, error.hint) if part)
+    return str(error) or type(error).__name__
 
 
 def _write_record(plan: Reproduction, left: Sequence[Planned]) -> None:

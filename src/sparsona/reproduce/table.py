@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparsona import methods
 from sparsona.analysis.format import UNKNOWN, signed
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
-from sparsona.costs import PAPERS, cost, row_of
+from sparsona.costs import PAPERS, cost
 from sparsona.data.catalog import SOURCES
 from sparsona.data.split_plan import SplitPlan
 from sparsona.reproduce.measures import Figure, find, of_runs
 from sparsona.reproduce.recipe import Column, Printed, Recipe
-from sparsona.reproduce.rows import data_of, row_options
+from sparsona.reproduce.rows import data_of, row_options, with_published
 from sparsona.runs.options import OPTIONS
-from sparsona.runs.request import parse_method
 
 if TYPE_CHECKING:
     from sparsona.experiment.run import Run
@@ -61,19 +59,47 @@ class Known:
         runs: finished runs.
         costs: what `row_cost` returned; None: it is not known.
         options: of a run, and of its method.
+        eval_every: the recipe's.
     """
 
     runs: Mapping[str, Sequence[Run]]
     costs: Mapping[str, Mapping[str, Any] | None]
     options: Mapping[str, Mapping[str, Any]]
+    eval_every: Mapping[str, int] = field(default_factory=dict)
+
+    def runs_for(self, row: str, column: Column) -> Sequence[Run]:
+        """The runs that a figure is made of: those that were evaluated at the recipe's rounds, if any were.
+
+        Where a figure depends on the evaluated rounds and none was, they are those of the first run's `eval_every`.
+        """
+        found = self.runs.get(row, ())
+        if not find(column.measure)[0].by_evaluation or row not in self.eval_every or not found:
+            return found
+        as_said = [run for run in found if run.config["eval_every"] == self.eval_every[row]]
+        return as_said or [run for run in found if run.config["eval_every"] == found[0].config["eval_every"]]
+
+    def no_claim(self, recipe: Recipe, row: str, column: Column) -> str:
+        """Why the runs of this figure cannot be compared with the paper's; "": they can."""
+        measure = find(column.measure)[0]
+        against = recipe.rows[row].against
+        if not column.comparable:
+            return "not comparable"
+        if measure.needs_against and against == row:
+            return "compared with itself"
+        if measure.by_evaluation:
+            for name in dict.fromkeys((row, against or row) if measure.needs_against else (row,)):
+                for run in self.runs_for(name, column) if name in self.eval_every else ():
+                    if run.config["eval_every"] != self.eval_every[name]:
+                        return f"evaluated every {run.config['eval_every']} rounds, not {self.eval_every[name]}"
+        return ""
 
     def figure(self, recipe: Recipe, row: str, column: Column) -> Figure | None:
         """Our figure in this place."""
         measure, argument = find(column.measure)
         against = recipe.rows[row].against or ""
         if measure.of_run is not None:
-            others = {run.config["seed"]: run for run in self.runs.get(against, ())}
-            return of_runs(column.measure, self.runs[row], others) if self.runs.get(row) else None
+            others = {run.config["seed"]: run for run in self.runs_for(against, column)}
+            return of_runs(column.measure, self.runs_for(row, column), others) if self.runs.get(row) else None
         found: Any = None
         if measure.of_cost is not None and (report := self.costs.get(row)) is not None:
             found = measure.of_cost(report, self.costs.get(against), argument)
@@ -103,7 +129,7 @@ def cells(recipe: Recipe, rows: Sequence[str], known: Known, no_claim: str = "")
             is_cost = not find(column.measure)[0].needs_training
             if paper is None and (ours is None or (is_cost and not row.stand_in)):
                 continue
-            found.append(_cell(name, key, paper, ours, column, no_claim))
+            found.append(_cell(name, key, paper, ours, column, no_claim or known.no_claim(recipe, name, column)))
     for name, printed in recipe.averages.items():
         every = [one for setting in recipe.settings if (one := f"{setting}/{name}") in recipe.rows]
         of = [one for one in every if not recipe.rows[one].stand_in]
@@ -112,7 +138,8 @@ def cells(recipe: Recipe, rows: Sequence[str], known: Known, no_claim: str = "")
             parts = [known.figure(recipe, one, column) if one in rows else None for one in of]
             means = [one.value for one in parts if one is not None and not one.is_bound]
             ours = Figure(math.fsum(means) / len(means)) if means and len(means) == len(of) else None
-            found.append(_cell(f"{AVERAGE}/{name}", key, paper, ours, column, no_claim))
+            why = no_claim or next(filter(None, (known.no_claim(recipe, one, column) for one in of)), "")
+            found.append(_cell(f"{AVERAGE}/{name}", key, paper, ours, column, why))
     return found
 
 
@@ -130,10 +157,9 @@ def _agreement(
     if no_claim:
         return None, None, no_claim
     if paper.is_bound or ours.is_bound:
-        if not (paper.is_bound and ours.is_bound):
-            return None, False, "one of the two does not get there"
-        trained_enough = ours.value >= paper.value
-        return None, True if trained_enough else None, "neither gets there" + " so far" * (not trained_enough)
+        return None, *_agreement_of_bounds(paper, ours)
+    if ours.is_early:
+        return ours.value - paper.value, None, "stopped early"
     difference = ours.value - paper.value
     if is_cost:
         units = abs(difference) * 10**column.digits
@@ -143,6 +169,21 @@ def _agreement(
         return difference, None, "no spread is known"
     of = "both" if len(known) == 2 else "the paper's" if ours.spread is None else "ours"
     return difference, abs(difference) <= math.hypot(*known) + 1e-9, f"spread: {of}"
+
+
+def _agreement_of_bounds(paper: Printed, ours: Figure) -> tuple[bool | None, str]:
+    """Whether two figures agree of which one or both are lower bounds: a target was not reached."""
+    spread = math.hypot(paper.spread or 0.0, ours.spread or 0.0) + 1e-9
+    if ours.is_early:
+        return None, "stopped early"
+    if paper.is_bound and ours.is_bound:
+        trained_enough = not ours.reached and ours.value >= paper.value
+        return True if trained_enough else None, "neither gets there" + " so far" * (not trained_enough)
+    if ours.is_bound:
+        too_late = ours.value > paper.value + spread
+        return False if too_late else None, "ours does not get there" + " so far" * (not too_late)
+    too_soon = ours.value <= paper.value - spread
+    return False if too_soon else None, "the paper's does not get there"
 
 
 def lines(recipe: Recipe, found: Sequence[Cell]) -> list[dict[str, str]]:
@@ -191,7 +232,8 @@ def format_ours(ours: Figure | None, digits: int) -> str:
         return UNKNOWN
     text = f"{'>' * ours.is_bound}{ours.value:,.{digits}f}"
     text = text if ours.spread is None else f"{text} ± {ours.spread:.{digits}f}"
-    return f"{text} ({ours.seeds} seeds)" if ours.seeds > 1 else text
+    of = f"{ours.reached} of " if ours.reached else ""
+    return f"{text} ({of}{ours.seeds} seeds)" if ours.seeds > 1 else text
 
 
 def _verdict(cell: Cell) -> str:
@@ -210,9 +252,7 @@ def row_cost(recipe: Recipe, name: str, changes: Mapping[str, Any]) -> dict[str,
     """
     row = recipe.rows[name]
     options = row_options(recipe, name, changes)
-    card, _ = row_of(parse_method(row.method)[0])
-    preset = methods.published(card, {**options, **parse_method(row.method)[1]})
-    all_options = {**card.engine, **preset, **options, **parse_method(row.method)[1]}
+    all_options = with_published(row.method, options)
     given = {key: value for key, value in options.items() if not isinstance(_says(key), str)}
     given |= {"data": data_of(row.method, options), "counting": "paper", "quirks": row.quirks}
     if (novel := all_options.get("novel") or 0) >= 1 and all_options.get("clients"):
@@ -223,6 +263,9 @@ def row_cost(recipe: Recipe, name: str, changes: Mapping[str, Any]) -> dict[str,
     report = cost(row.method, **given, samples=samples or 1).to_json()
     of_network = {key: given[key] for key in ("data", "model") if key in given}
     report["dense_flops"] = cost("fedavg", **of_network, samples=1).inference_flops
+    size = all_options.get("batch_size") or OPTIONS["batch_size"].default
+    left_out = report["samples"] % size if all_options.get("drop_last") and report["samples"] > size else 0
+    report["trained"] = report["samples"] - left_out  # of a client in an epoch
     if samples is None:  # bytes do not depend on it
         for block in ("total", "per_round", "per_client_round"):
             report[block] |= dict.fromkeys(("flops", "train_flops", "search_flops"))
