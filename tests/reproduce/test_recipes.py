@@ -125,3 +125,11 @@ def test_rows_are_drawn_over_the_row_that_they_are_compared_with():
     assert "best-over-none" not in shown[f"stackoverflow, over {over}"]
     assert "best-over-none" in shown[f"stackoverflow, over {under}"]
     assert f"over {under}." in found[f"stackoverflow, over {under}"]
+
+
+@pytest.mark.parametrize("name", ["pfedgate/table3", "fedalt/table8"])
+def test_tables_of_costs_and_settings_train_nothing(name):
+    found = runner.reproduce(name, dry_run=True)
+    assert not found.planned
+    assert set(found.costs_only.values()) == {"all its figures follow from its options"}
+    assert any(cell.ours is not None for cell in found.cells())

@@ -18,6 +18,7 @@ from sparsona.core.points import RECEIVED, TUNED
 
 if TYPE_CHECKING:
     from sparsona.experiment.run import Run
+    from sparsona.reproduce.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,11 @@ def find(text: str) -> tuple[Measure, str]:
     if colon and measure.argument.strip("[]") in ("UNIT", "PERCENT", "SHARE"):
         _number(text, argument)
     return measure, argument
+
+
+def needs_runs(recipe: Recipe) -> bool:
+    """Whether a recipe shows anything that training gives; other tables print costs or settings."""
+    return recipe.picture is not None or any(find(one.measure)[0].needs_training for one in recipe.columns.values())
 
 
 def of_runs(text: str, runs: Sequence[Run], against: Mapping[int, Run]) -> Figure | None:

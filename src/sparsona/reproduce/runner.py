@@ -21,7 +21,7 @@ from sparsona.experiment.run import Run
 from sparsona.experiment.train import load, resume_run, start_run
 from sparsona.reproduce import recipe as recipes
 from sparsona.reproduce.folder import FILE, Record, State, default_path, own_name, read_record, run_state, source_commit
-from sparsona.reproduce.measures import find
+from sparsona.reproduce.measures import find, needs_runs
 from sparsona.reproduce.pictures import text_of
 from sparsona.reproduce.recipe import Recipe
 from sparsona.reproduce.rows import (
@@ -350,7 +350,9 @@ def _plan(
         options = row_options(recipe, row, changes)
         entry = recipe.rows[row]
         data = data_of(entry.method, options)
-        if not can_run(entry.method):
+        if not needs_runs(recipe):
+            costs_only[row] = "all its figures follow from its options"
+        elif not can_run(entry.method):
             costs_only[row] = f"{entry.method} cannot be run yet"
         elif not is_here(recipe, row, options):
             what = f"writers of {data}" if needs_owners(entry.method, options) else data
