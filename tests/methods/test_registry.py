@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparsona import methods
+from sparsona.core.errors import SparsonaError
 from sparsona.methods import METHODS, factory
 from sparsona.runs.declaration import options_of
 
@@ -43,3 +44,10 @@ def test_no_option_has_the_value_none_as_a_word():
     for name in METHODS:
         for key, one in options_of(factory(name)[1]).items():
             assert "none" not in (one.choices or ()), f"{name}: {key}"
+
+
+def test_names_with_commas_between_them_are_told_apart():
+    with pytest.raises(SparsonaError, match="separate them by spaces"):
+        methods.card("fedavg,fedspa")
+    with pytest.raises(SparsonaError, match="unknown method"):
+        methods.card("fedavg,nothing")

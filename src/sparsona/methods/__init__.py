@@ -63,6 +63,8 @@ def card(name: str) -> MethodCard:
             expected=f"one of {', '.join(names())}",
             hint=f"`sparsona cost {name}` shows what it would cost",
         )
+    if all(find(one.strip()) is not None for one in name.split(",")):
+        raise SparsonaError(f"several methods in '{name}'", expected="one name", hint="separate them by spaces")
     raise unknown_name("method", name, names())
 
 

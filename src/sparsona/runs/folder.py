@@ -153,10 +153,12 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """An existing run."""
         if (path / "comparison.json").is_file():
+            inside = sorted(str(found.parent) for found in path.glob("*/config.json"))
             raise SparsonaError(
                 f"'{path}' is a comparison",
-                expected="a run",
-                hint="`sparsona resume` and `sparsona report` take it as it is; its runs are the folders in it",
+                expected=f"a run, such as {inside[0]}" if inside else "a run",
+                hint="`sparsona resume` and `sparsona report` take it as it is; its runs are the folders in it"
+                + (f": {', '.join(Path(one).name for one in inside)}" if inside else ""),
             )
         if not (path / "config.json").is_file():
             raise SparsonaError(
