@@ -327,7 +327,7 @@ def test_a_step_that_is_too_large_leaves_no_value_and_no_ratio(tmp_path, lines) 
     assert statuses(bound)["eta is small enough"] == "violated"
     assert bound.value is None
     assert bound.ratio is None
-    assert bound.curve_label == "if the step size were small enough"
+    assert bound.curve_label == "for a smaller step size"
     assert any(f"would be {number(sum(bound.terms.values()))}" in note for note in bound.notes)
     journal = plain(tmp_path / "spa", "fedavg", lines, weight="equal", lr=0.5, epochs=2).bounds(clients=4).bounds[1]
     assert statuses(journal)["the step size is at most sqrt(1 / (16 L^2 N^2 p_t T))"] == "violated"

@@ -30,7 +30,7 @@ from sparsona.experiment.theory.estimates import Loss, Objective, Point, gradien
 from sparsona.runs.folder import RunFolder
 
 POINTS_DRAWN = 60  # of a bound over rounds
-IF_SMALLER = "if the step size were small enough"  # what a curve supposes
+IF_SMALLER = "for a smaller step size"  # what a curve supposes
 
 
 @dataclass(frozen=True, eq=False)
