@@ -256,8 +256,9 @@ def methods(name: str | None, as_json: bool) -> None:
         keys = ("name", "title", "family", "paper", "kept", "travels")
         click.echo(json.dumps([{key: getattr(row, key) for key in keys} for row in map(card, names())], indent=2))
         return
+    everything = [card(one) for one in names()]  # once: packages are searched for more
     for family, title in {**FAMILIES, "": "of installed packages"}.items():
-        if rows := [row for row in map(card, names()) if row.family == family]:
+        if rows := [row for row in everything if row.family == family]:
             click.echo(f"{family}: {title}" if family else title)
             columns = {"name": "name", "title": "method", "paper": "paper", "kept": "kept", "travels": "travels"}
             print_table([{header: getattr(row, key) for key, header in columns.items()} for row in rows])

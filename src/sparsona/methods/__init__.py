@@ -11,17 +11,18 @@ from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from inspect import signature
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sparsona.core.errors import SparsonaError, unknown_name
-from sparsona.core.layout import Layout
-from sparsona.core.round import Client, Round
-from sparsona.core.seeds import Seeds
-from sparsona.core.update import Cost
 from sparsona.methods.card import FAMILIES as FAMILIES
 from sparsona.methods.card import MethodCard as MethodCard
 from sparsona.methods.card import Preset as Preset
 from sparsona.methods.table import ROWS
+
+if TYPE_CHECKING:
+    from sparsona.core.layout import Layout
+    from sparsona.core.round import Client, Round
+    from sparsona.core.update import Cost
 
 ENTRY_POINTS = "sparsona.methods"  # the group in which another package names its rows
 
@@ -218,6 +219,9 @@ def has_one_size(cost: Callable[[Layout, Client, Round], Cost], layout: Layout, 
 
 def check_subnetwork(name: str, cost: Callable[[Layout, Client, Round], Cost], layout: Layout) -> None:
     """Raise SparsonaError if a method cannot train a sub-network; `layout` is that of the whole network."""
+    from sparsona.core.round import Client, Round  # lists of methods do without
+    from sparsona.core.seeds import Seeds
+
     if not has_one_size(cost, layout, Client(0, 100, num_validation=10, num_clients=10), Round(0, 1, 1, 10, Seeds(0))):
         raise SparsonaError(
             f"a sub-network for {name}, whose models are of the size that each client can hold",

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -171,9 +172,20 @@ def find_owners(card: SourceCard, places: Collection[Path]) -> bool:
 
 def _has(place: Path, names: Collection[str]) -> bool:
     """Whether a folder has all of these files, plain or with .gz."""
-    return all(
-        any(path.is_file() for pattern in (name, f"{name}.gz") for path in place.glob(pattern)) for name in names
-    )
+    found = _files_in(place, place.stat().st_mtime_ns) if place.is_dir() else ()
+
+    def has(name: str) -> bool:
+        if "/" in name:  # in folders inside
+            return any(path.is_file() for pattern in (name, f"{name}.gz") for path in place.glob(pattern))
+        return any(fnmatchcase(one, name) or fnmatchcase(one, f"{name}.gz") for one in found)
+
+    return all(has(name) for name in names)
+
+
+@lru_cache(maxsize=256)  # a listing asks for every row
+def _files_in(place: Path, changed: int) -> tuple[str, ...]:
+    """The names of the files in a folder as of its last change."""
+    return tuple(path.name for path in place.iterdir() if path.is_file())
 
 
 def why_absent(recipe: Recipe, row: str, options: Mapping[str, Any]) -> str:

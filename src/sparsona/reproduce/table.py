@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from sparsona.analysis.format import UNKNOWN, signed
@@ -260,9 +263,8 @@ def row_cost(recipe: Recipe, name: str, changes: Mapping[str, Any]) -> dict[str,
     if "emnist-400-rounds" in row.quirks:
         given["rounds"] = 400
     samples = _samples(given["data"], all_options)
-    report = cost(row.method, **given, samples=samples or 1).to_json()
-    of_network = {key: given[key] for key in ("data", "model") if key in given}
-    report["dense_flops"] = cost("fedavg", **of_network, samples=1).inference_flops
+    report = deepcopy(_report(row.method, json.dumps({**given, "samples": samples or 1}, sort_keys=True)))
+    report["dense_flops"] = _dense_flops(given["data"], given.get("model"))
     size = all_options.get("batch_size") or OPTIONS["batch_size"].default
     left_out = report["samples"] % size if all_options.get("drop_last") and report["samples"] > size else 0
     report["trained"] = report["samples"] - left_out  # of a client in an epoch
@@ -270,6 +272,19 @@ def row_cost(recipe: Recipe, name: str, changes: Mapping[str, Any]) -> dict[str,
         for block in ("total", "per_round", "per_client_round"):
             report[block] |= dict.fromkeys(("flops", "train_flops", "search_flops"))
     return report
+
+
+@cache
+def _report(method: str, options: str) -> dict[str, Any]:
+    """`sparsona cost`; tables and figures of a paper have many rows in common, and a listing asks for all."""
+    return cost(method, **json.loads(options)).to_json()
+
+
+@cache
+def _dense_flops(data: str, model: str | None) -> float:
+    """FLOPs of predicting one example with the whole network."""
+    named = {} if model is None else {"model": model}
+    return float(cost("fedavg", data=data, **named, samples=1).inference_flops)
 
 
 def _says(key: str) -> bool | str:
