@@ -63,7 +63,7 @@ def test_batches_that_a_turn_did_not_have_count_nowhere():
     assert Gates("earlier", (turn(1, 0, [0.5], newly=(0.5, 0.0)),)).newly_used == [0.5, 0.0]
 
 
-@pytest.mark.parametrize("executor", ["serial", "stacked", "workers"])
+@pytest.mark.parametrize("executor", ["serial", "stacked", pytest.param("workers", marks=pytest.mark.slow)])
 def test_turns_have_as_many_shares_as_batches(executor):
     """Clients differ in their number of batches, and the shares of each end with its last."""
     options = {"clients": 6, "rounds": 1, "batch_size": 64, "per_round": 6, "epochs": 1, "partition": "dirichlet:0.5"}

@@ -249,7 +249,7 @@ recipes.load = lambda name: recipes.Recipe(**{VALUES!r})
 """
 
 
-@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("sign", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_what_was_stopped_is_resumed_by_the_same_command(forks, tmp_path, sign):
     args = ("reproduce", "fedspa/own", "--rows", "A/fedavg", "--set", "rounds=20", "--json")
     runs = tmp_path / "runs" / "reproduce" / "fedspa" / "own-rounds=20"
@@ -375,7 +375,7 @@ WITH_TUNING_AND_LOCAL = Recipe(
 )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_row_that_fails_in_a_process_of_its_own(tmp_path):
     (tmp_path / "x" / "A_fedavg-seed0").mkdir(parents=True)
     (tmp_path / "x" / "A_fedavg-seed0" / "notes.txt").write_text("mine")
