@@ -6,7 +6,7 @@ import pytest
 
 from sparsona.data.catalog import SHEET_FILES, SOURCES
 from sparsona.reproduce.recipe import Recipe
-from sparsona.reproduce.rows import is_here, row_options, why_absent
+from sparsona.reproduce.rows import experiment_changes, is_here, row_options, why_absent
 
 CUT = Recipe(
     title="x",
@@ -77,3 +77,10 @@ def test_what_is_said_of_absent_data():
 def test_every_set_says_which_files_it_needs(card):
     assert card.needed
     assert all(card.needed)
+
+
+def test_another_result_of_the_same_training_is_another_experiment():
+    recipe = Recipe(title="t", where="table 1", rows={"a": {"method": "fedavg"}})
+    assert experiment_changes(recipe, {"headline": "trained", "eval_every": 5, "device": "cpu"}) == {
+        "headline": "trained"
+    }

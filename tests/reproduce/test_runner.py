@@ -12,7 +12,7 @@ from processes import EAGER, completed, start, traces, wait_until
 import sparsona as sp
 from sparsona.core.errors import SparsonaError
 from sparsona.reproduce import recipe as recipes
-from sparsona.reproduce import runner
+from sparsona.reproduce import rows, runner
 from sparsona.reproduce.folder import FILE
 from sparsona.reproduce.page import command
 from sparsona.reproduce.recipe import Recipe
@@ -429,7 +429,7 @@ def test_the_printed_command_makes_these_runs(named):
 
 
 def test_rows_of_a_gpu_need_one(monkeypatch):
-    monkeypatch.setattr(runner, "has_gpu", lambda: False)
+    monkeypatch.setattr(rows, "has_gpu", lambda: False)
     own = Recipe(**{**VALUES, "rows": {"A/gpu": {"method": "local", "options": {"device": "cuda"}}}})
     found = sp.reproduce(own, dry_run=True)
     assert found.costs_only == {"A/gpu": "it needs a GPU, and there is none here"}

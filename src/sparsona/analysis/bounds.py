@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sparsona.analysis.format import UNKNOWN
+from sparsona.analysis.format import UNKNOWN, number
 
 Status = Literal["held", "violated", "cannot be checked"]
 
@@ -174,13 +174,6 @@ class Bounds:
         }
         plain: dict[str, Any] = _plain(found)
         return plain
-
-
-def number(value: float | None) -> str:
-    """Three digits, or a dash."""
-    if value is None or math.isnan(value):
-        return UNKNOWN
-    return f"{value:.3g}".replace("-", "−") if math.isfinite(value) else "infinite"
 
 
 def running_means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 UNKNOWN = "–"
@@ -51,6 +52,13 @@ def signed(value: float, decimals: int = 2) -> str:
     """A number with its sign, in type: +1.20, −0.30, 0.00."""
     shown = f"{value:+.{decimals}f}".replace("-", "−")
     return shown[1:] if not float(shown[1:]) else shown
+
+
+def number(value: float | None) -> str:
+    """A number of any size with three digits, in type: 0.00123, 4.56e+03; a dash where it is not known."""
+    if value is None or math.isnan(value):
+        return UNKNOWN
+    return f"{value:.3g}".replace("-", "−") if math.isfinite(value) else "infinite"
 
 
 def plural(count: int, noun: str) -> str:

@@ -177,7 +177,7 @@ def print_analysis(found: Any) -> None:
 
 def print_bounds(found: Any) -> None:
     """A `Bounds`: its constants, and each bound with its terms and assumptions."""
-    from sparsona.analysis.bounds import number
+    from sparsona.analysis.format import number
 
     click.echo(found.title)
     for sentence in found.sentences():

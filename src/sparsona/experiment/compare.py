@@ -138,7 +138,7 @@ def _plan(
     check_match(match)
     entries = _entries(names)
     options = dict(options)
-    numbers = _seed_numbers(options.pop("seed", 0), seeds)
+    numbers = seed_numbers(options.pop("seed", 0), seeds)
     planned = _plan_runs(entries, numbers, options, federation, model)
     # Errors in the data, the model or the executor are raised before a folder is made.
     sides: dict[str, ServerContext] = {}
@@ -216,7 +216,8 @@ def _entries(names: Sequence[str | tuple[str, Mapping[str, Any]]]) -> list[Entry
     return entries
 
 
-def _seed_numbers(first: Any, seeds: int | Sequence[int]) -> list[int]:
+def seed_numbers(first: Any, seeds: int | Sequence[int]) -> list[int]:
+    """The seeds of a number of runs, counted from the first, or those that are listed; all different."""
     if not isinstance(first, int):
         raise SparsonaError(f"seed = {first!r}", expected="a whole number, 0 or more", hint="for example --seed 1")
     numbers = list(range(first, first + seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
@@ -441,7 +442,12 @@ def _compare(
 ) -> Comparison:
     if jobs > 1:
         titles = {folder: methods.card(config.method).title for folder, config, _ in planned}
-        play_in_processes(planned, titles, federation, model, observers, jobs)
+        failures = play_in_processes(planned, titles, federation, model, observers, jobs)
+        for folder, config, _ in planned:
+            if (error := failures.get(folder)) is not None:
+                others = len(failures) - 1
+                error.add_note(f"in the run of {config.method}, seed {config.seed}; {others} other runs failed as well")
+                raise error
     runs = []
     for folder, config, method_config in planned:
         if jobs > 1:
@@ -458,22 +464,6 @@ def _compare(
 
 
 def play_in_processes(
-    planned: Sequence[tuple[Path, RunConfig, BaseModel | None]],
-    titles: Mapping[Path, str],
-    federation: Federation | None,
-    model: Any,
-    observers: ObserverList,
-    jobs: int,
-) -> None:
-    """All runs, each in a process, as `fail_in_processes`; if any fails, the first error is raised at the end."""
-    if failures := fail_in_processes(planned, titles, federation, model, observers, jobs):
-        (folder, error), *others = failures.items()
-        config = next(one for path, one, _ in planned if path == folder)
-        error.add_note(f"in the run of {config.method}, seed {config.seed}; {len(others)} other runs failed as well")
-        raise error
-
-
-def fail_in_processes(
     planned: Sequence[tuple[Path, RunConfig, BaseModel | None]],
     titles: Mapping[Path, str],
     federation: Federation | None,

@@ -17,9 +17,8 @@ import numpy as np
 from sparsona.core.errors import SparsonaError
 from sparsona.reproduce import recipe as recipes
 from sparsona.reproduce.folder import default_path, run_state
-from sparsona.reproduce.measures import needs_runs
 from sparsona.reproduce.recipe import PAPERS, Recipe
-from sparsona.reproduce.rows import can_run, data_of, folder_of, has_gpu, is_here, row_options, why_absent
+from sparsona.reproduce.rows import data_of, folder_of, has_gpu, is_here, row_options, why_absent, why_not_run
 from sparsona.reproduce.table import row_cost
 from sparsona.runs.folder import processor
 
@@ -83,7 +82,7 @@ def status(name: str, recipe: Recipe, speeds: Speeds) -> Status:
     seconds: float | None = 0.0
     for row, entry in recipe.rows.items():
         options = row_options(recipe, row)
-        if not needs_runs(recipe) or not can_run(entry.method) or (options.get("device") == "cuda" and not has_gpu()):
+        if why_not_run(recipe, row, options):
             continue
         source = data_of(entry.method, options)
         if not is_here(recipe, row, options):

@@ -102,6 +102,11 @@ def needs_runs(recipe: Recipe) -> bool:
     return recipe.picture is not None or any(find(one.measure)[0].needs_training for one in recipe.columns.values())
 
 
+def measures_time(recipe: Recipe) -> bool:
+    """Whether a column is about seconds, so that runs must be profiled, one after another."""
+    return any(find(one.measure)[0].needs_profile for one in recipe.columns.values())
+
+
 def of_runs(text: str, runs: Sequence[Run], against: Mapping[int, Run]) -> Figure | None:
     """A measure over the seeds of a row; None where no run has it.
 

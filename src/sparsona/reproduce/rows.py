@@ -19,14 +19,20 @@ from sparsona.data.cache import cache_folder
 from sparsona.data.card import SourceCard
 from sparsona.data.catalog import OWN, SHEET_FILES, SHEETS, SOURCES
 from sparsona.data.readers.files import list_places
-from sparsona.reproduce.measures import find
+from sparsona.reproduce.measures import measures_time, needs_runs
 from sparsona.reproduce.recipe import Recipe
 from sparsona.runs.options import OPTIONS, RunConfig
 from sparsona.runs.request import parse_method, with_names
 
+MAKES_RESULT = {"headline"}  # a circumstance of training alone: it says which figure is the result
 # What may be set for all rows without making it another experiment: where, how fast and how often things happen.
-HARMLESS = frozenset(
-    name for name, one in OPTIONS.items() if one.circumstance or one.group in ("place", "stop") or name == "data_dir"
+HARMLESS = (
+    frozenset(
+        name
+        for name, one in OPTIONS.items()
+        if one.circumstance or one.group in ("place", "stop") or name == "data_dir"
+    )
+    - MAKES_RESULT
 )
 _AFFECTS_TIME = frozenset(name for name, one in OPTIONS.items() if one.group == "place")
 FEWEST_CLIENTS, FEWEST_SAMPLED, FEWEST_ROUNDS, FEWEST_EXAMPLES = 4, 2, 2, 5  # however small the scale
@@ -93,8 +99,7 @@ def check_changes(recipe: Recipe, rows: Collection[str], changes: Mapping[str, A
 
 def experiment_changes(recipe: Recipe, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the user's changes that make another experiment; where seconds are measured, also where it is run."""
-    is_timed = any(find(column.measure)[0].needs_profile for column in recipe.columns.values())
-    kept = HARMLESS - _AFFECTS_TIME if is_timed else HARMLESS
+    kept = HARMLESS - _AFFECTS_TIME if measures_time(recipe) else HARMLESS
     return {key: value for key, value in changes.items() if key not in kept}
 
 
@@ -112,6 +117,18 @@ def _known(method: str) -> set[str]:
 def can_run(method: str) -> bool:
     """Whether a method can be run; of some only the costs are known."""
     return methods.find(parse_method(method)[0]) is not None
+
+
+def why_not_run(recipe: Recipe, row: str, options: Mapping[str, Any]) -> str:
+    """Why a row is not trained whatever data is here; "": it is."""
+    method = recipe.rows[row].method
+    if not needs_runs(recipe):
+        return "all its figures follow from its options"
+    if not can_run(method):
+        return f"{method} cannot be run yet"
+    if options.get("device") == "cuda" and not has_gpu():
+        return "it needs a GPU, and there is none here"
+    return ""
 
 
 def with_published(method: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,30 +15,30 @@ from sparsona.core.errors import SparsonaError
 from sparsona.costs import QUIRKS
 from sparsona.engine.profiler import OFF, Clock
 from sparsona.experiment.build import make_config, make_configs
-from sparsona.experiment.compare import fail_in_processes
+from sparsona.experiment.compare import play_in_processes, seed_numbers
 from sparsona.experiment.parallel import check_jobs
 from sparsona.experiment.run import Run
 from sparsona.experiment.train import load, resume_run, start_run
 from sparsona.reproduce import recipe as recipes
 from sparsona.reproduce.folder import FILE, Record, State, default_path, own_name, read_record, run_state, source_commit
-from sparsona.reproduce.measures import find, needs_runs
+from sparsona.reproduce.measures import find, measures_time
 from sparsona.reproduce.pictures import text_of
 from sparsona.reproduce.recipe import Recipe
 from sparsona.reproduce.rows import (
-    can_run,
+    MAKES_RESULT,
     check_changes,
     check_folders,
     check_scale,
     data_of,
     experiment_changes,
     folder_of,
-    has_gpu,
     is_here,
     needs_owners,
     row_options,
     scaled,
     select,
     why_absent,
+    why_not_run,
     with_needed,
 )
 from sparsona.reproduce.table import Cell, Known, aligned, cells, costs_of, lines
@@ -49,7 +49,7 @@ from sparsona.runs.validation import validate
 
 # Of a run's options, what another machine or a later call may have chosen otherwise without another result.
 _LIMITS = {"max_seconds", "max_bytes", "max_steps", "max_flops"}
-_FREE = {*CIRCUMSTANCES - {"headline"}, "device", "data_dir", *_LIMITS}
+_FREE = {*CIRCUMSTANCES - MAKES_RESULT, "device", "data_dir", *_LIMITS}
 _FAILURES = (SparsonaError, RuntimeError, MemoryError)  # RuntimeError: what torch raises, such as on a full GPU
 
 
@@ -342,23 +342,21 @@ def _plan(
     check_folders(recipe.rows)
     path = Path(out) if out else default_path(called, scale, experiment_changes(recipe, changes))
     own = None if isinstance(name, str) else recipe.model_dump(mode="json")
-    record = Record(recipe=called, own=own, rows=pattern, seeds=_numbers(seeds), scale=scale, changes=dict(changes))
+    record = Record(
+        recipe=called, own=own, rows=pattern, seeds=seed_numbers(0, seeds), scale=scale, changes=dict(changes)
+    )
     _check_folder(path, record)
     costs_only: dict[str, str] = {}
     planned: list[Planned] = []
     for row in needed:
         options = row_options(recipe, row, changes)
         entry = recipe.rows[row]
-        data = data_of(entry.method, options)
-        if not needs_runs(recipe):
-            costs_only[row] = "all its figures follow from its options"
-        elif not can_run(entry.method):
-            costs_only[row] = f"{entry.method} cannot be run yet"
+        if reason := why_not_run(recipe, row, options):
+            costs_only[row] = reason
         elif not is_here(recipe, row, options):
+            data = data_of(entry.method, options)
             what = f"writers of {data}" if needs_owners(entry.method, options) else data
             costs_only[row] = f"no {what} here ({why_absent(recipe, row, options)})"
-        elif options.get("device") == "cuda" and not has_gpu():
-            costs_only[row] = "it needs a GPU, and there is none here"
         elif entry.warm_start in costs_only:
             costs_only[row] = f"it starts from '{entry.warm_start}', which cannot be run"
         else:
@@ -366,15 +364,6 @@ def _plan(
     for one in planned:
         _check_same(one)
     return Reproduction(called, recipe, selected, planned, scale, changes, path, costs_only, record)
-
-
-def _numbers(seeds: int | Sequence[int]) -> list[int]:
-    numbers = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
-    if not numbers or len(set(numbers)) < len(numbers):
-        raise SparsonaError(
-            f"seeds {numbers}" if numbers else "no seeds", expected="at least one, all different", hint="--seeds 3"
-        )
-    return numbers
 
 
 def _planned_run(recipe: Recipe, row: str, seed: int, scale: float, path: Path, options: Mapping[str, Any]) -> Planned:
@@ -466,7 +455,7 @@ def _play(plan: Reproduction, observers: ObserverList, jobs: int) -> None:
     """Run what is not done: rows that others start from first, rows of one network one after another."""
     left = [one for one in plan.planned if one.state != "done"]
     _write_record(plan, left)
-    is_timed = any(find(column.measure)[0].needs_profile for column in plan.recipe.columns.values())
+    is_timed = measures_time(plan.recipe)
     if is_timed and jobs > 1:
         warn("a column of this recipe is about time: runs follow each other, since they would slow each other down")
         jobs = 1
@@ -480,7 +469,7 @@ def _play(plan: Reproduction, observers: ObserverList, jobs: int) -> None:
                 titles = {one.folder: one.row for one in ready}
                 for one in ready:
                     _set_limits(one)
-                failed = fail_in_processes(
+                failed = play_in_processes(
                     [(one.folder, one.config, one.own) for one in ready], titles, None, None, observers, jobs
                 )
                 for one in ready:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import sparsona as sp
-from sparsona.analysis.bounds import number
+from sparsona.analysis.format import number
 from sparsona.core.errors import SparsonaError
 from sparsona.data.federation import Federation
 from sparsona.engine.rounds import received_work, shared_model, simulate

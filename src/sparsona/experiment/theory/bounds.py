@@ -78,13 +78,13 @@ def estimate_bounds(
     stored: Population,
     completed: int,
     *,
-    clients: int = 8,
-    batches: int = 8,
-    seed: int = 0,
-    along: int = 0,
-    delta: float = 1e-5,
-    noise: float = 0.0,
-    listen: Callable[[int, int], None] | None = None,
+    clients: int,
+    batches: int,
+    seed: int,
+    along: int,
+    delta: float,
+    noise: float,
+    listen: Callable[[int, int], None] | None,
 ) -> Bounds:
     """What `Run.bounds` returns; arguments are described there. `stored` are the run's models after `completed`."""
     for name, value, least in (("clients", clients, 2), ("batches", batches, 2), ("along", along, 0)):

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from sparsona.analysis import theorems
-from sparsona.analysis.bounds import Assumption, Bound, Constant, number
+from sparsona.analysis.bounds import Assumption, Bound, Constant
+from sparsona.analysis.format import number
 from sparsona.core.tree import Tree, loaded
 from sparsona.data.batches import in_order
 from sparsona.experiment.theory.estimates import diameter, gradient

@@ -8,7 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from sparsona.analysis import theorems
-from sparsona.analysis.bounds import Assumption, Bound, Constant, number
+from sparsona.analysis.bounds import Assumption, Bound, Constant
+from sparsona.analysis.format import number
 from sparsona.experiment.theory.estimates import block_norm, squared_errors
 from sparsona.experiment.theory.sample import (
     IF_SMALLER,

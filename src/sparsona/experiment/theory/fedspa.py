@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from sparsona.analysis import theorems
-from sparsona.analysis.bounds import Assumption, Bound, Constant, number
+from sparsona.analysis.bounds import Assumption, Bound, Constant
+from sparsona.analysis.format import number
 from sparsona.core.method import Phase, Work, steps_taken
 from sparsona.core.round import Tick
 from sparsona.data.batches import shuffled

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from sparsona import methods
 from sparsona.analysis import theorems
-from sparsona.analysis.bounds import Assumption, Bound, Constant, number
+from sparsona.analysis.bounds import Assumption, Bound, Constant
+from sparsona.analysis.format import number
 from sparsona.analysis.gates import GateTurn, recorded_gates
 from sparsona.core.method import Work, steps_taken
 from sparsona.core.round import Batch

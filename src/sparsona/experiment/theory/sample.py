@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsona.analysis.bounds import Assumption, number, running_means
+from sparsona.analysis.bounds import Assumption, running_means
+from sparsona.analysis.format import number
 from sparsona.core.method import Phase, Work, steps_taken
 from sparsona.core.points import RECEIVED
 from sparsona.core.round import Batch

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from sparsona.analysis.bounds import Bound, Bounds, number
+from sparsona.analysis.bounds import Bound, Bounds
 from sparsona.analysis.extra import import_extra
+from sparsona.analysis.format import number
 from sparsona.core.errors import SparsonaError
 from sparsona.report.palette import COLOURS
 from sparsona.report.pictures.figure import Picture, new_picture, style
