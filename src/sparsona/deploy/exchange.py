@@ -1,0 +1,49 @@
+"""A transport: one function that sends frames to clients and returns their answers, and one that answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
+
+# What the receiving side does with a frame: its answer, or None to say nothing. It may take as long as it likes, and may
+# be called from several threads at once.
+Handle = Callable[[bytes], bytes | None]
+
+
+class Exchange(Protocol):
+    """Sends frames to clients, and yields their answers as they arrive.
+
+    Args:
+        items: pairs of a client's index and the frame for it, taken one by one while there is room in flight, so that
+            the frames of many clients are not in memory at once. No client appears twice.
+        deadline: seconds from the sending of a frame until its answer counts as lost.
+
+    Returns:
+        Pairs of a client's index and its answer, one for each item, in any order; None: lost. While a client cannot be
+        reached its frame is sent again, until the deadline. What arrives later is dropped.
+    """
+
+    def __call__(self, items: Iterable[tuple[int, bytes]], deadline: float) -> Iterator[tuple[int, bytes | None]]: ...
+
+
+def in_memory(handles: dict[int, Handle]) -> Exchange:
+    """An exchange with clients in this process: for tests, and to see what a network run does without a network.
+
+    Args:
+        handles: what each client does with a frame. A client that is not there does not answer.
+
+    Returns:
+        The exchange.
+
+    Example:
+        >>> exchange = in_memory({0: lambda frame: frame[::-1]})
+        >>> list(exchange([(0, b"abc"), (1, b"abc")], deadline=1.0))
+        [(0, b'cba'), (1, None)]
+    """
+
+    def exchange(items: Iterable[tuple[int, bytes]], deadline: float) -> Iterator[tuple[int, bytes | None]]:
+        for client, frame in items:
+            handle = handles.get(client)
+            yield client, None if handle is None else handle(frame)
+
+    return exchange
