@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-# What the receiving side does with a frame: its answer, or None to say nothing. It may take as long as it likes, and may
-# be called from several threads at once.
+# What the receiving side does with a frame: its answer, or None to say nothing. It may take as long as it likes, and
+# may be called from several threads at once.
 Handle = Callable[[bytes], bytes | None]
 
 
