@@ -282,8 +282,8 @@ def _write_value(value: Any) -> str:
     if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return repr(value)
     if isinstance(value, str):
-        if "\n" in value and '"' not in value and "\\" not in value and value.isascii():
-            return f'"""\n{value}"""'
+        if value.startswith("-----BEGIN ") and re.fullmatch(r"[A-Za-z0-9+/=\n -]*", value):
+            return f'"""\n{value}"""'  # as a certificate is read by people
         return _write_text(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_write_value, value))}]"

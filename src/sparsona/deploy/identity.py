@@ -277,12 +277,11 @@ def renew_authority(authority: Authority, days: int = AUTHORITY_DAYS) -> Authori
 def _certify_authority(name: str, key: KeyFile, days: int) -> str:
     from cryptography import x509
 
-    usage = {"key_cert_sign": True, "crl_sign": True}
     public = _read_public(key.public)
     builder = (
         _builder(name, name, public, days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_key_usage(**usage), critical=True)
+        .add_extension(_key_usage(key_cert_sign=True, crl_sign=True), critical=True)
     )
     return key.sign_certificate(builder)
 
@@ -450,9 +449,9 @@ def _builder(
 def _key_usage(**of: bool) -> x509.KeyUsage:
     from cryptography import x509
 
-    names = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
-    names += ("key_cert_sign", "crl_sign", "encipher_only", "decipher_only")
-    return x509.KeyUsage(**{name: of.get(name, False) for name in names})
+    names = "digital_signature content_commitment key_encipherment data_encipherment key_agreement"
+    names += " key_cert_sign crl_sign encipher_only decipher_only"
+    return x509.KeyUsage(**{name: of.get(name, False) for name in names.split()})
 
 
 def _subject(name: str) -> x509.Name:
