@@ -16,6 +16,7 @@ from sparsona.cli.analysis import clients, figure, gates, read_views, similarity
 from sparsona.cli.bounds import bounds
 from sparsona.cli.cost import cost
 from sparsona.cli.data import data
+from sparsona.cli.federation import federation, keys
 from sparsona.cli.latency import latency
 from sparsona.cli.options import (
     JSON,
@@ -315,6 +316,8 @@ cli.add_command(reproduce)
 cli.add_command(targets)
 cli.add_command(figure)
 cli.add_command(bounds)
+cli.add_command(keys)
+cli.add_command(federation)
 
 
 def show_options(title: str, options: Mapping[str, Option], preset: Mapping[str, Any]) -> None:

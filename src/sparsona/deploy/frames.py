@@ -171,7 +171,7 @@ def unseal(data: bytes | memoryview, verifier: Verifier, *, run: str, receiver: 
         _refuse(f"it belongs to run '{values['run']}'", f"run '{run}'", "all sides must use the same federation file")
     if values["receiver"] != receiver:
         _refuse(f"it is for {_name(values['receiver'])}", f"one for {_name(receiver)}")
-    blobs: list[bytes | memoryview] = []
+    blobs: list[memoryview] = []
     start = blobs_at
     for length, digest in ROW.iter_unpack(view[table_at:blobs_at]):
         if length > len(view) - start:

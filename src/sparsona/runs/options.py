@@ -425,6 +425,14 @@ def in_groups(*groups: str) -> tuple[str, ...]:
 
 OF_DATA = in_groups("data", "reading", "sharing")  # what a federation made in Python has been through already
 
+# What all sides of a run on several machines agree on, besides method and model. Capacities are in its roster; a preset
+# is written out.
+AGREED = tuple(
+    name
+    for name in (*in_groups("plan", "evaluation"), "precision")
+    if name not in ("model", "preset", "warm_start", "capacities")
+)
+
 
 def dump(config: RunConfig) -> str:
     """The config as JSON, to be stored with the run."""
