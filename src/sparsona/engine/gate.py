@@ -44,7 +44,7 @@ def check_update(
     expected: tuple[PartSize, ...],
     *,
     client: Client,
-    round: int,
+    round: int,  # noqa: A002 (what a message calls it)
     exact: bool,
     max_magnitude: float = MAX_MAGNITUDE,
 ) -> None:
