@@ -516,6 +516,9 @@ class TestSlowInputs:
         ):
             self.refused(number, b"".join(text), "other names or shapes", expected)
         self.refused(1000, b"".join(some), "part ''", (PartSize("p", layout, 0, Support.KNOWN),))
+        whole = encode(Update(0, 0, 1.0, {"": dense(Tree(layout, torch.zeros(layout.size)))}))
+        with pytest.raises(SparsonaError, match="contents of"):
+            decode(whole, (PartSize("", layout, layout.size - 9, Support.KNOWN),))
         assert slots == []
 
     @pytest.mark.parametrize("dtype", [0, 1], ids=["bitmap", "flags"])

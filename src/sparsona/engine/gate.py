@@ -7,6 +7,7 @@ refuses it before a server adds it or a peer mixes it. It reads values once and 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from math import isfinite
 
 from sparsona.core.errors import SparsonaError
@@ -106,7 +107,7 @@ def check_update(
             raise refuse(f"part {name} has a layout of {arrived.layout.size} entries", _entries(size))
         if not _supports(arrived.support, size.support, exact):
             raise refuse(f"part {name} has support {arrived.support.name}", size.support.name)
-        if (arrived.is_mask, arrived.bits) != (size.is_mask, size.bits):
+        if not _is_of_type(arrived, size):
             raise refuse(f"part {name} has {_kind(arrived)}", _kind(size))
         if arrived.num_values != size.num_values if exact else arrived.num_values > size.num_values:
             amount = "" if exact else "at most "
@@ -123,6 +124,19 @@ def check_update(
 def _supports(found: Support, wanted: Support, exact: bool) -> bool:
     """A method that sends a mask where it changed has BITS in its cost, and may send KNOWN."""
     return found is wanted or (not exact and wanted is Support.BITS and found is Support.KNOWN)
+
+
+def _is_of_type(found: PartSize, wanted: PartSize) -> bool:
+    """Whether all that is left of two sizes is the same: the type of their values."""
+    same = replace(
+        found,
+        layout=wanted.layout,
+        num_values=wanted.num_values,
+        support=wanted.support,
+        is_change=wanted.is_change,
+        ones=wanted.ones,
+    )
+    return same == wanted
 
 
 def _covered(part: Part) -> tuple[int, ...] | None:

@@ -175,8 +175,8 @@ def read_head(message: memoryview, expected: Sequence[PartSize] | None = None) -
     Args:
         message: the whole message.
         expected: the parts that it may have. Their names and shapes are then compared as bytes and become no objects: a
-            message with other parts or layouts is refused in the time of a comparison, and the layouts of one that is
-            accepted are those given here.
+            message with other parts or layouts, or with more in it, is refused in the time of a comparison, and the
+            layouts of one that is accepted are those given here.
 
     Returns:
         The head, and the offset.
@@ -211,6 +211,8 @@ def read_head(message: memoryview, expected: Sequence[PartSize] | None = None) -
     _check_parts(sizes)
     if len(message) != (size := _message_size(sizes)):
         raise malformed(f"a message of {len(message)} bytes whose head declares {size}", "equal lengths")
+    if expected is not None and size > (most := _message_size(expected)):
+        raise malformed(f"contents of {size} bytes", f"at most {most}")
     start = padded(reader.at)
     if any(message[reader.at : start]):
         raise malformed("the padding after the head is not zero", "zero bytes")
