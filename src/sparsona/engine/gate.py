@@ -35,7 +35,7 @@ def largest_message(expected: tuple[PartSize, ...]) -> int:
     Example:
         >>> from sparsona.core.layout import Layout, Slot
         >>> largest_message((PartSize("model", Layout((Slot("w", (3,)),)), num_values=3),))
-        68
+        72
     """
     return message_size(expected)
 
