@@ -34,6 +34,7 @@ SHORT = _by_name(
     repetition.same_seed_same_bits,
     repetition.state_keeps_its_structure,
     accounting.every_update_survives_the_wire,
+    accounting.every_update_passes_the_gate,
     accounting.costs_equal_the_ledger,
     accounting.costs_say_what_is_kept,
     accounting.costs_say_what_training_holds,
