@@ -98,12 +98,14 @@ class Agent:
                 frame = unseal(data, self._verifier, run=self.run, receiver=self.client)
                 if frame.sender != SERVER:
                     raise SparsonaError(f"a frame from client {frame.sender}", expected="one from the server")
-                session = frame.head.get("session")
-                if not isinstance(session, int):
-                    raise SparsonaError("a frame that names no start of the server", expected="its number")
+                session, number = frame.head.get("session"), frame.head.get("number")
+                if not isinstance(session, int) or not isinstance(number, int):
+                    raise SparsonaError(
+                        "a frame without its number", expected="that of the server's start, and its own"
+                    )
+                self.vault.visit(session, number)
                 if (before := self.vault.answer(frame.job)) is not None:
                     return before
-                self.vault.visit(session, frame.round)
             except SparsonaError as error:
                 self._report(f"refused: {error.what}")
                 return None
