@@ -11,11 +11,13 @@ a frame is for the frame's signature to say.
 
 from __future__ import annotations
 
+import atexit
 import base64
 import json
 import logging
 import queue
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -30,10 +32,10 @@ MEBIBYTE = 1 << 20
 CLOSING_SECONDS = 2.0  # how long `close` waits for zenoh
 REDIAL_SECONDS = (0.2, 5.0)  # first and longest pause between two attempts to reach somebody
 RESEND_SECONDS = (0.05, 1.0)  # first and longest pause before a frame is sent again
+KNOCK_SECONDS = 5.0  # for a first sign of whoever is dialled
 UNSEEN_SECONDS = 5.0  # a frame for a node that does not seem to be there is sent every so often nevertheless
-MOST_IN_FLIGHT = 1024  # frames, however small: each has two threads while it waits
+MOST_IN_FLIGHT = 1024  # frames, however small: each has a thread while it is sent
 MOST_WAITING = 64  # frames that may wait for a thread of `serve`; senders repeat what is dropped
-STALLED_SECONDS = 60  # a link that accepts no more bytes for so long is closed (zenoh's default, 5, is short for a WAN)
 
 # Sent instead of an answer, so that the sender does not wait for one, or send the frame again.
 _NO_ANSWER = b"sparsona: no answer"
@@ -164,6 +166,7 @@ class ZenohLink:
         self._closed = threading.Event()
         self._alive: dict[int, set[str]] = {}  # tokens of each node: one that was restarted has two for a moment
         self._session: Any = None
+        self._trouble = ""
         self._declared: list[Any] = []
         self._queries: queue.SimpleQueue[Any] | None = None
         if self._listens:
@@ -173,6 +176,7 @@ class ZenohLink:
                 raise _cannot_open(error, self._listen, tls) from error
         else:
             threading.Thread(target=self._dial, name="sparsona-dial", daemon=True).start()
+        atexit.register(self._close_at_exit)
 
     def __enter__(self) -> ZenohLink:
         return self
@@ -187,11 +191,17 @@ class ZenohLink:
 
     def connected(self) -> bool:
         """Whether this link has a connection to anybody."""
-        session = self._session
+        if self._session is None or self._closed.is_set():
+            return False
         try:
-            return session is not None and bool(session.info.links())
+            return bool(self._session.info.links())
         except self._zenoh.ZError:
             return False
+
+    @property
+    def trouble(self) -> str:
+        """Why a link that only dials out has not reached anybody yet; empty when it has."""
+        return self._trouble
 
     def exchange(self, items: Iterable[tuple[int, bytes]], deadline: float) -> Iterator[tuple[int, bytes | None]]:
         """Sends frames to nodes, and yields their answers as they arrive: see `sparsona.deploy.exchange.Exchange`.
@@ -268,15 +278,27 @@ class ZenohLink:
 
     def close(self) -> None:
         """Ends the link within two seconds, whatever is under way: exchanges lose what has no answer yet."""
-        self._closed.set()
-        with self._lock:
-            session, self._session = self._session, None
-            self._alive.clear()
+        atexit.unregister(self._close_at_exit)
+        session = self._mark_closed()
         if session is not None:
-            # zenoh takes up to ten seconds where the other side does not listen any more.
-            closing = threading.Thread(target=self._close_session, args=(session,), name="sparsona-close", daemon=True)
+            # zenoh takes up to ten seconds where the other side has stopped reading. Not a daemon: see `_send`.
+            closing = threading.Thread(target=self._close_session, args=(session,), name="sparsona-close")
             closing.start()
             closing.join(CLOSING_SECONDS)
+
+    def _close_at_exit(self) -> None:
+        # Callbacks of a session that is still open would find the interpreter gone. No thread can be started here.
+        session = self._mark_closed()
+        if session is not None:
+            self._close_session(session)
+
+    def _mark_closed(self) -> Any:
+        """The session, if it is still to be closed."""
+        with self._lock:
+            session = None if self._closed.is_set() else self._session
+            self._closed.set()
+            self._alive.clear()
+        return session
 
     def _close_session(self, session: Any) -> None:
         try:
@@ -284,31 +306,48 @@ class ZenohLink:
         except self._zenoh.ZError as error:
             _log.debug("zenoh did not close: %s", error)
 
+    def _callback(self, called: Callable[[Any], None], ended: Callable[[], None] | None = None) -> Any:
+        # Called in zenoh's own threads, and therefore brief. Otherwise zenoh would start a thread for each of them, which
+        # Python waits for at its end.
+        return self._zenoh.handlers.Callback(called, ended, indirect=False)
+
     # Connecting.
 
     def _dial(self) -> None:
-        # zenoh redials a connection that it has had, but blocks until there is a first one.
+        # zenoh redials a connection that it has had, but waits, uninterruptibly, for the first one.
         pause = REDIAL_SECONDS[0]
         while not self._closed.is_set():
             try:
+                self._knock()
                 session = self._zenoh.open(self._config)
-            except self._zenoh.ZError as error:
-                _log.debug("nobody at %s: %s", self._connect, error)
+            except (OSError, self._zenoh.ZError) as error:
+                self._trouble = f"nobody answers at {', '.join(self._connect)}: {error}"
                 self._closed.wait(pause)
                 pause = min(2 * pause, REDIAL_SECONDS[1])
             else:
+                self._trouble = ""
                 self._opened(session)
                 return
 
+    def _knock(self) -> None:
+        """Raises OSError if there is nobody at any address: a thread may be ended in here, and may not in zenoh."""
+        for left, address in reversed(list(enumerate(reversed(self._connect)))):
+            host, _, port = address.partition("/")[2].rpartition(":")
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
+                return
+            except OSError:
+                if not left:
+                    raise
+
     def _opened(self, session: Any) -> None:
         with self._lock:
-            if not self._closed.is_set():
-                self._session = session
-            serves = self._queries is not None
-        if self._session is None:
+            self._session = session
+            closed, serves = self._closed.is_set(), self._queries is not None
+        if closed:
             self._close_session(session)
             return
-        watching = self._zenoh.handlers.Callback(self._token_changed)
+        watching = self._callback(self._token_changed)
         self._declared.append(
             session.liveliness().declare_subscriber(f"{self._prefix}/alive/**", watching, history=True)
         )
@@ -326,7 +365,7 @@ class ZenohLink:
                 query.drop()
 
         try:
-            self._declared.append(session.declare_queryable(key, self._zenoh.handlers.Callback(accept)))
+            self._declared.append(session.declare_queryable(key, self._callback(accept)))
             # After the queryable, so that whoever sees the token can ask.
             token = f"{self._prefix}/alive/{self.node}/{session.zid()}"
             self._declared.append(session.liveliness().declare_token(token))
@@ -365,9 +404,10 @@ class ZenohLink:
             flight.due = now + RESEND_SECONDS[0]
             return
         flight.due, flight.blind = float("inf"), now + UNSEEN_SECONDS
-        # A thread of its own: zenoh returns when the last bytes are on their way, and a slow client keeps it waiting.
+        # A thread of its own: zenoh returns when the last bytes are on their way, and a slow client keeps it waiting, at
+        # most five seconds for each 64 KiB. Not a daemon: Python aborts if it ends while one is in foreign code.
         arguments = (session, client, flight.payload, flight.ends - now, events)
-        threading.Thread(target=self._ask, args=arguments, name=f"sparsona-send-{client}", daemon=True).start()
+        threading.Thread(target=self._ask, args=arguments, name=f"sparsona-send-{client}").start()
 
     def _ask(self, session: Any, client: int, payload: Any, seconds: float, events: queue.SimpleQueue[_Event]) -> None:
         zenoh, refused = self._zenoh, False
@@ -387,7 +427,7 @@ class ZenohLink:
         try:
             session.get(
                 f"{self._prefix}/{client}",
-                zenoh.handlers.Callback(replied, ended),
+                self._callback(replied, ended),
                 payload=payload,
                 # A node that was restarted may still have its former queryable, which nobody answers, beside the new.
                 target=zenoh.QueryTarget.ALL,
@@ -463,7 +503,6 @@ def _config(zenoh: ModuleType, listen: list[str], connect: list[str], tls: Tls |
         "transport/link/protocols": ["tls" if tls else "tcp"],
         # What one frame may take before this link sees it, with zenoh's own head.
         "transport/link/rx/max_message_size": max_bytes + 65536,
-        "transport/link/tx/queue/congestion_control/block/wait_before_close": 1_000_000 * STALLED_SECONDS,
     }
     if tls is not None:
         certificate, key = _base64(tls.certificate), _base64(tls.key)
