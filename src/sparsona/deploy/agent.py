@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 import torch
@@ -82,7 +82,7 @@ class Agent:
         self._card: Client | None = None
         self._context: ClientContext | None = None
         self._lock = Lock()
-        self.finished = False
+        self.finished = Event()
 
     def handle(self, data: bytes) -> bytes | None:
         """Answer a frame.
@@ -121,7 +121,7 @@ class Agent:
         if frame.kind == "wants":
             return self._wants(frame)
         if frame.kind == "end":
-            self.finished = True
+            self.finished.set()
             return self._sealed(frame, {})
         if frame.kind != "job":
             raise SparsonaError(f"a frame of kind '{frame.kind}'", expected="hello, job, wants or end")

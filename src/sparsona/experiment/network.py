@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
@@ -27,10 +28,12 @@ from sparsona.data.client_index import ClientIndex
 from sparsona.data.federation import Federation
 from sparsona.deploy.agent import Agent, Greeting, lone_cards, weights_digest
 from sparsona.deploy.exchange import Exchange
-from sparsona.deploy.federation_file import FederationFile
+from sparsona.deploy.federation_file import FederationFile, Member, key_path
 from sparsona.deploy.frames import MAX_HEAD, Frame, Signer, Verifier, seal
+from sparsona.deploy.identity import KeyFile, Roster
 from sparsona.deploy.remote import Connection, RemoteClients
 from sparsona.deploy.vault import Vault
+from sparsona.deploy.zenoh_link import Tls, ZenohLink
 from sparsona.engine.clients import Clients
 from sparsona.engine.context import ClientContext
 from sparsona.engine.gate import check_update, largest_message
@@ -464,6 +467,144 @@ def play_network(network: Network, path: Path, observers: Sequence[object] = ())
     return found
 
 
+def serve(
+    path: str | Path,
+    out: str | Path,
+    *,
+    listen: Sequence[str] = (),
+    key: str | Path | None = None,
+    at_least: int | None = None,
+    deadline: float = 60.0,
+    wait: float | None = None,
+    tls: bool = True,
+    observers: Sequence[object] = (),
+    report: Callable[[str], None] = lambda text: None,
+    waiting: Callable[[int, int], None] = lambda there, of: None,
+) -> Run:
+    """Be the server of a run on several machines: wait for its clients, play its rounds, and tell them the end.
+
+    Args:
+        path: the federation file.
+        out: the run's folder. If it exists, the run is resumed from its last checkpoint.
+        listen: addresses to listen on; none: port 7447 of all interfaces.
+        key: the server's key; None: the one that was made with the file.
+        at_least: how many clients must be there before the first round; None: all of the roster.
+        deadline: seconds after which a client that has not answered is left out of a round.
+        wait: seconds to wait for the clients; None: as long as it takes.
+        tls: encrypt, and accept those with a certificate of the federation only. Frames are signed in any case.
+        observers: as for `train`.
+        report: is called with what happens to clients, for people to read.
+        waiting: is called with how many clients are there, and of how many.
+
+    Returns:
+        The finished run.
+    """
+    terms = Terms.read(path)
+    if terms.row.peers or terms.file.server is None:
+        raise SparsonaError(
+            f"{terms.row.title} has no server",
+            expected="a method with a server",
+            hint=f"`sparsona peer {path}` on every machine",
+        )
+    signer = KeyFile.read(key or key_path(path, "server"))
+    if signer.public != terms.file.server.key:
+        raise SparsonaError(
+            f"'{key or key_path(path, 'server')}' is not the key of this federation's server",
+            expected=f"the key whose public half is {terms.file.server.key}",
+            hint="--key FILE, the one that `sparsona federation new` made",
+        )
+    if at_least is not None and not 0 < at_least <= terms.num_clients:
+        raise SparsonaError(f"--at-least {at_least}", expected=f"1 to {terms.num_clients}, the clients of the roster")
+    certificates = Tls(terms.file.authority, terms.file.server.certificate, signer.pem) if tls else None
+    addresses = tuple(listen) or (":7447",)
+    with ZenohLink(SERVER, run=terms.run, listen=addresses, tls=certificates) as link:
+        network = Network(terms, link.exchange, signer, Roster(terms.file.keys()), deadline, report)
+        report(f"listening on {', '.join(addresses)}")
+        network.wait(terms.num_clients if at_least is None else at_least, wait, waiting)
+        return play_network(network, Path(out), observers)
+
+
+def join(
+    path: str | Path,
+    data: str,
+    *,
+    key: str | Path | None = None,
+    connect: Sequence[str] = (),
+    vault: str | Path | None = None,
+    shares_labels: bool = False,
+    device: str = "auto",
+    tls: bool = True,
+    report: Callable[[str], None] = lambda text: None,
+    data_dir: str | None = None,
+    **options: Any,
+) -> Path | None:
+    """Be a client of a run on several machines, until the server says that it is over.
+
+    Args:
+        path: the federation file.
+        data: "arrays:mine.npz" or "folder:pictures", all of which is this client's; or the name of a data set, of which
+            this client takes the share that it has in a simulation.
+        key: this client's key; None: the one here or beside the file that the roster has.
+        connect: addresses of the server; none: those in the file.
+        vault: folder of this client's states and its model; None: a folder in ./vault.
+        shares_labels: let the server know how many examples of each class this client has, and its confusions.
+        device: where it trains.
+        tls: as for `serve`.
+        report: is called with what happens, for people to read.
+        data_dir: folder that is searched first for the data's files.
+        options: how the data is split: validation_rate, test_rate, and of a data set partition and so on.
+
+    Returns:
+        The file of the personal model, if the method has a plain one.
+    """
+    terms = Terms.read(path)
+    signer, member = find_key(terms.file, Path(path), key)
+    addresses = tuple(connect) or (() if terms.file.server is None else terms.file.server.addresses)
+    if not addresses:
+        raise SparsonaError(
+            f"'{path}' does not say where its server is", expected="an address", hint="--connect host:7447"
+        )
+    folder = Path(vault) if vault is not None else Path("vault") / f"{member.name}-{terms.run[:8]}"
+    federation = own_data(terms, member.index, data, data_dir, **options)
+    roster = Roster(terms.file.keys())
+    agent = make_agent(terms, member.index, federation, folder, signer, roster, shares_labels, device, report)
+    certificates = Tls(terms.file.authority, member.certificate, signer.pem) if tls else None
+    with ZenohLink(member.index, run=terms.run, connect=addresses, tls=certificates) as link:
+        link.serve(agent.handle, failed=lambda error: report(f"a fault: {type(error).__name__}: {error}"))
+        report(f"{member.name}: client {member.index} of {terms.num_clients}, looking for {', '.join(addresses)}")
+        trouble = ""
+        while not agent.finished.wait(1.0):
+            if link.trouble and link.trouble != trouble:
+                report(link.trouble)
+            trouble = link.trouble
+        time.sleep(0.5)  # the last answer is on its way
+    return agent.vault.model
+
+
+def find_key(file: FederationFile, path: Path, key: str | Path | None) -> tuple[KeyFile, Member]:
+    """The key of a client and its entry in the roster; without a name, the one key here that is in the roster."""
+    if key is not None:
+        found = KeyFile.read(key)
+        return found, file.client(found.public)
+    public = {one.key: one for one in file.clients}
+    mine = {}
+    for folder in (Path.cwd(), path.parent):
+        for name in sorted(folder.glob("*.key")):
+            with contextlib.suppress(SparsonaError):
+                candidate = KeyFile.read(name)
+                if candidate.public in public:
+                    mine[candidate.public] = candidate
+    if len(mine) != 1:
+        names = ", ".join(sorted(public[one].name for one in mine))
+        raise SparsonaError(
+            f"{len(mine)} keys here are in the roster of '{path}'" + (f": {names}" if names else ""),
+            expected="one",
+            hint="--key NAME.key" if mine else "`sparsona keys new NAME`, then have NAME.pub admitted",
+        )
+    ((name_of, only),) = mine.items()
+    return only, public[name_of]
+
+
 def _no_models() -> ClientContext:
     raise SparsonaError(
         "the personal models of a run on several machines are with their clients",
@@ -472,4 +613,4 @@ def _no_models() -> ClientContext:
     )
 
 
-__all__ = ["NETWORK", "Guest", "Network", "Terms", "alone", "make_agent", "own_data", "play_network"]
+__all__ = ["NETWORK", "Guest", "Network", "Terms", "alone", "join", "make_agent", "own_data", "play_network", "serve"]
