@@ -273,6 +273,7 @@ class Network:
         verifier: knows the clients' keys.
         deadline: seconds for a client's answer.
         report: is called with what happens.
+        present: says which clients are there now, as far as the transport knows; None: it does not.
     """
 
     def __init__(
@@ -283,15 +284,16 @@ class Network:
         verifier: Verifier,
         deadline: float = 60.0,
         report: Callable[[str], None] = lambda text: None,
+        present: Callable[[], set[int]] | None = None,
     ) -> None:
-        self.terms, self._report = terms, report
+        self.terms, self._report, self._present = terms, report, present
         self.guests: dict[int, Guest] = {}
         num = terms.num_clients
         self._cards = [Client(one.index, 0, one.capacity, 0, num, 0) for one in terms.file.clients]
         self.connection = Connection(
             terms.run, exchange, signer, verifier, self._cards, self._check, self._limit, deadline, report
         )
-        self.connection.greet = self.greet
+        self.connection.greet, self.connection.wait = self.greet, self._wait_for_clients
         self.clients: Clients = RemoteClients(self.connection)
         self._empty = terms.no_data()
         self._digests = ("", "")
@@ -337,6 +339,17 @@ class Network:
                     expected=f"{', '.join(missing[:8])}{' and others' * (len(missing) > 8)}",
                     hint="start them with `sparsona join`, or lower --at-least",
                 )
+
+    def _wait_for_clients(self) -> None:
+        """Wait before a round while there are too few clients to play it: rounds are not spent on nobody."""
+        if self._present is None:
+            return
+        needed, said = max(1, self.terms.config.at_least), False
+        while len(self._present() & set(range(self.terms.num_clients))) < needed:
+            if not said:
+                self._report(f"waiting: fewer than {needed} clients are there")
+                said = True
+            time.sleep(0.2)
 
     def greet(self, clients: Sequence[int]) -> None:
         """Ask clients who they are; those that answer are guests from then on."""
@@ -518,7 +531,8 @@ def serve(
     certificates = Tls(terms.file.authority, terms.file.server.certificate, signer.pem) if tls else None
     addresses = tuple(listen) or (":7447",)
     with ZenohLink(SERVER, run=terms.run, listen=addresses, tls=certificates) as link:
-        network = Network(terms, link.exchange, signer, Roster(terms.file.keys()), deadline, report)
+        roster = Roster(terms.file.keys())
+        network = Network(terms, link.exchange, signer, roster, deadline, report, link.present)
         report(f"listening on {', '.join(addresses)}")
         network.wait(terms.num_clients if at_least is None else at_least, wait, waiting)
         return play_network(network, Path(out), observers)
