@@ -229,6 +229,13 @@ class RunConfig(Stopping):
         ge=0,
         lt=1,
     )
+    at_least: int = _plan(
+        0,
+        "updates that a round needs: with fewer, neither the server nor any client changes in it",
+        condition=True,
+        cost="leave it out: every update is charged as if it arrived",
+        ge=0,
+    )
     everyone_trains: bool = _plan(
         False,
         "all train each round, only the sampled are aggregated",
@@ -353,6 +360,14 @@ class RunConfig(Stopping):
                     f"cannot sample {self.sampled} clients per round: only {taking_part} take part",
                     expected=f"per_round from 1 to {taking_part}",
                     hint="lower --per-round or raise --clients",
+                )
+            )
+        elif self.at_least > self.sampled:
+            found.append(
+                SparsonaError(
+                    f"rounds that need {self.at_least} updates, of {self.sampled} clients per round",
+                    expected=f"at_least from 0 to {self.sampled}",
+                    hint="lower at_least or raise --per-round",
                 )
             )
         if taking_part is not None and 1 <= taking_part < (self.eval_clients or 0):
