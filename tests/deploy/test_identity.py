@@ -81,6 +81,20 @@ def test_frames_are_accepted_from_the_roster_alone(tmp_path: Path) -> None:
     assert Roster({0: own.public}).verify(0, b"data", own.sign(b"data")) is None
 
 
+@pytest.mark.slow
+def test_ten_thousand_forged_frames_of_each_kind_are_refused(tmp_path: Path) -> None:
+    (own, _), (other, _) = (party(tmp_path, name) for name in ("own", "other"))
+    roster = Roster({0: own.public, 1: other.public})
+    for number in range(10_000):
+        frame = Frame("ab", "answer", 0, SERVER, number, "j1", {}, (b"%d" % number,))
+        with pytest.raises(SparsonaError, match="is not signed by it"):  # another client's key
+            unseal(seal(frame, other), roster, run="ab", receiver=SERVER)
+        with pytest.raises(SparsonaError, match="belongs to run"):
+            unseal(seal(replace(frame, run=f"ab{number}"), own), roster, run="ab", receiver=SERVER)
+        with pytest.raises(SparsonaError, match="is for client"):
+            unseal(seal(replace(frame, receiver=number), own), roster, run="ab", receiver=SERVER)
+
+
 def test_a_request_must_be_signed_by_its_key(tmp_path: Path) -> None:
     own, request = party(tmp_path, "own")
     other, _ = party(tmp_path, "other")
