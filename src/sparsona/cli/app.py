@@ -18,6 +18,7 @@ from sparsona.cli.cost import cost
 from sparsona.cli.data import data
 from sparsona.cli.federation import federation, keys
 from sparsona.cli.latency import latency
+from sparsona.cli.network import join, server, vault
 from sparsona.cli.options import (
     JSON,
     LOG,
@@ -318,6 +319,8 @@ cli.add_command(figure)
 cli.add_command(bounds)
 cli.add_command(keys)
 cli.add_command(federation)
+for command in (server, join, vault):
+    cli.add_command(command)
 
 
 def show_options(title: str, options: Mapping[str, Option], preset: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 import torch
@@ -82,7 +82,7 @@ class Agent:
         self._card: Client | None = None
         self._context: ClientContext | None = None
         self._lock = Lock()
-        self.finished = False
+        self.finished = Event()
 
     def handle(self, data: bytes) -> bytes | None:
         """Answer a frame.
@@ -98,12 +98,14 @@ class Agent:
                 frame = unseal(data, self._verifier, run=self.run, receiver=self.client)
                 if frame.sender != SERVER:
                     raise SparsonaError(f"a frame from client {frame.sender}", expected="one from the server")
-                session = frame.head.get("session")
-                if not isinstance(session, int):
-                    raise SparsonaError("a frame that names no start of the server", expected="its number")
+                session, number = frame.head.get("session"), frame.head.get("number")
+                if not isinstance(session, int) or not isinstance(number, int):
+                    raise SparsonaError(
+                        "a frame without its number", expected="that of the server's start, and its own"
+                    )
+                self.vault.visit(session, number)
                 if (before := self.vault.answer(frame.job)) is not None:
                     return before
-                self.vault.visit(session, frame.round)
             except SparsonaError as error:
                 self._report(f"refused: {error.what}")
                 return None
@@ -119,7 +121,7 @@ class Agent:
         if frame.kind == "wants":
             return self._wants(frame)
         if frame.kind == "end":
-            self.finished = True
+            self.finished.set()
             return self._sealed(frame, {})
         if frame.kind != "job":
             raise SparsonaError(f"a frame of kind '{frame.kind}'", expected="hello, job, wants or end")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
@@ -23,6 +23,7 @@ REFUSALS = 3  # in a row, after which a client is not asked again
 WAITING = 8  # outcomes in memory that wait for those before them; what comes beyond waits in a file
 LOST = "no answer within {seconds:g} s"
 BARRED = f"not asked: its last {REFUSALS} answers were refused"
+ABSENT = "not asked: it has not been there yet"
 STARTED_ANEW = "its state was lost: it started anew"
 
 Report = Callable[[str], None]
@@ -45,21 +46,30 @@ class Connection:
         report: is called with what happens, for people to read.
         listen: is called with the kind of a job and how many of it are done.
         session: the number of this start of the server, larger than all before: older frames are refused.
+        greet: asks clients of which nothing is known yet who they are.
     """
 
     run: str
     exchange: Exchange
     signer: Signer
     verifier: Verifier
-    clients: tuple[Client, ...]
+    clients: Sequence[Client]
     check: Check
     limit: Callable[[Client], int | None] = lambda client: None
     deadline: float = 60.0
     report: Report = lambda text: None
     listen: Callable[[str, int], None] = lambda kind, done: None
     session: int = field(default_factory=time.time_ns)
+    greet: Callable[[Sequence[int]], None] = lambda clients: None
+    round: int = 0  # of the last job
     refusals: dict[int, int] = field(default_factory=dict)
     saved: dict[int, list[str]] = field(default_factory=dict)  # tickets that the checkpoint names
+    _number: int = 0
+
+    def stamp(self) -> dict[str, int]:
+        """What the head of every frame says, so that it cannot be sent again later by somebody else."""
+        self._number += 1
+        return {"session": self.session, "number": self._number}
 
     def ask(self, frame: Frame) -> Frame:
         """Send one frame and return the answer; SparsonaError if there is none."""
@@ -119,8 +129,13 @@ class RemoteClients:
         def items() -> Iterator[tuple[int, bytes]]:
             nonlocal kind
             for job in jobs:
-                kind, client = job.do, job.client
+                kind, client, connection.round = job.do, job.client, job.round.index
                 order.append(client)
+                if not connection.clients[client].num_examples:
+                    connection.greet([client])
+                if not connection.clients[client].num_examples:
+                    ready[client] = _Waiting(Outcome(client, failure=ABSENT, sent=False), "", "", False)
+                    continue
                 if connection.refusals.get(client, 0) >= REFUSALS:
                     ready[client] = _Waiting(Outcome(client, failure=BARRED, sent=False), "", "", False)
                     continue
@@ -158,7 +173,7 @@ class RemoteClients:
         state, known = self.states.get(client), self.connection.clients[client]
         live = {*([] if state is None else [state.hex]), *self.connection.saved.get(client, [])}
         card = {"num_clients": known.num_clients, "most_examples": known.most_examples}
-        return {"session": self.connection.session, "live": sorted(live), "card": card}
+        return {**self.connection.stamp(), "live": sorted(live), "card": card}
 
     def _outcome(self, job: Job, frame: Frame, data: bytes | None, to_file: bool) -> _Waiting:
         connection, client = self.connection, job.client

@@ -143,25 +143,29 @@ class Vault:
                 return answer
         return None
 
-    # When the server was started last, and the round it was in: frames from before are old ones, sent by somebody else.
+    # The last frame of the server: those before it are old ones, which somebody else sends again.
 
-    def visit(self, session: int, round_: int) -> None:
-        """Note that the server was heard; SparsonaError if it was heard later than that before."""
-        last_session, last_round = self._last_visit()
-        if session < last_session or (session == last_session and round_ < last_round):
+    def visit(self, session: int, number: int) -> None:
+        """Note that the server was heard; SparsonaError if it was heard later than that before.
+
+        Args:
+            session: which start of the server it was, larger than for all starts before.
+            number: of the frame since then.
+        """
+        last = self._last_visit()
+        if (session, number) < last:
             raise SparsonaError(
-                f"a frame of round {round_} from {'this' if session == last_session else 'an earlier'} start of the "
-                "server",
-                expected=f"round {last_round} or later, of its last start",
+                f"frame {number} of the server's start {session} came again or too late",
+                expected=f"frame {last[1]} of start {last[0]}, or a later one",
                 hint="an old frame was sent again, or the server's clock went back",
             )
-        if (session, round_) != (last_session, last_round):
-            self._write(self.folder / VISITS, json.dumps([session, round_]).encode())
+        if (session, number) != last:
+            self._write(self.folder / VISITS, json.dumps([session, number]).encode())
 
     def _last_visit(self) -> tuple[int, int]:
         try:
-            session, round_ = json.loads((self.folder / VISITS).read_text(encoding="utf-8"))
-            return int(session), int(round_)
+            session, number = json.loads((self.folder / VISITS).read_text(encoding="utf-8"))
+            return int(session), int(number)
         except (OSError, ValueError, TypeError):
             return 0, 0
 

@@ -126,9 +126,9 @@ def start_run(
         start = load_warm_start(config)
         context = make_context(config, federation, model, clock, start, method_config, row)
         session = Session(Simulation(context), observers)
-        config, facts = _describe_run(config, context, row, start)
+        config, facts = describe_run(config, context, row, start)
     with RunFolder.create(path, dump(config), facts, None if start is None else start.file) as folder:
-        return _play(folder, session, config, lambda: context)
+        return play(folder, session, config, lambda: context)
 
 
 def _first_progress(config: RunConfig, federation: Federation | None, row: MethodCard) -> ProgressUpdate:
@@ -140,13 +140,17 @@ def load_warm_start(config: RunConfig) -> WarmStart | None:
     return None if config.warm_start is None else warm_start_from(config.warm_start)
 
 
-def _describe_run(
-    config: RunConfig, context: ClientContext, row: MethodCard, start: WarmStart | None = None
+def describe_run(
+    config: RunConfig,
+    context: ClientContext,
+    row: MethodCard,
+    start: WarmStart | None = None,
+    executor: str | None = None,
 ) -> tuple[RunConfig, RunFacts]:
-    """The config with its defaults resolved, and the facts of the run."""
+    """The config with its defaults resolved, and the facts of the run; `executor` None: what suits it here."""
     resolved = {"clients": context.federation.num_clients, "device": context.device.type}
     resolved["novel"] = context.plan.num_novel
-    resolved["executor"] = choose(config.executor, context)
+    resolved["executor"] = executor or choose(config.executor, context)
     config = config.model_copy(update=resolved)
     method, federation, task = context.method, context.federation, context.task
     counts, digest = federation.label_counts("train"), federation.digest()
@@ -224,7 +228,7 @@ def _word(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _play(folder: RunFolder, session: Session, config: RunConfig, context: Callable[[], ClientContext]) -> Run:
+def play(folder: RunFolder, session: Session, config: RunConfig, context: Callable[[], ClientContext]) -> Run:
     try:
         played = session.play(folder, config.executor, config)
         if played.progress.finished:
@@ -296,7 +300,7 @@ def resume_run(
         changed = [f"{key} {then.get(key)} -> {now[key]}" for key in now if now[key] != then.get(key)]
         if changed:
             warn("not the environment this run began in, so its last bits may differ: " + ", ".join(changed))
-        return _play(folder, session, config, lambda: context)
+        return play(folder, session, config, lambda: context)
 
 
 def load(
