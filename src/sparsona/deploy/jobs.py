@@ -14,14 +14,13 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout
 from sparsona.core.round import Client
 from sparsona.core.tree import Tree
-from sparsona.core.update import SERVER, Update, dense
+from sparsona.core.update import SERVER
 from sparsona.deploy.frames import Frame
 from sparsona.engine.evaluate import Evaluation
-from sparsona.engine.jobs import Job, Outcome, Tally
+from sparsona.engine.jobs import SHARED, Job, Outcome, Tally, shared_update
 from sparsona.engine.plan import Plan
 from sparsona.wire.codec import decode, encode
 
-SHARED = "shared"  # the part of the message that holds a shared model to be evaluated
 _COUNTS = ("examples", "steps", "train_flops", "search_flops")
 
 
@@ -40,7 +39,7 @@ def job_frame(job: Job, run: str, ticket: str, more: Mapping[str, Any]) -> Frame
     packed = job.packed()
     blobs = [message for message in packed.messages if isinstance(message, bytes)]
     if job.shared_model is not None:
-        blobs.append(encode(Update(SERVER, job.round.index, 1.0, {SHARED: dense(job.shared_model)})))
+        blobs.append(encode(shared_update(job.shared_model, job.round.index)))
     head = {
         "do": job.do,
         "points": list(job.points),

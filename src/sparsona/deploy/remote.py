@@ -66,6 +66,7 @@ class Connection:
     round: int = 0  # of the last job
     refusals: dict[int, int] = field(default_factory=dict)
     saved: dict[int, list[str]] = field(default_factory=dict)  # tickets that the checkpoint names
+    num_received: int = 0  # bytes of answers
     _number: int = 0
 
     def stamp(self) -> dict[str, int]:
@@ -84,6 +85,7 @@ class Connection:
         client = asked.receiver
         if data is None:
             raise LostError(LOST.format(seconds=self.deadline), expected="an answer")
+        self.num_received += len(data)
         limit = self.limit(self.clients[client])
         frame = unseal(data, self.verifier, run=self.run, receiver=SERVER, limit=limit)
         if frame.sender != client:
@@ -181,7 +183,7 @@ class RemoteClients:
 
     def _outcome(self, job: Job, frame: Frame, data: bytes | None, to_file: bool) -> _Waiting:
         connection, client = self.connection, job.client
-        note = ""
+        note, before = "", self.connection.num_received
         try:
             answer = connection.open(data, frame)
             if answer.head.get("lost_state") is True:
@@ -209,7 +211,8 @@ class RemoteClients:
             return _Waiting(Outcome(client, failure=f"refused: {error.what}"), "", "", False)
         if job.do != "evaluate":
             connection.refusals.pop(client, None)
-        return _Waiting(replace(outcome, note=note), ticket, tuned, to_file)
+        num_bytes = connection.num_received - before
+        return _Waiting(replace(outcome, note=note, num_bytes=num_bytes), ticket, tuned, to_file)
 
     def _check(self, job: Job, outcome: Outcome) -> None:
         """Refuse an answer that does not fit its job."""
