@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sparsona.data.federation import Federation
     from sparsona.data.pool import View
     from sparsona.experiment.compare import compare
+    from sparsona.experiment.replay import Replay, replay
     from sparsona.experiment.run import Comparison, Run
     from sparsona.experiment.theory.bounds import bounds
     from sparsona.experiment.train import load, resume, train
@@ -40,6 +41,8 @@ _WHERE = {
     "compare": "experiment.compare",
     "bounds": "experiment.theory.bounds",
     "load": "experiment.train",
+    "Replay": "experiment.replay",
+    "replay": "experiment.replay",
     "resume": "experiment.train",
     "train": "experiment.train",
     "Tuning": "experiment.tune",
@@ -63,6 +66,7 @@ __all__ = [
     "SOURCES",
     "Comparison",
     "Federation",
+    "Replay",
     "Reproduction",
     "Run",
     "SparsonaError",
@@ -73,6 +77,7 @@ __all__ = [
     "cost",
     "federate",
     "load",
+    "replay",
     "reproduce",
     "resume",
     "save_picture",

@@ -15,7 +15,7 @@ from sparsona.core.errors import MaskMismatchError, SparsonaError
 from sparsona.core.round import Client
 from sparsona.core.update import SERVER
 from sparsona.deploy.frames import Frame, Signer, Verifier, seal, unseal
-from sparsona.deploy.jobs import answer_head, read_job
+from sparsona.deploy.jobs import answer_head, read_job, told_points
 from sparsona.deploy.vault import LostStateError, Vault
 from sparsona.engine.clients import LocalClients
 from sparsona.engine.context import ClientContext
@@ -38,7 +38,7 @@ class Greeting:
         capacity: the highest density that it can hold.
         environment: versions and machine, on which the last bits of results depend.
         data: a digest of its examples.
-        label_counts: of its training examples, if it agrees to share them.
+        label_counts: of its training examples, if it agrees to share them; None for a count from 1 to 4.
     """
 
     layout: str
@@ -47,7 +47,7 @@ class Greeting:
     capacity: float
     environment: Mapping[str, Any]
     data: str
-    label_counts: tuple[int, ...] | None = None
+    label_counts: tuple[int | None, ...] | None = None
 
 
 class Agent:
@@ -181,7 +181,8 @@ class Agent:
             raise SparsonaError("a job without a ticket", expected="that of a state, or an empty one")
         try:
             state = self.vault.get(ticket, context.fresh_state(self.client)) if ticket else None
-            outcome = self._perform(context, replace(job, state=state))
+            told, withheld = told_points(job.points, self.greeting.sizes)
+            outcome = replace(self._perform(context, replace(job, state=state, points=told)), withheld=withheld)
         except LostStateError as error:
             self._report(error.what)
             return self._sealed(frame, {"lost_state": True})

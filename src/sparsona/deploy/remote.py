@@ -64,6 +64,7 @@ class Connection:
     greet: Callable[[Sequence[int]], None] = lambda clients: None
     wait: Callable[[], None] = lambda: None
     round: int = 0  # of the last job
+    done_by: int = 0  # completed rounds with which the last job is done, and in the records
     refusals: dict[int, int] = field(default_factory=dict)
     saved: dict[int, list[str]] = field(default_factory=dict)  # tickets that the checkpoint names
     num_received: int = 0  # bytes of answers
@@ -136,6 +137,7 @@ class RemoteClients:
                 if job.do == "train" and not order and not done:
                     connection.wait()
                 kind, client, connection.round = job.do, job.client, job.round.index
+                connection.done_by = connection.round + (job.do != "evaluate")
                 order.append(client)
                 if not connection.clients[client].num_examples:
                     connection.greet([client])
@@ -218,7 +220,7 @@ class RemoteClients:
         """Refuse an answer that does not fit its job."""
         if job.do != "train" and outcome.message is not None:
             raise SparsonaError(f"a message in the answer to '{job.do}'", expected="none")
-        if extra := {one.point for one in outcome.evaluations} - set(job.points):
+        if extra := {*(one.point for one in outcome.evaluations), *outcome.withheld} - set(job.points):
             raise SparsonaError(f"an evaluation at '{min(extra)[:40]}'", expected="the points that were asked for")
         if isinstance(outcome.message, bytes):
             self.connection.check(outcome.message, self.connection.clients[job.client], job.round.index)

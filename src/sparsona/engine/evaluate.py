@@ -31,7 +31,8 @@ class Evaluation:
     """One client's test result.
 
     `confusion` counts predictions, true classes by row: by column the predicted class, or with more than MAX_CONFUSION
-    classes (whose matrix is not kept) 0 for a wrong and 1 for a right one.
+    classes (whose matrix is not kept) 0 for a wrong and 1 for a right one. Of a client elsewhere, FEW is a count from 1
+    to 4.
     """
 
     client: int

@@ -28,7 +28,7 @@ from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.guard import Seen, keeps_shared
 from sparsona.engine.jobs import Outcome, Tally
 from sparsona.engine.plan import Plan, novel_clients, tested_clients
-from sparsona.engine.population import FEW, EvaluationLog, Population, RoundRecord, Turn
+from sparsona.engine.population import WITHHELD, EvaluationLog, Population, RoundRecord, Turn
 from sparsona.wire.ledger import Traffic
 
 
@@ -98,7 +98,7 @@ def finish_run(engine: RoundEngine, population: Population) -> tuple[RoundRecord
         record.turns.append(Turn(outcome.client, tally, charged, False, bool(failed), trained, note))
         record.evaluations.extend(outcome.evaluations)
         if outcome.withheld:
-            record.log.failures[outcome.client] = FEW
+            record.log.failures[outcome.client] = WITHHELD
     if plan.guard:
         record.evaluations.extend(choose_models(record.evaluations, plan, guard_point(plan, shared)))
     return record, clients.tuned

@@ -6,14 +6,15 @@ from dataclasses import dataclass, field, replace
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Server, State, Update
-from sparsona.core.points import point
+from sparsona.core.points import FEWEST, point
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.jobs import Message, Outcome, Tally, open_message
 from sparsona.engine.profiler import Clock
 from sparsona.wire.format import message_size, sizes_of
 from sparsona.wire.ledger import Traffic
 
-FEW = "few: a result of a few examples, which the client does not tell"
+WITHHELD = f"few: fewer than {FEWEST} examples, of which a client does not tell the result"
+TOO_FEW = "updates that a round needs"
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class EvaluationLog:
 
     def note(self, outcome: Outcome) -> None:
         """Add what an outcome says of its evaluations alone."""
-        reasons = (outcome.failure, outcome.note, FEW if outcome.withheld else "")
+        reasons = (outcome.failure, outcome.note, WITHHELD if outcome.withheld else "")
         if found := "; ".join(filter(None, reasons)):
             self.failures[outcome.client] = found
 
@@ -97,7 +98,7 @@ class RoundRecord:
         if any(map(is_earlier, outcome.withheld)):
             self.withheld.append(outcome.client)
         if not all(map(is_earlier, outcome.withheld)):
-            self.log.failures[outcome.client] = FEW
+            self.log.failures[outcome.client] = WITHHELD
 
 
 def is_earlier(name: str) -> bool:

@@ -16,6 +16,7 @@ from sparsona.engine.final import TuningRequest, check_end, evaluate_after_round
 from sparsona.engine.jobs import Job, Message, Outcome, shared_update
 from sparsona.engine.plan import novel_clients, participation, training_points
 from sparsona.engine.population import (
+    TOO_FEW,
     EvaluationLog,
     Population,
     RoundRecord,
@@ -82,7 +83,7 @@ class Star:
                     total = half.add(server, total, update)
                 num_added += 1
         if half is not None and num_added < plan.at_least:
-            return population, without_effect(record, f"{num_added} of the {plan.at_least} updates that a round needs")
+            return population, without_effect(record, f"{num_added} of the {plan.at_least} {TOO_FEW}")
         if half is not None and num_added:
             with context.clock.measure("aggregate"):
                 server = half.step(server, total, round_)

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.points import RECEIVED
+from sparsona.core.points import FEW, RECEIVED
 from sparsona.engine.clients import Clients
 from sparsona.engine.context import ServerContext
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.jobs import Report
 from sparsona.engine.plan import tested_clients
-from sparsona.engine.population import FEW, EvaluationLog, Population, RoundRecord
+from sparsona.engine.population import WITHHELD, EvaluationLog, Population, RoundRecord
 from sparsona.engine.profiler import START
 from sparsona.engine.rounds import check_plan, engine_for
 from sparsona.runs.checkpoint import Checkpoints, Progress
@@ -199,7 +199,7 @@ class Session:
             steps=self._spent.steps + result.total("steps"),
             flops=self._spent.flops + result.total("train_flops") + result.total("search_flops"),
         )
-        withheld = EvaluationLog(failures=dict.fromkeys(played.withheld, FEW))
+        withheld = EvaluationLog(failures=dict.fromkeys(played.withheld, WITHHELD))
         earlier = self._evaluation_result(index, played.earlier, withheld)
         evaluation = self._evaluation_result(index + 1, played.evaluations, played.log)
         self._keep(replace(self.progress, completed=index + 1, population=population), result, evaluation, earlier)
@@ -264,8 +264,8 @@ class Session:
             if table.shape[0] == table.shape[1]:
                 confusion = table
                 confusion.flags.writeable = False
-            elif label_counts is not None:
-                classes = class_counts(table[:, 1], table.sum(axis=1), label_counts[found.client] > 0)
+            elif label_counts is not None and (table != FEW).all():
+                classes = class_counts(table[:, 1], table.sum(axis=1), label_counts[found.client] != 0)
         return ClientEvaluation(found.client, found.point, found.correct, found.count, found.loss, confusion, classes)
 
     # Checkpoints.
