@@ -13,6 +13,7 @@ from sparsona.core.storage import Stored, pack_bits, unpack_bits
 from sparsona.core.tree import Tree
 from sparsona.core.tree import counts as ones_of
 from sparsona.core.update import Levels, Part, PartSize, Support, Update, mask_digest
+from sparsona.wire.compact import Expanded, shrink, write_planes
 from sparsona.wire.format import (
     ALIGN,
     CHECKSUM,
@@ -47,7 +48,8 @@ def encode(update: Update) -> bytes:
     """
     parts = [(part, part.values) for part in update.parts.values()]  # gathered once
     heads = tuple(_part_head(*part, size) for part, size in zip(parts, sizes_of(update), strict=True))
-    blocks: list[bytes | memoryview] = [write_head(Head(update.sender, update.round, update.weight, heads))]
+    top = Head(update.sender, update.round, update.weight, heads)
+    blocks: list[bytes | memoryview] = [write_head(top)]
     for head, (part, values) in zip(heads, parts, strict=True):
         if part.support is Support.BITS:
             blocks += _block(pack_bits(_sendable_mask(head, part).flat))
@@ -57,6 +59,8 @@ def encode(update: Update) -> bytes:
             blocks += _block(torch.tensor(part.levels.counts, dtype=torch.int64))
             values = _pack_levels(values, part.levels.bits)
         blocks += _block(pack_bits(values) if values.dtype is torch.bool else values)
+    if update.compact and (shorter := shrink(top, blocks[1::2])) is not None:
+        blocks = shorter
     checksum = 0
     for block in blocks:
         checksum = zlib.crc32(block, checksum)
@@ -67,8 +71,9 @@ def encode(update: Update) -> bytes:
 def decode(data: bytes | bytearray | memoryview) -> Update:
     """Decode a message. Its tensors are copies, so `data` can be reused.
 
-    Memory grows with the length of `data`, never with what it claims: a KNOWN or SEED part may describe a vast layout,
-    for which nothing is allocated. Layouts are decoded without the costs of their slots.
+    Memory grows with the length of `data` (of a compact message: with its content), never with what it claims: a KNOWN
+    or SEED part may describe a vast layout, for which nothing is allocated. Layouts are decoded without the costs of
+    their slots.
 
     Args:
         data: the bytes of one message.
@@ -84,7 +89,9 @@ def decode(data: bytes | bytearray | memoryview) -> Update:
     except TypeError as error:
         raise SparsonaError(f"not a message: {error}", expected="contiguous bytes") from None
     head, at = read_head(message)
-    raw = np.frombuffer(message, np.uint8)
+    raw: np.ndarray | Expanded = np.frombuffer(message, np.uint8)
+    if head.compact:
+        raw, at = Expanded(message, head, at), 0
     parts = {}
     for part in head.parts:
         size = part.size
@@ -97,7 +104,7 @@ def decode(data: bytes | bytearray | memoryview) -> Update:
         values = whole = levels = None
         if has_levels(size):
             scale_bytes, count_bytes = scales_size(size)
-            scales = _read_floats(raw, at, len(size.layout.slots))
+            scales = _read_floats(raw, at, len(size.layout.slots), in_planes=False)
             at += padded(scale_bytes)
             counts = _read_block(raw, at, count_bytes).view("<i8").tolist()
             at += padded(count_bytes)
@@ -105,7 +112,7 @@ def decode(data: bytes | bytearray | memoryview) -> Update:
             values = _read_levels(raw, at, size.num_values, size.bits)
             _check_levels(size, levels, mask, values)
         elif not size.is_mask:
-            values = _read_floats(raw, at, size.num_values, size.bits)
+            values = _read_floats(raw, at, size.num_values, size.bits, size.is_bfloat)
         elif size.support is Support.DENSE:
             # Left as bits: a receiver usually stores the mask.
             whole = Tree(size.layout, Stored.of_bits(_read_packed(raw, at, size.num_values), (size.num_values,)))
@@ -113,11 +120,12 @@ def decode(data: bytes | bytearray | memoryview) -> Update:
             values = _read_bits(raw, at, size.num_values)
         at += padded(value_bytes)
         parts[size.name] = Part(size.layout, values, size.support, mask, part.digest, part.seed, whole, levels)
-    return Update(head.sender, head.round, head.weight, parts)
+    return Update(head.sender, head.round, head.weight, parts, head.compact)
 
 
 def _part_head(part: Part, values: Tensor, size: PartSize) -> PartHead:
-    kinds = (torch.float32, torch.bool, torch.float16) if part.levels is None else (torch.uint8,)
+    floats = (torch.float32, torch.float16, torch.bfloat16)
+    kinds = (*floats, torch.bool) if part.levels is None else (torch.uint8,)
     if values.dim() != 1 or values.dtype not in kinds:
         raise SparsonaError(
             f"part {short(size.name)} holds {values.dtype} values of shape {tuple(values.shape)}",
@@ -158,22 +166,34 @@ def _check_mask(head: PartHead, mask: Tree) -> None:
 
 def _block(values: Tensor) -> list[bytes | memoryview]:
     """A tensor's memory, little endian, and the padding behind it."""
+    values = values.view(torch.int16) if values.dtype is torch.bfloat16 else values  # which numpy lacks
     array = values.detach().cpu().contiguous().numpy()
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return [array.view(np.uint8).data, bytes(-array.nbytes % ALIGN)]
 
 
-def _read_block(raw: np.ndarray, start: int, num_bytes: int) -> np.ndarray:
+def _read_block(raw: np.ndarray | Expanded, start: int, num_bytes: int) -> np.ndarray:
+    if isinstance(raw, Expanded):
+        return raw.block(start, num_bytes)
     end = start + num_bytes
     if raw[end : start + padded(num_bytes)].any():
         raise malformed("padding is not zero", "zero bytes")
     return raw[start:end]
 
 
-def _read_floats(raw: np.ndarray, start: int, count: int, bits: int = 32) -> Tensor:
+def _read_floats(
+    raw: np.ndarray | Expanded, start: int, count: int, bits: int = 32, is_bfloat: bool = False, in_planes: bool = True
+) -> Tensor:
+    width, num_bytes = bits // 8, bits // 8 * count
+    planes = raw.planes(start, num_bytes) if isinstance(raw, Expanded) and in_planes else None  # before it is trusted
     # Into memory that torch aligned: the alignment of a buffer can change the order in which a product is summed.
-    values = torch.empty(count, dtype=torch.float32 if bits == 32 else torch.float16)
-    values.numpy()[:] = _read_block(raw, start, bits // 8 * count).view(f"<f{bits // 8}")
+    dtype = torch.float32 if bits == 32 else torch.bfloat16 if is_bfloat else torch.float16
+    values = torch.empty(count, dtype=dtype)
+    out = values.view(torch.uint8).numpy()
+    if planes is None:
+        out.view(f"i{width}")[:] = _read_block(raw, start, num_bytes).view(f"<i{width}")  # numpy has no bfloat16
+    else:
+        write_planes(planes, out, width)
     return values
 
 
@@ -183,7 +203,7 @@ def _pack_levels(values: Tensor, bits: int) -> Tensor:
     return torch.from_numpy(np.packbits(each, bitorder="little"))
 
 
-def _read_levels(raw: np.ndarray, start: int, count: int, bits: int) -> Tensor:
+def _read_levels(raw: np.ndarray | Expanded, start: int, count: int, bits: int) -> Tensor:
     packed = _read_packed(raw, start, count * bits).numpy()
     each = np.unpackbits(packed, count=count * bits, bitorder="little").reshape(count, bits)
     return torch.from_numpy(np.packbits(each, axis=1, bitorder="little").reshape(count))
@@ -204,11 +224,11 @@ def _check_levels(size: PartSize, levels: Levels, mask: Tree | None, values: Ten
         raise malformed(f"part {name} has a level of {highest}", f"at most {2 * levels.top} with {levels.bits} bits")
 
 
-def _read_bits(raw: np.ndarray, start: int, count: int) -> Tensor:
+def _read_bits(raw: np.ndarray | Expanded, start: int, count: int) -> Tensor:
     return unpack_bits(_read_packed(raw, start, count), count)
 
 
-def _read_packed(raw: np.ndarray, start: int, count: int) -> Tensor:
+def _read_packed(raw: np.ndarray | Expanded, start: int, count: int) -> Tensor:
     packed = _read_block(raw, start, -(-count // 8))
     # Each mask has exactly one encoding: the spare bits of the last byte must be zero.
     if count % 8 and packed[-1] >> (count % 8):
