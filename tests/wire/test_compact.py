@@ -118,6 +118,22 @@ class TestShort:
         entropy = -sum(n * (p * math.log2(p) + (1 - p) * math.log2(1 - p)) for p, n in shares) / 8
         assert entropy < len(data) < 1.02 * entropy
 
+    @pytest.mark.parametrize(("share", "over"), [(0.1, 1.04), (0.03, 1.05), (0.002, 1.12)])
+    def test_sparse_masks_come_near_it(self, share: float, over: float) -> None:
+        size = 1_000_000
+        flags = np.random.default_rng(0).random(size) < share
+        mask = Tree(Layout((Slot("w", (size,)),)), torch.from_numpy(flags))
+        entropy = -size * (share * math.log2(share) + (1 - share) * math.log2(1 - share)) / 8
+        data = encode(Update(0, 0, 1.0, {"mask": dense(mask)}, compact=True))
+        assert 0.97 * entropy < len(data) < over * entropy + 100
+
+    @pytest.mark.parametrize("places", [[0], [7, 8], [254, 255], [256], [255, 510, 511, 999_999], [999_999]])
+    def test_gaps_of_any_length(self, places: list[int]) -> None:
+        flags = torch.zeros(1_000_000, dtype=torch.bool)
+        flags[places] = True
+        data = encode(Update(0, 0, 1.0, {"m": dense(Tree(Layout((Slot("w", (1_000_000,)),)), flags))}, compact=True))
+        assert decode(data).parts["m"].values.nonzero().flatten().tolist() == places
+
     @pytest.mark.parametrize(
         ("kind", "share"), [(torch.float32, 0.85), (torch.float16, 0.9), (torch.bfloat16, 0.7)], ids=str
     )
@@ -171,6 +187,11 @@ class TestTable:
             assert got.compact
             assert got.parts["m"].values.all()
 
+    def test_gaps(self) -> None:
+        """0 zeros, a one; 255 + 3 zeros, a one; 0 zeros, a one: bits 0, 259 and 260."""
+        got = decode(flags_message(frame(bytes([0, 255, 3, 0])), encoding=2))
+        assert got.parts["m"].values.nonzero().flatten().tolist() == [0, 259, 260]
+
     def test_planes_from_the_highest_byte(self) -> None:
         """Floats of bytes 00 11 22 3f, lowest first: streams of 3f and 22 as frames, and of 00 11 as they are."""
         count = 100
@@ -193,7 +214,12 @@ class TestHostile:
     @pytest.mark.parametrize(
         ("data", "words"),
         [
-            (flags_message(b"", encoding=2), "a stream of unknown encoding 2"),
+            (flags_message(b"", encoding=3), "a stream of unknown encoding 3"),
+            (flags_message(frame(b"\xff" * 15 + b"\xb0"), encoding=2), "gaps that lead to bit 4001"),
+            (flags_message(frame(b"\xfe" * 900), encoding=2), "gaps that lead to bit 229499"),
+            (flags_message(frame(b"\3\xff"), encoding=2), "gaps that end before the bit"),
+            (flags_message(frame(b""), encoding=2), "not a Zstandard frame of its content"),
+            (flags_message(frame(bytes(1001)), encoding=2), "not a Zstandard frame of its content"),
             (flags_message(FLAGS, encoding=0), "a compact message of 561 bytes that takes 552 otherwise"),
             (flags_message(FLAGS[:100], encoding=0), "a stream of 100 bytes, RAW, for a content of 500"),
             (flags_message(b""), "a stream of 0 bytes, ZSTD"),

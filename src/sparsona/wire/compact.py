@@ -16,6 +16,7 @@ import numpy as np
 from sparsona.core.errors import SparsonaError
 from sparsona.wire.format import (
     CHECKSUM,
+    MAX_RATIO,
     STREAM_WINDOW,
     Encoding,
     Head,
@@ -31,6 +32,11 @@ from sparsona.wire.format import (
 # A long stream is compressed if that shortens a sample of it, 16 slices of 2 KiB, by 3%: less is not worth the time.
 SLICES, SLICE_BYTES = 16, 2**11
 WORTH = 0.97
+# Bits of which fewer than this share are set are also tried as the gaps between these: most of their bytes are zero,
+# and a byte of a frame takes one bit at least. Gaps are then at most twice as many bytes as the bits.
+SPARSE = 0.15
+MAX_GAP = 255
+READ_GAPS = 2**14  # at once: they cover at most half a mebibyte of bits
 
 
 def shrink(head: Head, blocks: Sequence[bytes | memoryview]) -> list[bytes | memoryview] | None:
@@ -49,10 +55,9 @@ def shrink(head: Head, blocks: Sequence[bytes | memoryview]) -> list[bytes | mem
     streams: list[bytes | memoryview] = []
     for block, width in zip(blocks, widths, strict=True):
         for plane in _planes(np.frombuffer(block, np.uint8), width):
-            stream = np.ascontiguousarray(plane).view(np.uint8).data
-            frame = _compress(stream, compressor)
-            table.append((Encoding.RAW, len(stream)) if frame is None else (Encoding.ZSTD, len(frame)))
-            streams.append(stream if frame is None else frame)
+            encoding, stream = _shortest(np.ascontiguousarray(plane).view(np.uint8), compressor, width == 1)
+            table.append((encoding, len(stream)))
+            streams.append(stream)
     start = [write_head(Head(head.sender, head.round, head.weight, head.parts, compact=True)), write_streams(table)]
     size = sum(map(len, start)) + sum(num_bytes for _, num_bytes in table) + CHECKSUM.size
     return [*start, *streams] if size < message_size(tuple(part.size for part in head.parts)) else None
@@ -88,7 +93,11 @@ class Expanded:
 
     def _content(self, encoding: Encoding, start: int, sent: int, size: int) -> np.ndarray:
         stream = self._message[start : start + sent]
-        return np.frombuffer(stream, np.uint8) if encoding is Encoding.RAW else _decompress(stream, size)
+        if encoding is Encoding.RAW:
+            return np.frombuffer(stream, np.uint8)
+        if encoding is Encoding.ZSTD:
+            return _decompress(stream, range(size, size + 1))
+        return _read_gaps(_decompress(stream, range(1, 2 * size + 1)), size)
 
 
 def write_planes(planes: Sequence[np.ndarray], out: np.ndarray, width: int) -> None:
@@ -102,6 +111,47 @@ def _planes(block: np.ndarray, width: int) -> tuple[np.ndarray, ...]:
     if width == 4:
         return block[3::4], block[2::4], block.view(np.uint16)[0::2]
     return (block,) if width == 1 else (block[1::2], block[0::2])
+
+
+def _shortest(stream: np.ndarray, compressor: Any, may_be_bits: bool) -> tuple[Encoding, bytes | memoryview]:
+    frame = _compress(stream.data, compressor)
+    found: tuple[Encoding, bytes | memoryview] = (Encoding.ZSTD, frame) if frame else (Encoding.RAW, stream.data)
+    if may_be_bits and 0 < int(np.bitwise_count(stream).sum(dtype=np.int64)) < SPARSE * 8 * len(stream):
+        gaps: bytes = compressor.compress(_gaps(stream))
+        if len(gaps) < len(found[1]) and len(gaps) * MAX_RATIO >= len(stream):
+            return Encoding.GAPS, gaps
+    return found
+
+
+def _gaps(packed: np.ndarray) -> np.ndarray:
+    """For each bit that is set, how many before it are not: in one byte, after a byte of 255 for each 255 of them."""
+    zeros = np.diff(np.flatnonzero(np.unpackbits(packed, bitorder="little").view(np.bool_)), prepend=-1) - 1
+    more = zeros // MAX_GAP
+    if not more.any():
+        return zeros.astype(np.uint8)
+    out = np.full(len(zeros) + int(more.sum()), MAX_GAP, np.uint8)
+    out[np.cumsum(more + 1) - 1] = zeros - MAX_GAP * more
+    return out
+
+
+def _read_gaps(gaps: np.ndarray, num_bytes: int) -> np.ndarray:
+    """The bits that these gaps stand for, packed."""
+    if gaps[-1] == MAX_GAP:
+        raise malformed("gaps that end before the bit that they lead to", f"a last byte below {MAX_GAP}")
+    out, at = np.zeros(num_bytes, np.uint8), 0
+    for first in range(0, len(gaps), READ_GAPS):
+        some = gaps[first : first + READ_GAPS]
+        ends = some != MAX_GAP
+        places = at + np.cumsum(some + ends, dtype=np.int64)  # after each bit that is set, itself included
+        at, places = int(places[-1]), places[ends] - 1
+        if at > 8 * num_bytes:
+            raise malformed(f"gaps that lead to bit {at - 1}", f"fewer than {8 * num_bytes} bits")
+        if len(places):
+            start, end = int(places[0]) // 8, int(places[-1]) // 8 + 1
+            flags = np.zeros(8 * (end - start), np.uint8)
+            flags[places - 8 * start] = 1
+            out[start:end] |= np.packbits(flags, bitorder="little")
+    return out
 
 
 def _compress(stream: memoryview, compressor: Any) -> bytes | None:
@@ -131,13 +181,16 @@ def _compressor() -> Any:
     return zstandard.ZstdCompressor(compression_params=params)
 
 
-def _decompress(frame: memoryview, size: int) -> np.ndarray:
-    """The content of a frame, which must have exactly this size."""
+def _decompress(frame: memoryview, sizes: range) -> np.ndarray:
+    """The content of a frame, which must have one of these sizes and no more than its bytes can hold."""
     zstandard = _zstandard()
     try:
         # A frame that states its size is given that much memory, whatever the caller allows: so it is compared first.
-        if bytes(frame[:4]) != zstandard.FRAME_HEADER or zstandard.get_frame_parameters(frame).content_size != size:
-            raise malformed("a stream that is not a Zstandard frame of its content", f"one that states {size} bytes")
+        is_frame = bytes(frame[:4]) == zstandard.FRAME_HEADER
+        size = zstandard.get_frame_parameters(frame).content_size if is_frame else -1
+        if size not in sizes or size > MAX_RATIO * len(frame):
+            most = sizes[-1]
+            raise malformed("a stream that is not a Zstandard frame of its content", f"one that states {most} bytes")
         reader = zstandard.ZstdDecompressor(max_window_size=STREAM_WINDOW)
         found = reader.decompress(frame, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:

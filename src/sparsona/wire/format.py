@@ -76,6 +76,7 @@ class Encoding(enum.IntEnum):
 
     RAW = 0
     ZSTD = 1
+    GAPS = 2
 
 
 # A mask has a bit for each value; the other numbers are those of PartSize.bits.
