@@ -17,6 +17,7 @@ from sparsona import methods
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
 from sparsona.costs import cost
+from sparsona.engine.forecast import forecast
 from sparsona.engine.population import num_bytes
 from sparsona.engine.rounds import simulate
 from sparsona.executors.serial import Serial
@@ -131,6 +132,10 @@ def test_a_compact_cost_is_a_bound_of_bytes_only() -> None:
     assert any("bytes are upper bounds" in note for note in compact.notes)
     assert (plain.encoded, plain.flops, plain.paper) == (compact.encoded, compact.flops, compact.paper)
     assert cost("local", model="lenet5", transform="compact").exact, "nothing is sent"
+    assert not cost("fedmask", model="lenet5", transform="compact").exact, "masks become shorter, too"
+    context = context_of("fedavg", "compact")
+    assert not forecast(context).exact
+    assert forecast(context, with_bytes=False).exact
 
 
 def test_messages_that_are_not_encoded_count_as_many_bytes_and_mean_the_same(tmp_path) -> None:
