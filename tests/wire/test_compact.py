@@ -298,3 +298,18 @@ class TestHostile:
             decode(data)
         with pytest.raises(SparsonaError, match=r"sparsona\[peers\]"):
             encode(replace(decode(encode(Update(0, 0, 1.0, {}))), compact=True))
+
+    def test_what_is_expected_limits_the_content_before_it_is_expanded(self) -> None:
+        layout = Layout((Slot("w", (2**22,)),))
+        mask = Tree(layout, torch.ones(2**22, dtype=torch.bool))
+        update = Update(0, 0, 1.0, {"p": masked(Tree(layout, torch.zeros(2**22)), mask)}, compact=True)
+        data, (size,) = encode(update), sizes_of(update)
+        assert len(data) < message_size((size,)) / 500
+        assert decode(data, (size,)).parts["p"].num_values == 2**22
+        tracemalloc.start()
+        try:
+            with pytest.raises(SparsonaError, match="contents of"):
+                decode(data, (replace(size, num_values=2**22 - 1),))
+            assert tracemalloc.get_traced_memory()[1] < 64_000
+        finally:
+            tracemalloc.stop()

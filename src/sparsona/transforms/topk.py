@@ -49,7 +49,7 @@ class TopK:
         return plain(update)
 
     def size(self, part: PartSize) -> PartSize:
-        return replace(part, num_values=self.number(part.num_values), support=Support.BITS)
+        return replace(part, num_values=self.number(part.num_values), support=Support.BITS, ones=None)
 
     def keeps(self, part: PartSize) -> bool:
         return True
