@@ -420,7 +420,7 @@ class Network:
         cost = self.context.method.cost(self.context.params.layout, client, self.context.plan.round_at(index))
         if cost.up is None:
             raise SparsonaError("a message where none is sent", expected="none")
-        check_update(decode(message), cost.up, client=client, round=index, exact=cost.exact)
+        check_update(decode(message, cost.up), cost.up, client=client, round=index, exact=cost.exact)
 
     def end(self) -> None:
         """Tell the clients that the run is over."""
