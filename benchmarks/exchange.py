@@ -154,7 +154,9 @@ def main() -> None:
         print(json.dumps(measure(*json.loads(arguments.one), arguments.repeats)))
         return
     print(f"plain copy through a socket: {plain_copy():,.0f} MB/s\n")
-    print("| link | clients (processes) | bytes a message | s an exchange | MB/s | ms, one client alone | server grows, MiB |")
+    print(
+        "| link | clients (processes) | bytes a message | s an exchange | MB/s | ms, one client alone | server grows, MiB |"
+    )
     print("|---|---|---|---|---|---|---|")
     for with_tls, clients, processes, size in TINY if arguments.tiny else SETTINGS:
         one = json.dumps([with_tls, clients, processes, size])

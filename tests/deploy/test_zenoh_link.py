@@ -121,25 +121,21 @@ def test_answers_come_back_whatever_their_size(links: contextlib.ExitStack, addr
 def test_each_client_gets_its_own_frame_and_items_are_taken_as_there_is_room(
     links: contextlib.ExitStack, address: str
 ) -> None:
-    server = server_at(links, address, window=3000)
-    most, open_ = 0, 0
+    server, taken = server_at(links, address, window=3000), 0
 
     def items() -> Iterator[tuple[int, bytes]]:
-        nonlocal most, open_
-        for client in range(6):
-            open_ += 1
-            most = max(most, open_)
-            yield client, bytes([client]) * 1000
+        nonlocal taken
+        for taken in range(1, 7):
+            yield taken, bytes([taken]) * 1000
 
-    for client in range(6):
+    for client in range(1, 7):
         client_at(links, address, client, lambda frame, client=client: frame + bytes([client]))
-    answers = {}
-    for client, answer in server.exchange(items(), LONG):
-        assert client not in answers
-        answers[client] = answer
-        open_ -= 1
-    assert answers == {client: bytes([client]) * 1001 for client in range(6)}
-    assert most == 3
+    answers, progress = [], []
+    for answer in server.exchange(items(), LONG):
+        answers.append(answer)
+        progress.append(taken)
+    assert sorted(answers) == [(client, bytes([client]) * 1001) for client in range(1, 7)]
+    assert progress == [3, 4, 5, 6, 6, 6]  # three in flight, as long as there are more
 
 
 def test_a_frame_larger_than_the_window_is_sent_alone(links: contextlib.ExitStack, address: str) -> None:
@@ -283,6 +279,55 @@ def test_a_client_that_is_killed_and_restarted_gets_the_frame_again(links: conte
     assert answers == [(0, b"eid")]
 
 
+def test_a_client_that_stops_reading_delays_nobody(links: contextlib.ExitStack, address: str) -> None:
+    """Its frame is larger than what sockets hold: zenoh keeps the sender waiting."""
+    server = server_at(links, address)
+    client_at(links, address, 1, reversed_)
+    with client_process(address, 0.0) as stopped:
+        wait_for(lambda: server.present() == {0, 1})
+        stopped.send_signal(signal.SIGSTOP)
+        began, arrived = time.monotonic(), {}
+        for client, answer in server.exchange([(0, bytes(20_000_000)), (1, b"ab")], 1.0):
+            arrived[client] = (answer, time.monotonic() - began)
+        assert arrived[0][0] is None
+        assert 1.0 <= arrived[0][1] < 2.0
+        assert arrived[1][0] == b"ba"
+        assert arrived[1][1] < 0.9
+
+
+def test_frames_are_handled_side_by_side(links: contextlib.ExitStack, address: str) -> None:
+    server, both = server_at(links, address), threading.Barrier(2)
+    other = links.enter_context(ZenohLink(1, run="r", connect=(address,)))
+
+    def meet(frame: bytes) -> bytes:
+        both.wait(LONG)
+        return frame
+
+    link = links.enter_context(ZenohLink(0, run="r", connect=(address,)))
+    link.serve(meet, threads=2)
+    answers: list[tuple[int, bytes | None]] = []
+    asking = threading.Thread(target=lambda: answers.extend(other.exchange([(0, b"from 1")], LONG)))
+    asking.start()
+    assert list(server.exchange([(0, b"from the server")], LONG)) == [(0, b"from the server")]
+    asking.join(LONG)
+    assert answers == [(0, b"from 1")]
+
+
+def test_a_process_ends_although_its_links_are_open(address: str) -> None:
+    code = """
+import sys, threading
+from sparsona.deploy.zenoh_link import ZenohLink
+server = ZenohLink(-1, run="r", listen=(sys.argv[1],))
+client = ZenohLink(0, run="r", connect=(sys.argv[1],))
+client.serve(lambda frame: threading.Event().wait(60))
+lonely = ZenohLink(1, run="r", connect=(sys.argv[2],))
+print(list(server.exchange([(0, b"x")], 0.3)))
+"""
+    arguments = [sys.executable, "-c", code, address, free_address()]
+    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=LONG, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[(0, None)]\n", "")
+
+
 def test_clients_outlive_the_server(links: contextlib.ExitStack, address: str) -> None:
     first = ZenohLink(SERVER, run="r", listen=(address,))
     for client in range(2):
@@ -320,6 +365,7 @@ def test_a_link_closes_at_once_with_frames_in_flight(links: contextlib.ExitStack
 def test_closing_a_link_that_never_connected(address: str) -> None:
     link = ZenohLink(0, run="r", connect=(address,))
     link.serve(reversed_)
+    wait_for(lambda: f"nobody answers at tcp/{address}" in link.trouble)
     assert not link.connected()
     assert link.present() == set()
     began = time.monotonic()

@@ -307,8 +307,8 @@ class ZenohLink:
             _log.debug("zenoh did not close: %s", error)
 
     def _callback(self, called: Callable[[Any], None], ended: Callable[[], None] | None = None) -> Any:
-        # Called in zenoh's own threads, and therefore brief. Otherwise zenoh would start a thread for each of them, which
-        # Python waits for at its end.
+        # Called in zenoh's own threads, and therefore brief. Otherwise zenoh would start a thread for each of them,
+        # and Python waits for those when it ends.
         return self._zenoh.handlers.Callback(called, ended, indirect=False)
 
     # Connecting.
@@ -404,8 +404,8 @@ class ZenohLink:
             flight.due = now + RESEND_SECONDS[0]
             return
         flight.due, flight.blind = float("inf"), now + UNSEEN_SECONDS
-        # A thread of its own: zenoh returns when the last bytes are on their way, and a slow client keeps it waiting, at
-        # most five seconds for each 64 KiB. Not a daemon: Python aborts if it ends while one is in foreign code.
+        # A thread of its own: zenoh returns when the last bytes are on their way, and a slow client keeps it waiting,
+        # five seconds at most for each 64 KiB. Not a daemon: Python aborts if it ends while one is in foreign code.
         arguments = (session, client, flight.payload, flight.ends - now, events)
         threading.Thread(target=self._ask, args=arguments, name=f"sparsona-send-{client}").start()
 
