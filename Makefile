@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup run quick test test-all lint check format docs bench clean
+.PHONY: help setup run quick test test-all fuzz lint check format docs bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed 's/:.*  ## /\t/' | expand -t 11
@@ -28,6 +28,10 @@ test: setup  ## the suite, six to seven minutes on two cores
 
 test-all: setup  ## the suite, and more kill points, methods and seeds of what it has already
 	$(BIN)/python -m pytest -n 2 -m "not network"
+
+FUZZ ?= 1000000
+fuzz: setup  ## mutated messages for the decoder and the gate: a million, or FUZZ=10000000
+	$(BIN)/python tests/wire/test_fuzz.py $(FUZZ)
 
 lint: setup  ## format, lint, types, import rules
 	$(BIN)/ruff format --check .

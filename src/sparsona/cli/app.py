@@ -16,7 +16,9 @@ from sparsona.cli.analysis import clients, figure, gates, read_views, similarity
 from sparsona.cli.bounds import bounds
 from sparsona.cli.cost import cost
 from sparsona.cli.data import data
+from sparsona.cli.federation import federation, keys
 from sparsona.cli.latency import latency
+from sparsona.cli.network import join, server, vault
 from sparsona.cli.options import (
     JSON,
     LOG,
@@ -315,6 +317,10 @@ cli.add_command(reproduce)
 cli.add_command(targets)
 cli.add_command(figure)
 cli.add_command(bounds)
+cli.add_command(keys)
+cli.add_command(federation)
+for command in (server, join, vault):
+    cli.add_command(command)
 
 
 def show_options(title: str, options: Mapping[str, Option], preset: Mapping[str, Any]) -> None:
