@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import os
 import signal
 import socket
@@ -17,12 +16,10 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from sparsona.core.errors import SparsonaError
 from sparsona.deploy import zenoh_link
+from sparsona.deploy.identity import KeyFile, certify, new_authority, new_key, read_request
 from sparsona.deploy.zenoh_link import Tls, ZenohLink, endpoint
 
 SERVER = -1
@@ -68,43 +65,26 @@ def reversed_(frame: bytes) -> bytes:
     return frame[::-1]
 
 
-class Authority:
-    """Signs certificates."""
+class Party:
+    """Somebody who hands out certificates."""
 
-    def __init__(self) -> None:
-        self.key = ec.generate_private_key(ec.SECP256R1())
-        self.certificate = self._certificate("authority", self.key.public_key(), ca=True)
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.authority = folder, new_authority("fed", folder / "authority.key")
 
-    def _certificate(self, name: str, key: ec.EllipticCurvePublicKey, *, ca: bool) -> x509.Certificate:
-        issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
-        now = datetime.datetime.now(datetime.UTC)
-        return (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]))
-            .issuer_name(issuer)
-            .public_key(key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(minutes=1))
-            .not_valid_after(now + datetime.timedelta(hours=1))
-            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-            .sign(self.key, hashes.SHA256())
-        )
-
-    def tls(self, name: str) -> Tls:
-        key = ec.generate_private_key(ec.SECP256R1())
-        pem = serialization.Encoding.PEM
-        private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        return Tls(
-            authority=self.certificate.public_bytes(pem).decode(),
-            certificate=self._certificate(name, key.public_key(), ca=False).public_bytes(pem).decode(),
-            key=private.decode(),
-        )
+    def tls(self, name: str, hosts: tuple[str, ...] = ()) -> Tls:
+        key, request = new_key(name, self.folder)
+        certificate = certify(read_request(request), self.authority, hosts=hosts)
+        return Tls(self.authority.certificate, certificate, KeyFile.read(key).pem)
 
 
-@pytest.fixture(scope="module")
-def authority() -> Authority:
-    return Authority()
+@pytest.fixture
+def party(tmp_path: Path) -> Party:
+    return Party(tmp_path)
+
+
+@pytest.fixture
+def other_party(tmp_path_factory: pytest.TempPathFactory) -> Party:
+    return Party(tmp_path_factory.mktemp("other"))
 
 
 # Round trips.
@@ -427,13 +407,13 @@ def test_peers_reach_each_other_through_seeds(links: contextlib.ExitStack) -> No
 # Certificates.
 
 
-def test_mutual_tls(links: contextlib.ExitStack, address: str, authority: Authority) -> None:
-    server = server_at(links, address, tls=authority.tls("server"))
-    client_at(links, address, 0, reversed_, tls=authority.tls("client 0"))
-    stranger = Authority().tls("client 1")
+def test_mutual_tls(links: contextlib.ExitStack, address: str, party: Party, other_party: Party) -> None:
+    server = server_at(links, address, tls=party.tls("server", ("fed.example.org",)))
+    client_at(links, address, 0, reversed_, tls=party.tls("client-0"))
+    stranger = other_party.tls("client-1")
     client_at(links, address, 1, reversed_, tls=stranger)
     # The right authority is known to the stranger, whose own certificate is of another.
-    known = Tls(authority.tls("x").authority, stranger.certificate, stranger.key)
+    known = Tls(party.authority.certificate, stranger.certificate, stranger.key)
     client_at(links, address, 2, reversed_, tls=known)
     client_at(links, address, 3, reversed_)
     frame = os.urandom(1_000_000)
@@ -455,17 +435,20 @@ def _refuses_old_tls(address: str) -> None:
         context.wrap_socket(plain)
 
 
-def test_a_server_of_another_authority_is_not_served(
-    links: contextlib.ExitStack, address: str, authority: Authority
+@pytest.mark.parametrize("whose", ["another authority", "a client"])
+def test_nobody_else_can_pose_as_the_server(
+    links: contextlib.ExitStack, address: str, party: Party, other_party: Party, whose: str
 ) -> None:
-    server = server_at(links, address, tls=Authority().tls("server"))
-    client = client_at(links, address, 0, reversed_, tls=authority.tls("client 0"))
-    assert list(server.exchange([(0, b"ab")], 1.0)) == [(0, None)]
+    poses = party.tls("client-1") if whose == "a client" else other_party.tls("server", ("fed.example.org",))
+    server = server_at(links, address, tls=poses)
+    client = client_at(links, address, 0, reversed_, tls=party.tls("client-0"))
+    wait_for(lambda: "nobody answers" in client.trouble)
+    assert list(server.exchange([(0, b"ab")], 0.5)) == [(0, None)]
     assert not client.connected()
 
 
-def test_the_private_key_is_not_shown(authority: Authority) -> None:
-    assert "PRIVATE" not in repr(authority.tls("x"))
+def test_the_private_key_is_not_shown(party: Party) -> None:
+    assert "PRIVATE" not in repr(party.tls("x"))
 
 
 # Mistakes.
