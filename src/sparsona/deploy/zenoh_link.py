@@ -16,8 +16,8 @@ import base64
 import json
 import logging
 import queue
+import random
 import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -32,7 +32,6 @@ MEBIBYTE = 1 << 20
 CLOSING_SECONDS = 2.0  # how long `close` waits for zenoh
 REDIAL_SECONDS = (0.2, 5.0)  # first and longest pause between two attempts to reach somebody
 RESEND_SECONDS = (0.05, 1.0)  # first and longest pause before a frame is sent again
-KNOCK_SECONDS = 5.0  # for a first sign of whoever is dialled
 UNSEEN_SECONDS = 5.0  # a frame for a node that does not seem to be there is sent every so often nevertheless
 MOST_IN_FLIGHT = 1024  # frames, however small: each has a thread while it is sent
 MOST_WAITING = 64  # frames that may wait for a thread of `serve`; senders repeat what is dropped
@@ -175,7 +174,7 @@ class ZenohLink:
             except self._zenoh.ZError as error:
                 raise _cannot_open(error, self._listen, tls) from error
         else:
-            threading.Thread(target=self._dial, name="sparsona-dial", daemon=True).start()
+            threading.Thread(target=self._dial, name="sparsona-dial").start()
         atexit.register(self._close_at_exit)
 
     def __enter__(self) -> ZenohLink:
@@ -314,31 +313,23 @@ class ZenohLink:
     # Connecting.
 
     def _dial(self) -> None:
-        # zenoh redials a connection that it has had, but waits, uninterruptibly, for the first one.
-        pause = REDIAL_SECONDS[0]
+        # zenoh redials a connection that it has had, but waits, uninterruptibly, for the first one. Not a daemon: see
+        # `_send`. Pauses differ, so that many clients of a server that comes back do not all knock at once.
+        pause, draw = REDIAL_SECONDS[0], random.SystemRandom()
         while not self._closed.is_set():
             try:
-                self._knock()
                 session = self._zenoh.open(self._config)
-            except (OSError, self._zenoh.ZError) as error:
+            except self._zenoh.ZError as error:
                 self._trouble = f"nobody answers at {', '.join(self._connect)}: {error}"
-                self._closed.wait(pause)
+                ends = time.monotonic() + pause * draw.uniform(0.5, 1.0)
                 pause = min(2 * pause, REDIAL_SECONDS[1])
+                while time.monotonic() < ends and not self._closed.wait(0.1):
+                    if not threading.main_thread().is_alive():
+                        return
             else:
                 self._trouble = ""
                 self._opened(session)
                 return
-
-    def _knock(self) -> None:
-        """Raises OSError if there is nobody at any address: a thread may be ended in here, and may not in zenoh."""
-        for left, address in reversed(list(enumerate(reversed(self._connect)))):
-            host, _, port = address.partition("/")[2].rpartition(":")
-            try:
-                socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
-                return
-            except OSError:
-                if not left:
-                    raise
 
     def _opened(self, session: Any) -> None:
         with self._lock:
@@ -500,6 +491,8 @@ def _config(zenoh: ModuleType, listen: list[str], connect: list[str], tls: Tls |
         "adminspace/enabled": False,
         "transport/shared_memory/enabled": False,
         "transport/unicast/max_sessions": 10_000,
+        "transport/unicast/accept_pending": 1_000,
+        "transport/unicast/open_timeout": 5_000,
         "transport/link/protocols": ["tls" if tls else "tcp"],
         # What one frame may take before this link sees it, with zenoh's own head.
         "transport/link/rx/max_message_size": max_bytes + 65536,
