@@ -166,6 +166,7 @@ class ZenohLink:
         self._alive: dict[int, set[str]] = {}  # tokens of each node: one that was restarted has two for a moment
         self._session: Any = None
         self._trouble = ""
+        self._watches = False
         self._declared: list[Any] = []
         self._queries: queue.SimpleQueue[Any] | None = None
         if self._listens:
@@ -184,7 +185,12 @@ class ZenohLink:
         self.close()
 
     def present(self) -> set[int]:
-        """The nodes that can be asked now: those that `serve`, and that this link reaches."""
+        """The nodes that can be asked now: those that `serve`, and that this link reaches.
+
+        A link that only dials out learns of them from its first call on. A process that was killed is gone at once, a
+        machine that was switched off after ten seconds, a process that hangs within twenty.
+        """
+        self._watch()
         with self._lock:
             return {node for node, tokens in self._alive.items() if tokens}
 
@@ -208,6 +214,7 @@ class ZenohLink:
         Frames are under way at once while they fit into the window. A node that is there and does not answer (its
         handle returned None, or failed) counts as lost at once; one whose connection breaks gets the frame again.
         """
+        self._watch()
         events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         flights: dict[int, _Flight] = {}
         source, exhausted, held = iter(items), False, 0
@@ -338,12 +345,23 @@ class ZenohLink:
         if closed:
             self._close_session(session)
             return
-        watching = self._callback(self._token_changed)
-        self._declared.append(
-            session.liveliness().declare_subscriber(f"{self._prefix}/alive/**", watching, history=True)
-        )
         if serves:
             self._declare_served(session)
+        if self._listens:
+            self._watch()
+
+    def _watch(self) -> None:
+        # Only those that ask others: tokens of everybody to everybody would be a flood that grows as their square.
+        with self._lock:
+            if self._watches or self._session is None or self._closed.is_set():
+                return
+            self._watches = True
+        key, changed = f"{self._prefix}/alive/**", self._callback(self._token_changed)
+        try:
+            self._declared.append(self._session.liveliness().declare_subscriber(key, changed, history=True))
+        except self._zenoh.ZError as error:
+            if not self._closed.is_set():
+                raise SparsonaError(f"cannot watch this link: {error}") from error
 
     def _declare_served(self, session: Any) -> None:
         key, queries = f"{self._prefix}/{self.node}", self._queries
