@@ -81,6 +81,20 @@ def test_frames_are_accepted_from_the_roster_alone(tmp_path: Path) -> None:
     assert Roster({0: own.public}).verify(0, b"data", own.sign(b"data")) is None
 
 
+@pytest.mark.slow
+def test_ten_thousand_forged_frames_of_each_kind_are_refused(tmp_path: Path) -> None:
+    (own, _), (other, _) = (party(tmp_path, name) for name in ("own", "other"))
+    roster = Roster({0: own.public, 1: other.public})
+    for number in range(10_000):
+        frame = Frame("ab", "answer", 0, SERVER, number, "j1", {}, (b"%d" % number,))
+        with pytest.raises(SparsonaError, match="is not signed by it"):  # another client's key
+            unseal(seal(frame, other), roster, run="ab", receiver=SERVER)
+        with pytest.raises(SparsonaError, match="belongs to run"):
+            unseal(seal(replace(frame, run=f"ab{number}"), own), roster, run="ab", receiver=SERVER)
+        with pytest.raises(SparsonaError, match="is for client"):
+            unseal(seal(replace(frame, receiver=number), own), roster, run="ab", receiver=SERVER)
+
+
 def test_a_request_must_be_signed_by_its_key(tmp_path: Path) -> None:
     own, request = party(tmp_path, "own")
     other, _ = party(tmp_path, "other")
@@ -242,7 +256,7 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def open_link(authority: str, key: KeyFile, certificate: str, **endpoints: str) -> Any:
+def open_link(authority: str, key: KeyFile, certificate: str, names: bool = True, **endpoints: str) -> Any:
     """A zenoh session with mutual TLS that listens on, or connects to, an endpoint."""
     import zenoh
 
@@ -252,7 +266,7 @@ def open_link(authority: str, key: KeyFile, certificate: str, **endpoints: str) 
     values: dict[str, Any] = {
         f"transport/link/tls/{name}_base64": base64.b64encode(text.encode()).decode() for name, text in secrets.items()
     }
-    values |= {"transport/link/tls/enable_mtls": True, "transport/link/tls/verify_name_on_connect": True}
+    values |= {"transport/link/tls/enable_mtls": True, "transport/link/tls/verify_name_on_connect": names}
     values |= {
         "mode": "peer",
         "scouting/multicast/enabled": False,
@@ -278,8 +292,8 @@ def test_a_link_is_opened_by_this_authoritys_certificates_alone(tmp_path: Path, 
     port = free_port()
     endpoint = f"tls/127.0.0.1:{port}"
 
-    def ask(trusted: str, certificate: str, host: str = "127.0.0.1") -> list[bytes]:
-        with open_link(trusted, client, certificate, connect=f"tls/{host}:{port}") as session:
+    def ask(trusted: str, certificate: str, host: str = "127.0.0.1", names: bool = True) -> list[bytes]:
+        with open_link(trusted, client, certificate, names, connect=f"tls/{host}:{port}") as session:
             return [reply.ok.payload.to_bytes() for reply in session.get("frame", timeout=5)]
 
     with open_link(ours, server, listens, listen=endpoint) as session:
@@ -292,4 +306,4 @@ def test_a_link_is_opened_by_this_authoritys_certificates_alone(tmp_path: Path, 
             ask(other.certificate, dials)
         queryable.undeclare()
     with open_link(ours, client, dials, listen=endpoint), pytest.raises(zenoh.ZError):
-        ask(ours, dials)  # a certificate to dial with is none to listen with
+        ask(ours, dials, names=False)  # a certificate to dial with is none to listen with, under whatever name

@@ -19,6 +19,7 @@ from sparsona.deploy.jobs import answer_head, read_job
 from sparsona.deploy.vault import LostStateError, Vault
 from sparsona.engine.clients import LocalClients
 from sparsona.engine.context import ClientContext
+from sparsona.engine.gossip import loaded
 from sparsona.engine.jobs import Job, Outcome
 from sparsona.engine.turn import perform
 from sparsona.wire.codec import encode
@@ -174,7 +175,7 @@ class Agent:
 
     def _do(self, frame: Frame) -> bytes:
         context = self._context_of(frame)
-        job = read_job(frame, context.plan, context.task.layout)
+        job = self._here(context, read_job(frame, context.plan, context.task.layout))
         ticket, live = frame.head.get("ticket"), frame.head.get("live")
         if not isinstance(ticket, str) or not isinstance(live, list):
             raise SparsonaError("a job without a ticket", expected="that of a state, or an empty one")
@@ -204,6 +205,15 @@ class Agent:
             self._keep_model(context, replace(job, state=state))
         self._report(_in_words(job, outcome))
         return answer
+
+    def _here(self, context: ClientContext, job: Job) -> Job:
+        """The job with this client's secret seeds, and its messages on the client's device."""
+        seeds = replace(job.round.seeds, key=self.vault.secret())
+        messages = job.messages
+        if context.device.type != "cpu":
+            messages = tuple(loaded(context.server_side, message) for message in messages)
+        shared = context.place(job.shared_model)
+        return replace(job, round=replace(job.round, seeds=seeds), messages=messages, shared_model=shared)
 
     def _perform(self, context: ClientContext, job: Job) -> Outcome:
         threads = torch.get_num_threads()

@@ -47,6 +47,7 @@ class Connection:
         listen: is called with the kind of a job and how many of it are done.
         session: the number of this start of the server, larger than all before: older frames are refused.
         greet: asks clients of which nothing is known yet who they are.
+        wait: is called before the jobs of a round, and returns when enough clients are there.
     """
 
     run: str
@@ -61,6 +62,7 @@ class Connection:
     listen: Callable[[str, int], None] = lambda kind, done: None
     session: int = field(default_factory=time.time_ns)
     greet: Callable[[Sequence[int]], None] = lambda clients: None
+    wait: Callable[[], None] = lambda: None
     round: int = 0  # of the last job
     refusals: dict[int, int] = field(default_factory=dict)
     saved: dict[int, list[str]] = field(default_factory=dict)  # tickets that the checkpoint names
@@ -129,6 +131,8 @@ class RemoteClients:
         def items() -> Iterator[tuple[int, bytes]]:
             nonlocal kind
             for job in jobs:
+                if job.do == "train" and not order and not done:
+                    connection.wait()
                 kind, client, connection.round = job.do, job.client, job.round.index
                 order.append(client)
                 if not connection.clients[client].num_examples:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import secrets
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from sparsona.engine.stored import fill, read_tensors, to_bytes
 
 TICKET_BYTES = 16
 SUFFIX = ".state"
-ANSWER, VISITS, MODEL = "answer", "visits.json", "model.safetensors"
+ANSWER, VISITS, SECRET, MODEL = "answer", "visits.json", "secret", "model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,13 @@ class Vault:
             return int(session), int(number)
         except (OSError, ValueError, TypeError):
             return 0, 0
+
+    def secret(self) -> bytes:
+        """32 random bytes that only this client has, drawn once."""
+        path = self.folder / SECRET
+        if not path.exists():
+            self._write(path, secrets.token_bytes(32))
+        return path.read_bytes()
 
     def save_model(self, data: bytes) -> None:
         """Store the personal model, a safetensors file of a state_dict."""

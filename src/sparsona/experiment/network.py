@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,7 +51,7 @@ from sparsona.experiment.build import (
 from sparsona.experiment.run import Run
 from sparsona.experiment.train import describe_run, play
 from sparsona.methods import MethodCard
-from sparsona.runs.folder import RunFolder, environment
+from sparsona.runs.folder import RunFolder, environment, read_json, write_atomically
 from sparsona.runs.observers import ObserverList
 from sparsona.runs.options import RunConfig, dump
 from sparsona.runs.session import Listen, Session
@@ -60,8 +60,8 @@ from sparsona.runs.validation import merge_errors, validate
 from sparsona.wire.codec import decode
 
 NETWORK = "network"  # the executor of a run whose clients are on other machines
-HELLO_SECONDS = 5.0  # for a client to say that it is there
-FILE = "federation.toml"  # in the run's folder
+HELLO_SECONDS = 2.0  # for a client to say that it is there
+FILE, SERVED = "federation.toml", "server.json"  # in the run's folder
 _OF_TASK = ("classes", "input", "predicts")
 
 
@@ -273,6 +273,7 @@ class Network:
         verifier: knows the clients' keys.
         deadline: seconds for a client's answer.
         report: is called with what happens.
+        present: says which clients are there now, as far as the transport knows; None: it does not.
     """
 
     def __init__(
@@ -283,15 +284,16 @@ class Network:
         verifier: Verifier,
         deadline: float = 60.0,
         report: Callable[[str], None] = lambda text: None,
+        present: Callable[[], set[int]] | None = None,
     ) -> None:
-        self.terms, self._report = terms, report
+        self.terms, self._report, self._present = terms, report, present
         self.guests: dict[int, Guest] = {}
         num = terms.num_clients
         self._cards = [Client(one.index, 0, one.capacity, 0, num, 0) for one in terms.file.clients]
         self.connection = Connection(
             terms.run, exchange, signer, verifier, self._cards, self._check, self._limit, deadline, report
         )
-        self.connection.greet = self.greet
+        self.connection.greet, self.connection.wait = self.greet, self._wait_for_clients
         self.clients: Clients = RemoteClients(self.connection)
         self._empty = terms.no_data()
         self._digests = ("", "")
@@ -337,6 +339,17 @@ class Network:
                     expected=f"{', '.join(missing[:8])}{' and others' * (len(missing) > 8)}",
                     hint="start them with `sparsona join`, or lower --at-least",
                 )
+
+    def _wait_for_clients(self) -> None:
+        """Wait before a round while there are too few clients to play it: rounds are not spent on nobody."""
+        if self._present is None:
+            return
+        needed, said = max(1, self.terms.config.at_least), False
+        while len(self._present() & set(range(self.terms.num_clients))) < needed:
+            if not said:
+                self._report(f"waiting: fewer than {needed} clients are there")
+                said = True
+            time.sleep(0.2)
 
     def greet(self, clients: Sequence[int]) -> None:
         """Ask clients who they are; those that answer are guests from then on."""
@@ -428,13 +441,16 @@ class Network:
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def play_network(network: Network, path: Path, observers: Sequence[object] = ()) -> Run:
+def play_network(
+    network: Network, path: Path, observers: Sequence[object] = (), served: Mapping[str, Any] | None = None
+) -> Run:
     """Play a run from its start or, if its folder exists, from its last checkpoint.
 
     Args:
         network: the server's side, whose clients are there.
         path: the run's folder.
         observers: as for `train`.
+        served: how the server is reached, kept for `resume`.
 
     Returns:
         The finished run.
@@ -462,6 +478,8 @@ def play_network(network: Network, path: Path, observers: Sequence[object] = ())
         folder = RunFolder.create(path, dump(config), facts, None)
         network.terms.file.write(path / FILE)
     with folder:
+        if served is not None:
+            write_atomically(path / SERVED, (json.dumps(dict(served), indent=2) + "\n").encode())
         found = play(folder, session, config, _no_models)
     network.end()
     return found
@@ -518,10 +536,39 @@ def serve(
     certificates = Tls(terms.file.authority, terms.file.server.certificate, signer.pem) if tls else None
     addresses = tuple(listen) or (":7447",)
     with ZenohLink(SERVER, run=terms.run, listen=addresses, tls=certificates) as link:
-        network = Network(terms, link.exchange, signer, Roster(terms.file.keys()), deadline, report)
+        roster = Roster(terms.file.keys())
+        network = Network(terms, link.exchange, signer, roster, deadline, report, link.present)
         report(f"listening on {', '.join(addresses)}")
         network.wait(terms.num_clients if at_least is None else at_least, wait, waiting)
-        return play_network(network, Path(out), observers)
+        served = {
+            "listen": list(addresses),
+            "key": str(Path(key or key_path(path, "server")).absolute()),
+            "at_least": at_least,
+            "deadline": deadline,
+            "tls": tls,
+        }
+        return play_network(network, Path(out), observers, served)
+
+
+def is_served(path: Path) -> bool:
+    """Whether a run's clients are on machines of their own."""
+    return (path / SERVED).is_file()
+
+
+def resume_served(path: Path, observers: Sequence[object] = (), **reports: Any) -> Run:
+    """Resume a run on several machines, listening where it listened before.
+
+    Args:
+        path: the run's folder.
+        observers: as for `train`.
+        reports: `report` and `waiting`, as for `serve`.
+
+    Returns:
+        The finished run.
+    """
+    served = read_json(path / SERVED)
+    known = {name: served[name] for name in ("listen", "key", "at_least", "deadline", "tls") if name in served}
+    return serve(path / FILE, path, observers=observers, **known, **reports)
 
 
 def join(
