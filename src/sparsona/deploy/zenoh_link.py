@@ -4,8 +4,8 @@ A node that listens (a server, a seed, a peer with an open port) is a zenoh rout
 zenoh client of one of them. Routers pass on what is not for them, so that two nodes behind NAT reach each other through
 a node that both can dial. (zenoh's own mode "peer" is not used: since zenoh 1.9 nobody relays between two peers.)
 
-Let one or two nodes of a run listen, and all others dial both: in zenoh 1.10.2 the routing of a router that knows two or
-more others can panic when one of them leaves (4 of 40 tries with three routers, none of 40 with two).
+Let one or two nodes of a run listen, and all others dial both: in zenoh 1.10.2 the routing of a router that knows two
+or more others can panic when one of them leaves (4 of 40 tries with three routers, none of 40 with two).
 
 The link trusts nobody it carries frames for: with TLS, only holders of a certificate take part, but which of them sent
 a frame is for the frame's signature to say.
