@@ -6,7 +6,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from test_network import NUM, made, silent_after_hello, start  # noqa: F401
+from test_remote import NUM, made, silent_after_hello, start  # noqa: F401
 
 import sparsona as sp
 from sparsona.cli.app import cli

@@ -62,8 +62,8 @@ from sparsona.runs.validation import merge_errors, validate
 from sparsona.wire.codec import decode
 
 NETWORK = "network"  # the executor of a run whose clients are on other machines
-HELLO_SECONDS = 5.0  # for a client to say that it is there
-FILE, GUESTS = "federation.toml", "guests.json"  # in the run's folder
+HELLO_SECONDS = 2.0  # for a client to say that it is there
+FILE, SERVED, GUESTS = "federation.toml", "server.json", "guests.json"  # in the run's folder
 _OF_TASK = ("classes", "input", "predicts")
 
 
@@ -474,7 +474,7 @@ class Network:
         cost = self.context.method.cost(self.context.params.layout, client, self.context.plan.round_at(index))
         if cost.up is None:
             raise SparsonaError("a message where none is sent", expected="none")
-        check_update(decode(message), cost.up, client=client, round=index, exact=cost.exact)
+        check_update(decode(message, cost.up), cost.up, client=client, round=index, exact=cost.exact)
 
     def end(self) -> None:
         """Tell the clients that the run is over."""
@@ -499,13 +499,16 @@ def joint_digest(digests: Sequence[str]) -> str:
     return hashlib.blake2b(json.dumps(list(digests)).encode(), digest_size=16).hexdigest()
 
 
-def play_network(network: Network, path: Path, observers: Sequence[object] = ()) -> Run:
+def play_network(
+    network: Network, path: Path, observers: Sequence[object] = (), served: Mapping[str, Any] | None = None
+) -> Run:
     """Play a run from its start or, if its folder exists, from its last checkpoint.
 
     Args:
         network: the server's side, whose clients are there.
         path: the run's folder.
         observers: as for `train`.
+        served: how the server is reached, kept for `resume`.
 
     Returns:
         The finished run.
@@ -537,6 +540,8 @@ def play_network(network: Network, path: Path, observers: Sequence[object] = ())
         network.terms.file.write(path / FILE)
         write_guests(network, guests_file)
     with folder:
+        if served is not None:
+            write_atomically(path / SERVED, (json.dumps(dict(served), indent=2) + "\n").encode())
         found = play(folder, session, config, _no_models)
     network.end()
     return found
@@ -622,7 +627,35 @@ def serve(
         network = Network(terms, link.exchange, signer, roster, deadline, report, link.present)
         report(f"listening on {', '.join(addresses)}")
         network.wait(terms.num_clients if at_least is None else at_least, wait, waiting)
-        return play_network(network, Path(out), observers)
+        served = {
+            "listen": list(addresses),
+            "key": str(Path(key or key_path(path, "server")).absolute()),
+            "at_least": at_least,
+            "deadline": deadline,
+            "tls": tls,
+        }
+        return play_network(network, Path(out), observers, served)
+
+
+def is_served(path: Path) -> bool:
+    """Whether a run's clients are on machines of their own."""
+    return (path / SERVED).is_file()
+
+
+def resume_served(path: Path, observers: Sequence[object] = (), **reports: Any) -> Run:
+    """Resume a run on several machines, listening where it listened before.
+
+    Args:
+        path: the run's folder.
+        observers: as for `train`.
+        reports: `report` and `waiting`, as for `serve`.
+
+    Returns:
+        The finished run.
+    """
+    served = read_json(path / SERVED)
+    known = {name: served[name] for name in ("listen", "key", "at_least", "deadline", "tls") if name in served}
+    return serve(path / FILE, path, observers=observers, **known, **reports)
 
 
 def join(
