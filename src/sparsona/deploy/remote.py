@@ -17,14 +17,10 @@ from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.frames import Frame, Signer, Verifier, seal, unseal
 from sparsona.deploy.jobs import job_frame, read_answer
 from sparsona.deploy.vault import TICKET_BYTES, Ticket
+from sparsona.engine.failures import ABSENT, BARRED, FOREIGN, LOST, REFUSALS, REFUSED, STARTED_ANEW
 from sparsona.engine.jobs import Job, Outcome, settle
 
-REFUSALS = 3  # in a row, after which a client is not asked again
 WAITING = 8  # outcomes in memory that wait for those before them; what comes beyond waits in a file
-LOST = "no answer within {seconds:g} s"
-BARRED = f"not asked: its last {REFUSALS} answers were refused"
-ABSENT = "not asked: it has not been there yet"
-STARTED_ANEW = "its state was lost: it started anew"
 
 Report = Callable[[str], None]
 Check = Callable[[bytes, Client, int], None]
@@ -94,7 +90,7 @@ class Connection:
                 raise SparsonaError(f"an answer of client {frame.sender}", expected=f"one of client {client}")
         except SparsonaError as error:
             # Whoever sent it, nobody can be blamed for it.
-            raise LostError(f"an answer that is not its own: {error.what}", expected=error.expected) from None
+            raise LostError(f"{FOREIGN}{error.what}", expected=error.expected) from None
         if (frame.kind, frame.round, frame.job) != ("answer", asked.round, asked.job):
             raise SparsonaError(
                 f"an answer to another job, of round {frame.round}", expected=f"one to this job of round {asked.round}"
@@ -214,7 +210,7 @@ class RemoteClients:
             if job.do != "evaluate":
                 connection.refusals[client] = connection.refusals.get(client, 0) + 1
             connection.report(f"client {client} in round {job.round.index}: refused: {error.what}")
-            return _Waiting(Outcome(client, failure=f"refused: {error.what}"), "", "", False)
+            return _Waiting(Outcome(client, failure=f"{REFUSED}{error.what}"), "", "", False)
         if job.do != "evaluate":
             connection.refusals.pop(client, None)
         num_bytes = connection.num_received - before

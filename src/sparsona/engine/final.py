@@ -25,10 +25,11 @@ from sparsona.core.points import (
 from sparsona.engine.clients import Clients
 from sparsona.engine.context import ClientContext, ServerContext
 from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.failures import WITHHELD
 from sparsona.engine.guard import Seen, keeps_shared
 from sparsona.engine.jobs import Outcome, Tally
 from sparsona.engine.plan import Plan, novel_clients, tested_clients
-from sparsona.engine.population import WITHHELD, EvaluationLog, Population, RoundRecord, Turn
+from sparsona.engine.population import EvaluationLog, Population, RoundRecord, Turn
 from sparsona.wire.ledger import Traffic
 
 

@@ -6,16 +6,14 @@ from dataclasses import dataclass, field, replace
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Server, State, Update
-from sparsona.core.points import FEWEST, point
+from sparsona.core.points import point
 from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.failures import WITHHELD
 from sparsona.engine.jobs import Message, Outcome, Tally, open_message
 from sparsona.engine.profiler import Clock
 from sparsona.wire.codec import encode
 from sparsona.wire.format import message_size, sizes_of
 from sparsona.wire.ledger import Traffic
-
-WITHHELD = f"few: fewer than {FEWEST} examples, of which a client does not tell the result"
-TOO_FEW = "updates that a round needs"
 
 
 @dataclass(frozen=True)

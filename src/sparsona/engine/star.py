@@ -12,11 +12,11 @@ from sparsona.core.points import CONSENSUS, GLOBAL, point
 from sparsona.engine.clients import Clients
 from sparsona.engine.context import ServerContext
 from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.failures import TOO_FEW
 from sparsona.engine.final import TuningRequest, check_end, evaluate_after_round, finish_run
 from sparsona.engine.jobs import Job, Message, Outcome, shared_update
 from sparsona.engine.plan import novel_clients, participation, training_points
 from sparsona.engine.population import (
-    TOO_FEW,
     EvaluationLog,
     Population,
     RoundRecord,

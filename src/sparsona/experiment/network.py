@@ -51,7 +51,7 @@ from sparsona.experiment.build import (
     read_data,
 )
 from sparsona.experiment.run import Run
-from sparsona.experiment.train import describe_run, play
+from sparsona.experiment.train import NETWORK, describe_run, models_elsewhere, play
 from sparsona.methods import MethodCard
 from sparsona.runs.folder import RunFolder, environment, reached, read_json, write_atomically
 from sparsona.runs.observers import ObserverList
@@ -61,7 +61,6 @@ from sparsona.runs.traits import TraitRecord
 from sparsona.runs.validation import merge_errors, validate
 from sparsona.wire.codec import decode
 
-NETWORK = "network"  # the executor of a run whose clients are on other machines
 HELLO_SECONDS = 2.0  # for a client to say that it is there
 FILE, SERVED, GUESTS = "federation.toml", "server.json", "guests.json"  # in the run's folder
 _OF_TASK = ("classes", "input", "predicts")
@@ -514,6 +513,10 @@ def play_network(
         The finished run.
     """
     guests_file = path / GUESTS
+
+    def no_models() -> ClientContext:
+        raise models_elsewhere(path)
+
     network.admit(read_guests(network, path) if path.exists() else list(network.guests))
     network.note_arrival = lambda: write_guests(network, guests_file)
     session = Session(network, ObserverList(observers))
@@ -533,6 +536,7 @@ def play_network(
         facts = replace(
             facts,
             federation=network.data_digest,
+            targets=network.terms.kind.targets,
             sizes=np.array([guest.sizes for guest in guests], dtype=np.int64),
             label_counts=None if None in counts else np.array(counts, dtype=np.int64),
         )
@@ -542,7 +546,7 @@ def play_network(
     with folder:
         if served is not None:
             write_atomically(path / SERVED, (json.dumps(dict(served), indent=2) + "\n").encode())
-        found = play(folder, session, config, _no_models)
+        found = play(folder, session, config, no_models)
     network.end()
     return found
 
@@ -737,14 +741,6 @@ def find_key(file: FederationFile, path: Path, key: str | Path | None) -> tuple[
         )
     ((name_of, only),) = mine.items()
     return only, public[name_of]
-
-
-def _no_models() -> ClientContext:
-    raise SparsonaError(
-        "the personal models of a run on several machines are with their clients",
-        expected="a simulated run",
-        hint="`sparsona vault export model.safetensors` on the client's machine",
-    )
 
 
 __all__ = ["NETWORK", "Guest", "Network", "Terms", "alone", "join", "make_agent", "own_data", "play_network", "serve"]

@@ -19,11 +19,11 @@ from sparsona.core.round import Client
 from sparsona.data.client_index import ClientIndex
 from sparsona.data.federation import Federation
 from sparsona.deploy.jobs import told_points
-from sparsona.deploy.remote import ABSENT, BARRED, STARTED_ANEW
 from sparsona.engine.clients import Clients, LocalClients
+from sparsona.engine.failures import ABSENT, BARRED, REFUSED, STARTED_ANEW, TOO_FEW, WITHHELD
 from sparsona.engine.jobs import Executor, Job, Outcome, Report
 from sparsona.engine.plan import Plan
-from sparsona.engine.population import TOO_FEW, WITHHELD, num_bytes
+from sparsona.engine.population import num_bytes
 from sparsona.executors import numeric_mode
 from sparsona.executors.serial import Serial
 from sparsona.experiment.network import FILE, NETWORK, Terms, everyones_data, joint_digest
@@ -153,7 +153,7 @@ class _Observed:
         index, client = job.round.index, job.client
         if job.do != "evaluate":
             found = self._turns.get((index, client), "")
-            return "" if found.endswith(TOO_FEW) and not found.startswith("refused") else found
+            return "" if found.endswith(TOO_FEW) and not found.startswith(REFUSED) else found
         found = self._tests.get((index, job.points != self._after_rounds, client), "")
         return found.removesuffix(WITHHELD).removesuffix("; ")
 

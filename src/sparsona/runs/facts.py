@@ -48,7 +48,7 @@ class RunFacts:
     training decides by validation data. `has_one_size`: clients have models of one size, though some have little
     capacity. `preset` has the options that a preset set to other values than the defaults, and what of it the run has
     otherwise, in words. `num_personal` is how many parameters of a client's model are its own, and no other client's;
-    None: the method does not say.
+    None: the method does not say. `targets` are classes, tokens or numbers; "" in runs of older versions.
     """
 
     method: str
@@ -78,7 +78,13 @@ class RunFacts:
     preset: str = ""
     num_personal: int | None = None
     warm_start: WarmStartFacts | None = None
+    targets: str = ""
     format: int = field(default=FORMAT)
+
+    @property
+    def predicts_tokens(self) -> bool:
+        """Whether the next token is predicted at each position; older runs have no label counts then."""
+        return self.targets == "tokens" if self.targets else self.label_counts is None and not self.is_regression
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, the format first."""

@@ -19,9 +19,10 @@ from sparsona.core.points import FEW, RECEIVED
 from sparsona.engine.clients import Clients
 from sparsona.engine.context import ServerContext
 from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.failures import WITHHELD
 from sparsona.engine.jobs import Report
 from sparsona.engine.plan import tested_clients
-from sparsona.engine.population import WITHHELD, EvaluationLog, Population, RoundRecord
+from sparsona.engine.population import EvaluationLog, Population, RoundRecord
 from sparsona.engine.profiler import START
 from sparsona.engine.rounds import check_plan, engine_for
 from sparsona.runs.checkpoint import Checkpoints, Progress
