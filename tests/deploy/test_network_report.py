@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from test_remote import NUM, Site, made, silent_after_hello, start  # noqa: F401
 
 import sparsona as sp
+from sparsona.analysis.partition import Partition
 from sparsona.cli.app import cli
 from sparsona.core.errors import SparsonaError
 from sparsona.core.points import FEW
@@ -48,8 +49,8 @@ def played(made, tmp_path_factory):  # noqa: F811
 def test_the_protocol_says_who_was_heard(played):
     text = played.protocol
     assert "2 of 4 clients were not heard in some rounds (no answer: 3 turns, not there yet: 1)." in text
-    assert "1 client with few test examples (1 to 4) did not tell the result" in text
-    assert "1 client did not answer in the last evaluation" in text
+    few, silent = "1 client with fewer than 5 test examples, whose result is not told", "1 client not heard in the last"
+    assert f"Not in the mean: {few}; {silent} evaluation." in text
     assert "each point of a learning curve is a mean over the clients that were sampled in that round" in text
     assert "mean over 2 clients" in text
     assert "tokens" not in text
@@ -79,17 +80,23 @@ def test_participants_are_evaluated_on_what_they_train_on(played):
 
 def test_a_page_a_list_and_what_is_not_known(played, tmp_path):
     page = played.report(tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "of 1 client not known" in page
+    assert "not known" not in page.split("<h2")[4]
     assert "Data of the clients" in page
     assert "tokens" not in page.split("<h2")[1]
     loaded = sp.load(played.path)
     assert loaded.curve() == played.curve()
     assert loaded.clients().changes[0].clients.tolist() == [0, 2]
+    assert loaded.clients().changes[0].samples.min() > 100  # also of the one that came late
     for ask in (loaded.similarity, loaded.union_density, lambda: loaded.personal_model(0)):
         with pytest.raises(SparsonaError, match="are with its clients, on several machines"):
             ask()
     result = CliRunner().invoke(cli, ["clients", str(played.path)])
     assert result.exit_code == 0, result.output
+
+
+def test_a_client_that_never_came_is_not_known():
+    sizes = {"train": np.array([5, 0, 9]), "test": np.array([2, 0, 1])}
+    assert Partition("x", sizes).summary()[1] == "Per client: 7 to 10 examples (median 8.5); of 1 client not known"
 
 
 def test_participants_find_what_everyone_finds(tmp_path):

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from sparsona.analysis.format import plural
+from sparsona.core.points import FEWEST
 from sparsona.engine.failures import STARTED_ANEW, TOO_FEW, WITHHELD, kind_of
 from sparsona.runs.folder import RunFolder
 
@@ -50,11 +51,11 @@ def untested_sentence(folder: RunFolder, completed: int) -> str:
     few = {row.client for row in rows if WITHHELD in row.reason}
     silent = {row.client for row in rows if kind_of(row.reason) is not None} - few
     anew = {row.client for row in rows if STARTED_ANEW in row.reason}
-    text = ""
-    if few:
-        text += f" {plural(len(few), 'client')} with few test examples (1 to 4) did not tell the result, or has none."
-    if silent:
-        text += f" {plural(len(silent), 'client')} did not answer in the last evaluation. They are not in the mean."
+    missing = [
+        f"{plural(len(few), 'client')} with fewer than {FEWEST} test examples, whose result is not told" if few else "",
+        f"{plural(len(silent), 'client')} not heard in the last evaluation" if silent else "",
+    ]
+    text = f" Not in the mean: {'; '.join(filter(None, missing))}." if any(missing) else ""
     if anew:
         text += f" {plural(len(anew), 'client')} had lost the state, and was evaluated as a new one."
     return text

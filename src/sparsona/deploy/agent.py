@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save
 
 from sparsona.core.errors import MaskMismatchError, SparsonaError
+from sparsona.core.points import FEWEST
 from sparsona.core.round import Client
 from sparsona.core.update import SERVER
 from sparsona.deploy.frames import Frame, Signer, Verifier, seal, unseal
@@ -62,6 +63,7 @@ class Agent:
         signer: signs as this client.
         verifier: knows the server's key.
         shares_labels: whether confusions may leave, and with them its label counts.
+        fewest: results of fewer examples than this are not told.
         report: is called with what happens, for people to read.
     """
 
@@ -76,10 +78,11 @@ class Agent:
         verifier: Verifier,
         shares_labels: bool = False,
         report: Report = lambda text: None,
+        fewest: int = FEWEST,
     ) -> None:
         self.client, self.run, self.greeting, self.vault = client, run, greeting, vault
         self._make_context, self._signer, self._verifier = make_context, signer, verifier
-        self._shares_labels, self._report = shares_labels, report
+        self._shares_labels, self._report, self._fewest = shares_labels, report, fewest
         self._card: Client | None = None
         self._context: ClientContext | None = None
         self._lock = Lock()
@@ -181,7 +184,7 @@ class Agent:
             raise SparsonaError("a job without a ticket", expected="that of a state, or an empty one")
         try:
             state = self.vault.get(ticket, context.fresh_state(self.client)) if ticket else None
-            told, withheld = told_points(job.points, self.greeting.sizes)
+            told, withheld = told_points(job.points, self.greeting.sizes, self._fewest)
             outcome = replace(self._perform(context, replace(job, state=state, points=told)), withheld=withheld)
         except LostStateError as error:
             self._report(error.what)

@@ -84,15 +84,16 @@ def read_job(frame: Frame, plan: Plan, layout: Layout) -> Job:
     )
 
 
-def told_points(points: Sequence[str], sizes: Sequence[int]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def told_points(points: Sequence[str], sizes: Sequence[int], fewest: int = FEWEST) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Those points whose results a client tells, and those that it withholds, for they are of a few examples.
 
     Args:
         points: the points of a job.
         sizes: the client's training, validation and test examples.
+        fewest: examples whose result is told.
     """
     held = dict(zip(("train", "validation", "test"), sizes, strict=True))
-    told = tuple(name for name in points if held[point(name).data] >= FEWEST)
+    told = tuple(name for name in points if held[point(name).data] >= fewest)
     return told, tuple(name for name in points if name not in told)
 
 

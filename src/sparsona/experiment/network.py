@@ -547,6 +547,10 @@ def play_network(
         if served is not None:
             write_atomically(path / SERVED, (json.dumps(dict(served), indent=2) + "\n").encode())
         found = play(folder, session, config, no_models)
+        sizes = folder.facts.sizes.copy()
+        for client in network.admitted:
+            sizes[client] = network.guests[client].sizes
+        folder.learn(replace(folder.facts, sizes=sizes))
     network.end()
     return found
 
@@ -562,6 +566,11 @@ def write_guests(network: Network, path: Path) -> None:
 
 def _plain(guest: Guest) -> dict[str, Any]:
     return {"sizes": guest.sizes, "data": guest.data, "label_counts": guest.label_counts}
+
+
+def guests_at_start(path: Path) -> list[int]:
+    """Those who took part from the first round of a run on."""
+    return [row["client"] for row in read_json(path / GUESTS, list) if row["since"] == 0]
 
 
 def read_guests(network: Network, path: Path) -> list[int]:

@@ -26,7 +26,7 @@ from sparsona.engine.plan import Plan
 from sparsona.engine.population import num_bytes
 from sparsona.executors import numeric_mode
 from sparsona.executors.serial import Serial
-from sparsona.experiment.network import FILE, NETWORK, Terms, everyones_data, joint_digest
+from sparsona.experiment.network import FILE, GUESTS, NETWORK, Terms, everyones_data, guests_at_start, joint_digest
 from sparsona.experiment.run import Run
 from sparsona.experiment.train import RUNS, describe_run, play, timestamp
 from sparsona.runs.folder import RunFolder, reached
@@ -97,9 +97,10 @@ def replay(
     folder = RunFolder.open(Path(path))
     terms = _terms(folder)
     found = everyones_data(terms, [data] if isinstance(data, str) else list(data), data_dir, **options)
-    there = folder.facts.sizes[:, 0] > 0
-    digest = joint_digest([one.digest() if here else "" for one, here in zip(found, there.tolist(), strict=True)])
-    side = _Side(terms, found, np.flatnonzero(there).tolist(), _Observed(folder.records, terms.plan()))
+    has_guests = (folder.path / GUESTS).exists()  # peers have no server that would note them
+    there = guests_at_start(folder.path) if has_guests else np.flatnonzero(folder.facts.sizes[:, 0]).tolist()
+    digest = joint_digest([one.digest() if client in there else "" for client, one in enumerate(found)])
+    side = _Side(terms, found, there, _Observed(folder.records, terms.plan()))
     session = Session(side, ObserverList(observers))
     config, facts = describe_run(terms.config, side.client_context, terms.row, executor=SERIAL)
     place = Path(out) if out else RUNS / f"{folder.path.name}-replay-{timestamp()}"

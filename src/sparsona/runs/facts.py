@@ -44,7 +44,7 @@ class RunFacts:
     there are any. `tested_on` says how test data was chosen, `left_out` how many owners were left out, by reason.
     `sizes` has a row of training, validation and test examples for each client; `label_counts` counts its training
     labels, and is None where labels are tokens or numbers, and where clients on other machines do not tell them; there,
-    FEW is a count from 1 to 4, and sizes are 0 for a client that was not there at the start. `needs_validation`:
+    FEW is a count from 1 to 4, and sizes are 0 for a client that never came. `needs_validation`:
     training decides by validation data. `has_one_size`: clients have models of one size, though some have little
     capacity. `preset` has the options that a preset set to other values than the defaults, and what of it the run has
     otherwise, in words. `num_personal` is how many parameters of a client's model are its own, and no other client's;
