@@ -528,6 +528,12 @@ def serve(
 
     Returns:
         The finished run.
+
+    Example:
+        On one machine, while others call `join`::
+
+            run = sp.serve("fed.toml", "runs/x", listen=["0.0.0.0:7447"], report=print)
+            run.report("page.html")
     """
     terms = Terms.read(path)
     if terms.row.peers or terms.file.server is None:
@@ -617,6 +623,11 @@ def join(
 
     Returns:
         The file of the personal model, if the method has a plain one.
+
+    Example:
+        On a client's machine::
+
+            model = sp.join("fed.toml", "arrays:mine.npz", report=print)
     """
     terms = Terms.read(path)
     signer, member = find_key(terms.file, Path(path), key)
