@@ -30,7 +30,7 @@ test-all: setup  ## the suite, and more kill points, methods and seeds of what i
 	$(BIN)/python -m pytest -n 2 -m "not network and not cluster"
 
 test-cluster: .venv-cluster/ready  ## the tests of --executor ray, in an environment of their own
-	.venv-cluster/bin/python -m pytest -m cluster
+	.venv-cluster/bin/python -m pytest -m cluster -W ignore::ResourceWarning  # Ray leaves files to the collector
 
 .venv-cluster/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-cluster

@@ -191,14 +191,15 @@ class RayCluster:
         self._by_value = not is_importable(context.make_method)
         self._actors: list[_Actor] = []
         self._folder: Path | None = None
-        self._new_variables: set[str] = set()  # of the environment, removed by `close`; Ray sets RAY_AUTH_MODE itself
+        self._variables: set[str] = set()  # of the environment, which `close` removes
         self._is_ours = False
         report("starting Ray")
+        before = set(os.environ)
         import ray
 
         self._ray = ray
         try:
-            self._connect(address or os.environ.get("RAY_ADDRESS") or "local")
+            self._connect(address or os.environ.get("RAY_ADDRESS") or "local", before)
             fields = ("task", "make_method", "plan", "capacities", "device", "precision")
             # In the cluster's object store: whichever node needs them copies them once, for all its actors.
             self._recipe = ray.put(cloudpickle.dumps({name: getattr(context, name) for name in fields}))
@@ -233,8 +234,8 @@ class RayCluster:
     def _resource(self) -> str:
         return "GPU" if self._device.type == "cuda" else "CPU"
 
-    def _connect(self, address: str) -> None:
-        """Connect to a cluster, or start one; nothing of this process is left changed after `close`."""
+    def _connect(self, address: str, before: set[str]) -> None:
+        """Connect to a cluster, or start one; `before`: the environment's variables, which `close` restores."""
         ray = self._ray
         if address.startswith("ray://"):
             raise SparsonaError(
@@ -264,8 +265,7 @@ class RayCluster:
             if "RAY_AUTH_TOKEN_PATH" not in os.environ:
                 # Otherwise Ray writes a secret to ~/.ray/auth_token, which all users of the machine may read.
                 environment["RAY_AUTH_TOKEN"] = _token()
-        self._new_variables = {*environment, "RAY_AUTH_MODE"} - {*os.environ}  # what the user says wins
-        os.environ.update({name: value for name, value in environment.items() if name in self._new_variables})
+        os.environ.update({name: value for name, value in environment.items() if name not in os.environ})
         handler = signal.getsignal(signal.SIGTERM)
         try:
             with _loopback_only() if address == "local" else contextlib.nullcontext():
@@ -278,6 +278,7 @@ class RayCluster:
                 hint="start one with `ray start --head`, or leave the address out",
             ) from error
         finally:
+            self._variables = set(os.environ) - before  # also those that Ray sets
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, handler)  # Ray sets its own
 
@@ -367,8 +368,9 @@ class RayCluster:
         if self._is_ours:
             self._is_ours = False
             self._ray.shutdown()
-        for name in self._new_variables:
+        for name in self._variables:
             os.environ.pop(name, None)
+        self._variables.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
