@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup run quick test test-all test-cluster lint check format docs bench clean
+.PHONY: help setup run quick test test-all test-cluster fuzz lint check format docs bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed 's/:.*  ## /\t/' | expand -t 14
@@ -37,6 +37,10 @@ test-cluster: .venv-cluster/ready  ## the tests of --executor ray, in an environ
 	.venv-cluster/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
 	.venv-cluster/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,cluster]"
 	touch $@
+
+FUZZ ?= 1000000
+fuzz: setup  ## mutated messages for the decoder and the gate: a million, or FUZZ=10000000
+	$(BIN)/python tests/wire/test_fuzz.py $(FUZZ)
 
 lint: setup  ## format, lint, types, import rules
 	$(BIN)/ruff format --check .

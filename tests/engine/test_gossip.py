@@ -273,7 +273,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(make, more, tmp_path):
         context = dispfl(**more)
         engine = simulate(context, make(context))
         if population is None:
-            found = Checkpoints(tmp_path, context.method).load(context, engine.start())
+            found = Checkpoints(tmp_path, context.method).load(engine, engine.start())
             population = found.population if found else engine.start()
         for index in range(first, last):
             population, _ = engine.play(population, index)
@@ -297,13 +297,13 @@ def test_a_message_that_the_state_holds_is_not_written_twice(tmp_path):
     assert all(size < 1000 for name, size in names.items() if name.startswith("message-"))
     checkpoints.save(Progress(1, 2.0, population, {}), engine.start())
     assert {path.name for path in folder.iterdir()} == set(names)  # nothing is written anew
-    found = Checkpoints(tmp_path, context.method).load(context, engine.start()).population
+    found = Checkpoints(tmp_path, context.method).load(engine, engine.start()).population
     assert bits(found) == bits(population)
     assert found.messages[0].parts["model"].whole is found.states[0].params
     # Where the state has moved on and the message has not, it is written whole.
     moved = replace(population, states={**population.states, 0: context.fresh_state(0)})
     checkpoints.save(Progress(2, 3.0, moved, {}), engine.start())
-    assert bits(Checkpoints(tmp_path, context.method).load(context, engine.start()).population) == bits(moved)
+    assert bits(Checkpoints(tmp_path, context.method).load(engine, engine.start()).population) == bits(moved)
 
 
 def test_the_busiest_peer_is_bounded_where_it_is_asked_for(tmp_path):
@@ -324,8 +324,8 @@ def test_the_busiest_peer_is_bounded_where_it_is_asked_for(tmp_path):
 def rounds_message(run):
     """Any message of a run, as its checkpoint has it."""
     context = run._make_context()
-    start = simulate(context).start()
-    return Checkpoints(run.path, context.method).load(context, start).population.messages[0]
+    engine = simulate(context)
+    return Checkpoints(run.path, context.method).load(engine, engine.start()).population.messages[0]
 
 
 def test_a_graph_file_that_changed_is_told(tmp_path):

@@ -183,7 +183,7 @@ def test_a_run_that_lives_in_files_has_the_same_bits(method, tmp_path):
             checkpoints.save(Progress(index + 1, 0.0, population, {}), initial)
         _, tuned = star.finish(population)
         checkpoints.save(Progress(2, 0.0, population, tuned, True), initial)
-        found = Checkpoints(folder, context.method).load(context, initial)
+        found = Checkpoints(folder, context.method).load(star, initial)
         assert bits(found.population.states) == bits(population.states)
         stored = {path.name: path.read_bytes() for path in (folder / "checkpoint").iterdir()}
         return (population.server, population.states, tuned), stored

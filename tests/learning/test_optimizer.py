@@ -218,7 +218,7 @@ def test_memory_survives_the_store(name, tmp_path):
     context = context_of(name, optimizer="adam", lr=0.01, optimizer_memory="keep")
     engine, population, _ = played(context)
     Checkpoints(tmp_path, context.method).save(Progress(2, 1.0, population, {}), engine.start())
-    found = Checkpoints(tmp_path, context.method).load(context, engine.start())
+    found = Checkpoints(tmp_path, context.method).load(engine, engine.start())
     expected, again = tensors(population), tensors(found.population)
     assert expected.keys() == again.keys()
     assert any("memory" in path for path in expected)

@@ -66,7 +66,7 @@ def test_comes_back_bit_for_bit(star, played, tmp_path):
     population = played[-1][0]
     _, tuned = star.finish(population)
     Checkpoints(tmp_path, star.context.method).save(Progress(3, 12.5, population, tuned, True), star.start())
-    found = Checkpoints(tmp_path, star.context.method).load(star.clients.context, star.start())
+    found = Checkpoints(tmp_path, star.context.method).load(star, star.start())
     assert (found.completed, found.seconds, found.finished) == (3, 12.5, True)
     assert bits((found.population.server, found.population.states)) == bits((population.server, population.states))
     assert found.population.states.keys() == population.states.keys()
@@ -75,7 +75,7 @@ def test_comes_back_bit_for_bit(star, played, tmp_path):
 
 
 def test_no_checkpoint_yet(star, tmp_path):
-    assert Checkpoints(tmp_path, star.context.method).load(star.clients.context, star.start()) is None
+    assert Checkpoints(tmp_path, star.context.method).load(star, star.start()) is None
 
 
 def test_only_clients_that_changed_are_written(star, played, tmp_path):
@@ -106,7 +106,7 @@ def test_saving_the_same_again_writes_the_manifest_alone(star, played, tmp_path)
     before = files(tmp_path)
     checkpoints.save(Progress(3, 2.0, played[-1][0], {}), initial)
     again = Checkpoints(tmp_path, star.context.method)
-    again.save(again.load(star.clients.context, initial), initial)  # a resumed run rewrites nothing either
+    again.save(again.load(star, initial), initial)  # a resumed run rewrites nothing either
     after = files(tmp_path)
     assert after.pop("manifest.json") != before.pop("manifest.json")
     assert after == before
@@ -118,7 +118,7 @@ def test_a_resumed_run_writes_only_what_changes(star, played, tmp_path):
     Checkpoints(tmp_path, star.context.method).save(Progress(2, 1.0, played[1][0], {}), initial)
     before = manifest(tmp_path)["files"]
     resumed = Checkpoints(tmp_path, star.context.method)
-    progress = resumed.load(star.clients.context, initial)
+    progress = resumed.load(star, initial)
     population, record = star.play(progress.population, 2)
     trained = {turn.client for turn in record.turns}
     resumed.save(Progress(3, 1.0, population, {}), initial)
@@ -142,12 +142,12 @@ def test_a_save_that_fails_leaves_the_last_one_whole(star, played, tmp_path, mon
     monkeypatch.setattr(os, "replace", fill_up)
     with pytest.raises(SparsonaError, match="the disk is full"):
         checkpoints.save(Progress(2, 2.0, played[1][0], {}), initial)
-    found = Checkpoints(tmp_path, star.context.method).load(star.clients.context, initial)
+    found = Checkpoints(tmp_path, star.context.method).load(star, initial)
     assert found.completed == 1
     assert bits(found.population.server) == bits(played[0][0].server)
     # The same object goes on as if nothing had happened.
     checkpoints.save(Progress(2, 2.0, played[1][0], {}), initial)
-    found = Checkpoints(tmp_path, star.context.method).load(star.clients.context, initial)
+    found = Checkpoints(tmp_path, star.context.method).load(star, initial)
     assert found.completed == 2
     assert bits((found.population.server, found.population.states)) == bits((played[1][0].server, played[1][0].states))
     assert set(files(tmp_path)) == {
@@ -184,7 +184,7 @@ def test_a_damaged_file_is_told(star, saved, kind, spoil):
         flipped = data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
         path.write_bytes({"empty": b"", "truncated": data[:-1], "flipped": flipped, "longer": data + b"\0"}[spoil])
     with pytest.raises(SparsonaError) as caught:
-        Checkpoints(saved, star.context.method).load(star.clients.context, star.start())
+        Checkpoints(saved, star.context.method).load(star, star.start())
     text = str(caught.value)
     assert f"checkpoint file '{path}' is missing or damaged" in text
     assert "\n  expected: " in text
@@ -204,7 +204,7 @@ def test_any_damage_to_the_manifest_is_told(star, saved):
     for place in range(len(data)):
         path.write_bytes(data[:place] + bytes([data[place] ^ 0x04]) + data[place + 1 :])
         try:
-            Checkpoints(saved, star.context.method).load(star.clients.context, star.start())
+            Checkpoints(saved, star.context.method).load(star, star.start())
         except SparsonaError as error:
             told.append(error)
         else:
@@ -217,7 +217,7 @@ def test_any_damage_to_the_manifest_is_told(star, saved):
 def test_a_manifest_that_is_none(star, saved, content):
     (saved / "checkpoint" / "manifest.json").write_bytes(content)
     with pytest.raises(SparsonaError, match=r"manifest\.json") as caught:
-        Checkpoints(saved, star.context.method).load(star.clients.context, star.start())
+        Checkpoints(saved, star.context.method).load(star, star.start())
     assert caught.value.hint
 
 
@@ -225,13 +225,13 @@ def test_a_truncated_manifest(star, saved):
     path = saved / "checkpoint" / "manifest.json"
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(SparsonaError, match=r"manifest\.json' cannot be read"):
-        Checkpoints(saved, star.context.method).load(star.clients.context, star.start())
+        Checkpoints(saved, star.context.method).load(star, star.start())
 
 
 def test_another_format(star, saved):
     (saved / "checkpoint" / "manifest.json").write_text(json.dumps({**manifest(saved), "format": 2}))
     with pytest.raises(SparsonaError) as caught:
-        Checkpoints(saved, star.context.method).load(star.clients.context, star.start())
+        Checkpoints(saved, star.context.method).load(star, star.start())
     assert "is a checkpoint of format 2" in caught.value.what
     assert caught.value.expected == "format 1"
     assert "version of sparsona" in caught.value.hint
@@ -244,5 +244,5 @@ def test_a_checkpoint_of_another_model(saved, federation):
     config = build.make_config("fedspa", {"rounds": 4, "per_round": 2}, federation, other)
     star = simulate(context := build.make_context(config, federation, other), Serial(context))
     with pytest.raises(SparsonaError, match="the checkpoint of the server holds") as caught:
-        Checkpoints(saved, star.context.method).load(context, star.start())
+        Checkpoints(saved, star.context.method).load(star, star.start())
     assert "the model" in caught.value.hint

@@ -80,6 +80,13 @@ def edits_what_it_is_handed(base: Method) -> Method:
     return replace(with_finish(base, change), server=replace(base.server, step=step))
 
 
+def weighs_more_than_its_examples(base: Method) -> Method:
+    def change(state, update, work, round_, old):
+        return state, replace(update, weight=2.0 * update.weight)
+
+    return with_finish(base, change)
+
+
 def stores_more_than_at_first(base: Method) -> Method:
     def change(state, update, work, round_, old):
         return Longer(state.buffers, (), torch.zeros(1)), update
@@ -157,6 +164,7 @@ BROKEN = {
     "state_keeps_its_structure": stores_more_than_at_first,
     "loss_and_update_are_pure": draws_without_a_seed,
     "clients_run_together_as_alone": loss_by_value,
+    "every_update_passes_the_gate": weighs_more_than_its_examples,
     "costs_equal_the_ledger": lambda base: with_cost(base, train_flops=lambda cost, layout: cost.train_flops + 1),
     "costs_say_what_is_kept": lambda base: with_cost(base, kept=lambda cost, layout: cost.down),
     "costs_say_what_training_holds": lambda base: with_cost(base, at_work=lambda cost, layout: ()),

@@ -137,8 +137,13 @@ def test_refuses_more_parts_than_an_update_can_need() -> None:
 
 
 def test_refuses_heads_that_would_fill_memory() -> None:
-    names = Layout(tuple(Slot(f"{n:060}", (0,)) for n in range(2**14)))
+    names = Layout(tuple(Slot(f"{n:060}", (0,)) for n in range(2**13)))
     assert "names and shapes of" in refused((PartSize("p", names, 0),))
+
+
+def test_refuses_more_tensors_than_models_have() -> None:
+    parts = tuple(PartSize(name, Layout(tuple(Slot(str(n), ()) for n in range(4097))), 4097) for name in "pq")
+    assert "8194 tensors" in refused(parts)
 
 
 def test_refuses_digest_and_seed_of_the_wrong_length() -> None:

@@ -16,7 +16,9 @@ from sparsona.cli.analysis import clients, figure, gates, read_views, similarity
 from sparsona.cli.bounds import bounds
 from sparsona.cli.cost import cost
 from sparsona.cli.data import data
+from sparsona.cli.federation import federation, keys
 from sparsona.cli.latency import latency
+from sparsona.cli.network import join, server, vault
 from sparsona.cli.options import (
     JSON,
     LOG,
@@ -162,6 +164,11 @@ def resume(path: str, as_json: bool, jobs: int | None, logs: tuple[str, ...], pr
         from sparsona.cli.tune import resume_search
 
         resume_search(folder, as_json, jobs)
+        return
+    if (folder / "server.json").exists():
+        from sparsona.cli.network import resume_server
+
+        resume_server(folder, as_json)
         return
     is_comparison = (folder / "comparison.json").exists()
     if profile and is_comparison:
@@ -315,6 +322,10 @@ cli.add_command(reproduce)
 cli.add_command(targets)
 cli.add_command(figure)
 cli.add_command(bounds)
+cli.add_command(keys)
+cli.add_command(federation)
+for command in (server, join, vault):
+    cli.add_command(command)
 
 
 def show_options(title: str, options: Mapping[str, Option], preset: Mapping[str, Any]) -> None:

@@ -77,14 +77,14 @@ def run_flags() -> list[click.Option]:
     """The flags of a run: those of every run, and those of methods."""
     from sparsona.runs.options import OPTIONS
 
-    return [*_flags(OPTIONS), *method_flags()]
+    return [*flags_of(OPTIONS), *method_flags()]
 
 
 def data_flags() -> list[click.Option]:
     """The flags that say how a data set is shared out, which is named by an argument."""
     from sparsona.runs.options import OF_DATA, OPTIONS
 
-    return _flags({name: OPTIONS[name] for name in (*OF_DATA, "seed") if name != "data"})
+    return flags_of({name: OPTIONS[name] for name in (*OF_DATA, "seed") if name != "data"})
 
 
 def method_flags(classes: Mapping[str, Any] | None = None) -> list[click.Option]:
@@ -118,7 +118,8 @@ def method_flags(classes: Mapping[str, Any] | None = None) -> list[click.Option]
     return found
 
 
-def _flags(options: Mapping[str, Option]) -> list[click.Option]:
+def flags_of(options: Mapping[str, Option]) -> list[click.Option]:
+    """The flags of those options that have one."""
     return [flag(one) for one in options.values() if one.flag]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ class Seeds:
         root: the seed of the run.
         client: the client that `own` seeds are for; None: the server.
         round: the round that all seeds are for; None: none, as before the first round.
+        key: what a client on a machine of its own adds to `secret` seeds; in a simulation nothing, and they repeat.
 
     Example:
         >>> seeds = Seeds(0).at(3)
@@ -30,6 +31,7 @@ class Seeds:
     root: int
     client: int | None = None
     round: int | None = None
+    key: bytes = field(default=b"", repr=False)
 
     def at(self, round_index: int) -> Seeds:
         """The seeds of a round."""
@@ -66,10 +68,23 @@ class Seeds:
             raise ValueError("a server has no draws of its own: use shared(purpose)")
         return self._derive(purpose, self.client)
 
-    def _derive(self, purpose: str, client: int | None) -> int:
+    def secret(self, purpose: str) -> int:
+        """The seed of a draw that nobody but this client may repeat, such as noise that hides what it learned.
+
+        Args:
+            purpose: the name of the draw.
+
+        Returns:
+            A whole number of 63 bits; in a simulation that of `own`.
+        """
+        if self.client is None:
+            raise ValueError("a server has no secrets: use shared(purpose)")
+        return self._derive(purpose, self.client, self.key)
+
+    def _derive(self, purpose: str, client: int | None, key: bytes = b"") -> int:
         text = f"{self.root}/{self.round}/{client}/{purpose}"
         # 63 bits: a torch.Generator and an SQLite integer both accept them.
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, key=key).digest(), "little") >> 1
 
 
 def generator(seed: int) -> Generator:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
+from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -22,7 +23,7 @@ class Stored:
     It stays on the tensor's device until it is moved. Its file belongs to this value alone and is deleted with it.
     """
 
-    __slots__ = ("__weakref__", "_folder", "_kept", "_path", "device", "dtype", "is_bits", "shape")
+    __slots__ = ("__weakref__", "_folder", "_kept", "_path", "_shares_blocks", "device", "dtype", "is_bits", "shape")
 
     def __init__(self, tensor: Tensor) -> None:
         import torch
@@ -31,16 +32,27 @@ class Stored:
         self.is_bits = tensor.dtype is torch.bool
         self.shape, self.dtype, self.device = tuple(tensor.shape), tensor.dtype, tensor.device
         self._kept: Tensor | None = tensor if not self.is_bits else _pooled(pack_there(tensor.reshape(-1)))
+        self._shares_blocks = self.is_bits
         self._path: Path | None = None
         self._folder: object = None
 
     @classmethod
-    def of_bits(cls, packed: Tensor, shape: tuple[int, ...]) -> Stored:
-        """A bool tensor that was packed elsewhere."""
+    def of_bits(cls, packed: Tensor, shape: tuple[int, ...], shares_blocks: bool = True) -> Stored:
+        """A bool tensor that was packed elsewhere.
+
+        Args:
+            packed: its bits.
+            shape: its shape.
+            shares_blocks: False for a length that nobody else has: blocks are kept for the next one of that length.
+
+        Returns:
+            The stored tensor.
+        """
         import torch
 
         stored = cls(torch.zeros(0, dtype=torch.bool))
-        stored.shape, stored._kept = tuple(shape), _pooled(packed)
+        stored.shape, stored._shares_blocks = tuple(shape), shares_blocks
+        stored._kept = _pooled(packed) if shares_blocks else packed
         return stored
 
     def __del__(self) -> None:
@@ -49,7 +61,13 @@ class Stored:
     def _release(self) -> None:
         """Return the memory of bits on the host to the pool; no other object has a reference to it."""
         kept, self._kept = getattr(self, "_kept", None), None
-        if kept is not None and self.is_bits and kept.device.type == "cpu" and len(kept) > SMALL and _FREE is not None:
+        if (
+            kept is not None
+            and self._shares_blocks
+            and kept.device.type == "cpu"
+            and len(kept) > SMALL
+            and _FREE is not None
+        ):
             _FREE.setdefault(len(kept), []).append(kept)
 
     @property
@@ -74,9 +92,13 @@ class Stored:
         """A bool tensor's bits, packed, on the host."""
         return self._stored().to("cpu", copy=True)
 
+    def counts(self, sizes: Iterable[int]) -> tuple[int, ...]:
+        """How many of a bool tensor's entries are true, in pieces of these sizes; nothing is unpacked."""
+        return count_bits(self._stored().cpu(), sizes)
+
     def move_to_host(self) -> None:
         if self._kept is not None and self._kept.device.type != "cpu":
-            self._kept = _pooled(self._kept.cpu()) if self.is_bits else self._kept.cpu()
+            self._kept = _pooled(self._kept.cpu()) if self._shares_blocks else self._kept.cpu()
 
     def move_to_file(self, path: Path, folder: object = None) -> None:
         """Write the tensor to a new file and free its memory; after an error nothing has changed.
@@ -121,6 +143,7 @@ class Stored:
 BLOCK = 4 * 2**20
 SMALL = 4096  # bytes up to which bits are allocated singly: too small to fragment the heap
 _FREE: dict[int, list[Tensor]] = {}
+COUNTED = 2**18  # bytes whose set bits are counted at once: the counts take as much memory again
 
 
 def _pooled(packed: Tensor) -> Tensor:
@@ -166,6 +189,27 @@ def unpack_bits(packed: Tensor, size: int) -> Tensor:
 
     bits = np.unpackbits(packed.detach().cpu().numpy(), count=size, bitorder="little")
     return torch.from_numpy(bits.view(np.bool_))
+
+
+def count_bits(packed: Tensor, sizes: Iterable[int]) -> tuple[int, ...]:
+    """How many bits are set among the first sizes[0], among the next sizes[1], and so on; nothing is unpacked."""
+    import numpy as np
+
+    raw = packed.detach().cpu().numpy()
+
+    def before(place: int) -> int:
+        """Of the bits of its own byte."""
+        return (int(raw[place // 8]) & ((1 << place % 8) - 1)).bit_count() if place % 8 else 0
+
+    found, start = [], 0
+    for size in sizes:
+        end = start + size
+        whole = raw[start // 8 : end // 8]
+        pieces = (whole[at : at + COUNTED] for at in range(0, len(whole), COUNTED))
+        ones = sum(int(np.bitwise_count(piece).sum(dtype=np.int64)) for piece in pieces)
+        found.append(ones + before(end) - before(start))
+        start = end
+    return tuple(found)
 
 
 def pack_there(flags: Tensor) -> Tensor:

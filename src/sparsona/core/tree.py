@@ -352,6 +352,10 @@ def counts(mask: Tree) -> tuple[int, ...]:
     import torch
 
     if mask.identity.counts is None:
+        stored = mask._stored if mask._flat is None else None
+        if stored is not None and stored.is_bits and len(mask.shape) == 1:
+            mask.identity.counts = stored.counts(mask.layout.sizes)
+            return mask.identity.counts
         tree, found = mask.loaded(), []
         if len(mask):
             found = torch.stack([tree[name].count_nonzero() for name in mask]).tolist()  # one wait for the GPU

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 from sparsona.core.errors import MaskMismatchError, SparsonaError
 from sparsona.core.layout import Layout
 from sparsona.core.round import Round
+from sparsona.core.storage import Stored
 from sparsona.core.tree import Tree, counts
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
     from torch import Tensor
 
 SERVER = -1
@@ -67,7 +70,7 @@ class Part:
     Args:
         layout: names and shapes of the tree.
         arrived: the values of a decoded part: one-dimensional, in the layout's order, float32 or bool (one bit each on
-            the wire); None: they are in `whole`.
+            the wire, and until `values` is read); None: they are in `whole`.
         support: which entries there are values for.
         mask: the mask; at a receiver only if the message had it.
         digest: the digest of the mask, where the message had that only.
@@ -78,7 +81,7 @@ class Part:
     """
 
     layout: Layout
-    arrived: Tensor | None = None
+    arrived: Tensor | Stored | None = None
     support: Support = Support.DENSE
     mask: Tree | None = None
     digest: bytes = b""
@@ -91,7 +94,7 @@ class Part:
     def values(self) -> Tensor:
         """The values inside the support; gathered on each call if this part holds a whole tree."""
         if self.arrived is not None:
-            return self.arrived
+            return self.arrived.load() if isinstance(self.arrived, Stored) else self.arrived
         assert self.whole is not None
         if self.support is Support.DENSE:
             return self.whole.flat
@@ -102,7 +105,7 @@ class Part:
     def num_values(self) -> int:
         """How many values there are, without gathering them."""
         if self.arrived is not None:
-            return self.arrived.numel()
+            return prod(self.arrived.shape)
         assert self.whole is not None
         if self.support is Support.DENSE:
             return prod(self.whole.shape)
@@ -140,6 +143,14 @@ class Part:
         elif not (self.mask is not None and self.mask.identity is mask.identity) and mask_digest(mask) != self.proof:
             raise MaskMismatchError("this message assumes a mask that the receiver does not hold")
         assert mask is not None
+        # Before anything is allocated: a sender may claim a vast layout beside the digest of the receiver's mask.
+        if mask.layout is not self.layout and mask.layout.digest != self.layout.digest:
+            raise SparsonaError(
+                f"a part of {self.layout.size} entries in {len(self.layout.slots)} tensors for a mask of "
+                f"{mask.layout.size} in {len(mask.layout.slots)}",
+                expected="the names and shapes of the mask",
+                hint="both sides must have the same model",
+            )
         if self.whole is not None:
             flat = self.whole.flat
             return Tree(self.layout, flat.where(mask.flat, flat.new_zeros(())))  # the bits of gather and scatter
@@ -239,9 +250,15 @@ def places(mask: Tree) -> Tensor:
 def mask_digest(mask: Tree) -> bytes:
     """Eight bytes that differ between masks; cached, since a mask does not change."""
     if mask.identity.digest is None:
-        text = mask.layout.digest + mask.bits().numpy().tobytes()
-        mask.identity.digest = hashlib.blake2b(text, digest_size=8).digest()
+        mask.identity.digest = bits_digest(mask.layout, mask.bits().numpy())
     return mask.identity.digest
+
+
+def bits_digest(layout: Layout, packed: NDArray[np.uint8]) -> bytes:
+    """The digest of the mask that has these bits."""
+    found = hashlib.blake2b(layout.digest, digest_size=8)
+    found.update(packed.data)
+    return found.digest()
 
 
 @dataclass(frozen=True)
@@ -299,6 +316,8 @@ class PartSize:
         is_mask: the values are flags of one bit.
         bits: of a float value: 32, 16 (half precision), or 1 to 8 (levels, with a scale per tensor).
         is_change: as in `Part`.
+        ones: how many entries of each tensor the support covers, or how many flags of a mask are true, where that is
+            known before training; not part of the message. An arriving message is held to it.
     """
 
     name: str
@@ -308,6 +327,7 @@ class PartSize:
     is_mask: bool = False
     bits: int = 32
     is_change: bool = False
+    ones: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 # What the receiving side does with a frame: its answer, or None to say nothing. It may take as long as it likes, and
@@ -26,7 +26,7 @@ class Exchange(Protocol):
     def __call__(self, items: Iterable[tuple[int, bytes]], deadline: float) -> Iterator[tuple[int, bytes | None]]: ...
 
 
-def in_memory(handles: dict[int, Handle]) -> Exchange:
+def in_memory(handles: Mapping[int, Handle]) -> Exchange:
     """An exchange with clients in this process: for tests, and to see what a network run does without a network.
 
     Args:

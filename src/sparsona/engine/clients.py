@@ -10,6 +10,7 @@ from sparsona.core.method import Round, State, Work
 from sparsona.core.tree import loaded
 from sparsona.engine.context import ClientContext
 from sparsona.engine.jobs import Executor, Job, Outcome
+from sparsona.engine.turn import adapted_work, begin
 
 
 class Clients(Protocol):
@@ -37,6 +38,18 @@ class Clients(Protocol):
 
     def keep(self, client: int) -> None:
         """Commit the new State of the client whose outcome came last: its update has arrived."""
+        ...
+
+    def blank_state(self, client: int) -> State:
+        """A value with the structure of this client's entry in `states`, to read a stored one into."""
+        ...
+
+    def blank_tuned(self, job: Job) -> Work:
+        """A value with the structure of an entry in `tuned`; `job` evaluates the model that would be tuned."""
+        ...
+
+    def saved(self, states: Mapping[int, State], tuned: Mapping[int, Work]) -> None:
+        """These are on disk now: a run that is resumed goes back to them."""
         ...
 
     def wanted(self, client: int, round_: Round, available: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -78,6 +91,19 @@ class LocalClients:
         if not self.context.plan.stateless:
             self.states[client] = self._last[1]
             self.context.spill_store.store(self._last[1])
+
+    def blank_state(self, client: int) -> State:
+        return self.context.fresh_state(client)
+
+    def blank_tuned(self, job: Job) -> Work:
+        return self.work(job)
+
+    def saved(self, states: Mapping[int, State], tuned: Mapping[int, Work]) -> None:
+        pass
+
+    def work(self, job: Job) -> Work:
+        """The model that a client would use if it received this job's messages."""
+        return adapted_work(self.context, begin(self.context, self.with_state(job)))
 
     def wanted(self, client: int, round_: Round, available: tuple[int, ...]) -> tuple[int, ...] | None:
         half = self.context.method.peer

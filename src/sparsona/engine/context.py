@@ -118,6 +118,7 @@ class ClientContext:
         device: the device of models, states and data.
         precision: the precision of products on a GPU.
         clock: measures where the time goes; off by default.
+        cards: the clients as methods see them, where this process has the data of some only; None: of the federation.
     """
 
     task: Task
@@ -128,6 +129,7 @@ class ClientContext:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     precision: str = "fp32"
     clock: Clock = OFF
+    cards: tuple[Client, ...] | None = None
     method: Method = field(init=False)
     clients: tuple[Client, ...] = field(init=False)
     params: Tree = field(init=False)
@@ -140,7 +142,7 @@ class ClientContext:
         params, buffers = self.task.init(self.plan.seeds.shared("model"))
         for name, value in (
             ("method", self.make_method(self.task)),
-            ("clients", self.federation.clients(self.capacities)),
+            ("clients", self.federation.clients(self.capacities) if self.cards is None else self.cards),
             ("federation", self.federation.to(self.device)),
             ("place", place),
             ("params", place(params)),

@@ -83,8 +83,10 @@ def finish_run(engine: RoundEngine, population: Population) -> tuple[RoundRecord
             requests[client] = TuningRequest(points, epochs)
     clients = engine.clients.at(population.states)
     for outcome, traffic in engine.tune(population, clients, round_, requests):
-        trained = outcome.client in requests  # otherwise a peer that only sent its message, which is charged to it
-        record.turns.append(Turn(outcome.client, outcome.tally if trained else Tally(), traffic, False, False, trained))
+        trained = outcome.client in requests and not outcome.failure
+        # Otherwise a client that did not answer, or a peer that only sent its message, which is charged to it.
+        tally, failed = outcome.tally if trained else Tally(), outcome.failure
+        record.turns.append(Turn(outcome.client, tally, traffic, False, bool(failed), trained, failed))
         record.evaluations.extend(outcome.evaluations)
     if plan.guard:
         record.evaluations.extend(choose_models(record.evaluations, plan, guard_point(plan, shared)))

@@ -17,7 +17,7 @@ from sparsona.engine.final import TuningRequest, check_end, evaluate_after_round
 from sparsona.engine.graphs import Graph, check, senders
 from sparsona.engine.jobs import Job, Message, Outcome, Tally, open_message
 from sparsona.engine.plan import novel_clients, participation, turn_points
-from sparsona.engine.population import Population, RoundRecord, Turn, num_bytes, read_update
+from sparsona.engine.population import Population, RoundRecord, Turn, not_heard, num_bytes, read_update
 from sparsona.wire.codec import encode
 from sparsona.wire.format import paper_size, read_head
 from sparsona.wire.ledger import Traffic, paper_bytes
@@ -66,6 +66,10 @@ class Gossip:
         )
         for outcome in clients.run(jobs):
             client = outcome.client
+            traffic = delivered.traffic.pop(client, Traffic())
+            if outcome.failure:
+                record.turns.append(not_heard(outcome, traffic))
+                continue
             if outcome.message is not None:
                 update = read_update(outcome, index, context.clock)
                 messages[client] = outcome.message
@@ -73,8 +77,7 @@ class Gossip:
                     context.spill_store.store(tuple(_trees(update)))
             clients.keep(client)
             dropped = client in who.dropped
-            traffic = delivered.traffic.pop(client, Traffic())
-            record.turns.append(Turn(client, outcome.tally, traffic, not dropped, dropped))
+            record.turns.append(Turn(client, outcome.tally, traffic, not dropped, dropped, failure=outcome.note))
             record.evaluations.extend(outcome.evaluations)
         # Peers that did not train may have sent a message.
         record.turns += (_sender_only(client, sent) for client, sent in delivered.traffic.items())

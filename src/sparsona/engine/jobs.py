@@ -64,7 +64,9 @@ class Job:
 class Outcome:
     """The result of a job. `lacks_mask`: the message assumed a mask that the client does not have; nothing was done.
 
-    `state` and `work` stay with the client: `public` is what a server may see.
+    `state` and `work` stay with the client: `public` is what a server may see. `failure`: why there is no result that
+    could be used, of a client elsewhere: it did not answer in time, or its answer was refused. `sent`: it was sent the
+    job. `note`: what else is to be recorded of an outcome that can be used.
     """
 
     client: int
@@ -74,6 +76,9 @@ class Outcome:
     work: Work | None = None
     tally: Tally = field(default_factory=Tally)
     evaluations: tuple[Evaluation, ...] = ()
+    failure: str = ""
+    sent: bool = True
+    note: str = ""
 
     @property
     def public(self) -> Outcome:

@@ -33,6 +33,7 @@ class Plan:
     tune_lr_scale: float = 1.0  # the learning rate of tuning, as a share of the first round's
     tune_from: Literal["neighbours", "all"] = "neighbours"  # whose messages a peer mixes before it is tuned
     drop_rate: float = 0.0  # probability that a trained client's update is lost
+    at_least: int = 0  # updates that a round needs to have an effect, where there is a server
     everyone_trains: bool = False  # all train every round; only `per_round` of them are aggregated
     stateless: bool = False  # clients keep no State between rounds
     num_novel: int = 0  # clients that take no part until the end

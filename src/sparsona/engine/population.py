@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Server, State, Update
@@ -27,7 +27,11 @@ class Population:
 
 @dataclass(frozen=True)
 class Turn:
-    """What one client did in one round. A peer that only sent its last message did not train."""
+    """What one client did in one round. A peer that only sent its last message did not train.
+
+    `failure`: why a client elsewhere was not heard, and then it is `dropped` and what it did is not known; or what else
+    happened to it.
+    """
 
     client: int
     tally: Tally
@@ -35,6 +39,7 @@ class Turn:
     aggregated: bool
     dropped: bool
     trained: bool = True
+    failure: str = ""
 
 
 @dataclass
@@ -45,6 +50,20 @@ class RoundRecord:
     lr_scale: float
     turns: list[Turn] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
+
+
+def not_heard(outcome: Outcome, traffic: Traffic) -> Turn:
+    """The turn of a client that was sent a job and did not answer, or whose answer was refused."""
+    charged = traffic if outcome.sent else Traffic()
+    return Turn(outcome.client, Tally(), charged, False, True, trained=False, failure=outcome.failure)
+
+
+def without_effect(record: RoundRecord, why: str) -> RoundRecord:
+    """The record of a round that changed neither the server nor any client."""
+    turns = [
+        turn if turn.failure else replace(turn, aggregated=False, dropped=True, failure=why) for turn in record.turns
+    ]
+    return replace(record, turns=turns)
 
 
 def read_update(outcome: Outcome, index: int, clock: Clock) -> Update:

@@ -10,7 +10,6 @@ from sparsona.engine.gossip import Gossip
 from sparsona.engine.jobs import Executor
 from sparsona.engine.population import Population
 from sparsona.engine.star import Star
-from sparsona.engine.turn import adapted_work, begin
 
 
 def check_plan(context: ServerContext) -> None:
@@ -34,11 +33,7 @@ def received_work(context: ClientContext, population: Population, client: int, c
     """The model a client would use after so many rounds (None: all of them): what `predict` and `deploy` take."""
     round_ = context.plan.round_at(context.plan.rounds if completed is None else completed)
     clients = LocalClients(context, None, population.states)
-    if context.method.peer is None:
-        job = Star(context.server_side, clients).evaluation_job(population.server, client, round_)
-    else:
-        job = Gossip(context.server_side, clients).evaluation_job(population, client, round_)
-    return adapted_work(context, begin(context, clients.with_state(job)))
+    return clients.work(engine_for(context.server_side, clients).evaluation_job(population, client, round_))
 
 
 def shared_model(context: ServerContext, population: Population) -> Tree | None:

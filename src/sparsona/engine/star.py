@@ -15,7 +15,15 @@ from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.final import TuningRequest, check_end, evaluate_after_round, finish_run
 from sparsona.engine.jobs import Job, Message, Outcome
 from sparsona.engine.plan import novel_clients, participation, turn_points
-from sparsona.engine.population import Population, RoundRecord, Turn, num_bytes, read_update
+from sparsona.engine.population import (
+    Population,
+    RoundRecord,
+    Turn,
+    not_heard,
+    num_bytes,
+    read_update,
+    without_effect,
+)
 from sparsona.wire.codec import encode
 from sparsona.wire.ledger import Traffic, paper_bytes
 
@@ -53,6 +61,9 @@ class Star:
         num_added = 0
         for outcome in clients.run(self._job("train", c, server, round_, points.get(c, ()), sent) for c in who.trains):
             client, traffic = outcome.client, sent.pop(outcome.client)
+            if outcome.failure:
+                record.turns.append(not_heard(outcome, traffic))
+                continue
             update = None
             if outcome.message is not None:
                 update = read_update(outcome, index, context.clock)
@@ -61,7 +72,7 @@ class Star:
             if not dropped:
                 clients.keep(client)
             aggregated = update is not None and client in who.aggregated
-            record.turns.append(Turn(client, outcome.tally, traffic, aggregated, dropped))
+            record.turns.append(Turn(client, outcome.tally, traffic, aggregated, dropped, failure=outcome.note))
             record.evaluations.extend(outcome.evaluations)
             if update is not None and aggregated:
                 assert half is not None
@@ -69,6 +80,8 @@ class Star:
                 with context.clock.measure("aggregate"):
                     total = half.add(server, total, update)
                 num_added += 1
+        if half is not None and num_added < plan.at_least:
+            return population, without_effect(record, f"{num_added} of the {plan.at_least} updates that a round needs")
         if half is not None and num_added:
             with context.clock.measure("aggregate"):
                 server = half.step(server, total, round_)
@@ -116,7 +129,7 @@ class Star:
 
     def evaluation_job(
         self,
-        server: Server,
+        population: Population,
         client: int,
         round_: Round,
         points: tuple[str, ...] = (),
@@ -125,7 +138,7 @@ class Star:
         """A job that evaluates the model that the client would receive now. Not encoded, and not charged."""
         if self.context.method.server is None:
             return Job("evaluate", client, round_, (), points=points)
-        update = self._reply(server, client, round_)
+        update = self._reply(population.server, client, round_)
         job = Job("evaluate", client, round_, (update,), points=points, shared_model=model)
         return replace(job, resend=lambda: replace(job, messages=(update.with_bitmaps(),)))
 
@@ -151,7 +164,7 @@ class Star:
         model = None
         if any(point(name).model == "shared" for name in points):
             model = global_model(self.context.method, population)
-        jobs = (self.evaluation_job(population.server, client, round_, points, model) for client in clients)
+        jobs = (self.evaluation_job(population, client, round_, points, model) for client in clients)
         outcomes = self.clients.at(population.states).run(jobs)
         return [evaluation for outcome in outcomes for evaluation in outcome.evaluations]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from sparsona.core import points as eval_points
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
 from sparsona.core.losses import argmax_score, cross_entropy, no_score, squared_error, token_cross_entropy, token_score
+from sparsona.core.method import Method
 from sparsona.core.round import client_kinds
 from sparsona.core.seeds import Seeds
 from sparsona.core.task import Task
@@ -161,6 +162,49 @@ def read_data(config: RunConfig, listen: Callable[[int, int], None] | None = Non
     return share_out(pool, SplitPlan(seed=config.seed, **sharing))
 
 
+@dataclass(frozen=True)
+class ExampleKind:
+    """What examples look like to a model, whoever has them.
+
+    Args:
+        shape: of one input.
+        num_classes: the number of classes, of tokens in the vocabulary, or of outputs of a regression.
+        targets: what is predicted: one class per example, the next token at each position, or numbers.
+        has_tokens: inputs are tokens.
+    """
+
+    shape: tuple[int, ...]
+    num_classes: int
+    targets: str = "classes"
+    has_tokens: bool = False
+
+    @classmethod
+    def of(cls, federation: Federation) -> ExampleKind:
+        """That of a federation's examples."""
+        targets = "numbers" if federation.is_regression else "tokens" if federation.predicts_tokens else "classes"
+        return cls(federation.input_shape, federation.num_classes, targets, federation.has_tokens)
+
+
+_LOSSES = {
+    "classes": (cross_entropy, argmax_score),
+    "tokens": (token_cross_entropy, token_score),
+    "numbers": (squared_error, no_score),
+}
+
+
+def make_task(model: Any, kind: ExampleKind) -> Task:
+    """The task of a model, or of a network's name, on such examples."""
+    if isinstance(model, str):
+        model = models.builder(model, kind.shape, kind.num_classes)
+    losses, score = _LOSSES[kind.targets]
+    return Task(model, kind.shape, kind.num_classes, losses=losses, score=score, tokens=kind.has_tokens)
+
+
+def method_maker(config: RunConfig, row: MethodCard, method_config: BaseModel) -> Callable[[Task], Method]:
+    """A function that makes the method of a run for a task, with the transforms of its messages."""
+    return with_chain(partial(methods.make, row=row, config=method_config), read_transforms(config.transform))
+
+
 def make_context(
     config: RunConfig,
     federation: Federation | None = None,
@@ -184,21 +228,14 @@ def make_context(
             raise merge_errors(found)
     if model is None or isinstance(model, str):
         source = spec.parse("data set", config.data).name
-        name = config.model or (data.SOURCES[source].default_model if source in data.SOURCES else None)
-        if name is None:
+        model = config.model or (data.SOURCES[source].default_model if source in data.SOURCES else None)
+        if model is None:
             raise SparsonaError(
                 f"no model for {config.data}",
                 expected="a torch.nn.Module or a row of `sparsona models`",
                 hint="model=net in Python, --model NAME on the command line",
             )
-        model = models.builder(name, federation.input_shape, federation.num_classes)
-    losses, score = cross_entropy, argmax_score
-    if federation.predicts_tokens:
-        losses, score = token_cross_entropy, token_score
-    if federation.is_regression:
-        losses, score = squared_error, no_score
-    shape, tokens = federation.input_shape, federation.has_tokens
-    task = Task(model, shape, federation.num_classes, losses=losses, score=score, tokens=tokens)
+    task = make_task(model, ExampleKind.of(federation))
     if method_config is None:
         method_config = validate(methods.factory(row)[1], config.options, config.method)
     if start is not None:
@@ -211,8 +248,7 @@ def make_context(
         counts = mask_counts(task.layout, config.subnetwork, "erk")
         task.restrict(Placement(device)(random_mask(task.layout, counts, Seeds(config.seed).shared("mask"))))
     task.half = torch.bfloat16 if config.precision == "bf16" else None
-    named = partial(methods.make, row=row, config=method_config)
-    make_method = with_chain(named, read_transforms(config.transform))
+    make_method = method_maker(config, row, method_config)
     plan = make_plan(config, federation.num_clients, row.peers)
     context = ClientContext(task, make_method, federation, plan, config.capacities, device, config.precision, clock)
     if row.decides_by_validation(config.options) and (

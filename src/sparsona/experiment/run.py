@@ -169,8 +169,8 @@ class Run:
         return context.task.module(*made) if isinstance(made, tuple) else made.eval()
 
     def _progress(self, context: ClientContext) -> Progress:
-        initial = simulate(context).start()
-        progress = Checkpoints(self.path, context.method).load(context, initial)
+        engine = simulate(context)
+        progress = Checkpoints(self.path, context.method).load(engine, engine.start())
         if progress is None:
             raise SparsonaError(f"'{self.path}' has no checkpoint yet", hint="resume the run first")
         return progress

@@ -45,6 +45,7 @@ from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, dump
 from sparsona.runs.profile import is_profiled
 from sparsona.runs.request import samples_all
 from sparsona.runs.session import Session
+from sparsona.runs.simulation import Simulation
 from sparsona.runs.validation import validate
 from sparsona.runs.warm_start import WarmStart, save_global_model, stored_start, warm_start_from
 
@@ -124,10 +125,10 @@ def start_run(
     with clock.measure(f"{START}build"):
         start = load_warm_start(config)
         context = make_context(config, federation, model, clock, start, method_config, row)
-        session = Session(context, observers)
-        config, facts = _describe_run(config, context, row, start)
+        session = Session(Simulation(context), observers)
+        config, facts = describe_run(config, context, row, start)
     with RunFolder.create(path, dump(config), facts, None if start is None else start.file) as folder:
-        return _play(folder, session, config)
+        return play(folder, session, config, lambda: context)
 
 
 def _first_progress(config: RunConfig, federation: Federation | None, row: MethodCard) -> ProgressUpdate:
@@ -139,13 +140,17 @@ def load_warm_start(config: RunConfig) -> WarmStart | None:
     return None if config.warm_start is None else warm_start_from(config.warm_start)
 
 
-def _describe_run(
-    config: RunConfig, context: ClientContext, row: MethodCard, start: WarmStart | None = None
+def describe_run(
+    config: RunConfig,
+    context: ClientContext,
+    row: MethodCard,
+    start: WarmStart | None = None,
+    executor: str | None = None,
 ) -> tuple[RunConfig, RunFacts]:
-    """The config with its defaults resolved, and the facts of the run."""
+    """The config with its defaults resolved, and the facts of the run; `executor` None: what suits it here."""
     resolved = {"clients": context.federation.num_clients, "device": context.device.type}
     resolved["novel"] = context.plan.num_novel
-    resolved["executor"] = choose(config.executor, context)
+    resolved["executor"] = executor or choose(config.executor, context)
     config = config.model_copy(update=resolved)
     method, federation, task = context.method, context.federation, context.task
     counts, digest = federation.label_counts("train"), federation.digest()
@@ -223,12 +228,11 @@ def _word(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _play(folder: RunFolder, session: Session, config: RunConfig) -> Run:
-    context = session.context
+def play(folder: RunFolder, session: Session, config: RunConfig, context: Callable[[], ClientContext]) -> Run:
     try:
         played = session.play(folder, config.executor, config)
         if played.progress.finished:
-            save_global_model(folder.path, shared_model(context.server_side, played.progress.population))
+            save_global_model(folder.path, shared_model(session.context, played.progress.population))
         summary = summaries.summarize(folder, played.progress.seconds)
         folder.write_summary(summary)
     except BaseException as error:
@@ -238,7 +242,7 @@ def _play(folder: RunFolder, session: Session, config: RunConfig) -> Run:
     if played.stopped_by is not None:
         reached = f"after round {played.progress.completed} of {config.rounds}"
         warn(f"stopped by {played.stopped_by} {reached}; `sparsona resume` continues it")
-    return Run(folder, lambda: context)
+    return Run(folder, context)
 
 
 def resume(
@@ -284,18 +288,25 @@ def resume_run(
     clock = _make_clock(profile or is_profiled(path))
     folder = RunFolder.open(path)
     folder.check_resumable()
+    if folder.config.get("executor") == "network":
+        raise SparsonaError(
+            f"'{path}' is a run on several machines",
+            expected="a simulated run",
+            hint=f"`sparsona resume {path}`, or sparsona.experiment.network.resume_served",
+        )
     config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
     row = _find_row(folder, config.method, method)
     with folder:
         if folder.summary is None:
             observers.on_progress(_first_progress(config, federation, row))
         with clock.measure(f"{START}build"):
-            session = Session(_rebuild_context(folder, config, federation, model, row, clock), observers)
+            context = _rebuild_context(folder, config, federation, model, row, clock)
+            session = Session(Simulation(context), observers)
         now, then = environment(), folder.environment
         changed = [f"{key} {then.get(key)} -> {now[key]}" for key in now if now[key] != then.get(key)]
         if changed:
             warn("not the environment this run began in, so its last bits may differ: " + ", ".join(changed))
-        return _play(folder, session, config)
+        return play(folder, session, config, lambda: context)
 
 
 def load(

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, Literal
 
+from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Round
 from sparsona.core.tree import Tree, check_layouts
 
@@ -88,13 +90,17 @@ class WeightedSum:
         """The weighted mean.
 
         Args:
-            otherwise: the result if nothing was added; also gives the type of the result.
+            otherwise: the result if nothing was added, or nothing of any weight; also gives the type of the result.
 
         Returns:
             The mean.
+
+        Raises:
+            SparsonaError: the sum of the weights is not finite.
         """
-        if self.total is None:
+        if self.total is None or self.weight == 0:
             return otherwise
+        _check_sum(self.weight)
         check_layouts(otherwise, self.total)
         return otherwise.like((self.total.flat / self.weight).to(otherwise.flat.dtype))
 
@@ -156,12 +162,22 @@ class IndexedSum:
 
         Returns:
             The mean.
+
+        Raises:
+            SparsonaError: a sum of weights is not finite.
         """
         if self.total is None or self.weights is None:
             return otherwise
+        _check_sum(float(self.weights.amax()) if self.weights.numel() else 0.0)
         check_layouts(otherwise, self.total)
         weights = self.weights.where(self.weights > 0, 1.0)
         return otherwise.like((self.total.flat / weights).to(otherwise.flat.dtype))
+
+
+def _check_sum(weight: float) -> None:
+    """Weights that are finite can add up to one that is not: the mean would then be NaN."""
+    if not isfinite(weight):
+        raise SparsonaError(f"weights of a mean that add up to {weight}", expected="a finite sum")
 
 
 def count_mean(items: Iterable[tuple[Tree, Tree]]) -> Tree:

@@ -158,8 +158,9 @@ def dispfl(task: Task, config: DisPFLConfig) -> Method:
         model, mixed, total, count = (
             PartSize(name, layout, size, Support.KNOWN) for name in ("model", "mixed", "sum", "num")
         )
-        used, mask = (PartSize(name, layout, layout.size, is_mask=True) for name in ("used", "mask"))
-        sent = replace(model, support=Support.BITS)
+        used = PartSize("used", layout, layout.size, is_mask=True)
+        mask = replace(used, name="mask", ones=counts)
+        sent = replace(model, support=Support.BITS, ones=counts)
         memory = optimizer.sizes("memory", layout, size, Support.KNOWN)
         gradient = gradient_size(layout, config, size)
         per_example, per_step = 3 * layout.forward_flops(counts), optimizer.flops * size

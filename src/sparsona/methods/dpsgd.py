@@ -173,7 +173,7 @@ def dpsgd(task: Task, config: DPSGDConfig) -> Method:
         kept = counts(layout)
         size = layout.size if kept is None else sum(kept)
         support = Support.DENSE if kept is None else Support.KNOWN
-        model, mixed, total = (PartSize(name, layout, size, support) for name in ("model", "mixed", "sum"))
+        model, mixed, total = (PartSize(name, layout, size, support, ones=kept) for name in ("model", "mixed", "sum"))
         mask = () if kept is None else (PartSize("mask", layout, layout.size, is_mask=True),)
         memory = optimizer.sizes("memory", layout, size, support)
         gradient = gradient_size(layout, config, size)

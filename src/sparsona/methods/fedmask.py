@@ -212,6 +212,7 @@ def fedmask(task: Task, config: FedMaskConfig) -> Method:
         mask, shared, support = (
             PartSize(name, masked_layers, masked_layers.size, is_mask=True) for name in ("mask", "shared", "support")
         )
+        support = replace(support, ones=left)
         scores, gradient = (PartSize(name, masked_layers, masked_layers.size) for name in ("scores", "gradient"))
         memory = optimizer.sizes("memory", masked_layers)
         kept = (PartSize("frozen", layout, layout.size), scores, support)

@@ -131,8 +131,8 @@ def fedspa(task: Task, config: FedSpaConfig) -> Method:
         counts = client_counts(layout, client, config)
         size = sum(counts)
         model, start = (PartSize(name, layout, size, Support.KNOWN) for name in ("model", "start"))
-        update = PartSize("update", layout, size, Support.KNOWN, is_change=True)
-        mask = PartSize("mask", layout, layout.size, is_mask=True)
+        update = PartSize("update", layout, size, Support.KNOWN, is_change=True, ones=counts)
+        mask = PartSize("mask", layout, layout.size, is_mask=True, ones=counts)
         memory = optimizer.sizes("memory", layout, size, Support.KNOWN)
         gradient = gradient_size(layout, config, size)
         per_example, per_step = 3 * layout.forward_flops(counts), optimizer.flops * size

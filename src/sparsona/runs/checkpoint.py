@@ -15,26 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Method
-from sparsona.core.storage import pack_bits, unpack_bits
-from sparsona.core.tree import Tree, map_parts, parts
+from sparsona.core.tree import Tree, parts
 from sparsona.core.update import Part, Support, Update
-from sparsona.engine.context import ClientContext
+from sparsona.engine.gossip import Gossip
 from sparsona.engine.jobs import Message
 from sparsona.engine.population import Population
-from sparsona.engine.rounds import received_work
 from sparsona.engine.spill import SpillStore
-from sparsona.engine.star import memories
+from sparsona.engine.star import Star, memories
+from sparsona.engine.stored import fill, read_tensors, to_bytes
 from sparsona.runs.folder import explain_disk_errors, read_json, write_atomically
 from sparsona.wire.codec import encode
 
 FORMAT = 1
-BITS = "#bits"  # a bool tensor is stored as bits; the suffix keeps the two apart
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,10 @@ class _LastMessage:
         found = [thing for part in self.message.parts.values() for thing in (part.whole, part.mask, part.arrived)]
         return tuple(thing.identity if isinstance(thing, Tree) else thing for thing in found)
 
-    def as_file(self) -> dict[str, Tensor]:
+    def as_file(self) -> bytes:
+        return save(self._as_tensors())
+
+    def _as_tensors(self) -> dict[str, Tensor]:
         if isinstance(self.message, bytes):
             return {"message": _bytes(self.message)}
         update, places = (
@@ -132,7 +132,7 @@ class Checkpoints:
             if _same(marks, saved.get(owner)):
                 continue
             name = f"{owner.replace('/', '-')}.{self._number}.safetensors"
-            data = save(_as_file(value))
+            data = value.as_file() if isinstance(value, _LastMessage) else to_bytes(value)
             write_atomically(self._folder / name, data)
             names[owner] = f"{name} {zlib.crc32(data):08x}"
             saved[owner] = marks
@@ -153,8 +153,9 @@ class Checkpoints:
                 if path.name not in keep:
                     path.unlink(missing_ok=True)
 
-    def load(self, context: ClientContext, initial: Population) -> Progress | None:
+    def load(self, engine: Star | Gossip, initial: Population) -> Progress | None:
         """What the manifest names, or None if the run has none yet."""
+        context, clients = engine.context, engine.clients
         path = self._folder / "manifest.json"
         if not path.exists():
             return None
@@ -177,7 +178,7 @@ class Checkpoints:
             server = self._fill_server(initial.server, context.spill_store)
         states: dict[int, Any] = {}
         for client, entry in self._of_kind("client"):
-            states[client] = _fill(context.fresh_state(client), self._read(entry), f"client {client}")
+            states[client] = fill(clients.blank_state(client), self._read(entry), f"the checkpoint of client {client}")
             context.spill_store.store(states[client])
         messages = {
             client: _read_message(self._read(entry), states.get(client), f"client {client}'s message")
@@ -185,9 +186,10 @@ class Checkpoints:
         }
         population = Population(server, states, messages)
         tuned: dict[int, Any] = {}
+        last, clients = context.plan.round_at(context.plan.rounds), clients.at(states)
         for client, entry in self._of_kind("tuned"):
-            work = received_work(context, population, client)
-            tuned[client] = _fill(work, self._read(entry), f"client {client}'s tuned model")
+            work = clients.blank_tuned(engine.evaluation_job(population, client, last))
+            tuned[client] = fill(work, self._read(entry), f"the checkpoint of client {client}'s tuned model")
             context.spill_store.store(tuned[client])
         self._saved = {
             owner: _marks(value)
@@ -206,11 +208,11 @@ class Checkpoints:
         memory = memories(self._method, server)
         bare = replace(server, **{name: {} for name in memory})
         if "server" in self._files:
-            bare = _fill(bare, self._read(self._files["server"]), "the server")
+            bare = fill(bare, self._read(self._files["server"]), "the checkpoint of the server")
         changed = {name: dict(values) for name, values in memory.items()}
         for client, entry in self._of_kind("server"):
             own = {name: values[client] for name, values in memory.items() if client in values}
-            found = _fill(own, self._read(entry), f"the server's memory of client {client}")
+            found = fill(own, self._read(entry), f"the checkpoint of the server's memory of client {client}")
             spill_store.store(found)
             for name, value in found.items():
                 changed[name][client] = value
@@ -223,8 +225,8 @@ class Checkpoints:
             data = path.read_bytes()
             if f"{zlib.crc32(data):08x}" != checksum:
                 raise ValueError("its checksum does not match")
-            return _from_file(load(data))
-        except (OSError, ValueError, SafetensorError) as error:
+            return read_tensors(data)
+        except (OSError, ValueError) as error:
             raise SparsonaError(
                 f"checkpoint file '{path}' is missing or damaged: {error}",
                 expected="the file as it was written",
@@ -265,31 +267,6 @@ def _owners(
     yield from ((f"tuned/{client}", work) for client, work in sorted(tuned.items()))
 
 
-def _fill(template: Any, stored: dict[str, Tensor], what: str) -> Any:
-    """The template's structure with the stored tensors in it."""
-    expected = dict(parts(template))
-    if expected.keys() != stored.keys() or any(
-        stored[path].shape != value.shape or stored[path].dtype != value.dtype for path, value in expected.items()
-    ):
-        raise SparsonaError(
-            f"the checkpoint of {what} holds {_shapes(stored)}",
-            expected=_shapes(expected),
-            hint="use the version of sparsona, the model and the data this run was started with",
-        )
-
-    def put(path: str, leaf: Tree | Tensor) -> Tree | Tensor:
-        tensor = stored[path].to(leaf.device)
-        return leaf.like(tensor) if isinstance(leaf, Tree) else tensor
-
-    return map_parts(put, template)
-
-
-def _shapes(tensors: Mapping[str, Tree | Tensor]) -> str:
-    return (
-        ", ".join(f"{path} {list(value.shape)} {value.dtype}" for path, value in sorted(tensors.items())) or "nothing"
-    )
-
-
 def _marks(value: Any) -> tuple[object, ...]:
     """Identifies a value without holding it: values are never edited in place."""
     if isinstance(value, _LastMessage):
@@ -304,32 +281,3 @@ def _same(now: tuple[object, ...], before: tuple[object, ...] | None) -> bool:
         and len(now) == len(before)
         and all(a is b or (type(a) is type(b) is int and a == b) for a, b in zip(now, before, strict=True))
     )
-
-
-def _as_file(value: Any) -> dict[str, Tensor]:
-    if isinstance(value, _LastMessage):
-        return value.as_file()
-    found = {}
-    for path, leaf in parts(value):
-        if leaf.dtype is torch.bool:
-            bits = leaf.bits() if isinstance(leaf, Tree) else pack_bits(leaf.reshape(-1))
-            found[f"{path}{BITS}{','.join(map(str, leaf.shape))}"] = bits
-        else:
-            tensor = leaf.flat if isinstance(leaf, Tree) else leaf
-            found[path] = tensor.detach().cpu().contiguous().clone()  # shared storage is refused by the format
-    return found
-
-
-def _from_file(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    found = {}
-    for key, tensor in stored.items():
-        path, mark, shape = key.partition(BITS)
-        if mark:
-            sizes = [int(size) for size in shape.split(",") if size]
-            count = 1
-            for size in sizes:
-                count *= size
-            tensor = unpack_bits(tensor, count).view(sizes)
-        # A copy, in memory aligned as torch does it: where a buffer starts may decide how a product is summed.
-        found[path] = tensor.clone()
-    return found

@@ -90,6 +90,7 @@ class TurnResult:
         train_flops: FLOPs of training.
         search_flops: FLOPs of mask search.
         measures: what the method measured of the turn, by name, in rounds that are evaluated.
+        failure: why a client on another machine was not heard; "" if it was.
     """
 
     client: int
@@ -106,6 +107,7 @@ class TurnResult:
     train_flops: int
     search_flops: int
     measures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    failure: str = ""
 
 
 @dataclass(frozen=True)

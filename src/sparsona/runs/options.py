@@ -229,6 +229,13 @@ class RunConfig(Stopping):
         ge=0,
         lt=1,
     )
+    at_least: int = _plan(
+        0,
+        "updates that a round needs: with fewer, neither the server nor any client changes in it",
+        condition=True,
+        cost="leave it out: every update is charged as if it arrived",
+        ge=0,
+    )
     everyone_trains: bool = _plan(
         False,
         "all train each round, only the sampled are aggregated",
@@ -355,6 +362,14 @@ class RunConfig(Stopping):
                     hint="lower --per-round or raise --clients",
                 )
             )
+        elif self.at_least > self.sampled:
+            found.append(
+                SparsonaError(
+                    f"rounds that need {self.at_least} updates, of {self.sampled} clients per round",
+                    expected=f"at_least from 0 to {self.sampled}",
+                    hint="lower at_least or raise --per-round",
+                )
+            )
         if taking_part is not None and 1 <= taking_part < (self.eval_clients or 0):
             found.append(
                 SparsonaError(
@@ -409,6 +424,14 @@ def in_groups(*groups: str) -> tuple[str, ...]:
 
 
 OF_DATA = in_groups("data", "reading", "sharing")  # what a federation made in Python has been through already
+
+# What all sides of a run on several machines agree on, besides method and model. Capacities are in its roster; a preset
+# is written out.
+AGREED = tuple(
+    name
+    for name in (*in_groups("plan", "evaluation"), "precision")
+    if name not in ("model", "preset", "warm_start", "capacities")
+)
 
 
 def dump(config: RunConfig) -> str:

@@ -8,6 +8,7 @@ from sparsona.runs.observers import EvaluationResult, RoundResult
 from sparsona.runs.records import (
     ClassesRow,
     EvaluationRow,
+    FailureRow,
     MeasureRow,
     Records,
     RoundRow,
@@ -50,6 +51,9 @@ class Recorder:
                     **{name: getattr(turn, name) for name in SUMS},
                 )
                 for turn in result.turns
+            )
+            self._records.add(
+                FailureRow(result.index, turn.client, turn.failure) for turn in result.turns if turn.failure
             )
             self._records.add(
                 MeasureRow(result.index, turn.client, name, pack_numbers(values, "<f4"))

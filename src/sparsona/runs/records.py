@@ -30,6 +30,7 @@ CREATE TABLE IF NOT EXISTS turns (
   bytes_up INTEGER, bytes_down INTEGER, paper_up INTEGER, paper_down INTEGER,
   train_flops INTEGER, search_flops INTEGER, PRIMARY KEY (round, client)
 );
+CREATE TABLE IF NOT EXISTS failures (round INTEGER, client INTEGER, reason TEXT, PRIMARY KEY (round, client));
 CREATE TABLE IF NOT EXISTS measures (
   round INTEGER, client INTEGER, name TEXT, numbers BLOB, PRIMARY KEY (round, client, name)
 );
@@ -83,6 +84,15 @@ class TurnRow:
     paper_down: int
     train_flops: int
     search_flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRow:
+    """Why one client was not heard in one round: it did not answer in time, or its answer was refused."""
+
+    round: int
+    client: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +197,10 @@ _TABLES = {
     EvaluationRow: "evaluations",
     ClassesRow: "classes",
     MeasureRow: "measures",
+    FailureRow: "failures",
     TraitsRow: "traits",
 }
+Row = RoundRow | TurnRow | FailureRow | MeasureRow | EvaluationRow | ClassesRow | TraitsRow
 _FIGURES = "completed, client, point, correct, count, loss"  # of an evaluation, without its matrix
 _Kind = TypeVar("_Kind")
 
@@ -254,7 +266,7 @@ class Records:
                     db.execute("ROLLBACK")
                 raise
 
-    def add(self, rows: Iterable[RoundRow | TurnRow | MeasureRow | EvaluationRow | ClassesRow | TraitsRow]) -> None:
+    def add(self, rows: Iterable[Row]) -> None:
         """Write rows of one kind; a row with the same key is replaced."""
         found = list(rows)
         if not found:
@@ -275,9 +287,8 @@ class Records:
         the evaluations at `points` stay; none are evaluated there without an interruption where `points` is empty."""
         db = self.writer
         with self.writing():
-            db.execute("DELETE FROM rounds WHERE round >= ?", (completed,))
-            db.execute("DELETE FROM turns WHERE round >= ?", (completed,))
-            db.execute("DELETE FROM measures WHERE round >= ?", (completed,))
+            for table in ("rounds", "turns", "failures", "measures"):
+                db.execute(f"DELETE FROM {table} WHERE round >= ?", (completed,))
             db.execute("DELETE FROM traits WHERE completed > ?", (completed if points else completed - 1,))
             marks = ", ".join("?" * len(points))
             for table in ("evaluations", "classes"):
@@ -345,6 +356,10 @@ class Records:
         which = "" if round_ is None else "WHERE round = ?"
         values = () if round_ is None else (round_,)
         return self._rows(TurnRow, f"SELECT * FROM turns {which} ORDER BY round, client", values)
+
+    def failures(self) -> list[FailureRow]:
+        """Who was not heard, and why, in the order of rounds and clients."""
+        return self._rows(FailureRow, "SELECT * FROM failures ORDER BY round, client")
 
     def measures(self) -> list[MeasureRow]:
         """What methods measured of turns, in the order of rounds, clients and names."""

@@ -8,21 +8,22 @@ authoritative: rows past it are dropped when a run is resumed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from itertools import count
+from typing import Protocol
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.points import RECEIVED
-from sparsona.engine.context import ClientContext
+from sparsona.engine.clients import Clients
+from sparsona.engine.context import ServerContext
 from sparsona.engine.evaluate import Evaluation
-from sparsona.engine.jobs import Executor, Job, Outcome
+from sparsona.engine.jobs import Report
 from sparsona.engine.plan import tested_clients
 from sparsona.engine.population import Population, RoundRecord
-from sparsona.engine.profiler import OTHER, START, Clock
-from sparsona.engine.rounds import check_plan, simulate
-from sparsona.executors import numeric_mode, open_executor
+from sparsona.engine.profiler import START
+from sparsona.engine.rounds import check_plan, engine_for
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.runs.folder import MANIFEST, RunFolder
 from sparsona.runs.observers import (
@@ -39,13 +40,15 @@ from sparsona.runs.observers import (
 from sparsona.runs.profile import ProfileFile
 from sparsona.runs.recorder import Recorder
 from sparsona.runs.stopping import Spent, Stopping, reached
-from sparsona.runs.traits import TraitRecord, has_traits
+from sparsona.runs.traits import TraitRecord
 
 # Checkpoints may take this share of the time, and are not worth taking more often than this.
 CHECKPOINT_SHARE = 0.05
 CHECKPOINT_SECONDS = 2.0
 
 PROGRESS_SECONDS = 2.0  # a round that takes longer is reported while it is played
+
+Listen = Callable[[str, int], None]
 
 
 @dataclass(frozen=True)
@@ -56,14 +59,39 @@ class Played:
     stopped_by: str | None
 
 
+class Side(Protocol):
+    """Where a run is played: the server's context and its clients, in this process or elsewhere."""
+
+    context: ServerContext
+    clients: Clients
+
+    def numeric_mode(self) -> AbstractContextManager[None]:
+        """The settings of torch on which the bits of results depend."""
+        ...
+
+    def open(self, executor: str, report: Report, listen: Listen) -> AbstractContextManager[None]:
+        """Make the clients ready for jobs, while the context lasts.
+
+        Args:
+            executor: the executor of the run.
+            report: is called with what the start is doing, and with "" when it is over.
+            listen: is called with the kind of a job and how many of that kind are done, after each outcome.
+        """
+        ...
+
+    def traits(self) -> TraitRecord | None:
+        """Records how far apart clients' masks or gates are; None where they are not known."""
+        ...
+
+
 class Session:
     """Plays one run. It is made before the run's folder: a plan that the method does not support is refused here."""
 
-    def __init__(self, context: ClientContext, observers: ObserverList) -> None:
-        self.context, self.clock, self.observers = context, context.clock, observers
-        self._executor = _ReportingExecutor(context.clock, self._report_outcome)
-        check_plan(context.server_side)
-        self._engine = simulate(context, self._executor)
+    def __init__(self, side: Side, observers: ObserverList) -> None:
+        self.side, self.context, self.observers = side, side.context, observers
+        self.clock = side.context.clock
+        check_plan(side.context)
+        self.engine = engine_for(side.context, side.clients)
         self._started = False
         self._progress: Progress | None = None
 
@@ -72,7 +100,7 @@ class Session:
 
         Whatever ends it (the last round, a stop, Ctrl-C, an error), what was reached is on disk.
         """
-        with numeric_mode(self.context):
+        with self.side.numeric_mode():
             self._open(folder)
             if self.progress.finished:
                 return Played(self.progress, None)  # and no worker is started
@@ -81,13 +109,12 @@ class Session:
             self._profile.write(self.progress.completed)  # from now on this is a profiled run, also after a kill
             self._start()
             self.report("starting")
-            self._executor.open(open_executor(executor, self.context, self.report))
-            try:
-                reason = self._play_rounds(limits)
-                return Played(self.progress, reason)
-            finally:
-                self._executor.close()
-                self._profile.write(self.progress.completed)
+            with self.side.open(executor, self.report, self._report_outcome):
+                try:
+                    reason = self._play_rounds(limits)
+                    return Played(self.progress, reason)
+                finally:
+                    self._profile.write(self.progress.completed)
 
     @property
     def progress(self) -> Progress:
@@ -103,10 +130,11 @@ class Session:
         self._recorder = Recorder(folder.records)
         self._checkpoints = Checkpoints(folder.path, self.context.method)
         with self.clock.measure(f"{START}build"):
-            self._initial: Population = self._engine.start()
+            self._initial: Population = self.engine.start()
         with self.clock.measure("checkpoint"):
-            found = self._checkpoints.load(self.context, self._initial)
+            found = self._checkpoints.load(self.engine, self._initial)
         self._progress = found or Progress(0, 0.0, self._initial, {})
+        self.side.clients.saved(self.progress.population.states, self.progress.tuned)
         self._began = time.monotonic() - self.progress.seconds
         self._checkpoint_at, self._checkpoint_cost = time.monotonic(), 0.0
         self._reported_at = time.monotonic()
@@ -124,8 +152,8 @@ class Session:
         with self.clock.measure("records"):
             self._records.check(self.progress.completed)
         self._traits: TraitRecord | None = None
-        if folder.config.get("record_traits") and has_traits(self.context) and not self.progress.finished:
-            self._traits = TraitRecord(self.context)
+        if folder.config.get("record_traits") and not self.progress.finished:
+            self._traits = self.side.traits()
 
     def _start(self) -> None:
         self._started = True
@@ -160,9 +188,9 @@ class Session:
 
     def _round(self) -> None:
         began, index = time.monotonic(), self.progress.completed
-        population, played = self._engine.play(self.progress.population, index)
+        population, played = self.engine.play(self.progress.population, index)
         if self.context.plan.evaluates_after(index + 1):
-            played.evaluations.extend(self._engine.evaluate(population, index + 1))
+            played.evaluations.extend(self.engine.evaluate(population, index + 1))
         result = _round_result(played, time.monotonic() - began)
         self._spent = replace(
             self._spent,
@@ -177,13 +205,13 @@ class Session:
         """The result must be that of the round which was reached: between two evaluations, and without any round."""
         completed, plan = self.progress.completed, self.context.plan
         if not plan.rounds or not plan.evaluates_after(completed):
-            found = self._engine.evaluate(self.progress.population, completed)
+            found = self.engine.evaluate(self.progress.population, completed)
             self._keep(self.progress, None, self._evaluation_result(completed, found))
 
     def _finish(self) -> None:
         """Final tuning and novel clients."""
         began, rounds = time.monotonic(), self.context.plan.rounds
-        played, tuned = self._engine.finish(self.progress.population)
+        played, tuned = self.engine.finish(self.progress.population)
         result = replace(_round_result(played, time.monotonic() - began), is_tuning=True)
         evaluation = self._evaluation_result(rounds, played.evaluations)
         is_any = bool(played.turns or played.evaluations)
@@ -239,6 +267,7 @@ class Session:
         with self.clock.measure("checkpoint"):
             self._checkpoints.save(self.progress, self._initial)
             self._profile.write(self.progress.completed)
+        self.side.clients.saved(self.progress.population.states, self.progress.tuned)
         self._unsaved = False
         self._checkpoint_at = time.monotonic()
         self._checkpoint_cost = self._checkpoint_at - began
@@ -286,41 +315,6 @@ class Session:
             self.observers.on_failure(end, error)
 
 
-class _ReportingExecutor:
-    """An executor whose every outcome is reported. It is opened when a run is played."""
-
-    def __init__(self, clock: Clock, report: Callable[[str, int], None]) -> None:
-        self._clock, self._report = clock, report
-        self._executor: Executor | None = None
-        self.encodes = False
-
-    def open(self, executor: Executor) -> None:
-        self._executor, self.encodes = executor, executor.encodes
-
-    def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
-        assert self._executor is not None, "not open yet"
-        kind = ""
-
-        def seen() -> Iterator[Job]:
-            nonlocal kind
-            for job in jobs:
-                kind = job.do
-                yield job
-
-        outcomes = self._executor.run(seen())
-        for done in count(1):
-            with self._clock.measure(OTHER):  # not time of the server, which iterates over outcomes
-                outcome = next(outcomes, None)
-                if outcome is None:
-                    return
-                self._report(kind, done)
-            yield outcome
-
-    def close(self) -> None:
-        if self._executor is not None:
-            self._executor.close()
-
-
 def _round_result(played: RoundRecord, seconds: float) -> RoundResult:
     turns = tuple(
         TurnResult(
@@ -338,6 +332,7 @@ def _round_result(played: RoundRecord, seconds: float) -> RoundResult:
             train_flops=turn.tally.train_flops,
             search_flops=turn.tally.search_flops,
             measures=turn.tally.measures,
+            failure=turn.failure,
         )
         for turn in played.turns
     )

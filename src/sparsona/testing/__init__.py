@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from sparsona.methods import MethodCard
-from sparsona.testing import accounting, participation, repetition, training
+from sparsona.testing import accounting, exchange, participation, repetition, training
 from sparsona.testing.case import Case
 
 __all__ = ["PROPERTIES", "SHORT", "Case", "check"]
@@ -34,6 +34,7 @@ SHORT = _by_name(
     repetition.same_seed_same_bits,
     repetition.state_keeps_its_structure,
     accounting.every_update_survives_the_wire,
+    accounting.every_update_passes_the_gate,
     accounting.costs_equal_the_ledger,
     accounting.costs_say_what_is_kept,
     accounting.costs_say_what_training_holds,
@@ -47,6 +48,7 @@ PROPERTIES = _by_name(
     repetition.inputs_are_unchanged,
     repetition.state_survives_the_store,
     repetition.loss_and_update_are_pure,
+    exchange.frames_give_the_same_bits,
     repetition.clients_run_together_as_alone,
     training.predictions_ignore_their_batch,
     training.deployed_module_predicts_the_same,

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from sparsona.core.tree import leaves
+from sparsona.engine.gate import check_update, largest_message
 from sparsona.testing.case import Case, History, require
 from sparsona.wire.codec import decode, encode
 from sparsona.wire.format import message_size, paper_size
@@ -25,6 +26,20 @@ def every_update_survives_the_wire(case: Case) -> None:
             same = part.values.cpu().numpy().tobytes() == arrived.parts[name].values.cpu().numpy().tobytes()
             require(same, f"{who}: part '{name}' arrives with other values")
         require(encode(arrived) == body, f"{who}: it changes when it is encoded again")
+
+
+def every_update_passes_the_gate(case: Case) -> None:
+    """What clients send is what `cost` says that they send: a server or a peer on another machine refuses the rest."""
+    history = case.history
+    for way, client, update in history.sent:
+        if way == "down":
+            continue
+        cost, sender = history.cost(client, update.round), history.context.clients[client]
+        require(cost.up is not None, f"client {client} sent a message, and its cost says none")
+        expected, body = cost.up or (), encode(update)
+        most = largest_message(expected)
+        require(len(body) <= most, f"client {client}'s message has {len(body)} bytes; the gate allows {most}")
+        check_update(decode(body, expected), expected, client=sender, round=update.round, exact=cost.exact)
 
 
 def costs_equal_the_ledger(case: Case) -> None:

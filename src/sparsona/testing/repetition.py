@@ -76,7 +76,7 @@ def state_survives_the_store(case: Case) -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = Checkpoints(Path(folder), history.method)
         store.save(Progress(rounds, 1.5, population, tuned, True), history.populations[0])
-        found = Checkpoints(Path(folder), fresh.method).load(fresh.context, initial)
+        found = Checkpoints(Path(folder), fresh.method).load(fresh.engine, initial)
         assert found is not None
         require(population_print(found.population) == history.prints[rounds], "what is read back is not what was saved")
         require(

@@ -37,7 +37,7 @@ class Noise:
     def send(self, update: Update, memory: Memory, round_: Round) -> tuple[Update, Memory]:
         import torch
 
-        draws = generator(round_.seeds.own("noise"))
+        draws = generator(round_.seeds.secret("noise"))
         parts = dict(update.parts)
         for name, part in plain(update).parts.items():
             if not part.is_mask:

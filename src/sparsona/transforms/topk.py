@@ -48,7 +48,7 @@ class TopK:
         return plain(update)
 
     def size(self, part: PartSize) -> PartSize:
-        return replace(part, num_values=self.number(part.num_values), support=Support.BITS, bits=32)
+        return replace(part, num_values=self.number(part.num_values), support=Support.BITS, bits=32, ones=None)
 
     def keeps(self, part: PartSize) -> bool:
         return True

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.storage import Stored, pack_bits, unpack_bits
+from sparsona.core.storage import Stored, count_bits, pack_bits
 from sparsona.core.tree import Tree
 from sparsona.core.tree import counts as ones_of
-from sparsona.core.update import Levels, Part, PartSize, Support, Update, mask_digest
+from sparsona.core.update import Levels, Part, PartSize, Support, Update, bits_digest, mask_digest
 from sparsona.wire.format import (
     ALIGN,
     CHECKSUM,
@@ -28,6 +29,8 @@ from sparsona.wire.format import (
     sizes_of,
     write_head,
 )
+
+UNPACKED = 2**15  # levels that are unpacked at once
 
 
 def encode(update: Update) -> bytes:
@@ -64,14 +67,18 @@ def encode(update: Update) -> bytes:
     return b"".join([*blocks, CHECKSUM.pack(checksum)])
 
 
-def decode(data: bytes | bytearray | memoryview) -> Update:
+def decode(data: bytes | bytearray | memoryview, expected: Sequence[PartSize] | None = None) -> Update:
     """Decode a message. Its tensors are copies, so `data` can be reused.
 
     Memory grows with the length of `data`, never with what it claims: a KNOWN or SEED part may describe a vast layout,
-    for which nothing is allocated. Layouts are decoded without the costs of their slots.
+    for which nothing is allocated, and masks stay packed until they are read. Layouts are decoded without the costs of
+    their slots.
 
     Args:
         data: the bytes of one message.
+        expected: the parts that it may have, such as `Cost.up`: a message with other names or shapes is refused before
+            these become objects, and decoded layouts are those given here, costs included. What the values are is for
+            `engine.gate` to check.
 
     Returns:
         The update.
@@ -83,7 +90,7 @@ def decode(data: bytes | bytearray | memoryview) -> Update:
         message = memoryview(data).cast("B")
     except TypeError as error:
         raise SparsonaError(f"not a message: {error}", expected="contiguous bytes") from None
-    head, at = read_head(message)
+    head, at = read_head(message, expected)
     raw = np.frombuffer(message, np.uint8)
     parts = {}
     for part in head.parts:
@@ -91,10 +98,13 @@ def decode(data: bytes | bytearray | memoryview) -> Update:
         bitmap_bytes, value_bytes = payload_size(size)
         mask = None
         if size.support is Support.BITS:
-            mask = Tree(size.layout, _read_bits(raw, at, size.layout.size))
+            packed = _read_packed(raw, at, size.layout.size)
+            _check_bits(part, sum(count_bits(packed, (size.layout.size,))), bits_digest(size.layout, packed.numpy()))
+            mask = Tree(size.layout, Stored.of_bits(packed, (size.layout.size,)))
+            mask.identity.digest = part.digest
             at += padded(bitmap_bytes)
-            _check_mask(part, mask)
-        values = whole = levels = None
+        values: Tensor | Stored | None = None
+        whole = levels = None
         if has_levels(size):
             scale_bytes, count_bytes = scales_size(size)
             scales = _read_floats(raw, at, len(size.layout.slots))
@@ -110,7 +120,8 @@ def decode(data: bytes | bytearray | memoryview) -> Update:
             # Left as bits: a receiver usually stores the mask.
             whole = Tree(size.layout, Stored.of_bits(_read_packed(raw, at, size.num_values), (size.num_values,)))
         else:
-            values = _read_bits(raw, at, size.num_values)
+            packed = _read_packed(raw, at, size.num_values)
+            values = Stored.of_bits(packed, (size.num_values,), shares_blocks=False)
         at += padded(value_bytes)
         parts[size.name] = Part(size.layout, values, size.support, mask, part.digest, part.seed, whole, levels)
     return Update(head.sender, head.round, head.weight, parts)
@@ -148,11 +159,14 @@ def _sendable_mask(head: PartHead, part: Part) -> Tree:
 
 
 def _check_mask(head: PartHead, mask: Tree) -> None:
+    _check_bits(head, int(np.count_nonzero(mask.flat.detach().cpu().numpy())), mask_digest(mask))
+
+
+def _check_bits(head: PartHead, ones: int, digest: bytes) -> None:
     name, num_values = short(head.size.name), head.size.num_values
-    ones = int(np.count_nonzero(mask.flat.detach().cpu().numpy()))
     if ones != num_values:
         raise malformed(f"part {name} has {num_values} values for a mask of {ones} entries", "as many of both")
-    if mask_digest(mask) != head.digest:
+    if digest != head.digest:
         raise malformed(f"the mask of part {name} does not match its digest", "the digest of that mask")
 
 
@@ -184,9 +198,13 @@ def _pack_levels(values: Tensor, bits: int) -> Tensor:
 
 
 def _read_levels(raw: np.ndarray, start: int, count: int, bits: int) -> Tensor:
-    packed = _read_packed(raw, start, count * bits).numpy()
-    each = np.unpackbits(packed, count=count * bits, bitorder="little").reshape(count, bits)
-    return torch.from_numpy(np.packbits(each, axis=1, bitorder="little").reshape(count))
+    packed, values = _check_spare(raw, start, count * bits), np.empty(count, np.uint8)
+    for first in range(0, count, UNPACKED):  # whole bytes: a multiple of eight levels
+        some = values[first : first + UNPACKED]
+        piece = packed[first * bits // 8 :][: -(-len(some) * bits // 8)]
+        each = np.unpackbits(piece, count=len(some) * bits, bitorder="little").reshape(-1, bits)
+        some[:] = np.packbits(each, axis=1, bitorder="little").reshape(-1)
+    return torch.from_numpy(values)
 
 
 def _check_levels(size: PartSize, levels: Levels, mask: Tree | None, values: Tensor) -> None:
@@ -204,13 +222,13 @@ def _check_levels(size: PartSize, levels: Levels, mask: Tree | None, values: Ten
         raise malformed(f"part {name} has a level of {highest}", f"at most {2 * levels.top} with {levels.bits} bits")
 
 
-def _read_bits(raw: np.ndarray, start: int, count: int) -> Tensor:
-    return unpack_bits(_read_packed(raw, start, count), count)
-
-
 def _read_packed(raw: np.ndarray, start: int, count: int) -> Tensor:
+    return torch.from_numpy(_check_spare(raw, start, count).copy())
+
+
+def _check_spare(raw: np.ndarray, start: int, count: int) -> np.ndarray:
     packed = _read_block(raw, start, -(-count // 8))
     # Each mask has exactly one encoding: the spare bits of the last byte must be zero.
     if count % 8 and packed[-1] >> (count % 8):
         raise malformed("spare bits are not zero", "zero bits")
-    return torch.from_numpy(packed.copy())
+    return packed

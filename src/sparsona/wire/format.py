@@ -11,8 +11,9 @@ import enum
 import math
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
 from sparsona.core.errors import SparsonaError
@@ -30,8 +31,10 @@ SEED_BYTES = 16
 ALIGN = 4
 MAX_LEVEL_BITS = 8
 
-# Names and shapes become Python objects some fifty times their size, and each part takes time; an update has a few.
-MAX_HEAD_BYTES = 2**20
+# Names and shapes become Python objects some fifty times their size, and each takes microseconds. A ResNet-152 has 467
+# tensors, whose names and shapes take 20 kB; an update has a few such parts (FedEM one for each component).
+MAX_HEAD_BYTES = 2**19
+MAX_TENSORS = 2**13
 MAX_PARTS = 255
 MAX_NAME_BYTES = 2**16 - 1
 MAX_DIMS = 32
@@ -158,19 +161,25 @@ def write_head(head: Head) -> bytes:
                 hint="make parts with `dense` or `masked`",
             )
         out += [PART.pack(len(name), dtype, size.support, len(size.layout.slots), size.num_values), name]
-        out += [part.digest, part.seed]
-        for slot in size.layout.slots:
-            name = _utf8(slot.name)
-            out += [SLOT.pack(len(name), len(slot.shape)), name, struct.pack(f"<{len(slot.shape)}I", *slot.shape)]
+        out += [part.digest, part.seed, _write_layout(size.layout)]
     packed = b"".join(out)
     return packed.ljust(padded(len(packed)), b"\0")
 
 
-def read_head(message: memoryview) -> tuple[Head, int]:
+def read_head(message: memoryview, expected: Sequence[PartSize] | None = None) -> tuple[Head, int]:
     """The head of a whole message and the offset of its first payload.
 
     Checks everything that can be checked without reading payloads: checksum, limits, and that the message has exactly
     the length that its head declares.
+
+    Args:
+        message: the whole message.
+        expected: the parts that it may have. Their names and shapes are then compared as bytes and become no objects: a
+            message with other parts or layouts, or with more in it, is refused in the time of a comparison, and the
+            layouts of one that is accepted are those given here.
+
+    Returns:
+        The head, and the offset.
     """
     if len(message) < HEAD.size + CHECKSUM.size:
         raise SparsonaError(
@@ -196,25 +205,33 @@ def read_head(message: memoryview) -> tuple[Head, int]:
     _check_envelope(sender, round_, weight)
     _check_count(num_parts)
     reader = _Reader(message, HEAD.size, min(end, MAX_HEAD_BYTES))
-    parts = tuple(_read_part(reader) for _ in range(num_parts))
+    known = None if expected is None else {part.name: part.layout for part in expected}
+    parts = tuple(_read_part(reader, known) for _ in range(num_parts))
     sizes = [part.size for part in parts]
     _check_parts(sizes)
     if len(message) != (size := _message_size(sizes)):
         raise malformed(f"a message of {len(message)} bytes whose head declares {size}", "equal lengths")
+    if expected is not None and size > (most := _message_size(expected)):
+        raise malformed(f"contents of {size} bytes", f"at most {most}")
     start = padded(reader.at)
     if any(message[reader.at : start]):
         raise malformed("the padding after the head is not zero", "zero bytes")
     return Head(sender, round_, weight, parts), start
 
 
-def _read_part(reader: _Reader) -> PartHead:
+def _read_part(reader: _Reader, known: Mapping[str, Layout] | None) -> PartHead:
     name_bytes, dtype, how, num_tensors, num_values = reader.unpack(PART)
     kind, support = _member(Dtype, dtype), _member(Support, how)
     name = reader.text(name_bytes)
     digest_bytes, seed_bytes = _proof_size(support)
     digest, seed = reader.take(digest_bytes), reader.take(seed_bytes)
-    # Each tensor takes bytes, so an absurd count ends at the end of the message.
-    layout = Layout(tuple(_read_slot(reader) for _ in range(num_tensors)))
+    if known is None:
+        layout = Layout(_read_slots(reader, num_tensors, name))
+    elif name not in known:
+        raise malformed(f"part {short(name)}", f"parts {', '.join(map(short, known))}")
+    else:
+        layout = known[name]
+        reader.match(len(layout.slots) == num_tensors, _packed_layout(layout), name)
     size = PartSize(name, layout, num_values, support, kind is Dtype.BOOL, _BITS.get(kind, 32))
     return PartHead(size, digest, seed)
 
@@ -227,10 +244,33 @@ def _member(kind: type[E], number: int) -> E:
         raise malformed(f"a part of unknown {kind.__name__.lower()} {number}", known) from None
 
 
+def _read_slots(reader: _Reader, number: int, part: str) -> tuple[Slot, ...]:
+    reader.num_tensors += number
+    _check_tensors(reader.num_tensors)
+    found: dict[str, Slot] = {}
+    for _ in range(number):
+        slot = _read_slot(reader)
+        if slot.name in found:  # given up at the first one: a mebibyte of nameless tensors is not read on
+            raise _same_name(f"tensors in part {short(part)}")
+        found[slot.name] = slot
+    return tuple(found.values())
+
+
 def _read_slot(reader: _Reader) -> Slot:
     name_bytes, num_dims = reader.unpack(SLOT)
     name = reader.text(name_bytes)
     return Slot(name, struct.unpack(f"<{num_dims}I", reader.take(4 * num_dims)))
+
+
+def _write_layout(layout: Layout) -> bytes:
+    out = []
+    for slot in layout.slots:
+        name = _utf8(slot.name)
+        out += [SLOT.pack(len(name), len(slot.shape)), name, struct.pack(f"<{len(slot.shape)}I", *slot.shape)]
+    return b"".join(out)
+
+
+_packed_layout = lru_cache(maxsize=64)(_write_layout)  # only of layouts that a receiver expects
 
 
 class _Reader:
@@ -238,6 +278,13 @@ class _Reader:
 
     def __init__(self, message: memoryview, start: int, end: int) -> None:
         self.message, self.at, self.end = message, start, end
+        self.num_tensors = 0
+
+    def match(self, may: bool, text: bytes, part: str) -> None:
+        """Go past the names and shapes of a part, if they are these."""
+        start, self.at = self.at, self.at + len(text)
+        if not may or self.at > self.end or self.message[start : self.at] != text:
+            raise malformed(f"part {short(part)} has other names or shapes", "those of the receiver's model")
 
     def take(self, num_bytes: int) -> bytes:
         start, self.at = self.at, self.at + num_bytes
@@ -291,8 +338,14 @@ def _check_count(num_parts: int) -> None:
         raise malformed(f"{num_parts} parts", f"at most {MAX_PARTS}")
 
 
+def _check_tensors(number: int) -> None:
+    if number > MAX_TENSORS:
+        raise malformed(f"{number} tensors", f"at most {MAX_TENSORS} in a message")
+
+
 def _check_parts(parts: Sequence[PartSize]) -> None:
     _check_count(len(parts))
+    _check_tensors(sum(len(part.layout.slots) for part in parts))
     _check_names([part.name for part in parts], "parts")
     for part in parts:
         _check_names(part.layout.names, f"tensors in part {short(part.name)}")
@@ -320,10 +373,14 @@ def _check_parts(parts: Sequence[PartSize]) -> None:
 
 def _check_names(names: Sequence[str], what: str) -> None:
     if len(set(names)) != len(names):
-        raise malformed(f"two {what} have the same name", "names that differ")
+        raise _same_name(what)
     for name in names:
         if len(_utf8(name)) > MAX_NAME_BYTES:
             raise malformed(f"the name {short(name)} is too long", f"at most {MAX_NAME_BYTES} bytes")
+
+
+def _same_name(what: str) -> SparsonaError:
+    return malformed(f"two {what} have the same name", "names that differ")
 
 
 def _utf8(name: str) -> bytes:

@@ -1,0 +1,222 @@
+"""`sparsona server`, `join` and `vault`: a run whose clients are on machines of their own."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sparsona.cli.options import gather
+from sparsona.cli.terminal import print_table, progress_bar
+from sparsona.core.errors import SparsonaError
+
+FILE = click.argument("path", metavar="FED.TOML", type=click.Path(path_type=Path))
+KEY = click.option("--key", type=click.Path(path_type=Path), help="The secret key.  [the one beside the file]")
+PLAIN = click.option("--plain", is_flag=True, help="Do not encrypt: for one machine. Frames are signed all the same.")
+
+
+@click.command()
+@FILE
+@click.option("--listen", multiple=True, metavar="HOST:PORT", help="Where to listen.  [:7447, on all interfaces]")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The run's folder; resumed if it exists.")
+@KEY
+@click.option("--at-least", type=int, help="Clients to wait for before the first round.  [all of the roster]")
+@click.option("--deadline", type=float, default=60.0, show_default=True, help="Seconds for a client's answer.")
+@click.option("--wait", type=float, help="Seconds to wait for clients.  [as long as it takes]")
+@PLAIN
+@click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout.")
+def server(
+    path: Path,
+    listen: tuple[str, ...],
+    out: Path,
+    key: Path | None,
+    at_least: int | None,
+    deadline: float,
+    wait: float | None,
+    plain: bool,
+    as_json: bool,
+) -> None:
+    """Be the server of the run that FED.TOML describes.
+
+    It waits for its clients, plays all rounds, and ends. A client that does not answer in time, or whose answer is
+    refused, is left out of that round, and the round goes on. Stopped or killed, the same command resumes the run.
+
+    \b
+      sparsona server fed.toml --listen 0.0.0.0:7447 --out runs/x
+    """
+    from sparsona.cli.app import show_run
+    from sparsona.experiment.network import serve
+
+    with progress_bar() as bar:
+        run = serve(
+            path,
+            out,
+            listen=listen,
+            key=key,
+            at_least=at_least,
+            deadline=deadline,
+            wait=wait,
+            tls=not plain,
+            observers=[bar],
+            report=_say,
+            waiting=_Waiting(),
+        )
+    show_run(run, as_json)
+
+
+def resume_server(folder: Path, as_json: bool) -> None:
+    """Resume the run in a server's folder."""
+    from sparsona.cli.app import show_run
+    from sparsona.experiment.network import resume_served
+
+    with progress_bar() as bar:
+        run = resume_served(folder, [bar], report=_say, waiting=_Waiting())
+    show_run(run, as_json)
+
+
+class _Waiting:
+    """Says how many clients are there, whenever that changes."""
+
+    def __init__(self) -> None:
+        self._there = -1
+
+    def __call__(self, there: int, of: int) -> None:
+        if there != self._there:
+            self._there = there
+            _say(f"{there} of {of} clients are there")
+
+
+@click.command()
+@FILE
+@click.option("--data", required=True, help="arrays:FILE.npz or folder:DIR, all yours; or a data set: your share.")
+@click.option("--data-dir", help="Folder that is searched first for the data's files.")
+@KEY
+@click.option("--connect", multiple=True, metavar="HOST:PORT", help="Where the server is.  [as the file says]")
+@click.option("--vault", type=click.Path(path_type=Path), help="Folder of states and model.  [in ./vault]")
+@click.option(
+    "--share",
+    type=click.Choice(["labels"]),
+    help="Let the server know how many examples of each class you have, and which are confused.  [nothing]",
+)
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where to train.")
+@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="How data is split, such as test_rate=0.3.")
+@PLAIN
+def join(
+    path: Path,
+    data: str,
+    data_dir: str | None,
+    key: Path | None,
+    connect: tuple[str, ...],
+    vault: Path | None,
+    share: str | None,
+    device: str,
+    pairs: tuple[str, ...],
+    plain: bool,
+) -> None:
+    """Be a client of the run that FED.TOML describes. It dials out and needs no open port.
+
+    Data, state and personal model stay on this machine: the server receives updates, and how many test examples were
+    right. Stopped or killed, the same command goes on where it was.
+
+    \b
+      sparsona join fed.toml --data arrays:mine.npz
+      sparsona join fed.toml --data digits            # a trial: this client's share of a data set
+    """
+    from sparsona.experiment.network import join as be_client
+
+    options: dict[str, Any] = gather(None, pairs, {}, None)
+    try:
+        model = be_client(
+            path,
+            data,
+            key=key,
+            connect=connect,
+            vault=vault,
+            shares_labels=share == "labels",
+            device=device,
+            tls=not plain,
+            report=_say,
+            data_dir=data_dir,
+            **options,
+        )
+    except KeyboardInterrupt:
+        _say("stopped; the same command goes on")
+        raise
+    _say("the run is over" + ("" if model is None else f"; your model: {model}"))
+
+
+@click.group()
+def vault() -> None:
+    """What a client of a run on several machines keeps to itself.
+
+    \b
+      sparsona vault show
+      sparsona vault export model.safetensors
+    """
+
+
+FOLDER = click.option(
+    "--vault", "folder", type=click.Path(path_type=Path), help="The client's folder.  [the only one in ./vault]"
+)
+
+
+@vault.command()
+@FOLDER
+def show(folder: Path | None) -> None:
+    """Show what is in the vault: states by ticket, and the personal model."""
+    found = _find_vault(folder)
+    rows = [
+        {
+            "file": path.name,
+            "what": "personal model" if path.suffix == ".safetensors" else "state",
+            "bytes": f"{path.stat().st_size:,}",
+            "written": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(path.stat().st_mtime)),
+        }
+        for path in sorted(found.iterdir())
+        if path.suffix in (".safetensors", ".state")
+    ]
+    click.echo(f"{found}: {len(rows)} files")
+    if rows:
+        print_table(rows)
+
+
+@vault.command()
+@FOLDER
+@click.argument("out", metavar="FILE", type=click.Path(path_type=Path))
+def export(folder: Path | None, out: Path) -> None:
+    """Copy the personal model to FILE, as safetensors: its weights by name, its mask applied.
+
+    A client has one when its run is over.
+    """
+    found = _find_vault(folder) / "model.safetensors"
+    if not found.exists():
+        raise SparsonaError(
+            f"'{found.parent}' has no model yet",
+            expected="a client whose run is over, of a method that has a plain model",
+            hint="wait for the end of the run",
+        )
+    if out.exists():
+        raise SparsonaError(f"'{out}' exists already", expected="a new file", hint="give it another name")
+    shutil.copyfile(found, out)
+    click.echo(str(out))
+
+
+def _find_vault(folder: Path | None) -> Path:
+    if folder is not None:
+        if not folder.is_dir():
+            raise SparsonaError(f"there is no folder '{folder}'", expected="what `sparsona join` called its vault")
+        return folder
+    found = sorted(path for path in Path("vault").glob("*") if path.is_dir())
+    if len(found) != 1:
+        names = ", ".join(map(str, found))
+        raise SparsonaError(
+            f"{len(found)} vaults in ./vault" + (f": {names}" if names else ""), expected="one", hint="--vault DIR"
+        )
+    return found[0]
+
+
+def _say(text: str) -> None:
+    click.echo(f"{time.strftime('%H:%M:%S')}  {text}", err=True)

@@ -1,0 +1,277 @@
+"""A client's side of a run on a network: it answers the server's frames, and keeps its data and its State to itself."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from threading import Event, Lock
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from sparsona.core.errors import MaskMismatchError, SparsonaError
+from sparsona.core.round import Client
+from sparsona.core.update import SERVER
+from sparsona.deploy.frames import Frame, Signer, Verifier, seal, unseal
+from sparsona.deploy.jobs import answer_head, read_job
+from sparsona.deploy.vault import LostStateError, Vault
+from sparsona.engine.clients import LocalClients
+from sparsona.engine.context import ClientContext
+from sparsona.engine.gossip import loaded
+from sparsona.engine.jobs import Job, Outcome
+from sparsona.engine.turn import perform
+from sparsona.wire.codec import encode
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """What a client tells the server about itself, and what both must agree on.
+
+    Args:
+        layout: a digest of the model's names and shapes.
+        start: a digest of its initial weights.
+        sizes: its training, validation and test examples.
+        capacity: the highest density that it can hold.
+        environment: versions and machine, on which the last bits of results depend.
+        data: a digest of its examples.
+        label_counts: of its training examples, if it agrees to share them.
+    """
+
+    layout: str
+    start: str
+    sizes: tuple[int, int, int]
+    capacity: float
+    environment: Mapping[str, Any]
+    data: str
+    label_counts: tuple[int, ...] | None = None
+
+
+class Agent:
+    """Answers the server's frames for one client.
+
+    Args:
+        client: its index.
+        run: the run's identity.
+        make_context: makes the client's context, from how the server knows it.
+        greeting: what it tells about itself.
+        vault: where it keeps its States.
+        signer: signs as this client.
+        verifier: knows the server's key.
+        shares_labels: whether confusions may leave, and with them its label counts.
+        report: is called with what happens, for people to read.
+    """
+
+    def __init__(
+        self,
+        client: int,
+        run: str,
+        make_context: Callable[[Client], ClientContext],
+        greeting: Greeting,
+        vault: Vault,
+        signer: Signer,
+        verifier: Verifier,
+        shares_labels: bool = False,
+        report: Report = lambda text: None,
+    ) -> None:
+        self.client, self.run, self.greeting, self.vault = client, run, greeting, vault
+        self._make_context, self._signer, self._verifier = make_context, signer, verifier
+        self._shares_labels, self._report = shares_labels, report
+        self._card: Client | None = None
+        self._context: ClientContext | None = None
+        self._lock = Lock()
+        self.finished = Event()
+
+    def handle(self, data: bytes) -> bytes | None:
+        """Answer a frame.
+
+        Args:
+            data: what arrived.
+
+        Returns:
+            The answer; None to what is not signed by the server, belongs to another run, or was sent before.
+        """
+        with self._lock:  # a frame that is sent again while its job is done waits, and is answered from the vault
+            try:
+                frame = unseal(data, self._verifier, run=self.run, receiver=self.client)
+                if frame.sender != SERVER:
+                    raise SparsonaError(f"a frame from client {frame.sender}", expected="one from the server")
+                session, number = frame.head.get("session"), frame.head.get("number")
+                if not isinstance(session, int) or not isinstance(number, int):
+                    raise SparsonaError(
+                        "a frame without its number", expected="that of the server's start, and its own"
+                    )
+                self.vault.visit(session, number)
+                if (before := self.vault.answer(frame.job)) is not None:
+                    return before
+            except SparsonaError as error:
+                self._report(f"refused: {error.what}")
+                return None
+            try:
+                return self._answer(frame)
+            except SparsonaError as error:
+                self._report(f"round {frame.round}: {error.what}")
+                return self._sealed(frame, {"error": str(error)})
+
+    def _answer(self, frame: Frame) -> bytes | None:
+        if frame.kind == "hello":
+            return self._hello(frame)
+        if frame.kind == "wants":
+            return self._wants(frame)
+        if frame.kind == "end":
+            self.finished.set()
+            return self._sealed(frame, {})
+        if frame.kind != "job":
+            raise SparsonaError(f"a frame of kind '{frame.kind}'", expected="hello, job, wants or end")
+        return self._do(frame)
+
+    def _sealed(self, frame: Frame, head: Mapping[str, Any], blobs: tuple[bytes, ...] = ()) -> bytes:
+        answer = Frame(self.run, "answer", self.client, SERVER, frame.round, frame.job, head, blobs)
+        return seal(answer, self._signer)
+
+    def _hello(self, frame: Frame) -> bytes:
+        """Say who this is; refuse a server whose model is another, before anything is trained."""
+        mine = self.greeting
+        for name, told in (("layout", mine.layout), ("start", mine.start)):
+            if frame.head.get(name) != told:
+                what = "names and shapes of its model" if name == "layout" else "initial weights"
+                raise SparsonaError(
+                    f"the server has other {what}",
+                    expected="the same federation file, versions of sparsona and torch, and seed on all sides",
+                    hint=f"this is sparsona {mine.environment.get('sparsona')}, torch {mine.environment.get('torch')}",
+                )
+        self._report("the server is there")
+        return self._sealed(
+            frame,
+            {
+                "layout": mine.layout,
+                "start": mine.start,
+                "sizes": list(mine.sizes),
+                "capacity": float(mine.capacity).hex(),
+                "environment": {str(key): str(value) for key, value in mine.environment.items()},
+                "data": mine.data,
+                "label_counts": None if mine.label_counts is None else list(mine.label_counts),
+            },
+        )
+
+    def context(self, card: Client) -> ClientContext:
+        """This client's context, as the server knows it."""
+        if self._context is None or card != self._card:
+            self._card, self._context = card, self._make_context(card)
+        return self._context
+
+    def _context_of(self, frame: Frame) -> ClientContext:
+        told = frame.head.get("card")
+        sizes, capacity = self.greeting.sizes, self.greeting.capacity
+        if not isinstance(told, Mapping) or (told.get("num_clients"), told.get("most_examples")) == (None, None):
+            raise SparsonaError("a job without the client's card", expected="how many clients there are")
+        num, most = told.get("num_clients"), told.get("most_examples")
+        if not (isinstance(num, int) and isinstance(most, int) and self.client < num):
+            raise SparsonaError("a job with a card that is none", expected="whole numbers")
+        return self.context(Client(self.client, sizes[0], capacity, sizes[1], num, most))
+
+    def _do(self, frame: Frame) -> bytes:
+        context = self._context_of(frame)
+        job = self._here(context, read_job(frame, context.plan, context.task.layout))
+        ticket, live = frame.head.get("ticket"), frame.head.get("live")
+        if not isinstance(ticket, str) or not isinstance(live, list):
+            raise SparsonaError("a job without a ticket", expected="that of a state, or an empty one")
+        try:
+            state = self.vault.get(ticket, context.fresh_state(self.client)) if ticket else None
+            outcome = self._perform(context, replace(job, state=state))
+        except LostStateError as error:
+            self._report(error.what)
+            return self._sealed(frame, {"lost_state": True})
+        except MaskMismatchError:
+            return self._sealed(frame, answer_head(Outcome(self.client, lacks_mask=True), False))
+        kept = [str(one) for one in live]
+        head = answer_head(outcome, self._shares_labels)
+        # On the disk before the answer leaves: a server that has the ticket can count on the State.
+        if outcome.state is not None and not context.plan.stateless:
+            head["ticket"] = self.vault.put(outcome.state)
+            kept.append(head["ticket"])
+        if outcome.work is not None:
+            head["tuned"] = self.vault.put(outcome.work)
+            kept.append(head["tuned"])
+        blobs = () if outcome.message is None else (_bytes(outcome),)
+        answer = self._sealed(frame, head, blobs)
+        if job.do != "evaluate":
+            self.vault.remember(frame.job, answer)
+            self.vault.keep(kept)
+        if frame.round == context.plan.rounds and job.points and job.do == "evaluate":
+            self._keep_model(context, replace(job, state=state))
+        self._report(_in_words(job, outcome))
+        return answer
+
+    def _here(self, context: ClientContext, job: Job) -> Job:
+        """The job with this client's secret seeds, and its messages on the client's device."""
+        seeds = replace(job.round.seeds, key=self.vault.secret())
+        messages = job.messages
+        if context.device.type != "cpu":
+            messages = tuple(loaded(context.server_side, message) for message in messages)
+        shared = context.place(job.shared_model)
+        return replace(job, round=replace(job.round, seeds=seeds), messages=messages, shared_model=shared)
+
+    def _perform(self, context: ClientContext, job: Job) -> Outcome:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # sums that are split among threads differ in their last bits
+        try:
+            return perform(context, job)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _keep_model(self, context: ClientContext, job: Job) -> None:
+        """Store the personal model at the end of a run, where the method has a plain one."""
+        if context.method.deploy is None:
+            return
+        work = LocalClients(context, None, {} if job.state is None else {self.client: job.state}).work(job)
+        made = context.method.deploy(work)
+        module = context.task.module(*made) if isinstance(made, tuple) else made
+        weights = {name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()}
+        self.vault.save_model(save(weights))
+
+    def _wants(self, frame: Frame) -> bytes:
+        """Which of the available peers' messages this client requests."""
+        context = self._context_of(frame)
+        ticket, available = frame.head.get("ticket"), frame.head.get("available")
+        if not isinstance(ticket, str) or not isinstance(available, list):
+            raise SparsonaError("a question without a ticket", expected="that of a state, and who is available")
+        state = {self.client: self.vault.get(ticket, context.fresh_state(self.client))} if ticket else {}
+        clients = LocalClients(context, None, state)
+        wanted = clients.wanted(self.client, context.plan.round_at(frame.round), tuple(int(one) for one in available))
+        return self._sealed(frame, {"wanted": None if wanted is None else list(wanted)})
+
+
+def _bytes(outcome: Outcome) -> bytes:
+    assert outcome.message is not None
+    return outcome.message if isinstance(outcome.message, bytes) else encode(outcome.message)
+
+
+def _in_words(job: Job, outcome: Outcome) -> str:
+    done = {"train": "trained", "evaluate": "tested", "tune": "tuned"}[job.do]
+    found = [f"{one.point} {one.correct / one.count:.1%}" for one in outcome.evaluations if one.correct is not None]
+    return ", ".join([f"round {job.round.index}: {done}", *found])
+
+
+def lone_cards(card: Client) -> tuple[Client, ...]:
+    """The clients as one of them knows them: itself, and how many others there are.
+
+    Args:
+        card: the client.
+
+    Returns:
+        One entry for each client; those of the others have no data.
+    """
+    others = (Client(index, 0, 1.0, 0, card.num_clients, card.most_examples) for index in range(card.num_clients))
+    return tuple(card if other.index == card.index else other for other in others)
+
+
+def weights_digest(context: ClientContext) -> str:
+    """A digest of the initial weights and buffers."""
+    state = hashlib.blake2b(digest_size=16)
+    for tree in (context.params, context.buffers):
+        state.update(tree.flat.cpu().numpy().tobytes())
+    return state.hexdigest()

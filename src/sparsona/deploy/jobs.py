@@ -1,0 +1,218 @@
+"""Jobs and outcomes as frames, without what stays on either side: plain values in the head, messages as blobs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsona.core.errors import SparsonaError
+from sparsona.core.layout import Layout
+from sparsona.core.round import Client
+from sparsona.core.tree import Tree
+from sparsona.core.update import SERVER, Update, dense
+from sparsona.deploy.frames import Frame
+from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.jobs import Job, Outcome, Tally
+from sparsona.engine.plan import Plan
+from sparsona.wire.codec import decode, encode
+
+SHARED = "shared"  # the part of the message that holds a shared model to be evaluated
+_COUNTS = ("examples", "steps", "train_flops", "search_flops")
+
+
+def job_frame(job: Job, run: str, ticket: str, more: Mapping[str, Any]) -> Frame:
+    """The frame of a job.
+
+    Args:
+        job: the job, without a State.
+        run: the run's identity.
+        ticket: of the State that it starts from; "": the initial one.
+        more: what else the client needs to know, in its head.
+
+    Returns:
+        The frame, whose `job` identifies the job: the same one has the same name.
+    """
+    packed = job.packed()
+    blobs = [message for message in packed.messages if isinstance(message, bytes)]
+    if job.shared_model is not None:
+        blobs.append(encode(Update(SERVER, job.round.index, 1.0, {SHARED: dense(job.shared_model)})))
+    head = {
+        "do": job.do,
+        "points": list(job.points),
+        "epochs": job.epochs,
+        "ticket": ticket,
+        "shared": job.shared_model is not None,
+        **more,
+    }
+    name = hashlib.blake2b(digest_size=16)
+    for text in (run, job.do, job.client, job.round.index, *job.points, job.epochs, ticket, more.get("session")):
+        name.update(f"{text}\n".encode())
+    for blob in blobs:
+        name.update(hashlib.blake2b(blob, digest_size=16).digest())
+    return Frame(run, "job", SERVER, job.client, job.round.index, name.hexdigest(), head, tuple(blobs))
+
+
+def read_job(frame: Frame, plan: Plan, layout: Layout) -> Job:
+    """The job in a frame that the server sealed, without a State; `layout` is that of the model."""
+    head = _Head(frame.head)
+    do = head.one_of("do", ("train", "evaluate", "tune"))
+    round_ = plan.tuning_round if do == "tune" else plan.round_at(frame.round)
+    blobs = [bytes(blob) for blob in frame.blobs]
+    model: Tree | None = None
+    if head.flag("shared"):
+        if not blobs:
+            raise SparsonaError("a job that names a shared model and has none", expected="the model")
+        part = decode(blobs.pop()).parts.get(SHARED)
+        if part is None or part.layout.digest != layout.digest:
+            raise SparsonaError(
+                "a job with a shared model of another layout", expected="the layout of this run's model"
+            )
+        model = Tree(layout, part.tree().flat)  # a decoded layout lacks what costs need
+    return Job(
+        do,  # type: ignore[arg-type]  # checked above
+        frame.receiver,
+        round_,
+        tuple(blobs),
+        points=head.texts("points"),
+        epochs=head.number("epochs"),
+        shared_model=model,
+    )
+
+
+def answer_head(outcome: Outcome, shares_labels: bool) -> dict[str, Any]:
+    """What the head of an answer says of an outcome; its message is a blob, and its State stays.
+
+    Args:
+        outcome: what came of a job.
+        shares_labels: whether the client agrees that its label counts become known, which confusions tell.
+    """
+    tally = outcome.tally
+    return {
+        "lacks_mask": outcome.lacks_mask,
+        "has_message": outcome.message is not None,
+        "tally": {
+            **{name: getattr(tally, name) for name in _COUNTS},
+            "loss": tally.loss.hex(),
+            "measures": {name: [value.hex() for value in values] for name, values in tally.measures.items()},
+        },
+        "evaluations": [_evaluation_values(one, shares_labels) for one in outcome.evaluations],
+    }
+
+
+def _evaluation_values(found: Evaluation, shares_labels: bool) -> dict[str, Any]:
+    confusion = found.confusion if shares_labels else None
+    return {
+        "point": found.point,
+        "correct": found.correct,
+        "count": found.count,
+        "loss": float(found.loss).hex(),
+        "confusion": None if confusion is None else confusion.tolist(),
+    }
+
+
+def read_answer(frame: Frame, client: int) -> Outcome:
+    """The outcome that an answer tells of, as far as its form goes: any wrong type or range is a SparsonaError."""
+    head = _Head(frame.head)
+    told = head.table("tally")
+    tally = Tally(
+        **{name: told.number(name) for name in _COUNTS},
+        loss=told.real("loss"),
+        measures={name: told.table("measures").reals(name) for name in told.table("measures").values},
+    )
+    evaluations = tuple(_read_evaluation(_Head(one), client) for one in head.rows("evaluations"))
+    message = None
+    if head.flag("has_message"):
+        if len(frame.blobs) != 1:
+            raise SparsonaError(f"an answer with {len(frame.blobs)} messages", expected="one")
+        message = bytes(frame.blobs[0])
+    elif frame.blobs:
+        raise SparsonaError("an answer with a message that it does not name", expected="none")
+    return Outcome(client, head.flag("lacks_mask"), message=message, tally=tally, evaluations=evaluations)
+
+
+def _read_evaluation(head: _Head, client: int) -> Evaluation:
+    correct = None if head.values.get("correct") is None else head.number("correct")
+    count = head.number("count")
+    if count < 1 or (correct is not None and correct > count):
+        raise SparsonaError(f"an evaluation with {correct} right of {count}", expected="counts that are possible")
+    confusion: Tensor | None = None
+    if head.values.get("confusion") is not None:
+        try:
+            confusion = torch.tensor(head.values["confusion"], dtype=torch.int32)
+        except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+            raise SparsonaError(f"a confusion matrix that is none: {error}", expected="rows of counts") from None
+        if confusion.dim() != 2 or bool((confusion < 0).any()) or int(confusion.sum()) != count:
+            raise SparsonaError("a confusion matrix that does not fit", expected=f"rows of {count} counts in all")
+    return Evaluation(client, head.text("point"), correct, count, head.real("loss"), confusion)
+
+
+def card_values(client: Client) -> dict[str, Any]:
+    """A client as methods see it, as plain values."""
+    return asdict(client)
+
+
+class _Head:
+    """Reads plain values of a known type from a head: whatever is missing or of another type is a SparsonaError."""
+
+    def __init__(self, values: Any) -> None:
+        if not isinstance(values, Mapping):
+            raise SparsonaError(f"a {type(values).__name__} in a head", expected="a table")
+        self.values = values
+
+    def _get(self, name: str, kind: type) -> Any:
+        value = self.values.get(name)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise SparsonaError(f"'{name}' in a head is a {type(value).__name__}", expected=f"a {kind.__name__}")
+        return value
+
+    def text(self, name: str) -> str:
+        value: str = self._get(name, str)
+        return value
+
+    def flag(self, name: str) -> bool:
+        value: bool = self._get(name, bool)
+        return value
+
+    def number(self, name: str) -> int:
+        value: int = self._get(name, int)
+        if value < 0:
+            raise SparsonaError(f"'{name}' in a head is {value}", expected="0 or more")
+        return value
+
+    def one_of(self, name: str, known: Sequence[str]) -> str:
+        value = self.text(name)
+        if value not in known:
+            raise SparsonaError(f"'{name}' in a head is '{value[:40]}'", expected=" or ".join(known))
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        values = self._get(name, list)
+        if not all(isinstance(value, str) for value in values):
+            raise SparsonaError(f"'{name}' in a head", expected="a list of texts")
+        return tuple(values)
+
+    def table(self, name: str) -> _Head:
+        return _Head(self._get(name, dict))
+
+    def rows(self, name: str) -> list[Any]:
+        values: list[Any] = self._get(name, list)
+        return values
+
+    def real(self, name: str) -> float:
+        """A float as `float.hex` writes it: exact, and NaN can be written."""
+        return _from_hex(self.text(name))
+
+    def reals(self, name: str) -> tuple[float, ...]:
+        return tuple(_from_hex(text) for text in self.texts(name))
+
+
+def _from_hex(text: str) -> float:
+    try:
+        return float.fromhex(text)
+    except (ValueError, OverflowError):
+        raise SparsonaError(f"'{text[:40]}' in a head", expected="a number in hexadecimal digits") from None

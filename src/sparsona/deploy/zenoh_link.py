@@ -1,0 +1,537 @@
+"""The network link of a process: frames to other nodes and their answers, over zenoh.
+
+A node that listens (a server, a seed, a peer with an open port) is a zenoh router; a node that only dials out is a
+zenoh client of one of them. Routers pass on what is not for them, so that two nodes behind NAT reach each other through
+a node that both can dial, and they connect to each other directly where their addresses can be reached. (zenoh's own
+mode "peer" is not used: since zenoh 1.9 nobody relays between two peers.)
+
+The link trusts nobody it carries frames for: with TLS, only holders of a certificate take part, but which of them sent
+a frame is for the frame's signature to say.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import json
+import logging
+import queue
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from sparsona.core.errors import SparsonaError
+from sparsona.deploy.exchange import Handle
+
+MEBIBYTE = 1 << 20
+CLOSING_SECONDS = 2.0  # how long `close` waits for zenoh
+REDIAL_SECONDS = (0.2, 5.0)  # first and longest pause between two attempts to reach somebody
+RESEND_SECONDS = (0.05, 1.0)  # first and longest pause before a frame is sent again
+KNOCK_SECONDS = 5.0  # for a first sign of whoever is dialled
+UNSEEN_SECONDS = 5.0  # a frame for a node that does not seem to be there is sent every so often nevertheless
+MOST_IN_FLIGHT = 1024  # frames, however small: each has a thread while it is sent
+MOST_WAITING = 64  # frames that may wait for a thread of `serve`; senders repeat what is dropped
+
+# Sent instead of an answer, so that the sender does not wait for one, or send the frame again.
+_NO_ANSWER = b"sparsona: no answer"
+
+_ADDRESS = re.compile(r"(?:(?P<scheme>[a-z]+)/)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]*):(?P<port>[0-9]{1,5})")
+_RUN = re.compile(r"[A-Za-z0-9_.-]+")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Tls:
+    """What a node needs for mutual TLS 1.3: PEM texts, which are handed to zenoh in memory and never written to a file.
+
+    Args:
+        authority: certificate of the authority whose certificates are accepted.
+        certificate: this node's certificate, signed by the authority.
+        key: this node's private key.
+    """
+
+    authority: str
+    certificate: str
+    key: str = field(repr=False)
+
+
+def endpoint(address: str, *, tls: bool, listening: bool) -> str:
+    """An address as zenoh writes it.
+
+    Args:
+        address: "host:port", ":port" or "[IPv6]:port"; "tcp/" or "tls/" may stand before it.
+        tls: whether the link is encrypted.
+        listening: whether the address is listened on; without a host, on all interfaces. An address to dial is this
+            machine's without a host.
+
+    Returns:
+        The endpoint.
+
+    Example:
+        >>> endpoint(":7447", tls=False, listening=True)
+        'tcp/0.0.0.0:7447'
+        >>> endpoint("[::1]:7447", tls=True, listening=False)
+        'tls/[::1]:7447'
+    """
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 0 < int(match["port"]) < 65536:
+        hint = "an IPv6 address stands in brackets" if address.count(":") > 1 else "a port is a number from 1 to 65535"
+        raise SparsonaError(f"'{address}' is no address", expected="host:port, :port or [IPv6]:port", hint=hint)
+    scheme = "tls" if tls else "tcp"
+    if match["scheme"] not in (None, scheme):
+        raise SparsonaError(
+            f"'{address}' is not for this link",
+            expected=f"an address that begins with {scheme}/, or with no protocol",
+            hint="with certificates a link uses tls, without them tcp",
+        )
+    return f"{scheme}/{match['host'] or ('0.0.0.0' if listening else '127.0.0.1')}:{match['port']}"
+
+
+@dataclass
+class _Flight:
+    """A frame that has no answer yet."""
+
+    payload: Any  # zenoh.ZBytes: copied once, however often it is sent
+    size: int
+    ends: float  # when it counts as lost
+    due: float  # when it is sent again; infinity while a query is under way
+    pause: float = RESEND_SECONDS[0]
+    blind: float = 0.0  # when it is sent even if the node does not seem to be there
+
+
+@dataclass(frozen=True)
+class _Event:
+    """What became of a query: an answer, or its end without (further) answers."""
+
+    client: int
+    at: float
+    answer: Any | None  # zenoh.ZBytes
+    refused: bool = False  # the node is there and does not answer
+
+
+class ZenohLink:
+    """One process's link to the others of a run.
+
+    A link that listens is ready when it has been made. One that only dials out may be made before there is anybody to
+    reach: it keeps dialling for as long as it lives, and again when the connection breaks.
+
+    Args:
+        node: this process's index: a client's, or core.update.SERVER.
+        run: identity of the run. Links of different runs do not see each other's frames, even on one port.
+        listen: addresses to listen on (see `endpoint`); none for a process that needs no open port.
+        connect: addresses to dial. A process that listens dials all of them; one that does not stays with the first
+            that answers, and turns to the next when it is lost.
+        tls: certificates; None: not encrypted, for one machine or tests.
+        max_bytes: longest frame that is sent or accepted. Longer ones are not buffered.
+        window: bytes of frames that `exchange` has under way at once; answers of about as many bytes may wait to be
+            taken. This, and not the number of clients, bounds its memory.
+
+    Example:
+        >>> with ZenohLink(-1, run="doc", listen=("127.0.0.1:17447",)) as server:
+        ...     with ZenohLink(0, run="doc", connect=("127.0.0.1:17447",)) as client:
+        ...         client.serve(lambda frame: frame[::-1])
+        ...         list(server.exchange([(0, b"abc")], deadline=10.0))
+        [(0, b'cba')]
+    """
+
+    def __init__(
+        self,
+        node: int,
+        *,
+        run: str,
+        listen: tuple[str, ...] = (),
+        connect: tuple[str, ...] = (),
+        tls: Tls | None = None,
+        max_bytes: int = 256 * MEBIBYTE,
+        window: int = 256 * MEBIBYTE,
+    ) -> None:
+        if not _RUN.fullmatch(run):
+            raise SparsonaError(f"'{run}' cannot identify a run", expected="letters, digits, '-', '_' and '.'")
+        if not (listen or connect):
+            raise SparsonaError("a link with no address to listen on and none to dial reaches nobody")
+        self.node, self.max_bytes = node, max_bytes
+        self._zenoh = _import_zenoh()
+        self._prefix, self._window = f"sparsona/{run}", window
+        self._listens = bool(listen)
+        self._listen = [endpoint(address, tls=tls is not None, listening=True) for address in listen]
+        self._connect = [endpoint(address, tls=tls is not None, listening=False) for address in connect]
+        self._config = _config(self._zenoh, self._listen, self._connect, tls, max_bytes)
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._alive: dict[int, set[str]] = {}  # tokens of each node: one that was restarted has two for a moment
+        self._session: Any = None
+        self._trouble = ""
+        self._declared: list[Any] = []
+        self._queries: queue.SimpleQueue[Any] | None = None
+        if self._listens:
+            try:
+                self._opened(self._zenoh.open(self._config))
+            except self._zenoh.ZError as error:
+                raise _cannot_open(error, self._listen, tls) from error
+        else:
+            threading.Thread(target=self._dial, name="sparsona-dial", daemon=True).start()
+        atexit.register(self._close_at_exit)
+
+    def __enter__(self) -> ZenohLink:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def present(self) -> set[int]:
+        """The nodes that can be asked now: those that `serve`, and that this link reaches."""
+        with self._lock:
+            return {node for node, tokens in self._alive.items() if tokens}
+
+    def connected(self) -> bool:
+        """Whether this link has a connection to anybody."""
+        if self._session is None or self._closed.is_set():
+            return False
+        try:
+            return bool(self._session.info.links())
+        except self._zenoh.ZError:
+            return False
+
+    @property
+    def trouble(self) -> str:
+        """Why a link that only dials out has not reached anybody yet; empty when it has."""
+        return self._trouble
+
+    def exchange(self, items: Iterable[tuple[int, bytes]], deadline: float) -> Iterator[tuple[int, bytes | None]]:
+        """Sends frames to nodes, and yields their answers as they arrive: see `sparsona.deploy.exchange.Exchange`.
+
+        Frames are under way at once while they fit into the window. A node that is there and does not answer (its
+        handle returned None, or failed) counts as lost at once; one whose connection breaks gets the frame again.
+        """
+        events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        flights: dict[int, _Flight] = {}
+        source, exhausted, held = iter(items), False, 0
+        while True:
+            while not exhausted and len(flights) < MOST_IN_FLIGHT and (not flights or held < self._window):
+                item = next(source, None)
+                if item is None:
+                    exhausted = True
+                    break
+                client, frame = item
+                flights[client] = flight = self._flight(client, frame, deadline)
+                held += flight.size
+                self._send(client, flight, events, flight.due)
+                del item, frame  # zenoh has a copy; this one would stay until the next is taken
+            if not flights:
+                return
+            if self._closed.is_set():
+                lost = list(flights)
+            else:
+                lost = []
+                now = time.monotonic()
+                wait = max(0.0, min(min(flight.due, flight.ends) for flight in flights.values()) - now)
+                try:
+                    event = events.get(timeout=wait)
+                except queue.Empty:
+                    now = time.monotonic()
+                    lost = [client for client, flight in flights.items() if flight.ends <= now]
+                    for client, flight in flights.items():
+                        if flight.due <= now < flight.ends:
+                            self._send(client, flight, events, now)
+                else:
+                    known = flights.get(event.client)
+                    if known is None:
+                        continue  # late, or a second answer
+                    if event.answer is not None and event.at <= known.ends:
+                        held -= flights.pop(event.client).size
+                        yield event.client, event.answer.to_bytes()
+                    elif event.refused:
+                        lost = [event.client]
+                    else:
+                        known.due = event.at + known.pause
+                        known.pause = min(2 * known.pause, RESEND_SECONDS[1])
+            for client in lost:
+                held -= flights.pop(client).size
+                yield client, None
+
+    def serve(self, handle: Handle, threads: int = 1, *, failed: Callable[[Exception], None] | None = None) -> None:
+        """Answers the frames for this node, from now on until the link is closed.
+
+        Args:
+            handle: what to do with a frame; if it returns None, the sender learns that there will be no answer.
+            threads: how many frames are handled at once.
+            failed: is called with what `handle` raised, and with a SparsonaError for a frame that is too long; the
+                sender learns that there will be no answer. By default they are logged.
+        """
+        with self._lock:
+            if self._queries is not None:
+                raise SparsonaError("this link serves already", hint="one link answers for one node")
+            self._queries = queue.SimpleQueue()
+            session = self._session
+        report = failed or (lambda error: _log.error("a frame was not answered: %s", error))
+        for _ in range(threads):
+            target, arguments = self._answer_queries, (self._queries, handle, report)
+            threading.Thread(target=target, args=arguments, name="sparsona-serve", daemon=True).start()
+        if session is not None:
+            self._declare_served(session)
+
+    def close(self) -> None:
+        """Ends the link within two seconds, whatever is under way: exchanges lose what has no answer yet."""
+        atexit.unregister(self._close_at_exit)
+        session = self._mark_closed()
+        if session is not None:
+            # zenoh takes up to ten seconds where the other side has stopped reading. Not a daemon: see `_send`.
+            closing = threading.Thread(target=self._close_session, args=(session,), name="sparsona-close")
+            closing.start()
+            closing.join(CLOSING_SECONDS)
+
+    def _close_at_exit(self) -> None:
+        # Callbacks of a session that is still open would find the interpreter gone. No thread can be started here.
+        session = self._mark_closed()
+        if session is not None:
+            self._close_session(session)
+
+    def _mark_closed(self) -> Any:
+        """The session, if it is still to be closed."""
+        with self._lock:
+            session = None if self._closed.is_set() else self._session
+            self._closed.set()
+            self._alive.clear()
+        return session
+
+    def _close_session(self, session: Any) -> None:
+        try:
+            session.close()
+        except self._zenoh.ZError as error:
+            _log.debug("zenoh did not close: %s", error)
+
+    def _callback(self, called: Callable[[Any], None], ended: Callable[[], None] | None = None) -> Any:
+        # Called in zenoh's own threads, and therefore brief. Otherwise zenoh would start a thread for each of them, which
+        # Python waits for at its end.
+        return self._zenoh.handlers.Callback(called, ended, indirect=False)
+
+    # Connecting.
+
+    def _dial(self) -> None:
+        # zenoh redials a connection that it has had, but waits, uninterruptibly, for the first one.
+        pause = REDIAL_SECONDS[0]
+        while not self._closed.is_set():
+            try:
+                self._knock()
+                session = self._zenoh.open(self._config)
+            except (OSError, self._zenoh.ZError) as error:
+                self._trouble = f"nobody answers at {', '.join(self._connect)}: {error}"
+                self._closed.wait(pause)
+                pause = min(2 * pause, REDIAL_SECONDS[1])
+            else:
+                self._trouble = ""
+                self._opened(session)
+                return
+
+    def _knock(self) -> None:
+        """Raises OSError if there is nobody at any address: a thread may be ended in here, and may not in zenoh."""
+        for left, address in reversed(list(enumerate(reversed(self._connect)))):
+            host, _, port = address.partition("/")[2].rpartition(":")
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
+                return
+            except OSError:
+                if not left:
+                    raise
+
+    def _opened(self, session: Any) -> None:
+        with self._lock:
+            self._session = session
+            closed, serves = self._closed.is_set(), self._queries is not None
+        if closed:
+            self._close_session(session)
+            return
+        watching = self._callback(self._token_changed)
+        self._declared.append(
+            session.liveliness().declare_subscriber(f"{self._prefix}/alive/**", watching, history=True)
+        )
+        if serves:
+            self._declare_served(session)
+
+    def _declare_served(self, session: Any) -> None:
+        key, queries = f"{self._prefix}/{self.node}", self._queries
+        assert queries is not None
+
+        def accept(query: Any) -> None:
+            if queries.qsize() < MOST_WAITING:
+                queries.put(query)
+            else:
+                query.drop()
+
+        try:
+            self._declared.append(session.declare_queryable(key, self._callback(accept)))
+            # After the queryable, so that whoever sees the token can ask.
+            token = f"{self._prefix}/alive/{self.node}/{session.zid()}"
+            self._declared.append(session.liveliness().declare_token(token))
+        except self._zenoh.ZError as error:
+            if not self._closed.is_set():
+                raise SparsonaError(f"cannot serve on this link: {error}") from error
+
+    def _token_changed(self, sample: Any) -> None:
+        node, _, session = str(sample.key_expr).removeprefix(f"{self._prefix}/alive/").partition("/")
+        try:
+            index = int(node)
+        except ValueError:
+            return  # somebody's mistake, or malice
+        with self._lock:
+            tokens = self._alive.setdefault(index, set())
+            if sample.kind == self._zenoh.SampleKind.PUT and not self._closed.is_set():
+                tokens.add(session)
+            else:
+                tokens.discard(session)
+
+    # Sending.
+
+    def _flight(self, client: int, frame: bytes, deadline: float) -> _Flight:
+        if len(frame) > self.max_bytes:
+            raise SparsonaError(
+                f"the frame for client {client} has {len(frame):,} bytes",
+                expected=f"{self.max_bytes:,} bytes at most: no node of this run accepts more",
+            )
+        now = time.monotonic()
+        return _Flight(payload=self._zenoh.ZBytes(frame), size=len(frame), ends=now + deadline, due=now)
+
+    def _send(self, client: int, flight: _Flight, events: queue.SimpleQueue[_Event], now: float) -> None:
+        with self._lock:
+            session, is_there = self._session, bool(self._alive.get(client))
+        if session is None or not (is_there or flight.blind <= now):
+            flight.due = now + RESEND_SECONDS[0]
+            return
+        flight.due, flight.blind = float("inf"), now + UNSEEN_SECONDS
+        # A thread of its own: zenoh returns when the last bytes are on their way, and a slow client keeps it waiting, at
+        # most five seconds for each 64 KiB. Not a daemon: Python aborts if it ends while one is in foreign code.
+        arguments = (session, client, flight.payload, flight.ends - now, events)
+        threading.Thread(target=self._ask, args=arguments, name=f"sparsona-send-{client}").start()
+
+    def _ask(self, session: Any, client: int, payload: Any, seconds: float, events: queue.SimpleQueue[_Event]) -> None:
+        zenoh, refused = self._zenoh, False
+
+        def replied(reply: Any) -> None:
+            nonlocal refused
+            now, sample = time.monotonic(), reply.ok
+            if sample is None:
+                # A timeout of zenoh is an error, too.
+                refused = refused or reply.err.payload.to_bytes() == _NO_ANSWER
+            elif len(sample.payload) <= self.max_bytes:
+                events.put(_Event(client, now, sample.payload))
+
+        def ended() -> None:
+            events.put(_Event(client, time.monotonic(), None, refused))
+
+        try:
+            session.get(
+                f"{self._prefix}/{client}",
+                self._callback(replied, ended),
+                payload=payload,
+                # A node that was restarted may still have its former queryable, which nobody answers, beside the new.
+                target=zenoh.QueryTarget.ALL,
+                consolidation=zenoh.ConsolidationMode.NONE,
+                congestion_control=zenoh.CongestionControl.BLOCK,
+                timeout=seconds,
+            )
+        except zenoh.ZError:
+            ended()  # the link is closing, or the connection has just broken
+
+    # Answering.
+
+    def _answer_queries(
+        self, queries: queue.SimpleQueue[Any], handle: Handle, report: Callable[[Exception], None]
+    ) -> None:
+        while not self._closed.is_set():
+            try:
+                query = queries.get(timeout=0.5)
+            except queue.Empty:
+                continue
+            try:
+                with query:
+                    answer = self._answer(query, handle, report)
+                    if answer is None:
+                        query.reply_err(_NO_ANSWER)
+                    else:
+                        query.reply(f"{self._prefix}/{self.node}", answer)
+            except self._zenoh.ZError as error:
+                _log.debug("an answer could not be sent: %s", error)  # the sender asks again
+            del query
+
+    def _answer(self, query: Any, handle: Handle, report: Callable[[Exception], None]) -> bytes | None:
+        payload = query.payload
+        try:
+            size = 0 if payload is None else len(payload)
+            if size > self.max_bytes:
+                raise SparsonaError(f"a frame of {size:,} bytes was refused", expected=f"{self.max_bytes:,} at most")
+            answer = handle(b"" if payload is None else payload.to_bytes())
+            if answer is not None and len(answer) > self.max_bytes:
+                raise SparsonaError(f"an answer has {len(answer):,} bytes", expected=f"{self.max_bytes:,} at most")
+            return answer
+        except Exception as error:
+            report(error)
+            return None
+
+
+def _import_zenoh() -> ModuleType:
+    try:
+        import zenoh
+    except ImportError as error:
+        raise SparsonaError("links need the package zenoh", hint="pip install 'sparsona[peers]'") from error
+    return zenoh
+
+
+def _config(zenoh: ModuleType, listen: list[str], connect: list[str], tls: Tls | None, max_bytes: int) -> Any:
+    first, longest = (int(1000 * seconds) for seconds in REDIAL_SECONDS)
+    settings: dict[str, object] = {
+        "mode": "router" if listen else "client",
+        "listen/endpoints": listen,
+        "listen/exit_on_failure": True,
+        "listen/timeout_ms": 0,
+        "connect/endpoints": connect,
+        # A node that listens dials in the background; one that does not is opened again by the link.
+        "connect/timeout_ms": -1 if listen else 0,
+        "connect/exit_on_failure": not listen,
+        "connect/retry": {"period_init_ms": first, "period_max_ms": longest, "period_increase_factor": 2},
+        "scouting/multicast/enabled": False,
+        "scouting/delay": 0,
+        "scouting/gossip/autoconnect": {"router": ["router"], "peer": [], "client": []},
+        "adminspace/enabled": False,
+        "transport/shared_memory/enabled": False,
+        "transport/unicast/max_sessions": 10_000,
+        "transport/link/protocols": ["tls" if tls else "tcp"],
+        # What one frame may take before this link sees it, with zenoh's own head.
+        "transport/link/rx/max_message_size": max_bytes + 65536,
+    }
+    if tls is not None:
+        certificate, key = _base64(tls.certificate), _base64(tls.key)
+        settings["transport/link/tls"] = {
+            "root_ca_certificate_base64": _base64(tls.authority),
+            "listen_certificate_base64": certificate,
+            "listen_private_key_base64": key,
+            "connect_certificate_base64": certificate,
+            "connect_private_key_base64": key,
+            "enable_mtls": True,
+            # Addresses are no names: a node may be dialled by any address that leads to it. Who it is, its frames say,
+            # which are signed with a key of the roster; the authority says that it may take part.
+            "verify_name_on_connect": False,
+        }
+    config = zenoh.Config()
+    for key_, value in settings.items():
+        try:
+            config.insert_json5(key_, json.dumps(value))
+        except zenoh.ZError as error:
+            raise SparsonaError(f"zenoh refuses the setting {key_}: {error}") from error
+    return config
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def _cannot_open(error: Exception, listen: list[str], tls: Tls | None) -> SparsonaError:
+    hint = "another process may listen there already, or the address may not be this machine's"
+    if tls is not None:
+        hint += "; or a certificate or key is no PEM text"
+    return SparsonaError(f"cannot listen on {', '.join(listen)}: {error}", hint=hint)

@@ -1,0 +1,87 @@
+"""What all sides of a run on several machines agree on, for the [run] table of a federation file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sparsona.core import spec
+from sparsona.core.errors import SparsonaError
+from sparsona.experiment.build import make_config
+from sparsona.methods import card, factory
+from sparsona.models import MODELS, outline, read_spec
+from sparsona.runs.declaration import Option, options_of
+from sparsona.runs.options import AGREED, OPTIONS
+
+PREDICTS = ("classes", "tokens", "numbers")
+
+
+def agree(
+    method: str,
+    options: Mapping[str, Any],
+    *,
+    model: str,
+    classes: int,
+    input_shape: Sequence[int] | None = None,
+    predicts: str | None = None,
+) -> dict[str, Any]:
+    """Check the options of a run on several machines, and write out what all sides must agree on.
+
+    Options that are not given are written out as well, so that sides whose versions have other defaults agree. Not
+    among them is what each side decides for itself: its data, where it runs, and when it stops.
+
+    Args:
+        method: a row of `sparsona methods`, with options after a colon if need be.
+        options: of the run and of the method, by name.
+        model: a row of `sparsona models`.
+        classes: the number of classes, of tokens in the vocabulary, or of numbers that are predicted.
+        input_shape: the shape of an example; None: what the papers gave the network.
+        predicts: one of `PREDICTS`; None: tokens for a network that takes them, classes for others.
+
+    Returns:
+        Plain values: `make_config` takes `method`, and everything else that is an option.
+
+    Example:
+        >>> run = agree("fedspa:density=0.2", {"rounds": 5}, model="cnn28", classes=10)
+        >>> run["rounds"], run["batch_size"], run["input"], run["options"]["density"]
+        (5, 16, [1, 28, 28], 0.2)
+    """
+    for key in options:
+        name = key.replace("-", "_")
+        if name in OPTIONS and name not in (*AGREED, "model", "preset"):
+            raise SparsonaError(
+                f"'{name}' in a federation file",
+                expected="what all sides must agree on: not data, places, or what one side has",
+                hint="capacities are given by `sparsona federation admit --capacity`, the rest by each side itself",
+            )
+    drawn = outline(model, tuple(input_shape or MODELS[read_spec(model)[0].name].input_shape), classes)
+    # As many clients as will be admitted: as with a natural partition, their number is not known yet.
+    config = make_config(method, {**options, "model": model, "partition": "natural"})
+    run = config.model_dump(mode="json")
+    values = {key: run[key] for key in AGREED}
+    if values["lr_schedule"] != "decay":
+        del values["lr_decay"]  # belongs to that schedule
+    row = card(config.method)
+    own = options_of(factory(row)[1])
+    _check_files({**OPTIONS, **own}, {**values, **config.options})
+    if read_spec(model)[1].get("weights"):
+        raise _names_a_file("model", model)
+    predicted = predicts or ("tokens" if drawn.takes_tokens else "classes")
+    if predicted not in PREDICTS:
+        raise SparsonaError(f"a model that predicts '{predicted}'", expected=f"one of {', '.join(PREDICTS)}")
+    task = {"model": model, "classes": classes, "input": list(drawn.input_shape), "predicts": predicted}
+    return {"method": row.name, **task, **values, "options": config.options}
+
+
+def _check_files(options: Mapping[str, Option], values: Mapping[str, Any]) -> None:
+    """Raise SparsonaError for an option that names a file of this machine."""
+    for key, value in values.items():
+        paths = options[key].paths if key in options else ()
+        if isinstance(value, str) and paths and ("" in paths or spec.parse(key, value).name in paths):
+            raise _names_a_file(key, value)
+
+
+def _names_a_file(key: str, value: str) -> SparsonaError:
+    return SparsonaError(
+        f"{key} = '{value}' names a file, which other machines do not have", expected="a value without files"
+    )

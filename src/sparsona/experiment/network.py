@@ -1,0 +1,663 @@
+"""Runs on several machines: a server and its clients, built from a federation file."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import BaseModel
+
+from sparsona import methods
+from sparsona.core import spec
+from sparsona.core.errors import SparsonaError
+from sparsona.core.method import Method
+from sparsona.core.round import Client
+from sparsona.core.task import Task
+from sparsona.core.update import SERVER
+from sparsona.data import SOURCES
+from sparsona.data.client_index import ClientIndex
+from sparsona.data.federation import Federation
+from sparsona.deploy.agent import Agent, Greeting, lone_cards, weights_digest
+from sparsona.deploy.exchange import Exchange
+from sparsona.deploy.federation_file import FederationFile, Member, key_path
+from sparsona.deploy.frames import MAX_HEAD, Frame, Signer, Verifier, seal
+from sparsona.deploy.identity import KeyFile, Roster
+from sparsona.deploy.remote import Connection, RemoteClients
+from sparsona.deploy.vault import Vault
+from sparsona.deploy.zenoh_link import Tls, ZenohLink
+from sparsona.engine.clients import Clients
+from sparsona.engine.context import ClientContext
+from sparsona.engine.gate import check_update, largest_message
+from sparsona.engine.jobs import Report
+from sparsona.engine.plan import Plan
+from sparsona.executors import choose_device, numeric_mode
+from sparsona.experiment.build import (
+    GIVEN,
+    ExampleKind,
+    make_plan,
+    make_task,
+    method_maker,
+    read_data,
+)
+from sparsona.experiment.run import Run
+from sparsona.experiment.train import describe_run, play
+from sparsona.methods import MethodCard
+from sparsona.runs.folder import RunFolder, environment, read_json, write_atomically
+from sparsona.runs.observers import ObserverList
+from sparsona.runs.options import RunConfig, dump
+from sparsona.runs.session import Listen, Session
+from sparsona.runs.traits import TraitRecord
+from sparsona.runs.validation import merge_errors, validate
+from sparsona.wire.codec import decode
+
+NETWORK = "network"  # the executor of a run whose clients are on other machines
+HELLO_SECONDS = 2.0  # for a client to say that it is there
+FILE, SERVED = "federation.toml", "server.json"  # in the run's folder
+_OF_TASK = ("classes", "input", "predicts")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all sides of a run agree on, as objects.
+
+    Args:
+        file: the federation file.
+        config: the options of the run.
+        row: the method's row.
+        kind: what examples look like.
+    """
+
+    file: FederationFile
+    config: RunConfig
+    row: MethodCard
+    method_config: BaseModel
+    kind: ExampleKind
+
+    @classmethod
+    def read(cls, path: str | Path) -> Terms:
+        """Read a federation file.
+
+        Args:
+            path: the file.
+
+        Returns:
+            Its terms; SparsonaError names what is wrong with them.
+        """
+        file = FederationFile.read(path)
+        if not file.clients:
+            raise SparsonaError(
+                f"'{path}' has no clients yet",
+                expected="a roster",
+                hint=f"`sparsona keys new NAME` there, `sparsona federation admit {path} NAME.pub` here",
+            )
+        values = {key: value for key, value in file.run.items() if key not in _OF_TASK}
+        num = len(file.clients)
+        values |= {"clients": num, "capacities": file.capacities, "executor": NETWORK, "device": "cpu"}
+        config = validate(RunConfig, values | {"data": GIVEN, "partition": GIVEN, "test": GIVEN}, f"'{path}'")
+        if found := config.conflicts():
+            raise merge_errors(found)
+        row = methods.card(config.method)
+        own = validate(methods.factory(row)[1], config.options, config.method)
+        try:
+            shape, classes = tuple(int(side) for side in file.run["input"]), int(file.run["classes"])
+            predicts = str(file.run.get("predicts", "classes"))
+        except (KeyError, TypeError, ValueError) as error:
+            raise SparsonaError(
+                f"'{path}' does not say what examples look like: {error}", expected="input and classes in [run]"
+            ) from None
+        return cls(file, config, row, own, ExampleKind(shape, classes, predicts, predicts == "tokens"))
+
+    @property
+    def run(self) -> str:
+        """The run's identity."""
+        return self.file.digest
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.file.clients)
+
+    def plan(self) -> Plan:
+        return make_plan(self.config, self.num_clients, self.row.peers)
+
+    def task(self) -> Task:
+        """A new task of this run."""
+        assert self.config.model is not None
+        return make_task(self.config.model, self.kind)
+
+    def make_method(self) -> Callable[[Task], Method]:
+        return method_maker(self.config, self.row, self.method_config)
+
+    def context(self, federation: Federation, cards: tuple[Client, ...], device: torch.device) -> ClientContext:
+        """A context with the data that this process has, perhaps none."""
+        return ClientContext(
+            self.task(), self.make_method(), federation, self.plan(), self.file.capacities, device, "fp32", cards=cards
+        )
+
+    def no_data(self) -> Federation:
+        """A federation of these clients whose data is elsewhere."""
+        x = torch.zeros((0, *self.kind.shape), dtype=torch.int32 if self.kind.has_tokens else torch.float32)
+        y = torch.zeros(0, dtype=torch.float32 if self.kind.targets == "numbers" else torch.int64)
+        empty = np.zeros((self.num_clients, 3), dtype=np.int64)
+        return Federation(x, y, ClientIndex(torch.zeros(0, dtype=torch.int64), empty), self.kind.num_classes)
+
+
+# A client.
+
+
+def own_data(terms: Terms, index: int, source: str, data_dir: str | None = None, **options: Any) -> Federation:
+    """A client's data, as that of client `index` among clients without any.
+
+    Args:
+        terms: of the run.
+        index: the client.
+        source: "arrays:mine.npz" or "folder:pictures": all of it is this client's. The name of a data set: the share of
+            it that this client has in a simulation of the run.
+        data_dir: folder that is searched first for the data's files.
+        options: how the data is read and split: validation_rate, test_rate, seed, and for a data set partition and so
+            on.
+
+    Returns:
+        The federation.
+    """
+    is_own = spec.parse("data set", source).name not in SOURCES or source.partition(":")[0] in ("arrays", "folder")
+    given = {"seed": terms.config.seed, "data": source, "data_dir": data_dir, **options}
+    if is_own:
+        given = {"partition": "iid", "clients": 1, **given}
+    else:
+        given = {"clients": terms.num_clients, **given}
+    config = validate(RunConfig, {"method": terms.config.method, **given}, "the client's data")
+    shared = read_data(config)
+    found = alone(shared, 0 if is_own else index, index, terms.num_clients)
+    kind = ExampleKind.of(found)
+    if kind != terms.kind and (kind.shape, kind.targets) != (terms.kind.shape, terms.kind.targets):
+        raise SparsonaError(
+            f"examples of shape {kind.shape} that have {kind.targets}",
+            expected=f"shape {terms.kind.shape} and {terms.kind.targets}, as '{terms.file.path}' says",
+            hint="reshape the arrays, or use the data that the federation is about",
+        )
+    if kind.num_classes > terms.kind.num_classes:
+        raise SparsonaError(
+            f"labels of {kind.num_classes} classes",
+            expected=f"at most {terms.kind.num_classes}, as '{terms.file.path}' says",
+            hint="labels are whole numbers from 0",
+        )
+    return replace(found, num_classes=terms.kind.num_classes)
+
+
+def alone(federation: Federation, client: int, index: int, num_clients: int) -> Federation:
+    """The data of one client of a federation, as client `index` of so many; the others have none here."""
+    split = federation.splits[client]
+    entries = torch.cat([split.train, split.validation, split.test])
+    sizes = np.zeros((num_clients, 3), dtype=np.int64)
+    sizes[index] = [len(split.train), len(split.validation), len(split.test)]
+    x, y = federation.x[entries].clone(), federation.y[entries].clone()
+    return replace(federation, x=x, y=y, splits=ClientIndex(torch.arange(len(entries)), sizes))
+
+
+def make_agent(
+    terms: Terms,
+    index: int,
+    federation: Federation,
+    vault: Path,
+    signer: Signer,
+    verifier: Verifier,
+    shares_labels: bool = False,
+    device: str = "auto",
+    report: Callable[[str], None] = lambda text: None,
+) -> Agent:
+    """The agent of a client, which answers the server.
+
+    Args:
+        terms: of the run.
+        index: the client.
+        federation: its data, as `own_data` returns it.
+        vault: the folder of its States.
+        signer: signs as this client.
+        verifier: knows the server's key.
+        shares_labels: whether its label counts may become known.
+        device: where it trains.
+        report: is called with what happens.
+
+    Returns:
+        The agent.
+    """
+    member, place = terms.file.clients[index], choose_device(device, "fp32")
+    train, validation, test = (int(count) for count in federation.sizes()[index])
+
+    def make_context(card: Client) -> ClientContext:
+        return terms.context(federation, lone_cards(card), place)
+
+    context = make_context(Client(index, train, member.capacity, validation, terms.num_clients, train))
+    counts = federation.label_counts("train") if shares_labels else None
+    greeting = Greeting(
+        layout=context.task.layout.digest.hex(),
+        start=weights_digest(context),
+        sizes=(train, validation, test),
+        capacity=member.capacity,
+        environment=environment(),
+        data=federation.digest(),
+        label_counts=None if counts is None else tuple(counts[index].tolist()),
+    )
+    return Agent(index, terms.run, make_context, greeting, Vault(vault), signer, verifier, shares_labels, report)
+
+
+# The server.
+
+
+@dataclass
+class Guest:
+    """What the server knows of one client."""
+
+    sizes: tuple[int, int, int] = (0, 0, 0)
+    data: str = ""
+    label_counts: tuple[int, ...] | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+class Network:
+    """The side of a session whose clients are on other machines.
+
+    Args:
+        terms: of the run.
+        exchange: the transport.
+        signer: signs as the server.
+        verifier: knows the clients' keys.
+        deadline: seconds for a client's answer.
+        report: is called with what happens.
+        present: says which clients are there now, as far as the transport knows; None: it does not.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        exchange: Exchange,
+        signer: Signer,
+        verifier: Verifier,
+        deadline: float = 60.0,
+        report: Callable[[str], None] = lambda text: None,
+        present: Callable[[], set[int]] | None = None,
+    ) -> None:
+        self.terms, self._report, self._present = terms, report, present
+        self.guests: dict[int, Guest] = {}
+        num = terms.num_clients
+        self._cards = [Client(one.index, 0, one.capacity, 0, num, 0) for one in terms.file.clients]
+        self.connection = Connection(
+            terms.run, exchange, signer, verifier, self._cards, self._check, self._limit, deadline, report
+        )
+        self.connection.greet, self.connection.wait = self.greet, self._wait_for_clients
+        self.clients: Clients = RemoteClients(self.connection)
+        self._empty = terms.no_data()
+        self._digests = ("", "")
+        # A session reads the clients' cards where they are: those of late clients are filled in when they come.
+        self.client_context = terms.context(self._empty, self._cards, torch.device("cpu"))  # type: ignore[arg-type]
+        self.context = self.client_context.server_side
+        self._digests = (self.client_context.task.layout.digest.hex(), weights_digest(self.client_context))
+
+    # What `Session` needs.
+
+    def numeric_mode(self) -> AbstractContextManager[None]:
+        return numeric_mode(self.client_context)
+
+    @contextmanager
+    def open(self, executor: str, report: Report, listen: Listen) -> Iterator[None]:
+        self.connection.listen = listen
+        report("")
+        yield
+
+    def traits(self) -> TraitRecord | None:
+        return None
+
+    # Who is there.
+
+    def wait(self, at_least: int, seconds: float | None, listen: Callable[[int, int], None]) -> None:
+        """Wait until so many clients have said that they are there.
+
+        Args:
+            at_least: how many.
+            seconds: how long at most; None: as long as it takes.
+            listen: is called with how many are there, of how many.
+        """
+        began = time.monotonic()
+        while True:
+            self.greet([one.index for one in self.terms.file.clients if one.index not in self.guests])
+            listen(len(self.guests), self.terms.num_clients)
+            if len(self.guests) >= at_least:
+                return
+            if seconds is not None and time.monotonic() - began > seconds:
+                missing = [one.name for one in self.terms.file.clients if one.index not in self.guests]
+                raise SparsonaError(
+                    f"{len(self.guests)} of {at_least} clients came within {seconds:g} s",
+                    expected=f"{', '.join(missing[:8])}{' and others' * (len(missing) > 8)}",
+                    hint="start them with `sparsona join`, or lower --at-least",
+                )
+
+    def _wait_for_clients(self) -> None:
+        """Wait before a round while there are too few clients to play it: rounds are not spent on nobody."""
+        if self._present is None:
+            return
+        needed, said = max(1, self.terms.config.at_least), False
+        while len(self._present() & set(range(self.terms.num_clients))) < needed:
+            if not said:
+                self._report(f"waiting: fewer than {needed} clients are there")
+                said = True
+            time.sleep(0.2)
+
+    def greet(self, clients: Sequence[int]) -> None:
+        """Ask clients who they are; those that answer are guests from then on."""
+        connection, head = self.connection, {"layout": self._digests[0], "start": self._digests[1]}
+        frames = {
+            client: Frame(
+                self.terms.run,
+                "hello",
+                SERVER,
+                client,
+                connection.round,
+                f"hello-{time.time_ns():x}",
+                {**connection.stamp(), **head},
+            )
+            for client in clients
+        }
+        items = ((client, seal(frame, connection.signer)) for client, frame in frames.items())
+        for client, data in connection.exchange(items, HELLO_SECONDS):
+            if data is None:
+                continue
+            name = self.terms.file.clients[client].name
+            try:
+                guest = self._read_greeting(connection.open(data, frames[client]), client)
+            except SparsonaError as error:
+                self._report(f"{name} cannot take part: {error.what}")
+                continue
+            self.guests[client] = guest
+            self._fill_cards()
+            self._report(f"{name} is there, with {guest.sizes[0]} examples")
+
+    def _read_greeting(self, frame: Frame, client: int) -> Guest:
+        head = frame.head
+        if (head.get("layout"), head.get("start")) != self._digests:
+            raise SparsonaError("its model or initial weights are others", expected="those of the federation file")
+        sizes, counts, about = head.get("sizes"), head.get("label_counts"), head.get("environment")
+        if not (isinstance(sizes, list) and len(sizes) == 3 and all(type(n) is int and n >= 0 for n in sizes)):
+            raise SparsonaError("its numbers of examples are none", expected="three counts")
+        if sizes[0] < 1:
+            raise SparsonaError("it has no training examples", expected="at least one")
+        if counts is not None and not (
+            isinstance(counts, list)
+            and len(counts) == self.terms.kind.num_classes
+            and all(type(n) is int and n >= 0 for n in counts)
+        ):
+            raise SparsonaError("its label counts are none", expected="a count for each class")
+        return Guest(
+            (sizes[0], sizes[1], sizes[2]),
+            str(head.get("data"))[:64],
+            None if counts is None else tuple(counts),
+            {str(key): str(value)[:200] for key, value in about.items()} if isinstance(about, dict) else {},
+        )
+
+    def _fill_cards(self) -> None:
+        most = max(guest.sizes[0] for guest in self.guests.values())
+        for client, guest in self.guests.items():
+            self._cards[client] = replace(
+                self._cards[client], num_examples=guest.sizes[0], num_validation=guest.sizes[1], most_examples=most
+            )
+
+    # What arrives.
+
+    def _limit(self, client: Client) -> int:
+        """The most bytes that an answer may have: a message, and a head."""
+        cost = self.context.method.cost(self.context.params.layout, client, self.context.plan.round_at(0))
+        return (0 if cost.up is None else largest_message(cost.up)) + 2 * MAX_HEAD
+
+    def _check(self, message: bytes, client: Client, index: int) -> None:
+        cost = self.context.method.cost(self.context.params.layout, client, self.context.plan.round_at(index))
+        if cost.up is None:
+            raise SparsonaError("a message where none is sent", expected="none")
+        check_update(decode(message), cost.up, client=client, round=index, exact=cost.exact)
+
+    def end(self) -> None:
+        """Tell the clients that the run is over."""
+        connection = self.connection
+        name = f"end-{connection.session:x}"
+        frames = [
+            Frame(self.terms.run, "end", SERVER, client, connection.round, name, connection.stamp())
+            for client in self.guests
+        ]
+        items = ((frame.receiver, seal(frame, connection.signer)) for frame in frames)
+        for _ in connection.exchange(items, HELLO_SECONDS):
+            pass
+
+    @property
+    def data_digest(self) -> str:
+        """A digest of what the clients said of their data."""
+        text = json.dumps([self.guests.get(one.index, Guest()).data for one in self.terms.file.clients])
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def play_network(
+    network: Network, path: Path, observers: Sequence[object] = (), served: Mapping[str, Any] | None = None
+) -> Run:
+    """Play a run from its start or, if its folder exists, from its last checkpoint.
+
+    Args:
+        network: the server's side, whose clients are there.
+        path: the run's folder.
+        observers: as for `train`.
+        served: how the server is reached, kept for `resume`.
+
+    Returns:
+        The finished run.
+    """
+    session = Session(network, ObserverList(observers))
+    config, facts = describe_run(network.terms.config, network.client_context, network.terms.row, executor=NETWORK)
+    if path.exists():
+        folder = RunFolder.open(path)
+        folder.check_resumable()
+        if FederationFile.read(path / FILE).digest != network.terms.run:
+            raise SparsonaError(
+                f"'{path}' is a run of another federation file",
+                expected=f"a run of '{network.terms.file.path}'",
+                hint="choose another folder with --out",
+            )
+    else:
+        guests = [network.guests.get(one.index, Guest()) for one in network.terms.file.clients]
+        counts = [guest.label_counts for guest in guests]
+        facts = replace(
+            facts,
+            federation=network.data_digest,
+            sizes=np.array([guest.sizes for guest in guests], dtype=np.int64),
+            label_counts=None if None in counts else np.array(counts, dtype=np.int64),
+        )
+        folder = RunFolder.create(path, dump(config), facts, None)
+        network.terms.file.write(path / FILE)
+    with folder:
+        if served is not None:
+            write_atomically(path / SERVED, (json.dumps(dict(served), indent=2) + "\n").encode())
+        found = play(folder, session, config, _no_models)
+    network.end()
+    return found
+
+
+def serve(
+    path: str | Path,
+    out: str | Path,
+    *,
+    listen: Sequence[str] = (),
+    key: str | Path | None = None,
+    at_least: int | None = None,
+    deadline: float = 60.0,
+    wait: float | None = None,
+    tls: bool = True,
+    observers: Sequence[object] = (),
+    report: Callable[[str], None] = lambda text: None,
+    waiting: Callable[[int, int], None] = lambda there, of: None,
+) -> Run:
+    """Be the server of a run on several machines: wait for its clients, play its rounds, and tell them the end.
+
+    Args:
+        path: the federation file.
+        out: the run's folder. If it exists, the run is resumed from its last checkpoint.
+        listen: addresses to listen on; none: port 7447 of all interfaces.
+        key: the server's key; None: the one that was made with the file.
+        at_least: how many clients must be there before the first round; None: all of the roster.
+        deadline: seconds after which a client that has not answered is left out of a round.
+        wait: seconds to wait for the clients; None: as long as it takes.
+        tls: encrypt, and accept those with a certificate of the federation only. Frames are signed in any case.
+        observers: as for `train`.
+        report: is called with what happens to clients, for people to read.
+        waiting: is called with how many clients are there, and of how many.
+
+    Returns:
+        The finished run.
+    """
+    terms = Terms.read(path)
+    if terms.row.peers or terms.file.server is None:
+        raise SparsonaError(
+            f"{terms.row.title} has no server",
+            expected="a method with a server",
+            hint=f"`sparsona peer {path}` on every machine",
+        )
+    signer = KeyFile.read(key or key_path(path, "server"))
+    if signer.public != terms.file.server.key:
+        raise SparsonaError(
+            f"'{key or key_path(path, 'server')}' is not the key of this federation's server",
+            expected=f"the key whose public half is {terms.file.server.key}",
+            hint="--key FILE, the one that `sparsona federation new` made",
+        )
+    if at_least is not None and not 0 < at_least <= terms.num_clients:
+        raise SparsonaError(f"--at-least {at_least}", expected=f"1 to {terms.num_clients}, the clients of the roster")
+    certificates = Tls(terms.file.authority, terms.file.server.certificate, signer.pem) if tls else None
+    addresses = tuple(listen) or (":7447",)
+    with ZenohLink(SERVER, run=terms.run, listen=addresses, tls=certificates) as link:
+        roster = Roster(terms.file.keys())
+        network = Network(terms, link.exchange, signer, roster, deadline, report, link.present)
+        report(f"listening on {', '.join(addresses)}")
+        network.wait(terms.num_clients if at_least is None else at_least, wait, waiting)
+        served = {
+            "listen": list(addresses),
+            "key": str(Path(key or key_path(path, "server")).absolute()),
+            "at_least": at_least,
+            "deadline": deadline,
+            "tls": tls,
+        }
+        return play_network(network, Path(out), observers, served)
+
+
+def is_served(path: Path) -> bool:
+    """Whether a run's clients are on machines of their own."""
+    return (path / SERVED).is_file()
+
+
+def resume_served(path: Path, observers: Sequence[object] = (), **reports: Any) -> Run:
+    """Resume a run on several machines, listening where it listened before.
+
+    Args:
+        path: the run's folder.
+        observers: as for `train`.
+        reports: `report` and `waiting`, as for `serve`.
+
+    Returns:
+        The finished run.
+    """
+    served = read_json(path / SERVED)
+    known = {name: served[name] for name in ("listen", "key", "at_least", "deadline", "tls") if name in served}
+    return serve(path / FILE, path, observers=observers, **known, **reports)
+
+
+def join(
+    path: str | Path,
+    data: str,
+    *,
+    key: str | Path | None = None,
+    connect: Sequence[str] = (),
+    vault: str | Path | None = None,
+    shares_labels: bool = False,
+    device: str = "auto",
+    tls: bool = True,
+    report: Callable[[str], None] = lambda text: None,
+    data_dir: str | None = None,
+    **options: Any,
+) -> Path | None:
+    """Be a client of a run on several machines, until the server says that it is over.
+
+    Args:
+        path: the federation file.
+        data: "arrays:mine.npz" or "folder:pictures", all of which is this client's; or the name of a data set, of which
+            this client takes the share that it has in a simulation.
+        key: this client's key; None: the one here or beside the file that the roster has.
+        connect: addresses of the server; none: those in the file.
+        vault: folder of this client's states and its model; None: a folder in ./vault.
+        shares_labels: let the server know how many examples of each class this client has, and its confusions.
+        device: where it trains.
+        tls: as for `serve`.
+        report: is called with what happens, for people to read.
+        data_dir: folder that is searched first for the data's files.
+        options: how the data is split: validation_rate, test_rate, and of a data set partition and so on.
+
+    Returns:
+        The file of the personal model, if the method has a plain one.
+    """
+    terms = Terms.read(path)
+    signer, member = find_key(terms.file, Path(path), key)
+    addresses = tuple(connect) or (() if terms.file.server is None else terms.file.server.addresses)
+    if not addresses:
+        raise SparsonaError(
+            f"'{path}' does not say where its server is", expected="an address", hint="--connect host:7447"
+        )
+    folder = Path(vault) if vault is not None else Path("vault") / f"{member.name}-{terms.run[:8]}"
+    federation = own_data(terms, member.index, data, data_dir, **options)
+    roster = Roster(terms.file.keys())
+    agent = make_agent(terms, member.index, federation, folder, signer, roster, shares_labels, device, report)
+    certificates = Tls(terms.file.authority, member.certificate, signer.pem) if tls else None
+    with ZenohLink(member.index, run=terms.run, connect=addresses, tls=certificates) as link:
+        link.serve(agent.handle, failed=lambda error: report(f"a fault: {type(error).__name__}: {error}"))
+        report(f"{member.name}: client {member.index} of {terms.num_clients}, looking for {', '.join(addresses)}")
+        trouble = ""
+        while not agent.finished.wait(1.0):
+            if link.trouble and link.trouble != trouble:
+                report(link.trouble)
+            trouble = link.trouble
+        time.sleep(0.5)  # the last answer is on its way
+    return agent.vault.model
+
+
+def find_key(file: FederationFile, path: Path, key: str | Path | None) -> tuple[KeyFile, Member]:
+    """The key of a client and its entry in the roster; without a name, the one key here that is in the roster."""
+    if key is not None:
+        found = KeyFile.read(key)
+        return found, file.client(found.public)
+    public = {one.key: one for one in file.clients}
+    mine = {}
+    for folder in (Path.cwd(), path.parent):
+        for name in sorted(folder.glob("*.key")):
+            with contextlib.suppress(SparsonaError):
+                candidate = KeyFile.read(name)
+                if candidate.public in public:
+                    mine[candidate.public] = candidate
+    if len(mine) != 1:
+        names = ", ".join(sorted(public[one].name for one in mine))
+        raise SparsonaError(
+            f"{len(mine)} keys here are in the roster of '{path}'" + (f": {names}" if names else ""),
+            expected="one",
+            hint="--key NAME.key" if mine else "`sparsona keys new NAME`, then have NAME.pub admitted",
+        )
+    ((name_of, only),) = mine.items()
+    return only, public[name_of]
+
+
+def _no_models() -> ClientContext:
+    raise SparsonaError(
+        "the personal models of a run on several machines are with their clients",
+        expected="a simulated run",
+        hint="`sparsona vault export model.safetensors` on the client's machine",
+    )
+
+
+__all__ = ["NETWORK", "Guest", "Network", "Terms", "alone", "join", "make_agent", "own_data", "play_network", "serve"]

@@ -1,0 +1,76 @@
+"""A run whose clients are reached by frames alone gives the bits and bytes of one in which they share a memory."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from sparsona.core.round import Client
+from sparsona.deploy.agent import Agent, Greeting, lone_cards, weights_digest
+from sparsona.deploy.exchange import in_memory
+from sparsona.deploy.frames import UNSIGNED
+from sparsona.deploy.remote import Connection, RemoteClients
+from sparsona.deploy.vault import Vault
+from sparsona.engine.context import ClientContext
+from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.rounds import engine_for
+from sparsona.testing.case import Case, fingerprint, require
+
+RUN = "a run in memory"
+
+
+def frames_give_the_same_bits(case: Case) -> None:
+    """Clients that answer frames, each with a vault of its own, do what clients in the same memory do."""
+    history, other = case.history, case.start()
+    rounds = len(history.records)
+    with tempfile.TemporaryDirectory() as folder:
+        vaults = {client.index: Vault(Path(folder) / str(client.index)) for client in other.context.clients}
+        clients = remote_clients(other.context, vaults)
+        engine = engine_for(other.context.server_side, clients)
+        population = engine.start()
+        for index in range(rounds):
+            population, record = engine.play(population, index)
+            require(record.turns == history.records[index].turns, f"turns of round {index} differ")
+        require(
+            fingerprint(population.server) == fingerprint(history.last.server), f"the server differs after {rounds}"
+        )
+        require(population.messages == history.last.messages, "the last messages differ")
+        states = {
+            client: vaults[client].get(ticket.hex, other.context.fresh_state(client))
+            for client, ticket in population.states.items()
+        }
+        require(states.keys() == history.last.states.keys(), "other clients have a State")
+        require(fingerprint(states) == fingerprint(history.last.states), "States in the vaults differ")
+        told = engine.evaluate(population, rounds)
+        require(_values(told) == _values(history.engine.evaluate(history.last, rounds)), "evaluations differ")
+        final, _ = engine.finish(population)
+        require(_values(final.evaluations) == _values(history.final[0].evaluations), "final evaluations differ")
+
+
+def _values(found: list[Evaluation]) -> list[Evaluation]:
+    return [replace(one, confusion=None) for one in found]
+
+
+def remote_clients(context: ClientContext, vaults: dict[int, Vault]) -> RemoteClients:
+    """The clients of a context, reached by frames in memory; each has a context of its own."""
+
+    def agent(client: Client) -> Agent:
+        def alone(card: Client) -> ClientContext:
+            return replace(context, cards=lone_cards(card))
+
+        greeting = Greeting(
+            context.task.layout.digest.hex(),
+            weights_digest(context),
+            (client.num_examples, client.num_validation, 0),
+            client.capacity,
+            {},
+            "",
+        )
+        return Agent(client.index, RUN, alone, greeting, vaults[client.index], UNSIGNED, UNSIGNED)
+
+    handles = {client.index: agent(client).handle for client in context.clients}
+
+    return RemoteClients(
+        Connection(RUN, in_memory(handles), UNSIGNED, UNSIGNED, context.clients, lambda message, client, index: None)
+    )

@@ -1,0 +1,222 @@
+"""A run over frames is the simulation of it, to the bit; and goes on when clients do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import sparsona as sp
+from sparsona.core.errors import SparsonaError
+from sparsona.deploy import identity
+from sparsona.deploy.exchange import in_memory
+from sparsona.deploy.federation_file import FederationFile, Server
+from sparsona.deploy.identity import KeyFile, Roster
+from sparsona.experiment.agreement import agree
+from sparsona.experiment.network import Network, Terms, make_agent, own_data, play_network
+from sparsona.runs.records import Records
+
+NUM = 4
+COMMON = {"rounds": 3, "per_round": 2, "epochs": 1, "seed": 7}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A function that makes a federation file, with keys, for a method and options."""
+    folder = tmp_path_factory.mktemp("federation")
+    authority = identity.new_authority("fed", folder / "fed.authority.key")
+    keys = [KeyFile.read(identity.new_key(f"site-{index}", folder)[0]) for index in range(NUM)]
+    server = identity.write_new_key(folder / "fed.server.key")
+
+    def make(method="fedspa", **options):
+        run = agree(method, {**COMMON, **options}, model="digits-cnn", classes=10, input_shape=(1, 8, 8))
+        certificate = identity.certify(identity.Request("server", server.public), authority)
+        file = FederationFile("fed", run, authority.certificate, Server(server.public, certificate))
+        for index, key in enumerate(keys):
+            file = file.admit(identity.Request(f"site-{index}", key.public), authority)
+        path = folder / f"{file.digest}.toml"
+        file.write(path)
+        return Terms.read(path), server, keys
+
+    return make
+
+
+class Site:
+    """A client that can be started, stopped and started again; it has its vault, and nothing else of its own."""
+
+    def __init__(self, terms, index, key, folder, **options):
+        self.terms, self.index, self.key, self.folder, self.options = terms, index, key, folder, options
+        self.heard = []
+        self.start()
+
+    def start(self):
+        federation = own_data(self.terms, self.index, "digits")
+        roster = Roster(self.terms.file.keys())
+        self.agent = make_agent(
+            self.terms,
+            self.index,
+            federation,
+            self.folder / str(self.index),
+            self.key,
+            roster,
+            report=self.heard.append,
+            **self.options,
+        )
+
+    def handle(self, data):
+        return self.agent.handle(data)
+
+
+def start(
+    made, folder, method="fedspa", handles=lambda sites: {s.index: s.handle for s in sites}, deadline=1.0, **options
+):
+    terms, server, keys = made(method, **options)
+    sites = [Site(terms, index, key, folder / "vaults") for index, key in enumerate(keys)]
+    heard = []
+    network = Network(
+        terms, in_memory(handles(sites)), server, Roster(terms.file.keys()), deadline=deadline, report=heard.append
+    )
+    return network, sites, heard
+
+
+def rows(run):
+    records = Records(run.path / "records.sqlite")
+    plain = [replace(row, seconds=0.0) for row in records.rounds()]
+    return plain, records.turns(), records.evaluations(), records.failures()
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("fedspa", {}), ("fedavg-ft", {"novel": 1, "drop_rate": 0.3}), ("pfedgate", {"tune_epochs": 1}), ("local", {})],
+)
+def test_frames_give_the_simulations_records(made, tmp_path, method, options):
+    network, _, _ = start(made, tmp_path, method, **options)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    run = play_network(network, tmp_path / "run")
+    simulated = sp.train(method, clients=NUM, **{**COMMON, **options}, executor="serial", out=tmp_path / "simulated")
+    assert rows(run) == rows(simulated)
+    one, other = (path / "global.safetensors" for path in (run.path, simulated.path))
+    assert one.exists() == other.exists()
+    assert not one.exists() or one.read_bytes() == other.read_bytes()
+    assert run.summary["accuracy"] == simulated.summary["accuracy"]
+
+
+def test_a_client_that_is_silent_is_recorded_and_the_round_goes_on(made, tmp_path):
+    def handles(sites):
+        return {site.index: site.handle for site in sites} | {1: silent_after_hello(sites[1])}
+
+    network, sites, _heard = start(made, tmp_path, handles=handles, per_round=4)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    run = play_network(network, tmp_path / "run")
+    records = Records(run.path / "records.sqlite")
+    assert {(row.client, row.reason) for row in records.failures()} == {(1, "no answer within 1 s")}
+    turns = [turn for turn in records.turns() if turn.client == 1]
+    assert all(turn.dropped and not turn.aggregated and turn.steps == 0 and turn.bytes_down for turn in turns)
+    assert len(turns) == 3
+    assert {turn.client for turn in records.turns() if turn.aggregated} == {0, 2, 3}
+    assert not list((sites[1].folder / "1").glob("*.state"))
+
+
+def silent_after_hello(site):
+    count = 0
+
+    def handle(data):
+        nonlocal count
+        count += 1
+        return site.handle(data) if count == 1 else None
+
+    return handle
+
+
+def test_too_few_updates_change_nothing(made, tmp_path):
+    def handles(sites):
+        return {site.index: site.handle for site in sites} | {k: silent_after_hello(sites[k]) for k in (0, 1, 2)}
+
+    network, _, _ = start(made, tmp_path, handles=handles, per_round=4, at_least=2, rounds=1)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    run = play_network(network, tmp_path / "run")
+    records = Records(run.path / "records.sqlite")
+    assert [row.reason for row in records.failures() if row.client == 3] == ["1 of the 2 updates that a round needs"]
+    assert records.rounds()[0].num_aggregated == 0
+
+
+def test_a_killed_client_and_a_killed_server_come_back_to_the_same_bits(made, tmp_path):
+    undisturbed = sp.train("fedspa", clients=NUM, **COMMON, executor="serial", out=tmp_path / "simulated")
+    network, sites, _ = start(made, tmp_path)
+    network.wait(NUM, 1.0, lambda there, of: None)
+
+    class Killed(BaseException):
+        pass
+
+    class KillAfter:
+        def __init__(self):
+            self.rounds = 0
+
+        def on_round(self, result):
+            self.rounds += 1
+            raise Killed
+
+    for _ in range(2):  # each start gets one round further, and all clients are restarted
+        with pytest.raises(Killed):
+            play_network(network, tmp_path / "run", [KillAfter()])
+        for site in sites:
+            site.start()
+        network = Network(
+            network.terms,
+            in_memory({site.index: site.handle for site in sites}),
+            network.connection.signer,
+            network.connection.verifier,
+        )
+        network.wait(NUM, 1.0, lambda there, of: None)
+    run = play_network(network, tmp_path / "run")
+    assert rows(run) == rows(undisturbed)
+
+
+def test_a_lost_vault_starts_anew(made, tmp_path):
+    network, sites, heard = start(made, tmp_path, per_round=4)
+    network.wait(NUM, 1.0, lambda there, of: None)
+
+    class Lose:
+        def on_round(self, result):
+            if result.index == 0:
+                for path in (sites[2].folder / "2").glob("*.state"):
+                    path.unlink()
+
+    run = play_network(network, tmp_path / "run", [Lose()])
+    records = Records(run.path / "records.sqlite")
+    found = {(row.round, row.client): row.reason for row in records.failures()}
+    assert found == {(1, 2): "its state was lost: it started anew"}
+    assert all(turn.aggregated for turn in records.turns())
+    assert any("started anew" in text for text in heard)
+
+
+def test_another_models_client_is_refused_before_training(made, tmp_path):
+    network, sites, heard = start(made, tmp_path)
+    sites[0].agent.greeting = replace(sites[0].agent.greeting, start="0" * 32)
+    with pytest.raises(SparsonaError, match="3 of 4 clients came"):
+        network.wait(NUM, 0.0, lambda there, of: None)
+    assert any("site-0 cannot take part: the server has other initial weights" in text for text in heard)
+
+
+def test_old_frames_and_frames_of_others_are_not_answered(made, tmp_path):
+    seen = []
+
+    def handles(sites):
+        def listening(site):
+            def handle(data):
+                seen.append((site.index, data))
+                return site.handle(data)
+
+            return handle
+
+        return {site.index: listening(site) for site in sites}
+
+    network, sites, _ = start(made, tmp_path, handles=handles, per_round=4)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    play_network(network, tmp_path / "run")
+    answered = [(index, data) for index, data in seen if sites[index].agent.handle(data) is not None]
+    assert sorted(answered) == sorted(dict(seen).items())  # to the last one again, to none before it
+    assert len(seen) > 2 * len(answered)
+    assert all(sites[(index + 1) % NUM].agent.handle(data) is None for index, data in seen)
+    _, data = seen[-1]
+    assert sites[seen[-1][0]].agent.handle(data[:-1] + bytes([data[-1] ^ 1])) is None
