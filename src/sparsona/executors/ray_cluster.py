@@ -13,6 +13,7 @@ import pickle
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -42,7 +43,7 @@ from sparsona.executors.worker import answer, is_importable, open_answer
 from sparsona.executors.workers import MEMORY, THREADS, num_cores
 
 PATIENCE = 120.0  # seconds without a single actor, after which the run fails: no node has room
-LAST_WORDS = 5.0  # seconds that an actor has to report what it measured
+ANSWER_TIME = 5.0  # seconds that an address, or an actor that is to report what it measured, has to answer
 PREFIX = "sparsona-ray-"  # of folders that hold the sockets and logs of a cluster that was started here
 LONGEST_FOLDER = 24  # characters of TMPDIR: the path of a socket has at most 107
 
@@ -160,7 +161,7 @@ class _Actor:
     def end(self, ray: Any) -> None:
         if self._clock.is_on and self.is_idle:
             with contextlib.suppress(ray.exceptions.RayError):
-                body = ray.get(self.handle.report.remote(), timeout=LAST_WORDS)
+                body = ray.get(self.handle.report.remote(), timeout=ANSWER_TIME)
                 self._clock.record_worker(self._number, open_answer(pickle.loads(body))[1])
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(self.handle)
@@ -237,12 +238,6 @@ class RayCluster:
     def _connect(self, address: str, before: set[str]) -> None:
         """Connect to a cluster, or start one; `before`: the environment's variables, which `close` restores."""
         ray = self._ray
-        if address.startswith("ray://"):
-            raise SparsonaError(
-                f"executor ray at '{address}'",
-                expected="the address of a cluster that this machine is a node of, such as 10.0.0.1:6379",
-                hint="run on a node: `ray start --address=...` makes this machine one",
-            )
         if ray.is_initialized():  # by the user's program, which also ends it
             connected = ray.get_runtime_context().gcs_address
             if address not in ("local", "auto", connected):
@@ -252,6 +247,7 @@ class RayCluster:
                     hint="call ray.shutdown() first",
                 )
             return
+        _check_address(address)
         options: dict[str, Any] = {"address": address}
         environment = {"RAY_USAGE_STATS_ENABLED": "0"}
         if address == "local":
@@ -373,6 +369,27 @@ class RayCluster:
         self._variables.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _check_address(address: str) -> None:
+    """Refuse an address that is none, or that nobody listens at: Ray would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if address in ("auto", "local"):
+        return
+    if not host or "/" in host or not port.isdecimal():
+        raise SparsonaError(
+            f"executor ray at '{address}'",
+            expected="the address of a cluster that this machine is a node of, such as 10.0.0.1:6379; auto; or local",
+            hint="`ray start --address=...` makes this machine a node of a cluster",
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_TIME).close()
+    except (OSError, OverflowError) as error:
+        raise SparsonaError(
+            f"executor ray: nobody listens at {address} ({error})",
+            expected="the address of a running Ray cluster",
+            hint="start one with `ray start --head`, which prints its address, or leave the address out",
+        ) from error
 
 
 @contextlib.contextmanager
