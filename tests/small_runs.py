@@ -41,7 +41,7 @@ def evaluation_jobs(context, repeats: int = 4):
     star = simulate(context, Serial(context))
     population, round_ = star.start(), context.plan.round_at(0)
     for client in [*range(5)] * repeats:
-        yield star.evaluation_job(population.server, client, round_, ("received",))
+        yield star.evaluation_job(population, client, round_, ("received",))
 
 
 class Deadly(nn.Module):
