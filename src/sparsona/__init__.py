@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sparsona.data.federation import Federation
     from sparsona.data.pool import View
     from sparsona.experiment.compare import compare
+    from sparsona.experiment.network import join, serve
     from sparsona.experiment.replay import Replay, replay
     from sparsona.experiment.run import Comparison, Run
     from sparsona.experiment.theory.bounds import bounds
@@ -40,6 +41,8 @@ _WHERE = {
     "Run": "experiment.run",
     "compare": "experiment.compare",
     "bounds": "experiment.theory.bounds",
+    "join": "experiment.network",
+    "serve": "experiment.network",
     "load": "experiment.train",
     "Replay": "experiment.replay",
     "replay": "experiment.replay",
@@ -76,11 +79,13 @@ __all__ = [
     "compare",
     "cost",
     "federate",
+    "join",
     "load",
     "replay",
     "reproduce",
     "resume",
     "save_picture",
+    "serve",
     "train",
     "tune",
 ]

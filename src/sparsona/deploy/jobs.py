@@ -84,7 +84,9 @@ def read_job(frame: Frame, plan: Plan, layout: Layout) -> Job:
     )
 
 
-def told_points(points: Sequence[str], sizes: Sequence[int], fewest: int = FEWEST) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def told_points(
+    points: Sequence[str], sizes: Sequence[int], fewest: int = FEWEST
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Those points whose results a client tells, and those that it withholds, for they are of a few examples.
 
     Args:

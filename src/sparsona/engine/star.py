@@ -12,7 +12,7 @@ from sparsona.core.points import CONSENSUS, GLOBAL, point
 from sparsona.engine.clients import Clients
 from sparsona.engine.context import ServerContext
 from sparsona.engine.evaluate import Evaluation
-from sparsona.engine.failures import TOO_FEW
+from sparsona.engine.failures import REFUSED, TOO_FEW
 from sparsona.engine.final import TuningRequest, check_end, evaluate_after_round, finish_run
 from sparsona.engine.jobs import Job, Message, Outcome, shared_update
 from sparsona.engine.plan import novel_clients, participation, training_points
@@ -66,22 +66,28 @@ class Star:
             if outcome.failure:
                 record.turns.append(not_heard(outcome, traffic))
                 continue
-            update = None
-            if outcome.message is not None:
-                update = read_update(outcome, index, context.clock)
-                traffic += Traffic(up=num_bytes(outcome.message), paper_up=paper_bytes(update))
+            update, up = None, Traffic()
+            aggregated = outcome.message is not None and client in who.aggregated
+            try:
+                if outcome.message is not None:
+                    update = read_update(outcome, index, context.clock)
+                    up = Traffic(up=num_bytes(outcome.message), paper_up=paper_bytes(update))
+                if update is not None and aggregated:
+                    assert half is not None
+                    self._store_masks(update)
+                    with context.clock.measure("aggregate"):
+                        total = half.add(server, total, update)
+                    num_added += 1
+            except SparsonaError as error:
+                if not clients.refuses(client, error):
+                    raise
+                record.turns.append(not_heard(replace(outcome, failure=f"{REFUSED}{error.what}"), traffic))
+                continue
             dropped = update is not None and client in who.dropped  # without an update, none can be lost
             if not dropped:
                 clients.keep(client)
-            aggregated = update is not None and client in who.aggregated
-            record.turns.append(Turn(client, outcome.tally, traffic, aggregated, dropped, failure=outcome.note))
+            record.turns.append(Turn(client, outcome.tally, traffic + up, aggregated, dropped, failure=outcome.note))
             record.add_evaluations(outcome)
-            if update is not None and aggregated:
-                assert half is not None
-                self._store_masks(update)
-                with context.clock.measure("aggregate"):
-                    total = half.add(server, total, update)
-                num_added += 1
         if half is not None and num_added < plan.at_least:
             return population, without_effect(record, f"{num_added} of the {plan.at_least} {TOO_FEW}")
         if half is not None and num_added:
