@@ -65,7 +65,8 @@ def test_a_run_over_a_link_is_its_simulation(tmp_path, monkeypatch, address):
     run = network.serve("fed.toml", "runs/x", listen=[address], wait=60)
     for thread in threads:
         thread.join(timeout=20)
-    simulated = sp.train("fedspa", clients=3, **OPTIONS, executor="serial", out="runs/simulated")
+    schedule = {"evaluate": "participants"}  # as `federation new` writes it
+    simulated = sp.train("fedspa", clients=3, **OPTIONS, **schedule, executor="serial", out="runs/simulated")
     one, other = (Records(found.path / "records.sqlite") for found in (run, simulated))
     assert one.turns() == other.turns()
     assert one.evaluations() == other.evaluations()
