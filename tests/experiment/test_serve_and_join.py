@@ -83,7 +83,7 @@ def test_a_run_over_a_link_is_its_simulation(tmp_path, monkeypatch, address):
         command("vault", "show")
     command("vault", "export", "--vault", "vault/site-1", "mine.safetensors")
     assert (tmp_path / "mine.safetensors").read_bytes() == models[1].read_bytes()
-    with pytest.raises(SparsonaError, match="are with their clients"):
+    with pytest.raises(SparsonaError, match="are with its clients"):
         run.personal_model(0)
 
 
