@@ -138,16 +138,15 @@ class Vault:
 
     def answer(self, job: str) -> bytes | None:
         """The answer to this job, if it was the last."""
-        with contextlib.suppress(OSError):
-            name, _, answer = (self.folder / ANSWER).read_bytes().partition(b"\n")
-            if name == job.encode():
-                return answer
+        with contextlib.suppress(OSError), (self.folder / ANSWER).open("rb") as file:
+            if file.readline() == job.encode() + b"\n":
+                return file.read()
         return None
 
     # The last frame of the server: those before it are old ones, which somebody else sends again.
 
-    def visit(self, session: int, number: int) -> None:
-        """Note that the server was heard; SparsonaError if it was heard later than that before.
+    def check_visit(self, session: int, number: int) -> None:
+        """Raise SparsonaError if the server was heard later than that before.
 
         Args:
             session: which start of the server it was, larger than for all starts before.
@@ -160,7 +159,10 @@ class Vault:
                 expected=f"frame {last[1]} of start {last[0]}, or a later one",
                 hint="an old frame was sent again, or the server's clock went back",
             )
-        if (session, number) != last:
+
+    def visit(self, session: int, number: int) -> None:
+        """Note that the server was heard."""
+        if (session, number) != self._last_visit():
             self._write(self.folder / VISITS, json.dumps([session, number]).encode())
 
     def _last_visit(self) -> tuple[int, int]:

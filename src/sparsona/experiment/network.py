@@ -51,7 +51,7 @@ from sparsona.experiment.build import (
 from sparsona.experiment.run import Run
 from sparsona.experiment.train import describe_run, play
 from sparsona.methods import MethodCard
-from sparsona.runs.folder import RunFolder, environment, read_json, write_atomically
+from sparsona.runs.folder import FEDERATION_FILE, RunFolder, environment, make_empty_folder, read_json, write_atomically
 from sparsona.runs.observers import ObserverList
 from sparsona.runs.options import RunConfig, dump
 from sparsona.runs.session import Listen, Session
@@ -61,7 +61,7 @@ from sparsona.wire.codec import decode
 
 NETWORK = "network"  # the executor of a run whose clients are on other machines
 HELLO_SECONDS = 2.0  # for a client to say that it is there
-FILE, SERVED = "federation.toml", "server.json"  # in the run's folder
+SERVED = "server.json"  # in the run's folder: how the server is reached
 _OF_TASK = ("classes", "input", "predicts")
 
 
@@ -457,10 +457,10 @@ def play_network(
     """
     session = Session(network, ObserverList(observers))
     config, facts = describe_run(network.terms.config, network.client_context, network.terms.row, executor=NETWORK)
-    if path.exists():
+    if (path / "config.json").exists():  # otherwise it was killed before there was a run
         folder = RunFolder.open(path)
         folder.check_resumable()
-        if FederationFile.read(path / FILE).digest != network.terms.run:
+        if FederationFile.read(path / FEDERATION_FILE).digest != network.terms.run:
             raise SparsonaError(
                 f"'{path}' is a run of another federation file",
                 expected=f"a run of '{network.terms.file.path}'",
@@ -475,8 +475,9 @@ def play_network(
             sizes=np.array([guest.sizes for guest in guests], dtype=np.int64),
             label_counts=None if None in counts else np.array(counts, dtype=np.int64),
         )
+        make_empty_folder(path)
+        network.terms.file.write(path / FEDERATION_FILE)  # first: a folder with a config is a run, and complete
         folder = RunFolder.create(path, dump(config), facts, None)
-        network.terms.file.write(path / FILE)
     with folder:
         if served is not None:
             write_atomically(path / SERVED, (json.dumps(dict(served), indent=2) + "\n").encode())
@@ -568,7 +569,7 @@ def resume_served(path: Path, observers: Sequence[object] = (), **reports: Any) 
     """
     served = read_json(path / SERVED)
     known = {name: served[name] for name in ("listen", "key", "at_least", "deadline", "tls") if name in served}
-    return serve(path / FILE, path, observers=observers, **known, **reports)
+    return serve(path / FEDERATION_FILE, path, observers=observers, **known, **reports)
 
 
 def join(

@@ -25,6 +25,7 @@ from sparsona.runs.facts import FORMAT, RunFacts
 from sparsona.runs.records import Records
 
 START_FILE = "start.safetensors"  # the weights that a run begins with, if they come from another run
+FEDERATION_FILE = "federation.toml"  # what the machines of a run on several of them agreed on
 MANIFEST = Path("checkpoint") / "manifest.json"  # what it does not name does not exist
 
 
@@ -243,8 +244,7 @@ _BEFORE_CONFIG = {
     "lock",
     "environment.json",
     "about.json",
-    START_FILE,
-    f".{START_FILE}.part",
+    *(f"{dot}{name}{part}" for name in (START_FILE, FEDERATION_FILE) for dot, part in (("", ""), (".", ".part"))),
     *(f".{name}.json.part" for name in ("environment", "about", "config")),
 }
 
