@@ -1,4 +1,4 @@
-"""Federations of a few digits each, for tests: their files and keys, their clients' data, and what a run left behind."""
+"""Federations of a few digits each: their files and keys, their clients, and what a run left behind."""
 
 from __future__ import annotations
 

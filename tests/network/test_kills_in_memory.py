@@ -20,7 +20,7 @@ import sparsona.deploy.vault as vault_module
 import sparsona.runs.checkpoint as checkpoint_module
 import sparsona.runs.folder as folder_module
 from sparsona.deploy.vault import Vault
-from sparsona.experiment.network import Terms, play_network
+from sparsona.experiment.network import play_network
 from sparsona.runs.records import Records
 from sparsona.runs.session import Session
 
@@ -133,19 +133,6 @@ def play(made: Made, folder: Path, fate: Fate) -> int:
                 for site in sites:
                     site.start()
     raise AssertionError("it never came to an end")
-
-
-@pytest.fixture(autouse=True)
-def one_task(monkeypatch):
-    """Tasks are values, and building them is most of a start: those of the same terms are the same one."""
-    known, build = {}, Terms.task
-
-    def task(terms):
-        if terms.run not in known:
-            known[terms.run] = build(terms)
-        return known[terms.run]
-
-    monkeypatch.setattr(Terms, "task", task)
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ ABSENT = "not asked: it has not been there yet"
 STARTED_ANEW = "its state was lost: it started anew"
 
 Report = Callable[[str], None]
-Check = Callable[[bytes, Client, int], None]
+Check = Callable[[bytes | None, Client, int], None]
 
 
 @dataclass
@@ -40,7 +40,8 @@ class Connection:
         signer: signs as the server.
         verifier: knows the clients' keys.
         clients: what is known of each client: its number of examples, and its capacity.
-        check: is called with a client's message, the client and the round, and raises SparsonaError to refuse it.
+        check: is called with a client's message (or None if it sent none), the client and the round, after training;
+            raises SparsonaError to refuse it.
         limit: the most bytes that an answer of a client may have.
         deadline: seconds after which a client that has not answered counts as lost.
         report: is called with what happens, for people to read.
@@ -93,12 +94,16 @@ class Connection:
                 f"an answer to another job, of round {frame.round}", expected=f"one to this job of round {asked.round}"
             )
         if "error" in frame.head:
-            raise SparsonaError(str(frame.head["error"]).splitlines()[0][:200])
+            raise UnableError((str(frame.head["error"]).splitlines() or [""])[0][:200])
         return frame
 
 
 class LostError(SparsonaError):
     """A client did not answer in time."""
+
+
+class UnableError(SparsonaError):
+    """A client says that it cannot do its job now, for a reason of its own such as a full disk. It is asked again."""
 
 
 class RemoteClients:
@@ -203,7 +208,7 @@ class RemoteClients:
             connection.report(f"client {client}: {error.what}")
             return _Waiting(Outcome(client, failure=error.what), "", "", False)
         except SparsonaError as error:
-            if job.do != "evaluate":
+            if job.do != "evaluate" and not isinstance(error, UnableError):
                 connection.refusals[client] = connection.refusals.get(client, 0) + 1
             connection.report(f"client {client} in round {job.round.index}: refused: {error.what}")
             return _Waiting(Outcome(client, failure=f"refused: {error.what}"), "", "", False)
@@ -217,7 +222,8 @@ class RemoteClients:
             raise SparsonaError(f"a message in the answer to '{job.do}'", expected="none")
         if extra := {one.point for one in outcome.evaluations} - set(job.points):
             raise SparsonaError(f"an evaluation at '{min(extra)[:40]}'", expected="the points that were asked for")
-        if isinstance(outcome.message, bytes):
+        if job.do == "train":
+            assert outcome.message is None or isinstance(outcome.message, bytes)
             self.connection.check(outcome.message, self.connection.clients[job.client], job.round.index)
 
     def keep(self, client: int) -> None:

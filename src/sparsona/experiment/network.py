@@ -416,10 +416,13 @@ class Network:
         cost = self.context.method.cost(self.context.params.layout, client, self.context.plan.round_at(0))
         return (0 if cost.up is None else largest_message(cost.up)) + 2 * MAX_HEAD
 
-    def _check(self, message: bytes, client: Client, index: int) -> None:
+    def _check(self, message: bytes | None, client: Client, index: int) -> None:
         cost = self.context.method.cost(self.context.params.layout, client, self.context.plan.round_at(index))
-        if cost.up is None:
-            raise SparsonaError("a message where none is sent", expected="none")
+        if cost.up is None or message is None:
+            if cost.up is None and message is None:
+                return
+            found, expected = ("a", "none") if cost.up is None else ("no", "one")
+            raise SparsonaError(f"{found} message after training", expected=expected)
         check_update(decode(message), cost.up, client=client, round=index, exact=cost.exact)
 
     def end(self) -> None:
