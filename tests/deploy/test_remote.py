@@ -87,7 +87,13 @@ def rows(run):
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("fedspa", {}), ("fedavg-ft", {"novel": 1, "drop_rate": 0.3}), ("pfedgate", {"tune_epochs": 1}), ("local", {})],
+    [
+        ("fedspa", {}),
+        ("fedspa", {"transform": ["bf16", "compact"]}),
+        ("fedavg-ft", {"novel": 1, "drop_rate": 0.3}),
+        ("pfedgate", {"tune_epochs": 1}),
+        ("local", {}),
+    ],
 )
 def test_frames_give_the_simulations_records(made, tmp_path, method, options):
     network, _, _ = start(made, tmp_path, method, **options)

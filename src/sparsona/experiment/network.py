@@ -423,7 +423,7 @@ class Network:
                 return
             found, expected = ("a", "none") if cost.up is None else ("no", "one")
             raise SparsonaError(f"{found} message after training", expected=expected)
-        check_update(decode(message), cost.up, client=client, round=index, exact=cost.exact)
+        check_update(decode(message, cost.up), cost.up, client=client, round=index, exact=cost.exact)
 
     def end(self) -> None:
         """Tell the clients that the run is over."""
