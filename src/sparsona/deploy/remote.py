@@ -86,9 +86,13 @@ class Connection:
         if data is None:
             raise LostError(LOST.format(seconds=self.deadline), expected="an answer")
         limit = self.limit(self.clients[client])
-        frame = unseal(data, self.verifier, run=self.run, receiver=SERVER, limit=limit)
-        if frame.sender != client:
-            raise SparsonaError(f"an answer of client {frame.sender}", expected=f"one of client {client}")
+        try:
+            frame = unseal(data, self.verifier, run=self.run, receiver=SERVER, limit=limit)
+            if frame.sender != client:
+                raise SparsonaError(f"an answer of client {frame.sender}", expected=f"one of client {client}")
+        except SparsonaError as error:
+            # Whoever sent it, nobody can be blamed for it.
+            raise LostError(f"an answer that is not its own: {error.what}", expected=error.expected) from None
         if (frame.kind, frame.round, frame.job) != ("answer", asked.round, asked.job):
             raise SparsonaError(
                 f"an answer to another job, of round {frame.round}", expected=f"one to this job of round {asked.round}"
@@ -99,7 +103,7 @@ class Connection:
 
 
 class LostError(SparsonaError):
-    """A client did not answer in time."""
+    """A client did not answer in time, or somebody else answered for it."""
 
 
 class UnableError(SparsonaError):
@@ -149,8 +153,11 @@ class RemoteClients:
                     ready[client] = _Waiting(Outcome(client, failure=BARRED, sent=False), "", "", False)
                     continue
                 frame = self._frame(job)
-                asked[client] = (job, frame)
+                # Without messages, of which many would wait here: a job that is sent again is made again.
+                kept = job if job.resend is None else replace(job, messages=())
+                asked[client] = (kept, replace(frame, blobs=()))
                 yield client, seal(frame, connection.signer)
+                del job, frame
 
         def in_order() -> Iterator[Outcome]:
             nonlocal done
@@ -208,12 +215,9 @@ class RemoteClients:
             connection.report(f"client {client}: {error.what}")
             return _Waiting(Outcome(client, failure=error.what), "", "", False)
         except SparsonaError as error:
-            if job.do != "evaluate" and not isinstance(error, UnableError):
-                connection.refusals[client] = connection.refusals.get(client, 0) + 1
-            connection.report(f"client {client} in round {job.round.index}: refused: {error.what}")
+            if job.do != "evaluate":
+                self.refuses(client, error)
             return _Waiting(Outcome(client, failure=f"refused: {error.what}"), "", "", False)
-        if job.do != "evaluate":
-            connection.refusals.pop(client, None)
         return _Waiting(replace(outcome, note=note), ticket, tuned, to_file)
 
     def _check(self, job: Job, outcome: Outcome) -> None:
@@ -229,8 +233,16 @@ class RemoteClients:
     def keep(self, client: int) -> None:
         assert self._last is not None
         assert self._last[0] == client
+        self.connection.refusals.pop(client, None)
         if self._last[1] is not None:
             self.states[client] = self._last[1]
+
+    def refuses(self, client: int, error: SparsonaError) -> bool:
+        connection = self.connection
+        if not isinstance(error, UnableError):
+            connection.refusals[client] = connection.refusals.get(client, 0) + 1
+        connection.report(f"client {client} in round {connection.round}: refused: {error.what}")
+        return True
 
     def blank_state(self, client: int) -> State:
         return Ticket.blank()

@@ -65,21 +65,27 @@ class Star:
                 record.turns.append(not_heard(outcome, traffic))
                 continue
             update = None
-            if outcome.message is not None:
-                update = read_update(outcome, index, context.clock)
-                traffic += Traffic(up=num_bytes(outcome.message), paper_up=paper_bytes(update))
+            aggregated = outcome.message is not None and client in who.aggregated
+            try:
+                if outcome.message is not None:
+                    update = read_update(outcome, index, context.clock)
+                    traffic += Traffic(up=num_bytes(outcome.message), paper_up=paper_bytes(update))
+                if update is not None and aggregated:
+                    assert half is not None
+                    self._store_masks(update)
+                    with context.clock.measure("aggregate"):
+                        total = half.add(server, total, update)
+                    num_added += 1
+            except SparsonaError as error:
+                if not clients.refuses(client, error):
+                    raise
+                record.turns.append(not_heard(replace(outcome, failure=f"refused: {error.what}"), traffic))
+                continue
             dropped = update is not None and client in who.dropped  # without an update, none can be lost
             if not dropped:
                 clients.keep(client)
-            aggregated = update is not None and client in who.aggregated
             record.turns.append(Turn(client, outcome.tally, traffic, aggregated, dropped, failure=outcome.note))
             record.evaluations.extend(outcome.evaluations)
-            if update is not None and aggregated:
-                assert half is not None
-                self._store_masks(update)
-                with context.clock.measure("aggregate"):
-                    total = half.add(server, total, update)
-                num_added += 1
         if half is not None and num_added < plan.at_least:
             return population, without_effect(record, f"{num_added} of the {plan.at_least} updates that a round needs")
         if half is not None and num_added:
@@ -116,7 +122,7 @@ class Star:
         sent[client] = Traffic()
         if self.context.method.server is None:
             return Job(do, client, round_, (), points=points, epochs=epochs)
-        update = self._reply(server, client, round_)
+        bare = Job(do, client, round_, (), points=points, epochs=epochs)
 
         def message(update: Update) -> tuple[Message]:
             with self.context.clock.measure("encode"):
@@ -124,8 +130,10 @@ class Star:
                 sent[client] += Traffic(down=num_bytes(data), paper_down=paper_bytes(update))
             return (data,)
 
-        job = Job(do, client, round_, message(update), points=points, epochs=epochs)
-        return replace(job, resend=lambda: replace(job, messages=message(update.with_bitmaps())))
+        def again() -> Job:  # made anew: of many clients that are waited for, no message is kept
+            return replace(bare, messages=message(self._reply(server, client, round_).with_bitmaps()))
+
+        return replace(bare, messages=message(self._reply(server, client, round_)), resend=again)
 
     def evaluation_job(
         self,
@@ -138,9 +146,12 @@ class Star:
         """A job that evaluates the model that the client would receive now. Not encoded, and not charged."""
         if self.context.method.server is None:
             return Job("evaluate", client, round_, (), points=points)
-        update = self._reply(population.server, client, round_)
-        job = Job("evaluate", client, round_, (update,), points=points, shared_model=model)
-        return replace(job, resend=lambda: replace(job, messages=(update.with_bitmaps(),)))
+        bare = Job("evaluate", client, round_, (), points=points, shared_model=model)
+
+        def again() -> Job:
+            return replace(bare, messages=(self._reply(population.server, client, round_).with_bitmaps(),))
+
+        return replace(bare, messages=(self._reply(population.server, client, round_),), resend=again)
 
     def _reply(self, server: Server, client: int, round_: Round) -> Update:
         half = self.context.method.server
