@@ -242,7 +242,7 @@ def compare_memory(rounds: int, tiny: bool) -> None:
     print("|---|---|---|---|---|")
     for clients in (2, 4) if tiny else (16, 64, 256):
         with tempfile.TemporaryDirectory() as name:
-            row = on_network(Path(name), clients, 500 if tiny else SMALL, rounds + 1, {"partition": "iid", "min_size": 1})
+            row = on_network(Path(name), clients, 500 if tiny else SMALL, rounds + 1, {"partition": "iid", "min_size": 4})
         size = row["bytes"] / clients / 1e6
         print(
             f"| {clients} | {size:.2f} | {row['start']:.0f} | {row['peak']:.0f} | {row['peak'] - row['start']:.0f} |",

@@ -182,6 +182,9 @@ FRAMES = {
 }
 
 
+NOT_ITS_OWN = ("too many bytes",)
+
+
 def test_clients_that_lie_are_refused_and_barred_after_three(tmp_path):
     honest, names = 2, list(FRAMES)
     num = honest + len(names)
@@ -196,10 +199,13 @@ def test_clients_that_lie_are_refused_and_barred_after_three(tmp_path):
     assert list(found) == [(index, client) for index in range(5) for client in range(honest, num)]
     for at, name in enumerate(names):
         reasons = [found[index, honest + at] for index in range(5)]
+        if name in NOT_ITS_OWN:  # somebody on the way may have made it: it is not held against the client
+            assert all(reason.startswith("an answer that is not its own: ") for reason in reasons), (name, reasons)
+            continue
         assert all(reason.startswith("refused: ") for reason in reasons[:3]), (name, reasons)
         assert reasons[3:] == [BARRED] * 2, (name, reasons)
     assert all(turn.aggregated == (turn.client < honest) for turn in turns(tmp_path))
-    assert sum("refused: " in text for text in heard) == 3 * len(names)
+    assert sum("refused: " in text for text in heard) == 3 * (len(names) - len(NOT_ITS_OWN))
     assert all(float(value.abs().max()) < 10 for value in load_file(run.path / "global.safetensors").values())
 
 
