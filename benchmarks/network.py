@@ -43,10 +43,10 @@ def make(folder: Path, clients: int, hidden: int, rounds: int) -> Path:
     """A federation file with its keys."""
     authority = identity.new_authority("bench", folder / "fed.authority.key")
     server = identity.write_new_key(key_path(folder / "fed.toml", "server"))
-    certificate = identity.certify(
-        identity.Request("server", server.public), authority, hosts=identity.LOCAL_HOSTS
+    certificate = identity.certify(identity.Request("server", server.public), authority, hosts=identity.LOCAL_HOSTS)
+    run = agree(
+        "fedspa", options(clients, rounds), model=MODEL.format(hidden=hidden), classes=10, input_shape=(1, 8, 8)
     )
-    run = agree("fedspa", options(clients, rounds), model=MODEL.format(hidden=hidden), classes=10, input_shape=(1, 8, 8))
     file = FederationFile("bench", run, authority.certificate, Server(server.public, certificate))
     for index in range(clients):
         key = KeyFile.read(identity.new_key(f"c{index}", folder)[0])
@@ -242,7 +242,9 @@ def compare_memory(rounds: int, tiny: bool) -> None:
     print("|---|---|---|---|---|")
     for clients in (2, 4) if tiny else (16, 64, 256):
         with tempfile.TemporaryDirectory() as name:
-            row = on_network(Path(name), clients, 500 if tiny else SMALL, rounds + 1, {"partition": "iid", "min_size": 4})
+            row = on_network(
+                Path(name), clients, 500 if tiny else SMALL, rounds + 1, {"partition": "iid", "min_size": 4}
+            )
         size = row["bytes"] / clients / 1e6
         print(
             f"| {clients} | {size:.2f} | {row['start']:.0f} | {row['peak']:.0f} | {row['peak'] - row['start']:.0f} |",

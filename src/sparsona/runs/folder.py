@@ -25,7 +25,8 @@ from sparsona.runs.facts import FORMAT, RunFacts
 from sparsona.runs.records import Records
 
 START_FILE = "start.safetensors"  # the weights that a run begins with, if they come from another run
-FEDERATION_FILE = "federation.toml"  # what the machines of a run on several of them agreed on
+# What the machines of a run on several of them agreed on, and which of them took part.
+FEDERATION_FILE, GUESTS_FILE = "federation.toml", "guests.json"
 MANIFEST = Path("checkpoint") / "manifest.json"  # what it does not name does not exist
 
 
@@ -124,7 +125,7 @@ def reached(path: Path) -> Reached:
 class RunFolder:
     """The files of one run. Use as a context manager to hold its lock.
 
-    Facts, options and environment are read once: they do not change while a run exists.
+    Facts, options and environment are read once: they do not change while a run exists, but for what `learn` adds.
     """
 
     def __init__(self, path: Path, facts: RunFacts) -> None:
@@ -168,6 +169,11 @@ class RunFolder:
                 hint="`sparsona runs` lists the runs in ./runs",
             )
         return cls(path, RunFacts.from_json(read_json(path / "about.json"), str(path)))
+
+    def learn(self, facts: RunFacts) -> None:
+        """Write facts that became known while the run was played: how much data clients have that came late."""
+        self.facts = facts
+        write_atomically(self.path / "about.json", _json(facts.as_json()))
 
     def check_resumable(self) -> None:
         """Refuse to resume what another version wrote and this one only reads."""
@@ -244,7 +250,10 @@ _BEFORE_CONFIG = {
     "lock",
     "environment.json",
     "about.json",
-    *(f"{dot}{name}{part}" for name in (START_FILE, FEDERATION_FILE) for dot, part in (("", ""), (".", ".part"))),
+    START_FILE,
+    FEDERATION_FILE,
+    GUESTS_FILE,
+    *(f".{name}.part" for name in (START_FILE, FEDERATION_FILE, GUESTS_FILE)),
     *(f".{name}.json.part" for name in ("environment", "about", "config")),
 }
 
