@@ -51,6 +51,7 @@ from sparsona.experiment.build import (
 from sparsona.experiment.run import Run
 from sparsona.experiment.train import describe_run, play
 from sparsona.methods import MethodCard
+from sparsona.runs.facts import RunFacts
 from sparsona.runs.folder import RunFolder, environment
 from sparsona.runs.observers import ObserverList
 from sparsona.runs.options import RunConfig, dump
@@ -434,11 +435,17 @@ class Network:
         for _ in connection.exchange(items, HELLO_SECONDS):
             pass
 
-    @property
-    def data_digest(self) -> str:
-        """A digest of what the clients said of their data."""
-        text = json.dumps([self.guests.get(one.index, Guest()).data for one in self.terms.file.clients])
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+def with_guests(facts: RunFacts, guests: Sequence[Guest]) -> RunFacts:
+    """The facts of a run, with what its clients said of their data."""
+    counts = [guest.label_counts for guest in guests]
+    text = json.dumps([guest.data for guest in guests])
+    return replace(
+        facts,
+        federation=hashlib.blake2b(text.encode(), digest_size=16).hexdigest(),
+        sizes=np.array([guest.sizes for guest in guests], dtype=np.int64),
+        label_counts=None if None in counts else np.array(counts, dtype=np.int64),
+    )
 
 
 def play_network(network: Network, path: Path, observers: Sequence[object] = ()) -> Run:
@@ -465,17 +472,10 @@ def play_network(network: Network, path: Path, observers: Sequence[object] = ())
             )
     else:
         guests = [network.guests.get(one.index, Guest()) for one in network.terms.file.clients]
-        counts = [guest.label_counts for guest in guests]
-        facts = replace(
-            facts,
-            federation=network.data_digest,
-            sizes=np.array([guest.sizes for guest in guests], dtype=np.int64),
-            label_counts=None if None in counts else np.array(counts, dtype=np.int64),
-        )
-        folder = RunFolder.create(path, dump(config), facts, None)
+        folder = RunFolder.create(path, dump(config), with_guests(facts, guests), None)
         network.terms.file.write(path / FILE)
     with folder:
-        found = play(folder, session, config, _no_models)
+        found = play(folder, session, config, no_models)
     network.end()
     return found
 
@@ -619,7 +619,8 @@ def find_key(file: FederationFile, path: Path, key: str | Path | None) -> tuple[
     return only, public[name_of]
 
 
-def _no_models() -> ClientContext:
+def no_models() -> ClientContext:
+    """In place of a run's context: an error, for the models are elsewhere."""
     raise SparsonaError(
         "the personal models of a run on several machines are with their clients",
         expected="a simulated run",

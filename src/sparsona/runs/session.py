@@ -14,6 +14,8 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
+
 from sparsona.core.errors import SparsonaError
 from sparsona.core.points import RECEIVED
 from sparsona.engine.clients import Clients
@@ -191,7 +193,7 @@ class Session:
         population, played = self.engine.play(self.progress.population, index)
         if self.context.plan.evaluates_after(index + 1):
             played.evaluations.extend(self.engine.evaluate(population, index + 1))
-        result = _round_result(played, time.monotonic() - began)
+        result = round_result(played, time.monotonic() - began)
         self._spent = replace(
             self._spent,
             bytes=self._spent.bytes + result.total("bytes_up") + result.total("bytes_down"),
@@ -212,7 +214,7 @@ class Session:
         """Final tuning and novel clients."""
         began, rounds = time.monotonic(), self.context.plan.rounds
         played, tuned = self.engine.finish(self.progress.population)
-        result = replace(_round_result(played, time.monotonic() - began), is_tuning=True)
+        result = replace(round_result(played, time.monotonic() - began), is_tuning=True)
         evaluation = self._evaluation_result(rounds, played.evaluations)
         is_any = bool(played.turns or played.evaluations)
         self._keep(replace(self.progress, tuned=tuned, finished=True), result if is_any else None, evaluation)
@@ -240,18 +242,8 @@ class Session:
             return None
         headline = self._folder.facts.point
         shown = headline if any(one.point == headline for one in found) else RECEIVED
-        return EvaluationResult(completed, shown, tuple(self._client_evaluation(one) for one in found))
-
-    def _client_evaluation(self, found: Evaluation) -> ClientEvaluation:
-        confusion = classes = None
-        if found.confusion is not None:
-            table, label_counts = found.confusion.numpy(), self._folder.facts.label_counts
-            if table.shape[0] == table.shape[1]:
-                confusion = table
-                confusion.flags.writeable = False
-            elif label_counts is not None:
-                classes = class_counts(table[:, 1], table.sum(axis=1), label_counts[found.client] > 0)
-        return ClientEvaluation(found.client, found.point, found.correct, found.count, found.loss, confusion, classes)
+        counts = self._folder.facts.label_counts
+        return EvaluationResult(completed, shown, tuple(client_evaluation(one, counts) for one in found))
 
     # Checkpoints.
 
@@ -315,7 +307,8 @@ class Session:
             self.observers.on_failure(end, error)
 
 
-def _round_result(played: RoundRecord, seconds: float) -> RoundResult:
+def round_result(played: RoundRecord, seconds: float) -> RoundResult:
+    """What observers are told of a round."""
     turns = tuple(
         TurnResult(
             client=turn.client,
@@ -337,3 +330,16 @@ def _round_result(played: RoundRecord, seconds: float) -> RoundResult:
         for turn in played.turns
     )
     return RoundResult(played.index, played.lr_scale, turns, seconds)
+
+
+def client_evaluation(found: Evaluation, label_counts: np.ndarray | None) -> ClientEvaluation:
+    """What observers are told of an evaluation; `label_counts` are those of all clients, if they are known."""
+    confusion = classes = None
+    if found.confusion is not None:
+        table = found.confusion.numpy()
+        if table.shape[0] == table.shape[1]:
+            confusion = table
+            confusion.flags.writeable = False
+        elif label_counts is not None:
+            classes = class_counts(table[:, 1], table.sum(axis=1), label_counts[found.client] > 0)
+    return ClientEvaluation(found.client, found.point, found.correct, found.count, found.loss, confusion, classes)
