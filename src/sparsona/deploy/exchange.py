@@ -72,11 +72,13 @@ def in_threads(handles: Mapping[int, Handle]) -> Exchange:
         answers: SimpleQueue[tuple[int, bytes | None]] = SimpleQueue()
 
         def ask(client: int, frame: bytes, ends: float) -> None:
-            while (handle := handles.get(client)) is None:
-                if time.monotonic() > ends:
-                    return
-                time.sleep(0.005)
-            answers.put((client, handle(frame)))
+            while time.monotonic() <= ends:
+                if (handle := handles.get(client)) is not None:
+                    answer = handle(frame)
+                    if answer is not None or handles.get(client) is handle:
+                        answers.put((client, answer))
+                        return
+                time.sleep(0.005)  # it is not there, or went away meanwhile
 
         waiting: dict[int, float] = {}
         for client, frame in items:

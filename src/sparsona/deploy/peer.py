@@ -47,6 +47,7 @@ from sparsona.engine.jobs import Job, Message, Outcome, Tally
 from sparsona.engine.plan import novel_clients, participation, tested_clients
 from sparsona.engine.population import Population, RoundRecord
 from sparsona.engine.rounds import check_plan, received_work
+from sparsona.executors import numeric_mode
 from sparsona.executors.serial import Serial
 from sparsona.wire.codec import decode, encode
 
@@ -499,26 +500,31 @@ class Peer:
         self.calendar = Calendar(self.context)
         self._clients = LocalClients(self.context, _Turns(self.context, self.vault.secret()))
         self._gossip = Gossip(self.context.server_side, self._clients, here=(self.client,))
+        with numeric_mode(self.context):
+            if not self.is_finished:
+                self._play_rounds(listen)
+            self._absent.clear()
+            rounds = self.context.plan.rounds
+            self._tell(self.calendar.sources(self.client, rounds), rounds + 1)
+            self._stay()
+
+    def _play_rounds(self, listen: Callable[[int, int], None]) -> None:
         plan, index = self.context.plan, self._completed
         listen(index, plan.rounds)
-        if not self.is_finished:
-            with COMPUTING:
-                states, self._lost_state = self._stored_state()
-            received: tuple[Population, dict[int, str]] | None = None
-            evaluated = {entry.round for entry in self._entries if entry.kind == "evaluation"}
-            while True:
-                if self.calendar.points_after(self.client, index) and index not in evaluated:
-                    received = self._receive(index, states)
-                    self._evaluate(index, *received)
-                if index == plan.rounds:
-                    break
-                states = self._play_round(index, *(received or self._receive(index, states)))
-                received, index = None, index + 1
-                listen(index, plan.rounds)
-            self._finish(*(received or self._receive(index, states)))
-        self._absent.clear()
-        self._tell(self.calendar.sources(self.client, plan.rounds), plan.rounds + 1)
-        self._stay()
+        with COMPUTING:
+            states, self._lost_state = self._stored_state()
+        received: tuple[Population, dict[int, str]] | None = None
+        evaluated = {entry.round for entry in self._entries if entry.kind == "evaluation"}
+        while True:
+            if self.calendar.points_after(self.client, index) and index not in evaluated:
+                received = self._receive(index, states)
+                self._evaluate(index, *received)
+            if index == plan.rounds:
+                break
+            states = self._play_round(index, *(received or self._receive(index, states)))
+            received, index = None, index + 1
+            listen(index, plan.rounds)
+        self._finish(*(received or self._receive(index, states)))
 
     def _stored_state(self) -> tuple[dict[int, State], str]:
         """This peer's State by its journal, and what happened to it."""

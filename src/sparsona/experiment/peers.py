@@ -6,6 +6,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
@@ -22,7 +23,7 @@ from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.frames import Signer, Verifier
 from sparsona.deploy.identity import Roster
 from sparsona.deploy.journal import Entry, Journal, Opening
-from sparsona.deploy.peer import Peer
+from sparsona.deploy.peer import COMPUTING, Peer
 from sparsona.deploy.vault import Vault
 from sparsona.deploy.zenoh_link import Tls, ZenohLink
 from sparsona.engine.context import ClientContext
@@ -30,7 +31,7 @@ from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.jobs import Tally
 from sparsona.engine.plan import participation
 from sparsona.engine.population import Population, RoundRecord, Turn
-from sparsona.executors import choose_device, numeric_mode
+from sparsona.executors import choose_device
 from sparsona.experiment.network import FILE, NETWORK, Guest, Terms, find_key, no_models, own_data, with_guests
 from sparsona.experiment.run import Run
 from sparsona.experiment.train import describe_run
@@ -95,7 +96,8 @@ def make_peer(
 
     num = terms.num_clients
     alone = tuple(Client(one.index, train, one.capacity, validation, num, train) for one in terms.file.clients)
-    context = make_context(alone)
+    with COMPUTING:
+        context = make_context(alone)
     counts = federation.label_counts("train") if shares_labels else None
     greeting = Greeting(
         layout=context.task.layout.digest.hex(),
@@ -218,21 +220,25 @@ def be_peer(
     folder = Path(vault) if vault is not None else Path("vault") / f"{member.name}-{terms.run[:8]}"
     federation = own_data(terms, member.index, data, data_dir, **options)
     certificates = Tls(terms.file.authority, member.certificate, signer.pem) if tls else None
-    with ZenohLink(member.index, run=terms.run, listen=tuple(listen), connect=addresses, tls=certificates) as link:
-        peer = make_peer(
-            terms,
-            member.index,
-            federation,
-            folder,
-            link.exchange,
-            signer,
-            Roster(terms.file.keys()),
-            deadline=deadline,
-            grace=grace,
-            shares_labels=shares_labels,
-            device=device,
-            report=report,
-        )
+    peer = make_peer(
+        terms,
+        member.index,
+        federation,
+        folder,
+        lambda items, seconds: link.exchange(items, seconds),
+        signer,
+        Roster(terms.file.keys()),
+        deadline=deadline,
+        grace=grace,
+        shares_labels=shares_labels,
+        device=device,
+        report=report,
+    )
+    # The link is closed first: to a peer that leaves early and comes back, others send their questions again.
+    with (
+        closing(peer),
+        ZenohLink(member.index, run=terms.run, listen=tuple(listen), connect=addresses, tls=certificates) as link,
+    ):
         # Every other peer may have one question that waits, and ask another one.
         link.serve(
             peer.handle,
@@ -241,13 +247,9 @@ def be_peer(
         )
         where = [*(f"listening on {one}" for one in listen), *(f"dialling {one}" for one in addresses)]
         report(f"{member.name}: peer {member.index} of {terms.num_clients}, {', '.join(where)}")
-        try:
-            peer.wait(at_least, wait, waiting)
-            with numeric_mode(terms.context(federation, peer.cards(), choose_device(device, "fp32"))):
-                peer.play(lambda completed, rounds: report(f"{completed} of {rounds} rounds"))
-            time.sleep(0.5)  # the last answers are on their way
-        finally:
-            peer.close()
+        peer.wait(at_least, wait, waiting)
+        peer.play(lambda completed, rounds: report(f"{completed} of {rounds} rounds"))
+        time.sleep(0.5)  # the last answers are on their way
     return folder
 
 
