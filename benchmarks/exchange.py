@@ -10,7 +10,6 @@ is what one socket carries one way between two processes, for comparison.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import resource
@@ -18,46 +17,41 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-
+from sparsona.deploy.identity import KeyFile, certify, new_authority, new_key, read_request
 from sparsona.deploy.zenoh_link import Tls, ZenohLink
 
-# TLS or not, clients, processes of clients, bytes of a message.
+WINDOW = 256_000_000
+# TLS or not, clients, processes of clients, bytes of a message, bytes in flight.
 SETTINGS = (
-    (False, 16, 1, 10_000_000),
-    (False, 16, 4, 10_000_000),
-    (True, 16, 1, 10_000_000),
-    (True, 16, 4, 10_000_000),
-    (False, 16, 1, 1_000),
-    (True, 16, 1, 1_000),
-    (True, 1, 1, 64_000_000),
-    (True, 16, 2, 1_000_000),
-    (True, 64, 2, 1_000_000),
+    (False, 16, 1, 10_000_000, WINDOW),
+    (False, 16, 4, 10_000_000, WINDOW),
+    (True, 16, 1, 10_000_000, WINDOW),
+    (True, 16, 4, 10_000_000, WINDOW),
+    (True, 16, 4, 10_000_000, 50_000_000),
+    (False, 16, 1, 1_000, WINDOW),
+    (True, 16, 1, 1_000, WINDOW),
+    (True, 1, 1, 64_000_000, WINDOW),
+    (True, 16, 2, 1_000_000, 16_000_000),
+    (True, 64, 2, 1_000_000, 16_000_000),
+    (True, 256, 2, 1_000_000, 16_000_000),
 )
-TINY = ((False, 2, 1, 10_000), (True, 2, 2, 10_000))
+TINY = ((False, 2, 1, 10_000, WINDOW), (True, 2, 2, 10_000, WINDOW))
 
 
 def certificates() -> Tls:
-    """A certificate that everybody uses, and which signs itself."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "benchmark")])
-    now = datetime.datetime.now(datetime.UTC)
-    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
-    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(minutes=1))
-    builder = builder.not_valid_after(now + datetime.timedelta(hours=1))
-    names = x509.SubjectAlternativeName([x509.DNSName("benchmark")])
-    root = builder.add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-    leaf = builder.add_extension(names, critical=False)
-    pem = serialization.Encoding.PEM
-    texts = [made.sign(key, hashes.SHA256()).public_bytes(pem).decode() for made in (root, leaf)]
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()).decode()
-    return Tls(texts[0], texts[1], private)
+    """A certificate that everybody uses."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        authority = new_authority("benchmark", folder / "authority.key")
+        key, request = new_key("node", folder)
+        certificate = certify(read_request(request), authority, hosts=["localhost"])
+        return Tls(authority.certificate, certificate, KeyFile.read(key).pem)
 
 
 def serve(setting: dict[str, object]) -> None:
@@ -71,7 +65,7 @@ def serve(setting: dict[str, object]) -> None:
         link.close()
 
 
-def measure(with_tls: bool, clients: int, processes: int, size: int, repeats: int) -> dict[str, float]:
+def measure(with_tls: bool, clients: int, processes: int, size: int, window: int, repeats: int) -> dict[str, float]:
     """One setting, with the server in this process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -93,18 +87,19 @@ def measure(with_tls: bool, clients: int, processes: int, size: int, repeats: in
         for client in range(clients):
             yield client, bytes(frame)
 
-    seconds, waits = [], []
+    seconds, waits, spent = [], [], 0.0
     try:
-        with ZenohLink(-1, run="bench", listen=(address,), tls=tls) as server:
+        with ZenohLink(-1, run="bench", listen=(address,), tls=tls, window=window) as server:
             while len(server.present()) < clients:
                 time.sleep(0.05)
             for repeat in range(repeats + 1):
-                began = time.perf_counter()
+                began, before_it = time.perf_counter(), time.process_time()
                 for client, answer in server.exchange(items(), 60.0):
                     assert answer is not None, f"client {client} was lost"
                     assert len(answer) == size
                 if repeat:
                     seconds.append(time.perf_counter() - began)
+                    spent += time.process_time() - before_it
             for client in range(min(clients, 8)):
                 began = time.perf_counter()
                 assert list(server.exchange([(client, frame)], 60.0)) != [(client, None)]
@@ -115,6 +110,7 @@ def measure(with_tls: bool, clients: int, processes: int, size: int, repeats: in
     return {
         "seconds": min(seconds),
         "mb_per_second": 2 * clients * size / min(seconds) / 1e6,
+        "cpu_per_gb": spent / repeats / (2 * clients * size / 1e9),
         "latency": statistics.median(waits),
         "grown": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
     }
@@ -154,17 +150,17 @@ def main() -> None:
         print(json.dumps(measure(*json.loads(arguments.one), arguments.repeats)))
         return
     print(f"plain copy through a socket: {plain_copy():,.0f} MB/s\n")
-    print(
-        "| link | clients (processes) | bytes a message | s an exchange | MB/s | ms, one client alone | server grows, MiB |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    for with_tls, clients, processes, size in TINY if arguments.tiny else SETTINGS:
-        one = json.dumps([with_tls, clients, processes, size])
-        command = [sys.executable, __file__, "--one", one, "--repeats", str(arguments.repeats)]
-        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    columns = ("link", "clients (processes)", "MB a message", "MB in flight", "s an exchange", "MB/s")
+    columns += ("CPU s of the server a GB", "ms, one client alone", "server grows, MiB")
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
+    for setting in TINY if arguments.tiny else SETTINGS:
+        with_tls, clients, processes, size, window = setting
+        command = [sys.executable, __file__, "--one", json.dumps(setting), "--repeats", str(arguments.repeats)]
+        found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
         print(
-            f"| {'TLS' if with_tls else 'plain'} | {clients} ({processes}) | {size:,} | {found['seconds']:.3f} "
-            f"| {found['mb_per_second']:,.0f} | {1000 * found['latency']:.1f} | {found['grown']:,.0f} |",
+            f"| {'TLS' if with_tls else 'plain'} | {clients} ({processes}) | {size / 1e6:g} | {window / 1e6:g} "
+            f"| {found['seconds']:.3f} | {found['mb_per_second']:,.0f} | {found['cpu_per_gb']:.1f} "
+            f"| {1000 * found['latency']:.1f} | {found['grown']:,.0f} |",
             flush=True,
         )
 

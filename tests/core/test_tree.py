@@ -12,7 +12,7 @@ from sparsona.core import tree
 from sparsona.core.errors import MaskMismatchError, SparsonaError, unknown_name
 from sparsona.core.layout import Layout, Slot
 from sparsona.core.seeds import Seeds
-from sparsona.core.storage import pack_bits, unpack_bits
+from sparsona.core.storage import COUNTED, Stored, count_bits, pack_bits, unpack_bits
 from sparsona.core.tree import Tree, leaves, map_leaves
 from sparsona.core.update import Part, Support, dense, mask_digest, masked
 
@@ -145,6 +145,19 @@ def test_bits():
     flags = torch.rand(77, generator=torch.Generator().manual_seed(1)) < 0.5
     assert len(pack_bits(flags)) == 10
     assert torch.equal(unpack_bits(pack_bits(flags), 77), flags)
+
+
+def test_ones_are_counted_in_packed_bits():
+    draw = torch.Generator().manual_seed(5)
+    for _ in range(50):
+        sizes = torch.randint(0, 40, (6,), generator=draw).tolist()
+        layout = Layout(tuple(Slot(str(place), (size,)) for place, size in enumerate(sizes)))
+        mask = Tree(layout, torch.rand(layout.size, generator=draw) < 0.5)
+        here = tree.counts(mask)
+        stored = Tree(layout, Stored(mask.flat))
+        assert tree.counts(stored) == here == tuple(int(mask[name].sum()) for name in mask)
+    flags = torch.rand(5 * COUNTED * 8 // 2 + 3, generator=draw) < 0.3
+    assert count_bits(pack_bits(flags), (5, len(flags) - 5)) == (int(flags[:5].sum()), int(flags[5:].sum()))
 
 
 def test_seeds_differ_by_purpose_client_and_round_and_nothing_else():

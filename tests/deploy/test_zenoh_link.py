@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import os
 import signal
 import socket
@@ -17,12 +16,10 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from sparsona.core.errors import SparsonaError
 from sparsona.deploy import zenoh_link
+from sparsona.deploy.identity import KeyFile, certify, new_authority, new_key, read_request
 from sparsona.deploy.zenoh_link import Tls, ZenohLink, endpoint
 
 SERVER = -1
@@ -68,43 +65,26 @@ def reversed_(frame: bytes) -> bytes:
     return frame[::-1]
 
 
-class Authority:
-    """Signs certificates."""
+class Party:
+    """Somebody who hands out certificates."""
 
-    def __init__(self) -> None:
-        self.key = ec.generate_private_key(ec.SECP256R1())
-        self.certificate = self._certificate("authority", self.key.public_key(), ca=True)
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.authority = folder, new_authority("fed", folder / "authority.key")
 
-    def _certificate(self, name: str, key: ec.EllipticCurvePublicKey, *, ca: bool) -> x509.Certificate:
-        issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
-        now = datetime.datetime.now(datetime.UTC)
-        return (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]))
-            .issuer_name(issuer)
-            .public_key(key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(minutes=1))
-            .not_valid_after(now + datetime.timedelta(hours=1))
-            .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-            .sign(self.key, hashes.SHA256())
-        )
-
-    def tls(self, name: str) -> Tls:
-        key = ec.generate_private_key(ec.SECP256R1())
-        pem = serialization.Encoding.PEM
-        private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        return Tls(
-            authority=self.certificate.public_bytes(pem).decode(),
-            certificate=self._certificate(name, key.public_key(), ca=False).public_bytes(pem).decode(),
-            key=private.decode(),
-        )
+    def tls(self, name: str, hosts: tuple[str, ...] = ()) -> Tls:
+        key, request = new_key(name, self.folder)
+        certificate = certify(read_request(request), self.authority, hosts=hosts)
+        return Tls(self.authority.certificate, certificate, KeyFile.read(key).pem)
 
 
-@pytest.fixture(scope="module")
-def authority() -> Authority:
-    return Authority()
+@pytest.fixture
+def party(tmp_path: Path) -> Party:
+    return Party(tmp_path)
+
+
+@pytest.fixture
+def other_party(tmp_path_factory: pytest.TempPathFactory) -> Party:
+    return Party(tmp_path_factory.mktemp("other"))
 
 
 # Round trips.
@@ -121,25 +101,21 @@ def test_answers_come_back_whatever_their_size(links: contextlib.ExitStack, addr
 def test_each_client_gets_its_own_frame_and_items_are_taken_as_there_is_room(
     links: contextlib.ExitStack, address: str
 ) -> None:
-    server = server_at(links, address, window=3000)
-    most, open_ = 0, 0
+    server, taken = server_at(links, address, window=3000), 0
 
     def items() -> Iterator[tuple[int, bytes]]:
-        nonlocal most, open_
-        for client in range(6):
-            open_ += 1
-            most = max(most, open_)
-            yield client, bytes([client]) * 1000
+        nonlocal taken
+        for taken in range(1, 7):
+            yield taken, bytes([taken]) * 1000
 
-    for client in range(6):
+    for client in range(1, 7):
         client_at(links, address, client, lambda frame, client=client: frame + bytes([client]))
-    answers = {}
-    for client, answer in server.exchange(items(), LONG):
-        assert client not in answers
-        answers[client] = answer
-        open_ -= 1
-    assert answers == {client: bytes([client]) * 1001 for client in range(6)}
-    assert most == 3
+    answers, progress = [], []
+    for answer in server.exchange(items(), LONG):
+        answers.append(answer)
+        progress.append(taken)
+    assert sorted(answers) == [(client, bytes([client]) * 1001) for client in range(1, 7)]
+    assert progress == [3, 4, 5, 6, 6, 6]  # three in flight, as long as there are more
 
 
 def test_a_frame_larger_than_the_window_is_sent_alone(links: contextlib.ExitStack, address: str) -> None:
@@ -283,6 +259,55 @@ def test_a_client_that_is_killed_and_restarted_gets_the_frame_again(links: conte
     assert answers == [(0, b"eid")]
 
 
+def test_a_client_that_stops_reading_delays_nobody(links: contextlib.ExitStack, address: str) -> None:
+    """Its frame is larger than what sockets hold: zenoh keeps the sender waiting."""
+    server = server_at(links, address)
+    client_at(links, address, 1, reversed_)
+    with client_process(address, 0.0) as stopped:
+        wait_for(lambda: server.present() == {0, 1})
+        stopped.send_signal(signal.SIGSTOP)
+        began, arrived = time.monotonic(), {}
+        for client, answer in server.exchange([(0, bytes(20_000_000)), (1, b"ab")], 1.0):
+            arrived[client] = (answer, time.monotonic() - began)
+        assert arrived[0][0] is None
+        assert 1.0 <= arrived[0][1] < 2.0
+        assert arrived[1][0] == b"ba"
+        assert arrived[1][1] < 0.9
+
+
+def test_frames_are_handled_side_by_side(links: contextlib.ExitStack, address: str) -> None:
+    server, both = server_at(links, address), threading.Barrier(2)
+    other = links.enter_context(ZenohLink(1, run="r", connect=(address,)))
+
+    def meet(frame: bytes) -> bytes:
+        both.wait(LONG)
+        return frame
+
+    link = links.enter_context(ZenohLink(0, run="r", connect=(address,)))
+    link.serve(meet, threads=2)
+    answers: list[tuple[int, bytes | None]] = []
+    asking = threading.Thread(target=lambda: answers.extend(other.exchange([(0, b"from 1")], LONG)))
+    asking.start()
+    assert list(server.exchange([(0, b"from the server")], LONG)) == [(0, b"from the server")]
+    asking.join(LONG)
+    assert answers == [(0, b"from 1")]
+
+
+def test_a_process_ends_although_its_links_are_open(address: str) -> None:
+    code = """
+import sys, threading
+from sparsona.deploy.zenoh_link import ZenohLink
+server = ZenohLink(-1, run="r", listen=(sys.argv[1],))
+client = ZenohLink(0, run="r", connect=(sys.argv[1],))
+client.serve(lambda frame: threading.Event().wait(60))
+lonely = ZenohLink(1, run="r", connect=(sys.argv[2],))
+print(list(server.exchange([(0, b"x")], 0.3)))
+"""
+    arguments = [sys.executable, "-c", code, address, free_address()]
+    ended = subprocess.run(arguments, capture_output=True, text=True, timeout=LONG, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "[(0, None)]\n", "")
+
+
 def test_clients_outlive_the_server(links: contextlib.ExitStack, address: str) -> None:
     first = ZenohLink(SERVER, run="r", listen=(address,))
     for client in range(2):
@@ -320,6 +345,7 @@ def test_a_link_closes_at_once_with_frames_in_flight(links: contextlib.ExitStack
 def test_closing_a_link_that_never_connected(address: str) -> None:
     link = ZenohLink(0, run="r", connect=(address,))
     link.serve(reversed_)
+    wait_for(lambda: f"nobody answers at tcp/{address}" in link.trouble)
     assert not link.connected()
     assert link.present() == set()
     began = time.monotonic()
@@ -353,12 +379,12 @@ def test_two_runs_on_one_port_do_not_mix(links: contextlib.ExitStack, address: s
 
 
 def test_peers_reach_each_other_through_seeds(links: contextlib.ExitStack) -> None:
-    """Two seeds, a peer that listens, and two that only dial out, each to another seed."""
+    """Two seeds, and three that only dial out: to one, to the other, and to whichever answers."""
     seeds = (free_address(), free_address())
     peers = [
         ZenohLink(0, run="r", listen=seeds[:1]),
         ZenohLink(1, run="r", listen=seeds[1:], connect=seeds[:1]),
-        ZenohLink(2, run="r", listen=(free_address(),), connect=seeds[1:]),
+        ZenohLink(2, run="r", connect=seeds),
         ZenohLink(3, run="r", connect=seeds[:1]),
         ZenohLink(4, run="r", connect=seeds[1:]),
     ]
@@ -381,13 +407,13 @@ def test_peers_reach_each_other_through_seeds(links: contextlib.ExitStack) -> No
 # Certificates.
 
 
-def test_mutual_tls(links: contextlib.ExitStack, address: str, authority: Authority) -> None:
-    server = server_at(links, address, tls=authority.tls("server"))
-    client_at(links, address, 0, reversed_, tls=authority.tls("client 0"))
-    stranger = Authority().tls("client 1")
+def test_mutual_tls(links: contextlib.ExitStack, address: str, party: Party, other_party: Party) -> None:
+    server = server_at(links, address, tls=party.tls("server", ("fed.example.org",)))
+    client_at(links, address, 0, reversed_, tls=party.tls("client-0"))
+    stranger = other_party.tls("client-1")
     client_at(links, address, 1, reversed_, tls=stranger)
     # The right authority is known to the stranger, whose own certificate is of another.
-    known = Tls(authority.tls("x").authority, stranger.certificate, stranger.key)
+    known = Tls(party.authority.certificate, stranger.certificate, stranger.key)
     client_at(links, address, 2, reversed_, tls=known)
     client_at(links, address, 3, reversed_)
     frame = os.urandom(1_000_000)
@@ -409,17 +435,20 @@ def _refuses_old_tls(address: str) -> None:
         context.wrap_socket(plain)
 
 
-def test_a_server_of_another_authority_is_not_served(
-    links: contextlib.ExitStack, address: str, authority: Authority
+@pytest.mark.parametrize("whose", ["another authority", "a client"])
+def test_nobody_else_can_pose_as_the_server(
+    links: contextlib.ExitStack, address: str, party: Party, other_party: Party, whose: str
 ) -> None:
-    server = server_at(links, address, tls=Authority().tls("server"))
-    client = client_at(links, address, 0, reversed_, tls=authority.tls("client 0"))
-    assert list(server.exchange([(0, b"ab")], 1.0)) == [(0, None)]
+    poses = party.tls("client-1") if whose == "a client" else other_party.tls("server", ("fed.example.org",))
+    server = server_at(links, address, tls=poses)
+    client = client_at(links, address, 0, reversed_, tls=party.tls("client-0"))
+    wait_for(lambda: "nobody answers" in client.trouble)
+    assert list(server.exchange([(0, b"ab")], 0.5)) == [(0, None)]
     assert not client.connected()
 
 
-def test_the_private_key_is_not_shown(authority: Authority) -> None:
-    assert "PRIVATE" not in repr(authority.tls("x"))
+def test_the_private_key_is_not_shown(party: Party) -> None:
+    assert "PRIVATE" not in repr(party.tls("x"))
 
 
 # Mistakes.
@@ -500,3 +529,18 @@ def test_the_module_is_imported_without_zenoh() -> None:
     code = f"import sys, {zenoh_link.__name__}; sys.exit('zenoh' in sys.modules or 'torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(Path(zenoh_link.__file__).parents[2])}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
+def test_a_client_cannot_pose_as_another_at_a_server_that_knows_their_names(
+    links: contextlib.ExitStack, address: str, party: Party
+) -> None:
+    names = {0: "anna", 1: "ben"}
+    server = server_at(links, address, tls=party.tls("server", ("127.0.0.1",)), names=names)
+    anna, ben = party.tls("anna"), party.tls("ben")
+    client_at(links, address, 1, lambda frame: b"ben", tls=ben)
+    client_at(links, address, 0, lambda frame: b"ben as anna", tls=ben)
+    wait_for(lambda: server.present() == {1})
+    assert dict(server.exchange([(0, b"?"), (1, b"?")], 2.0)) == {0: None, 1: b"ben"}
+    client_at(links, address, 0, lambda frame: b"anna", tls=anna)
+    assert dict(server.exchange([(0, b"?"), (1, b"?")], LONG)) == {0: b"anna", 1: b"ben"}
+    assert server.present() == {0, 1}

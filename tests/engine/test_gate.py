@@ -20,6 +20,7 @@ from sparsona.core.tree import Tree, counts
 from sparsona.core.update import Levels, Part, PartSize, Support, dense, masked
 from sparsona.engine.gate import RefusedError, check_update, largest_message
 from sparsona.testing import Case
+from sparsona.testing.accounting import every_update_passes_the_gate
 from sparsona.testing.case import History
 from sparsona.transforms import read_transforms
 from sparsona.wire.codec import decode, encode
@@ -181,6 +182,9 @@ FURTHER: dict[str, dict[str, Callable[[Update], Update]]] = {
             u, "update", u.parts["update"].carrying(torch.zeros(u.parts["update"].num_values + 1))
         ),
     },
+    "fedspa-rsm": {
+        "a value less": lambda u: with_part(u, "update", u.parts["update"].carrying(u.parts["update"].values[1:])),
+    },
     "dispfl": {
         "a mask that nobody has": lambda u: with_part(
             u, "model", replace(u.parts["model"], support=Support.KNOWN, mask=None)
@@ -212,6 +216,28 @@ def test_a_forged_message_is_refused(method, forge):
     assert len(str(refused.value)) < 600
     with pytest.raises(SparsonaError):  # many of them before their names and shapes become objects
         sent.check(decode(body, sent.cost.up))
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fedavg", {"weight": "batches"}),
+        ("fedavg", {"weight": "equal", "drop_rate": 0.3}),
+        ("fedspa", {"stateless": True}),
+        ("fedspa", {"capacities": (0.2, 0.6, 1.0), "initial_masks": "same"}),
+        ("fedspa", {"regrowth": "random", "allocation": "uniform", "drop_rate": 0.3}),
+        ("dispfl", {"divide_by": "used", "capacities": (0.2, 0.6, 1.0)}),
+        ("dpsgd", {"density": 0.5}),
+        ("fedmask", {"stateless": True, "drop_rate": 0.3}),
+        ("fedmask", {"drop_rate": 0.3, "aggregation": "intersection"}),
+        ("fedrolex", {"capacities": (0.2, 0.6, 1.0), "weight": "examples"}),
+        ("sub-fedavg", {"accuracy_threshold": 0.0, "density": 0.1}),
+        ("lotteryfl", {"accuracy_threshold": 0.0, "overshoots": True, "prune_rate": 0.5}),
+    ],
+)
+def test_honest_messages_pass_whatever_the_options(method, options):
+    """Of every row: tests/conformance, by the battery's `every_update_passes_the_gate`."""
+    every_update_passes_the_gate(Case(methods.card(method), {**FEW, "validation_rate": 0.2, **options}))
 
 
 class TestServers:
@@ -314,6 +340,8 @@ class TestTransforms:
         [
             ("fedavg", ("half",)),
             ("fedspa", ("half",)),
+            ("fedspa", ("bf16",)),
+            ("fedspa", ("bf16", "compact")),
             ("fedspa", ("quantize:4",)),
             ("fedspa", ("topk:0.1",)),
             ("fedspa", ("topk:0.1", "quantize:2")),
@@ -329,6 +357,17 @@ class TestTransforms:
         sent.check(decode(encode(sent.update), sent.cost.up))
         with pytest.raises(RefusedError):
             sent._replace(cost=honest(method).cost).check(sent.update)
+
+    def test_half_precision_has_two_kinds(self):
+        half, brain = honest("fedavg", "half"), honest("fedavg", "bf16")
+        with pytest.raises(RefusedError, match=r"has numbers of 16 bits \(bfloat16\)"):
+            half.check(brain.update)
+
+    def test_compact_messages(self):
+        sent = honest("dispfl", "compact")
+        assert sent.update.compact
+        sent.check(decode(encode(sent.update), sent.cost.up))
+        assert len(encode(sent.update)) < largest_message(sent.cost.up)
 
     def test_levels(self):
         sent = honest("fedspa", "quantize:4")

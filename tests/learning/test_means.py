@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import Tree
 from sparsona.learning.means import IndexedSum, WeightedSum, count_mean
 
@@ -22,6 +23,20 @@ def test_weighted_mean():
     total = WeightedSum().add(tree(1.0, 1.0), 2.0).add(tree(4.0, 1.0), 1.0)
     assert total.mean(otherwise=zero).flat.tolist() == [2.0, 1.0]
     assert WeightedSum().mean(otherwise=zero) is zero
+
+
+def test_weights_that_make_no_mean():
+    """Of 0 in all there is no mean, and finite ones may add up to infinity."""
+    one, before = tree(1.0, 2.0), tree(5.0, 5.0)
+    assert WeightedSum().add(one, 0.0).mean(otherwise=before) is before
+    assert WeightedSum().add(one, 0.0).add(one, 1.0).mean(otherwise=before).flat.tolist() == [1.0, 2.0]
+    assert IndexedSum().add(one, mask(1, 1), 0.0).mean(otherwise=before).flat.tolist() == [0.0, 0.0]
+    for total in (WeightedSum().add(one, 1.7e308).add(one, 1.7e308), WeightedSum().add(one, float("inf"))):
+        with pytest.raises(SparsonaError, match="add up to inf"):
+            total.mean(otherwise=before)
+    covered_twice = IndexedSum().add(tree(0.0, 2.0), mask(0, 1), 1.7e308).add(one, mask(1, 1), 1.7e308)
+    with pytest.raises(SparsonaError, match="add up to inf"):
+        covered_twice.mean(otherwise=before)
 
 
 def test_the_mean_of_one_is_that_one_to_the_bit():

@@ -17,10 +17,13 @@ from sparsona import methods
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
 from sparsona.costs import cost
+from sparsona.engine.forecast import forecast
+from sparsona.engine.population import num_bytes
 from sparsona.engine.rounds import simulate
 from sparsona.executors.serial import Serial
 from sparsona.experiment import build
-from sparsona.wire.format import message_size, paper_size
+from sparsona.wire.codec import encode
+from sparsona.wire.format import message_size, paper_size, sizes_of
 
 TINY = {"clients": 4, "rounds": 2, "epochs": 1, "batch_size": 16, "executor": "serial"}
 CHANGES = ["topk:0.2", "clip:0.5+noise:0.001", "clip:0.5+topk:0.2+quantize:4"]
@@ -40,24 +43,29 @@ def check_ledger(context) -> None:
             known = context.method.cost(context.task.layout, context.clients[turn.client], context.plan.round_at(index))
             up, down = known.up or (), known.down or ()
             traffic = turn.traffic
+            if context.method.peer is not None and known.compact:
+                continue
             if context.method.peer is not None:
                 assert traffic.up % message_size(up) == traffic.down % message_size(up) == 0
                 assert traffic.up // message_size(up) == traffic.paper_up // paper_size(up)
                 continue
-            assert traffic.down == (message_size(down) if down else 0)
             assert traffic.paper_down == paper_size(down)
-            most = message_size(up) if up else 0
-            assert (traffic.up == most) if known.exact else (0 < traffic.up <= most)
+            for sent, parts, is_exact in ((traffic.down, down, True), (traffic.up, up, known.exact)):
+                most = message_size(parts) if parts else 0
+                assert (sent == most) if is_exact and not (parts and known.compact) else (0 < sent <= most)
         if context.method.peer is not None and index:
             assert any(turn.traffic.up for turn in record.turns)
 
 
-@pytest.mark.parametrize("transform", ["half", pytest.param("quantize:bits=5,way=both", marks=pytest.mark.slow)])
+SLOW = ["quantize:bits=5,way=both", "bf16", "compact"]
+
+
+@pytest.mark.parametrize("transform", ["half", *(pytest.param(text, marks=pytest.mark.slow) for text in SLOW)])
 @pytest.mark.parametrize("name", further_rows_are_slow(sorted(methods.METHODS)))
 def test_every_method_sends_what_cost_says(name: str, transform: str) -> None:
     if methods.card(name).peers:
         transform = transform.replace(",way=both", "")
-    if name == "fedmask":  # it sends no numbers
+    if name == "fedmask" and transform != "compact":  # it sends no numbers
         with pytest.raises(SparsonaError, match="where clients send masks only"):
             check_ledger(context_of(name, transform))
         return
@@ -68,6 +76,66 @@ def test_every_method_sends_what_cost_says(name: str, transform: str) -> None:
 @pytest.mark.parametrize("name", ["fedspa", "fedspa-rsm", "pfedgate"])
 def test_changes_are_clipped_and_thinned_at_the_cost_foretold(name: str, transform: str) -> None:
     check_ledger(context_of(name, transform))
+
+
+def outcome_of(context) -> tuple[list[bytes], list[int], int]:
+    """The bits that two rounds leave, the bytes of their turns, and how many were counted of encoded messages."""
+    engine = simulate(context, Serial(context))
+    population = engine.start()
+    counted, encoded = [], 0
+    for index in range(2):
+        population, record = engine.play(population, index)
+        counted += [turn.traffic.up + turn.traffic.down for turn in record.turns]
+        encoded += sum(turn.traffic.paper_up for turn in record.turns)
+    tensors = [tensor.numpy().tobytes() for _, tensor in leaves((population.server, population.states))]
+    return tensors, counted, encoded
+
+
+@pytest.mark.parametrize(
+    ("name", "chain"),
+    [
+        ("fedavg", ""),
+        ("fedspa", ""),
+        ("fedspa", "topk:0.2+half"),
+        ("dispfl", ""),
+        ("fedmask", ""),
+        pytest.param("fedavg", "bf16", marks=pytest.mark.slow),
+        pytest.param("fedspa", "clip:0.5+noise:0.001", marks=pytest.mark.slow),
+        pytest.param("fedspa", "quantize:4", marks=pytest.mark.slow),
+        pytest.param("pfedgate", "", marks=pytest.mark.slow),
+    ],
+)
+def test_compact_runs_leave_the_same_bits_and_send_less(name: str, chain: str) -> None:
+    plain, compact = (outcome_of(context_of(name, text)) for text in (chain, f"{chain}+compact".strip("+")))
+    assert plain[0] == compact[0]
+    assert plain[2] == compact[2], "the papers' count"
+    assert all(less <= whole for less, whole in zip(compact[1], plain[1], strict=True))
+    assert sum(compact[1]) < (0.99 if name == "fedmask" else 0.93) * sum(plain[1])
+
+
+def test_the_ledger_has_the_length_of_what_was_sent() -> None:
+    """Of messages that are encoded, and of those that only could be."""
+    context = context_of("fedspa", "compact")
+    engine = simulate(context, Serial(context))
+    population = engine.start()
+    _, record = engine.play(population, 0)
+    round_ = context.plan.round_at(0)
+    for turn in record.turns:
+        reply = context.method.server.reply(population.server, context.clients[turn.client], round_)
+        assert turn.traffic.down == len(encode(reply)) == num_bytes(reply) < message_size(sizes_of(reply))
+
+
+def test_a_compact_cost_is_a_bound_of_bytes_only() -> None:
+    plain, compact = (cost("fedspa", model="lenet5", transform=text) for text in ("", "compact"))
+    assert plain.exact
+    assert not compact.exact
+    assert any("bytes are upper bounds" in note for note in compact.notes)
+    assert (plain.encoded, plain.flops, plain.paper) == (compact.encoded, compact.flops, compact.paper)
+    assert cost("local", model="lenet5", transform="compact").exact, "nothing is sent"
+    assert not cost("fedmask", model="lenet5", transform="compact").exact, "masks become shorter, too"
+    context = context_of("fedavg", "compact")
+    assert not forecast(context).exact
+    assert forecast(context, with_bytes=False).exact
 
 
 def test_messages_that_are_not_encoded_count_as_many_bytes_and_mean_the_same(tmp_path) -> None:
@@ -83,7 +151,7 @@ def test_messages_that_are_not_encoded_count_as_many_bytes_and_mean_the_same(tmp
 
 
 @pytest.mark.parametrize(
-    ("method", "transform"), [("fedspa", "topk:0.2+quantize:4"), ("fedavg", "quantize:bits=8,way=both")]
+    ("method", "transform"), [("fedspa", "topk:0.2+quantize:4+compact"), ("fedavg", "quantize:bits=8,way=both")]
 )
 def test_workers_give_the_bits_of_serial(method: str, transform: str, tmp_path) -> None:
     one, other = (

@@ -24,7 +24,8 @@ LAYOUT = Layout((Slot("weight", (5, 2)), Slot("bias", (5,))))  # 15 entries
 
 
 def test_needs_no_torch() -> None:
-    code = "import sys, sparsona.wire.format, sparsona.wire.ledger; sys.exit('torch' in sys.modules)"
+    modules = "sparsona.wire.format, sparsona.wire.compact, sparsona.wire.ledger"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -52,6 +53,7 @@ def test_smallest_message_is_a_head_and_a_checksum() -> None:
         # two bytes for one letter: 24 + 16 + 2, padded 44
         (PartSize("ö", Layout(()), 0), 48),
         (PartSize("p", LAYOUT, 15, bits=16), 76 + 32),
+        (PartSize("p", LAYOUT, 15, bits=16, is_bfloat=True), 76 + 32),
         # Two tensors: a scale of four bytes and a count of eight each; 15 values of 3 bits are 6 bytes.
         (PartSize("p", LAYOUT, 15, bits=3), 76 + 24 + 8),
         (PartSize("p", LAYOUT, 7, Support.KNOWN, bits=8), 84 + 24 + 8),

@@ -165,6 +165,11 @@ def resume(path: str, as_json: bool, jobs: int | None, logs: tuple[str, ...], pr
 
         resume_search(folder, as_json, jobs)
         return
+    if (folder / "server.json").exists():
+        from sparsona.cli.network import resume_server
+
+        resume_server(folder, as_json)
+        return
     is_comparison = (folder / "comparison.json").exists()
     if profile and is_comparison:
         raise SparsonaError("--profile for a comparison", expected="one run", hint="resume its runs one by one")

@@ -67,6 +67,16 @@ def server(
     show_run(run, as_json)
 
 
+def resume_server(folder: Path, as_json: bool) -> None:
+    """Resume the run in a server's folder."""
+    from sparsona.cli.app import show_run
+    from sparsona.experiment.network import resume_served
+
+    with progress_bar() as bar:
+        run = resume_served(folder, [bar], report=_say, waiting=_Waiting())
+    show_run(run, as_json)
+
+
 class _Waiting:
     """Says how many clients are there, whenever that changes."""
 

@@ -45,6 +45,11 @@ class Transform(Protocol):
         """Whether it is for changes of a model only, not for models."""
         ...
 
+    @property
+    def compacts(self) -> bool:
+        """Whether it only makes the encoded message shorter, masks included: by how much, the content decides."""
+        ...
+
     def describe(self) -> str:
         """A few words for the protocol of a run."""
         ...
@@ -185,7 +190,9 @@ def _stages(chain: Chain, parts: Sequence[PartSize]) -> Iterator[Sequence[PartSi
     for transform in chain:
         for part in parts:
             _check_change(transform, part.name, part.is_change or part.is_mask)
-        parts = [part if part.is_mask else transform.size(part) for part in parts]
+        if not transform.compacts:  # the others receive float32 values
+            plain_parts = (part if part.is_mask else replace(part, bits=32, is_bfloat=False) for part in parts)
+            parts = [part if part.is_mask else transform.size(part) for part in plain_parts]
         yield parts
 
 
@@ -324,10 +331,11 @@ def transform_cost(cost: Cost, chain: Chain) -> Cost:
     """
     up = upward(chain)
     only_down = tuple(transform for transform in chain if transform.way == "down")
-    for who, found, parts in (("clients", up, cost.up), ("the server", only_down, cost.down)):
+    for who, chosen, parts in (("clients", up, cost.up), ("the server", only_down, cost.down)):
+        found = [transform for transform in chosen if not transform.compacts]
         if found and parts and all(part.is_mask for part in parts):
             raise SparsonaError(
-                f"the transform '{found[0].name}' where {who} send{'s' * (found is only_down)} masks only: it would "
+                f"the transform '{found[0].name}' where {who} send{'s' * (chosen is only_down)} masks only: it would "
                 "change nothing",
                 expected="messages with numbers",
                 hint="leave --transform out",
@@ -342,6 +350,7 @@ def transform_cost(cost: Cost, chain: Chain) -> Cost:
         down=None if cost.down is None else sizes(downward(chain), cost.down),
         up=None if cost.up is None else sizes(up, cost.up),
         kept=(*cost.kept, *kept),
+        compact=any(one.compacts for one in up if cost.up) or any(one.compacts for one in downward(chain) if cost.down),
     )
 
 

@@ -64,8 +64,8 @@ class Levels:
 class Part:
     """One tree of an update, reduced to the values inside its support.
 
-    Make parts with `dense` or `masked`. Between a transform's `send` and its `receive`, values may also be float16, or
-    uint8 with `levels`; `plain` converts them to float32.
+    Make parts with `dense` or `masked`. Between a transform's `send` and its `receive`, values may also be float16,
+    bfloat16, or uint8 with `levels`; `plain` converts them to float32.
 
     Args:
         layout: names and shapes of the tree.
@@ -164,6 +164,13 @@ class Part:
         """Whether the values are flags, which no transform changes."""
         return self.levels is None and not self.dtype.is_floating_point
 
+    @property
+    def is_bfloat(self) -> bool:
+        """Whether the values are bfloat16."""
+        import torch
+
+        return self.dtype is torch.bfloat16
+
     def plain(self) -> Part:
         """The same part with float32 values (or flags), whatever type they were sent in."""
         import torch
@@ -171,7 +178,7 @@ class Part:
         if self.levels is not None:
             values, top = self.values, self.levels.top
             return self.carrying(self.levels.spread().to(values.device) * ((values.float() - top) / top))
-        return self.carrying(self.values.float()) if self.dtype is torch.float16 else self
+        return self.carrying(self.values.float()) if self.dtype in (torch.float16, torch.bfloat16) else self
 
     def carrying(self, values: Tensor, levels: Levels | None = None) -> Part:
         """The same part with other values inside its support."""
@@ -270,12 +277,14 @@ class Update:
         round: the round in which it was made.
         weight: the weight of the update in a mean.
         parts: the parts by name.
+        compact: it is encoded in as few bytes as its content allows, with the same meaning.
     """
 
     sender: int
     round: int
     weight: float
     parts: Mapping[str, Part]
+    compact: bool = False
 
     def with_bitmaps(self) -> Update:
         """The same message with all its masks in it, for a receiver that does not have them."""
@@ -318,6 +327,7 @@ class PartSize:
         is_change: as in `Part`.
         ones: how many entries of each tensor the support covers, or how many flags of a mask are true, where that is
             known before training; not part of the message. An arriving message is held to it.
+        is_bfloat: the values of 16 bits are bfloat16, not float16.
     """
 
     name: str
@@ -328,6 +338,7 @@ class PartSize:
     bits: int = 32
     is_change: bool = False
     ones: tuple[int, ...] | None = None
+    is_bfloat: bool = False
 
 
 @dataclass(frozen=True)
@@ -351,6 +362,8 @@ class Cost:
         tune_search_flops: FLOPs of final tuning outside of training steps, whatever its epochs.
         message_flops: what each message that a peer receives adds to these and to `search_flops`, which include it for
             `requests` messages; with `tune_from=all` more arrive.
+        compact: messages are encoded compactly: `up` and `down` say what they hold, and at most how many bytes they
+            take.
     """
 
     down: tuple[PartSize, ...] | None
@@ -366,6 +379,7 @@ class Cost:
     requests: int | None = None
     tune_search_flops: int = 0
     message_flops: int = 0
+    compact: bool = False
 
 
 Inbox = Iterable[Update]

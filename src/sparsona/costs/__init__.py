@@ -291,7 +291,7 @@ def _report(
         input_shape=tuple(outline.input_shape),
         classes=outline.num_classes,
         costs_only=isinstance(row, RuleCard),
-        exact=all(cost.exact for cost in kinds) and not outline.uncounted and not peers,
+        exact=all(cost.exact and not cost.compact for cost in kinds) and not outline.uncounted and not peers,
         notes=tuple(_notes(row, outline, kinds, run, whole.size, peers)),
         peers=peers,
         experiment=experiment,
@@ -382,6 +382,8 @@ def _notes(
         yield card.note
     elif not all(cost.exact for cost in kinds):
         yield "training decides what is used and sent: these are upper bounds"
+    if any(cost.compact for cost in kinds):
+        yield "messages are compacted, and their content decides how short they become: bytes are upper bounds"
     if peers:
         yield "in the first round of a run no peer has a message yet: total bytes, which count it, are upper bounds"
     if outline.uncounted:

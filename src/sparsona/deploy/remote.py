@@ -85,9 +85,13 @@ class Connection:
         if data is None:
             raise LostError(LOST.format(seconds=self.deadline), expected="an answer")
         limit = self.limit(self.clients[client])
-        frame = unseal(data, self.verifier, run=self.run, receiver=SERVER, limit=limit)
-        if frame.sender != client:
-            raise SparsonaError(f"an answer of client {frame.sender}", expected=f"one of client {client}")
+        try:
+            frame = unseal(data, self.verifier, run=self.run, receiver=SERVER, limit=limit)
+            if frame.sender != client:
+                raise SparsonaError(f"an answer of client {frame.sender}", expected=f"one of client {client}")
+        except SparsonaError as error:
+            # Whoever sent it, nobody can be blamed for it.
+            raise LostError(f"an answer that is not its own: {error.what}", expected=error.expected) from None
         if (frame.kind, frame.round, frame.job) != ("answer", asked.round, asked.job):
             raise SparsonaError(
                 f"an answer to another job, of round {frame.round}", expected=f"one to this job of round {asked.round}"
@@ -98,7 +102,7 @@ class Connection:
 
 
 class LostError(SparsonaError):
-    """A client did not answer in time."""
+    """A client did not answer in time, or somebody else answered for it."""
 
 
 class RemoteClients:
@@ -204,11 +208,8 @@ class RemoteClients:
             return _Waiting(Outcome(client, failure=error.what), "", "", False)
         except SparsonaError as error:
             if job.do != "evaluate":
-                connection.refusals[client] = connection.refusals.get(client, 0) + 1
-            connection.report(f"client {client} in round {job.round.index}: refused: {error.what}")
+                self.refuses(client, error)
             return _Waiting(Outcome(client, failure=f"refused: {error.what}"), "", "", False)
-        if job.do != "evaluate":
-            connection.refusals.pop(client, None)
         return _Waiting(replace(outcome, note=note), ticket, tuned, to_file)
 
     def _check(self, job: Job, outcome: Outcome) -> None:
@@ -223,8 +224,15 @@ class RemoteClients:
     def keep(self, client: int) -> None:
         assert self._last is not None
         assert self._last[0] == client
+        self.connection.refusals.pop(client, None)
         if self._last[1] is not None:
             self.states[client] = self._last[1]
+
+    def refuses(self, client: int, error: SparsonaError) -> bool:
+        connection = self.connection
+        connection.refusals[client] = connection.refusals.get(client, 0) + 1
+        connection.report(f"client {client} in round {connection.round}: refused: {error.what}")
+        return True
 
     def blank_state(self, client: int) -> State:
         return Ticket.blank()

@@ -2,8 +2,10 @@
 
 A node that listens (a server, a seed, a peer with an open port) is a zenoh router; a node that only dials out is a
 zenoh client of one of them. Routers pass on what is not for them, so that two nodes behind NAT reach each other through
-a node that both can dial, and they connect to each other directly where their addresses can be reached. (zenoh's own
-mode "peer" is not used: since zenoh 1.9 nobody relays between two peers.)
+a node that both can dial. (zenoh's own mode "peer" is not used: since zenoh 1.9 nobody relays between two peers.)
+
+Let one or two nodes of a run listen, and all others dial both: in zenoh 1.10.2 the routing of a router that knows two
+or more others can panic when one of them leaves (4 of 40 tries with three routers, none of 40 with two).
 
 The link trusts nobody it carries frames for: with TLS, only holders of a certificate take part, but which of them sent
 a frame is for the frame's signature to say.
@@ -16,11 +18,11 @@ import base64
 import json
 import logging
 import queue
+import random
 import re
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -32,7 +34,6 @@ MEBIBYTE = 1 << 20
 CLOSING_SECONDS = 2.0  # how long `close` waits for zenoh
 REDIAL_SECONDS = (0.2, 5.0)  # first and longest pause between two attempts to reach somebody
 RESEND_SECONDS = (0.05, 1.0)  # first and longest pause before a frame is sent again
-KNOCK_SECONDS = 5.0  # for a first sign of whoever is dialled
 UNSEEN_SECONDS = 5.0  # a frame for a node that does not seem to be there is sent every so often nevertheless
 MOST_IN_FLIGHT = 1024  # frames, however small: each has a thread while it is sent
 MOST_WAITING = 64  # frames that may wait for a thread of `serve`; senders repeat what is dropped
@@ -131,6 +132,8 @@ class ZenohLink:
         max_bytes: longest frame that is sent or accepted. Longer ones are not buffered.
         window: bytes of frames that `exchange` has under way at once; answers of about as many bytes may wait to be
             taken. This, and not the number of clients, bounds its memory.
+        names: of a server: the name in each client's certificate. A client can then neither receive what is for another
+            nor answer for it; without TLS there are no certificates, and this is not enforced.
 
     Example:
         >>> with ZenohLink(-1, run="doc", listen=("127.0.0.1:17447",)) as server:
@@ -150,6 +153,7 @@ class ZenohLink:
         tls: Tls | None = None,
         max_bytes: int = 256 * MEBIBYTE,
         window: int = 256 * MEBIBYTE,
+        names: Mapping[int, str] | None = None,
     ) -> None:
         if not _RUN.fullmatch(run):
             raise SparsonaError(f"'{run}' cannot identify a run", expected="letters, digits, '-', '_' and '.'")
@@ -162,11 +166,14 @@ class ZenohLink:
         self._listen = [endpoint(address, tls=tls is not None, listening=True) for address in listen]
         self._connect = [endpoint(address, tls=tls is not None, listening=False) for address in connect]
         self._config = _config(self._zenoh, self._listen, self._connect, tls, max_bytes)
+        if names is not None and tls is not None:
+            _insert(self._zenoh, self._config, "access_control", _access(self._prefix, names))
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._alive: dict[int, set[str]] = {}  # tokens of each node: one that was restarted has two for a moment
         self._session: Any = None
         self._trouble = ""
+        self._watches = False
         self._declared: list[Any] = []
         self._queries: queue.SimpleQueue[Any] | None = None
         if self._listens:
@@ -175,7 +182,7 @@ class ZenohLink:
             except self._zenoh.ZError as error:
                 raise _cannot_open(error, self._listen, tls) from error
         else:
-            threading.Thread(target=self._dial, name="sparsona-dial", daemon=True).start()
+            threading.Thread(target=self._dial, name="sparsona-dial").start()
         atexit.register(self._close_at_exit)
 
     def __enter__(self) -> ZenohLink:
@@ -185,7 +192,12 @@ class ZenohLink:
         self.close()
 
     def present(self) -> set[int]:
-        """The nodes that can be asked now: those that `serve`, and that this link reaches."""
+        """The nodes that can be asked now: those that `serve`, and that this link reaches.
+
+        A link that only dials out learns of them from its first call on. A process that was killed is gone at once, a
+        machine that was switched off after ten seconds, a process that hangs within twenty.
+        """
+        self._watch()
         with self._lock:
             return {node for node, tokens in self._alive.items() if tokens}
 
@@ -209,6 +221,7 @@ class ZenohLink:
         Frames are under way at once while they fit into the window. A node that is there and does not answer (its
         handle returned None, or failed) counts as lost at once; one whose connection breaks gets the frame again.
         """
+        self._watch()
         events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         flights: dict[int, _Flight] = {}
         source, exhausted, held = iter(items), False, 0
@@ -307,38 +320,30 @@ class ZenohLink:
             _log.debug("zenoh did not close: %s", error)
 
     def _callback(self, called: Callable[[Any], None], ended: Callable[[], None] | None = None) -> Any:
-        # Called in zenoh's own threads, and therefore brief. Otherwise zenoh would start a thread for each of them, which
-        # Python waits for at its end.
+        # Called in zenoh's own threads, and therefore brief. Otherwise zenoh would start a thread for each of them,
+        # and Python waits for those when it ends.
         return self._zenoh.handlers.Callback(called, ended, indirect=False)
 
     # Connecting.
 
     def _dial(self) -> None:
-        # zenoh redials a connection that it has had, but waits, uninterruptibly, for the first one.
-        pause = REDIAL_SECONDS[0]
+        # zenoh redials a connection that it has had, but waits, uninterruptibly, for the first one. Not a daemon: see
+        # `_send`. Pauses differ, so that many clients of a server that comes back do not all knock at once.
+        pause, draw = REDIAL_SECONDS[0], random.SystemRandom()
         while not self._closed.is_set():
             try:
-                self._knock()
                 session = self._zenoh.open(self._config)
-            except (OSError, self._zenoh.ZError) as error:
+            except self._zenoh.ZError as error:
                 self._trouble = f"nobody answers at {', '.join(self._connect)}: {error}"
-                self._closed.wait(pause)
+                ends = time.monotonic() + pause * draw.uniform(0.5, 1.0)
                 pause = min(2 * pause, REDIAL_SECONDS[1])
+                while time.monotonic() < ends and not self._closed.wait(0.1):
+                    if not threading.main_thread().is_alive():
+                        return
             else:
                 self._trouble = ""
                 self._opened(session)
                 return
-
-    def _knock(self) -> None:
-        """Raises OSError if there is nobody at any address: a thread may be ended in here, and may not in zenoh."""
-        for left, address in reversed(list(enumerate(reversed(self._connect)))):
-            host, _, port = address.partition("/")[2].rpartition(":")
-            try:
-                socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
-                return
-            except OSError:
-                if not left:
-                    raise
 
     def _opened(self, session: Any) -> None:
         with self._lock:
@@ -347,12 +352,23 @@ class ZenohLink:
         if closed:
             self._close_session(session)
             return
-        watching = self._callback(self._token_changed)
-        self._declared.append(
-            session.liveliness().declare_subscriber(f"{self._prefix}/alive/**", watching, history=True)
-        )
         if serves:
             self._declare_served(session)
+        if self._listens:
+            self._watch()
+
+    def _watch(self) -> None:
+        # Only those that ask others: tokens of everybody to everybody would be a flood that grows as their square.
+        with self._lock:
+            if self._watches or self._session is None or self._closed.is_set():
+                return
+            self._watches = True
+        key, changed = f"{self._prefix}/alive/**", self._callback(self._token_changed)
+        try:
+            self._declared.append(self._session.liveliness().declare_subscriber(key, changed, history=True))
+        except self._zenoh.ZError as error:
+            if not self._closed.is_set():
+                raise SparsonaError(f"cannot watch this link: {error}") from error
 
     def _declare_served(self, session: Any) -> None:
         key, queries = f"{self._prefix}/{self.node}", self._queries
@@ -404,8 +420,8 @@ class ZenohLink:
             flight.due = now + RESEND_SECONDS[0]
             return
         flight.due, flight.blind = float("inf"), now + UNSEEN_SECONDS
-        # A thread of its own: zenoh returns when the last bytes are on their way, and a slow client keeps it waiting, at
-        # most five seconds for each 64 KiB. Not a daemon: Python aborts if it ends while one is in foreign code.
+        # A thread of its own: zenoh returns when the last bytes are on their way, and a slow client keeps it waiting,
+        # five seconds at most for each 64 KiB. Not a daemon: Python aborts if it ends while one is in foreign code.
         arguments = (session, client, flight.payload, flight.ends - now, events)
         threading.Thread(target=self._ask, args=arguments, name=f"sparsona-send-{client}").start()
 
@@ -435,7 +451,7 @@ class ZenohLink:
                 congestion_control=zenoh.CongestionControl.BLOCK,
                 timeout=seconds,
             )
-        except zenoh.ZError:
+        except BaseException:  # zenoh's panics are no Exceptions
             ended()  # the link is closing, or the connection has just broken
 
     # Answering.
@@ -455,7 +471,7 @@ class ZenohLink:
                         query.reply_err(_NO_ANSWER)
                     else:
                         query.reply(f"{self._prefix}/{self.node}", answer)
-            except self._zenoh.ZError as error:
+            except BaseException as error:  # zenoh's panics are no Exceptions
                 _log.debug("an answer could not be sent: %s", error)  # the sender asks again
             del query
 
@@ -500,6 +516,8 @@ def _config(zenoh: ModuleType, listen: list[str], connect: list[str], tls: Tls |
         "adminspace/enabled": False,
         "transport/shared_memory/enabled": False,
         "transport/unicast/max_sessions": 10_000,
+        "transport/unicast/accept_pending": 1_000,
+        "transport/unicast/open_timeout": 5_000,
         "transport/link/protocols": ["tls" if tls else "tcp"],
         # What one frame may take before this link sees it, with zenoh's own head.
         "transport/link/rx/max_message_size": max_bytes + 65536,
@@ -519,11 +537,38 @@ def _config(zenoh: ModuleType, listen: list[str], connect: list[str], tls: Tls |
         }
     config = zenoh.Config()
     for key_, value in settings.items():
-        try:
-            config.insert_json5(key_, json.dumps(value))
-        except zenoh.ZError as error:
-            raise SparsonaError(f"zenoh refuses the setting {key_}: {error}") from error
+        _insert(zenoh, config, key_, value)
     return config
+
+
+def _insert(zenoh: ModuleType, config: Any, key: str, value: object) -> None:
+    try:
+        config.insert_json5(key, json.dumps(value))
+    except zenoh.ZError as error:
+        raise SparsonaError(f"zenoh refuses the setting {key}: {error}") from error
+
+
+def _access(prefix: str, names: Mapping[int, str]) -> dict[str, object]:
+    """What the clients of a server may do: be asked under their own index, and answer."""
+    rules, subjects, policies = [], [], []
+    for node, name in names.items():
+        keys = [f"{prefix}/{node}", f"{prefix}/alive/{node}/**"]
+        served = ["declare_queryable", "reply", "liveliness_token"]
+        rules.append(
+            {"id": f"serve-{node}", "permission": "allow", "flows": ["ingress"], "messages": served, "key_exprs": keys}
+        )
+        rules.append(
+            {"id": f"ask-{node}", "permission": "allow", "flows": ["egress"], "messages": ["query"], "key_exprs": keys}
+        )
+        subjects.append({"id": f"client-{node}", "cert_common_names": [name]})
+        policies.append({"rules": [f"serve-{node}", f"ask-{node}"], "subjects": [f"client-{node}"]})
+    return {
+        "enabled": True,
+        "default_permission": "deny",
+        "rules": rules,
+        "subjects": subjects,
+        "policies": policies,
+    }
 
 
 def _base64(text: str) -> str:

@@ -26,7 +26,8 @@ class Forecast:
         steps: local steps of all clients.
         flops: FLOPs of training and mask search.
         bytes: bytes as encoded; between peers each message counts once.
-        exact: False if training decides what is used and sent: `flops` and `bytes` are upper bounds then.
+        exact: False if training decides what is used and sent, or how short messages become: `flops` and `bytes` are
+            upper bounds then.
     """
 
     turns: int = 0
@@ -146,7 +147,8 @@ class _Forecaster:
         key = (*_kind(client), active, round_.index if self._changes else 0)
         if key not in self._costs:
             self._costs[key] = self.method.cost(self.context.params.layout, client, round_.on(client))
-            self.exact = self.exact and self._costs[key].exact
+            cost = self._costs[key]
+            self.exact = self.exact and cost.exact and not (cost.compact and self._with_bytes)
         return self._costs[key]
 
     def _num_steps(self, phases: Sequence[Phase], client: Client, round_: Round, key: tuple[object, ...]) -> int:

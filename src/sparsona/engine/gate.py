@@ -172,4 +172,4 @@ def _entries(size: PartSize) -> str:
 
 
 def _kind(size: PartSize) -> str:
-    return "flags of one bit" if size.is_mask else f"numbers of {size.bits} bits"
+    return "flags of one bit" if size.is_mask else f"numbers of {size.bits} bits{' (bfloat16)' * size.is_bfloat}"

@@ -9,6 +9,7 @@ from sparsona.core.method import Server, State, Update
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.jobs import Message, Outcome, Tally, open_message
 from sparsona.engine.profiler import Clock
+from sparsona.wire.codec import encode
 from sparsona.wire.format import message_size, sizes_of
 from sparsona.wire.ledger import Traffic
 
@@ -81,7 +82,9 @@ def read_update(outcome: Outcome, index: int, clock: Clock) -> Update:
 
 
 def num_bytes(message: Message) -> int:
-    """The bytes of a message. Those of one that is not encoded follow from its parts."""
+    """The bytes of a message. Those of one that is not encoded follow from its parts, unless it is to be compact."""
+    if isinstance(message, Update) and message.compact:
+        message = encode(message)
     return len(message) if isinstance(message, bytes) else message_size(sizes_of(message))
 
 

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Method
 from sparsona.core.round import Client
 from sparsona.core.task import Task
-from sparsona.core.update import SERVER
+from sparsona.core.update import SERVER, PartSize
 from sparsona.data import SOURCES
 from sparsona.data.client_index import ClientIndex
 from sparsona.data.federation import Federation
@@ -52,7 +52,7 @@ from sparsona.experiment.run import Run
 from sparsona.experiment.train import describe_run, play
 from sparsona.methods import MethodCard
 from sparsona.runs.facts import RunFacts
-from sparsona.runs.folder import RunFolder, environment
+from sparsona.runs.folder import RunFolder, environment, read_json, write_atomically
 from sparsona.runs.observers import ObserverList
 from sparsona.runs.options import RunConfig, dump
 from sparsona.runs.session import Listen, Session
@@ -61,8 +61,8 @@ from sparsona.runs.validation import merge_errors, validate
 from sparsona.wire.codec import decode
 
 NETWORK = "network"  # the executor of a run whose clients are on other machines
-HELLO_SECONDS = 5.0  # for a client to say that it is there
-FILE = "federation.toml"  # in the run's folder
+HELLO_SECONDS = 2.0  # for a client to say that it is there
+FILE, SERVED = "federation.toml", "server.json"  # in the run's folder
 _OF_TASK = ("classes", "input", "predicts")
 
 
@@ -142,6 +142,18 @@ class Terms:
         return ClientContext(
             self.task(), self.make_method(), federation, self.plan(), self.file.capacities, device, "fp32", cards=cards
         )
+
+    def longest_frame(self) -> int:
+        """The most bytes that a frame of this run may have: messages either way, a shared model, and heads."""
+        task, plan = self.task(), self.plan()
+        method = self.make_method()(task)
+        model = largest_message((PartSize("shared", task.layout, task.layout.size),))
+        longest = 0
+        for one in self.file.clients:
+            cost = method.cost(task.layout, Client(one.index, 1, one.capacity, 1, self.num_clients), plan.round_at(0))
+            longest = max(longest, *(0 if parts is None else largest_message(parts) for parts in (cost.up, cost.down)))
+        # A job may have every mask in it for a client that lost its state: a bit for each entry, and less than a model.
+        return longest + 2 * model + 2 * MAX_HEAD
 
     def no_data(self) -> Federation:
         """A federation of these clients whose data is elsewhere."""
@@ -421,7 +433,7 @@ class Network:
         cost = self.context.method.cost(self.context.params.layout, client, self.context.plan.round_at(index))
         if cost.up is None:
             raise SparsonaError("a message where none is sent", expected="none")
-        check_update(decode(message), cost.up, client=client, round=index, exact=cost.exact)
+        check_update(decode(message, cost.up), cost.up, client=client, round=index, exact=cost.exact)
 
     def end(self) -> None:
         """Tell the clients that the run is over."""
@@ -448,13 +460,16 @@ def with_guests(facts: RunFacts, guests: Sequence[Guest]) -> RunFacts:
     )
 
 
-def play_network(network: Network, path: Path, observers: Sequence[object] = ()) -> Run:
+def play_network(
+    network: Network, path: Path, observers: Sequence[object] = (), served: Mapping[str, Any] | None = None
+) -> Run:
     """Play a run from its start or, if its folder exists, from its last checkpoint.
 
     Args:
         network: the server's side, whose clients are there.
         path: the run's folder.
         observers: as for `train`.
+        served: how the server is reached, kept for `resume`.
 
     Returns:
         The finished run.
@@ -475,6 +490,8 @@ def play_network(network: Network, path: Path, observers: Sequence[object] = ())
         folder = RunFolder.create(path, dump(config), with_guests(facts, guests), None)
         network.terms.file.write(path / FILE)
     with folder:
+        if served is not None:
+            write_atomically(path / SERVED, (json.dumps(dict(served), indent=2) + "\n").encode())
         found = play(folder, session, config, no_models)
     network.end()
     return found
@@ -511,6 +528,12 @@ def serve(
 
     Returns:
         The finished run.
+
+    Example:
+        On one machine, while others call `join`::
+
+            run = sp.serve("fed.toml", "runs/x", listen=["0.0.0.0:7447"], report=print)
+            run.report("page.html")
     """
     terms = Terms.read(path)
     if terms.row.peers or terms.file.server is None:
@@ -530,12 +553,42 @@ def serve(
         raise SparsonaError(f"--at-least {at_least}", expected=f"1 to {terms.num_clients}, the clients of the roster")
     certificates = Tls(terms.file.authority, terms.file.server.certificate, signer.pem) if tls else None
     addresses = tuple(listen) or (":7447",)
-    with ZenohLink(SERVER, run=terms.run, listen=addresses, tls=certificates) as link:
+    names = {one.index: one.name for one in terms.file.clients}
+    longest = terms.longest_frame()
+    with ZenohLink(SERVER, run=terms.run, listen=addresses, tls=certificates, names=names, max_bytes=longest) as link:
         roster = Roster(terms.file.keys())
         network = Network(terms, link.exchange, signer, roster, deadline, report, link.present)
         report(f"listening on {', '.join(addresses)}")
         network.wait(terms.num_clients if at_least is None else at_least, wait, waiting)
-        return play_network(network, Path(out), observers)
+        served = {
+            "listen": list(addresses),
+            "key": str(Path(key or key_path(path, "server")).absolute()),
+            "at_least": at_least,
+            "deadline": deadline,
+            "tls": tls,
+        }
+        return play_network(network, Path(out), observers, served)
+
+
+def is_served(path: Path) -> bool:
+    """Whether a run's clients are on machines of their own."""
+    return (path / SERVED).is_file()
+
+
+def resume_served(path: Path, observers: Sequence[object] = (), **reports: Any) -> Run:
+    """Resume a run on several machines, listening where it listened before.
+
+    Args:
+        path: the run's folder.
+        observers: as for `train`.
+        reports: `report` and `waiting`, as for `serve`.
+
+    Returns:
+        The finished run.
+    """
+    served = read_json(path / SERVED)
+    known = {name: served[name] for name in ("listen", "key", "at_least", "deadline", "tls") if name in served}
+    return serve(path / FILE, path, observers=observers, **known, **reports)
 
 
 def join(
@@ -570,6 +623,11 @@ def join(
 
     Returns:
         The file of the personal model, if the method has a plain one.
+
+    Example:
+        On a client's machine::
+
+            model = sp.join("fed.toml", "arrays:mine.npz", report=print)
     """
     terms = Terms.read(path)
     signer, member = find_key(terms.file, Path(path), key)
@@ -583,7 +641,8 @@ def join(
     roster = Roster(terms.file.keys())
     agent = make_agent(terms, member.index, federation, folder, signer, roster, shares_labels, device, report)
     certificates = Tls(terms.file.authority, member.certificate, signer.pem) if tls else None
-    with ZenohLink(member.index, run=terms.run, connect=addresses, tls=certificates) as link:
+    longest = terms.longest_frame()
+    with ZenohLink(member.index, run=terms.run, connect=addresses, tls=certificates, max_bytes=longest) as link:
         link.serve(agent.handle, failed=lambda error: report(f"a fault: {type(error).__name__}: {error}"))
         report(f"{member.name}: client {member.index} of {terms.num_clients}, looking for {', '.join(addresses)}")
         trouble = ""

@@ -288,6 +288,12 @@ def resume_run(
     clock = _make_clock(profile or is_profiled(path))
     folder = RunFolder.open(path)
     folder.check_resumable()
+    if folder.config.get("executor") == "network":
+        raise SparsonaError(
+            f"'{path}' is a run on several machines",
+            expected="a simulated run",
+            hint=f"`sparsona resume {path}`, or sparsona.experiment.network.resume_served",
+        )
     config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
     row = _find_row(folder, config.method, method)
     with folder:

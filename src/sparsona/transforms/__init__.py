@@ -27,10 +27,12 @@ TRANSFORMS = {
     card.name: card
     for card in (
         TransformCard("half", "Half", "half", "half precision: two bytes a value"),
+        TransformCard("bf16", "BFloat16", "bf16", "bfloat16: two bytes a value, the range of float32"),
         TransformCard("quantize", "Quantize", "quantize:4", "stochastic quantisation to 2 to 8 bits a value"),
         TransformCard("topk", "TopK", "topk:0.1", "the largest share of a change, with error feedback"),
         TransformCard("clip", "Clip", "clip:1.0", "changes no longer than a norm"),
         TransformCard("noise", "Noise", "noise:0.01", "Gaussian noise on changes"),
+        TransformCard("compact", "Compact", "compact", "the same messages in fewer bytes, without loss"),
     )
 }
 

@@ -20,6 +20,7 @@ class Clip:
     name = "clip"
     way: ClassVar[Way] = "up"
     for_changes = True
+    compacts = False
 
     def __post_init__(self) -> None:
         if not (self.norm > 0 and math.isfinite(self.norm)):
@@ -41,7 +42,7 @@ class Clip:
         return plain(update)
 
     def size(self, part: PartSize) -> PartSize:
-        return replace(part, bits=32)
+        return part
 
     def keeps(self, part: PartSize) -> bool:
         return False

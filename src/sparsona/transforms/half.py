@@ -18,6 +18,7 @@ class Half:
     way: Way = "both"
     name = "half"
     for_changes = False
+    compacts = False
 
     def describe(self) -> str:
         return "half precision"

@@ -24,6 +24,7 @@ class Noise:
     name = "noise"
     way: ClassVar[Way] = "up"
     for_changes = True
+    compacts = False
 
     def __post_init__(self) -> None:
         if not (self.std > 0 and math.isfinite(self.std)):
@@ -49,7 +50,7 @@ class Noise:
         return plain(update)
 
     def size(self, part: PartSize) -> PartSize:
-        return replace(part, bits=32)
+        return part
 
     def keeps(self, part: PartSize) -> bool:
         return False

@@ -29,6 +29,7 @@ class Quantize:
     way: Way = "up"
     name = "quantize"
     for_changes = False
+    compacts = False
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 8:

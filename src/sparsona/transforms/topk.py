@@ -29,6 +29,7 @@ class TopK:
     name = "topk"
     way: ClassVar[Way] = "up"
     for_changes = True
+    compacts = False
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
@@ -48,7 +49,7 @@ class TopK:
         return plain(update)
 
     def size(self, part: PartSize) -> PartSize:
-        return replace(part, num_values=self.number(part.num_values), support=Support.BITS, bits=32, ones=None)
+        return replace(part, num_values=self.number(part.num_values), support=Support.BITS, ones=None)
 
     def keeps(self, part: PartSize) -> bool:
         return True

@@ -14,6 +14,7 @@ from sparsona.core.storage import Stored, count_bits, pack_bits
 from sparsona.core.tree import Tree
 from sparsona.core.tree import counts as ones_of
 from sparsona.core.update import Levels, Part, PartSize, Support, Update, bits_digest, mask_digest
+from sparsona.wire.compact import Expanded, shrink, write_planes
 from sparsona.wire.format import (
     ALIGN,
     CHECKSUM,
@@ -50,7 +51,8 @@ def encode(update: Update) -> bytes:
     """
     parts = [(part, part.values) for part in update.parts.values()]  # gathered once
     heads = tuple(_part_head(*part, size) for part, size in zip(parts, sizes_of(update), strict=True))
-    blocks: list[bytes | memoryview] = [write_head(Head(update.sender, update.round, update.weight, heads))]
+    top = Head(update.sender, update.round, update.weight, heads)
+    blocks: list[bytes | memoryview] = [write_head(top)]
     for head, (part, values) in zip(heads, parts, strict=True):
         if part.support is Support.BITS:
             blocks += _block(pack_bits(_sendable_mask(head, part).flat))
@@ -60,6 +62,8 @@ def encode(update: Update) -> bytes:
             blocks += _block(torch.tensor(part.levels.counts, dtype=torch.int64))
             values = _pack_levels(values, part.levels.bits)
         blocks += _block(pack_bits(values) if values.dtype is torch.bool else values)
+    if update.compact and (shorter := shrink(top, blocks[1::2])) is not None:
+        blocks = shorter
     checksum = 0
     for block in blocks:
         checksum = zlib.crc32(block, checksum)
@@ -70,9 +74,9 @@ def encode(update: Update) -> bytes:
 def decode(data: bytes | bytearray | memoryview, expected: Sequence[PartSize] | None = None) -> Update:
     """Decode a message. Its tensors are copies, so `data` can be reused.
 
-    Memory grows with the length of `data`, never with what it claims: a KNOWN or SEED part may describe a vast layout,
-    for which nothing is allocated, and masks stay packed until they are read. Layouts are decoded without the costs of
-    their slots.
+    Memory grows with the length of `data` (of a compact message: with its content), never with what it claims: a KNOWN
+    or SEED part may describe a vast layout, for which nothing is allocated, and masks stay packed until they are read.
+    Layouts are decoded without the costs of their slots.
 
     Args:
         data: the bytes of one message.
@@ -91,7 +95,9 @@ def decode(data: bytes | bytearray | memoryview, expected: Sequence[PartSize] | 
     except TypeError as error:
         raise SparsonaError(f"not a message: {error}", expected="contiguous bytes") from None
     head, at = read_head(message, expected)
-    raw = np.frombuffer(message, np.uint8)
+    raw: np.ndarray | Expanded = np.frombuffer(message, np.uint8)
+    if head.compact:
+        raw, at = Expanded(message, head, at), 0
     parts = {}
     for part in head.parts:
         size = part.size
@@ -107,7 +113,7 @@ def decode(data: bytes | bytearray | memoryview, expected: Sequence[PartSize] | 
         whole = levels = None
         if has_levels(size):
             scale_bytes, count_bytes = scales_size(size)
-            scales = _read_floats(raw, at, len(size.layout.slots))
+            scales = _read_floats(raw, at, len(size.layout.slots), in_planes=False)
             at += padded(scale_bytes)
             counts = _read_block(raw, at, count_bytes).view("<i8").tolist()
             at += padded(count_bytes)
@@ -115,7 +121,7 @@ def decode(data: bytes | bytearray | memoryview, expected: Sequence[PartSize] | 
             values = _read_levels(raw, at, size.num_values, size.bits)
             _check_levels(size, levels, mask, values)
         elif not size.is_mask:
-            values = _read_floats(raw, at, size.num_values, size.bits)
+            values = _read_floats(raw, at, size.num_values, size.bits, size.is_bfloat)
         elif size.support is Support.DENSE:
             # Left as bits: a receiver usually stores the mask.
             whole = Tree(size.layout, Stored.of_bits(_read_packed(raw, at, size.num_values), (size.num_values,)))
@@ -124,11 +130,12 @@ def decode(data: bytes | bytearray | memoryview, expected: Sequence[PartSize] | 
             values = Stored.of_bits(packed, (size.num_values,), shares_blocks=False)
         at += padded(value_bytes)
         parts[size.name] = Part(size.layout, values, size.support, mask, part.digest, part.seed, whole, levels)
-    return Update(head.sender, head.round, head.weight, parts)
+    return Update(head.sender, head.round, head.weight, parts, head.compact)
 
 
 def _part_head(part: Part, values: Tensor, size: PartSize) -> PartHead:
-    kinds = (torch.float32, torch.bool, torch.float16) if part.levels is None else (torch.uint8,)
+    floats = (torch.float32, torch.float16, torch.bfloat16)
+    kinds = (*floats, torch.bool) if part.levels is None else (torch.uint8,)
     if values.dim() != 1 or values.dtype not in kinds:
         raise SparsonaError(
             f"part {short(size.name)} holds {values.dtype} values of shape {tuple(values.shape)}",
@@ -172,22 +179,34 @@ def _check_bits(head: PartHead, ones: int, digest: bytes) -> None:
 
 def _block(values: Tensor) -> list[bytes | memoryview]:
     """A tensor's memory, little endian, and the padding behind it."""
+    values = values.view(torch.int16) if values.dtype is torch.bfloat16 else values  # which numpy lacks
     array = values.detach().cpu().contiguous().numpy()
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     return [array.view(np.uint8).data, bytes(-array.nbytes % ALIGN)]
 
 
-def _read_block(raw: np.ndarray, start: int, num_bytes: int) -> np.ndarray:
+def _read_block(raw: np.ndarray | Expanded, start: int, num_bytes: int) -> np.ndarray:
+    if isinstance(raw, Expanded):
+        return raw.block(start, num_bytes)
     end = start + num_bytes
     if raw[end : start + padded(num_bytes)].any():
         raise malformed("padding is not zero", "zero bytes")
     return raw[start:end]
 
 
-def _read_floats(raw: np.ndarray, start: int, count: int, bits: int = 32) -> Tensor:
+def _read_floats(
+    raw: np.ndarray | Expanded, start: int, count: int, bits: int = 32, is_bfloat: bool = False, in_planes: bool = True
+) -> Tensor:
+    width, num_bytes = bits // 8, bits // 8 * count
+    planes = raw.planes(start, num_bytes) if isinstance(raw, Expanded) and in_planes else None  # before it is trusted
     # Into memory that torch aligned: the alignment of a buffer can change the order in which a product is summed.
-    values = torch.empty(count, dtype=torch.float32 if bits == 32 else torch.float16)
-    values.numpy()[:] = _read_block(raw, start, bits // 8 * count).view(f"<f{bits // 8}")
+    dtype = torch.float32 if bits == 32 else torch.bfloat16 if is_bfloat else torch.float16
+    values = torch.empty(count, dtype=dtype)
+    out = values.view(torch.uint8).numpy()
+    if planes is None:
+        out.view(f"i{width}")[:] = _read_block(raw, start, num_bytes).view(f"<i{width}")  # numpy has no bfloat16
+    else:
+        write_planes(planes, out, width)
     return values
 
 
@@ -197,7 +216,7 @@ def _pack_levels(values: Tensor, bits: int) -> Tensor:
     return torch.from_numpy(np.packbits(each, bitorder="little"))
 
 
-def _read_levels(raw: np.ndarray, start: int, count: int, bits: int) -> Tensor:
+def _read_levels(raw: np.ndarray | Expanded, start: int, count: int, bits: int) -> Tensor:
     packed, values = _check_spare(raw, start, count * bits), np.empty(count, np.uint8)
     for first in range(0, count, UNPACKED):  # whole bytes: a multiple of eight levels
         some = values[first : first + UNPACKED]
@@ -222,11 +241,11 @@ def _check_levels(size: PartSize, levels: Levels, mask: Tree | None, values: Ten
         raise malformed(f"part {name} has a level of {highest}", f"at most {2 * levels.top} with {levels.bits} bits")
 
 
-def _read_packed(raw: np.ndarray, start: int, count: int) -> Tensor:
+def _read_packed(raw: np.ndarray | Expanded, start: int, count: int) -> Tensor:
     return torch.from_numpy(_check_spare(raw, start, count).copy())
 
 
-def _check_spare(raw: np.ndarray, start: int, count: int) -> np.ndarray:
+def _check_spare(raw: np.ndarray | Expanded, start: int, count: int) -> np.ndarray:
     packed = _read_block(raw, start, -(-count // 8))
     # Each mask has exactly one encoding: the spare bits of the last byte must be zero.
     if count % 8 and packed[-1] >> (count % 8):

@@ -42,10 +42,14 @@ MAX_DIM = 2**32 - 1
 # Far more than any model has, and products of this size still fit the 64-bit strides of a tensor.
 MAX_ENTRIES = 2**40
 
-HEAD = struct.Struct("<4sBBHiId")  # magic, version, zero, number of parts, sender, round, weight
+HEAD = struct.Struct("<4sBBHiId")  # magic, version, form, number of parts, sender, round, weight
 PART = struct.Struct("<HBBIQ")  # bytes of the name, dtype, support, number of tensors, number of values
 SLOT = struct.Struct("<HB")  # bytes of the name, number of dimensions
+STREAM = struct.Struct("<BQ")  # of a compact message: encoding, bytes
 CHECKSUM = struct.Struct("<I")
+# Frames have blocks of at most 16 KiB, each of four bytes at least: no stream claims more than this for a byte.
+STREAM_WINDOW = 2**14
+MAX_RATIO = STREAM_WINDOW // 4
 
 E = TypeVar("E", bound=enum.IntEnum)
 
@@ -59,6 +63,7 @@ class Dtype(enum.IntEnum):
     FLOAT32 = 0
     BOOL = 1
     FLOAT16 = 2
+    BFLOAT16 = 3
     LEVELS1 = 17
     LEVELS2 = 18
     LEVELS3 = 19
@@ -69,9 +74,17 @@ class Dtype(enum.IntEnum):
     LEVELS8 = 24
 
 
+class Encoding(enum.IntEnum):
+    """How a stream of a compact message is written."""
+
+    RAW = 0
+    ZSTD = 1
+    GAPS = 2
+
+
 # A mask has a bit for each value; the other numbers are those of PartSize.bits.
 _DTYPES = {32: Dtype.FLOAT32, 16: Dtype.FLOAT16} | {bits: Dtype(16 + bits) for bits in range(1, MAX_LEVEL_BITS + 1)}
-_BITS = {dtype: bits for bits, dtype in _DTYPES.items()}
+_BITS = {dtype: bits for bits, dtype in _DTYPES.items()} | {Dtype.BFLOAT16: 16}
 
 
 @dataclass(frozen=True)
@@ -91,6 +104,7 @@ class Head:
     round: int
     weight: float
     parts: tuple[PartHead, ...]
+    compact: bool = False
 
 
 def padded(num_bytes: int) -> int:
@@ -115,6 +129,22 @@ def has_levels(part: PartSize) -> bool:
     return not part.is_mask and part.bits <= MAX_LEVEL_BITS
 
 
+def blocks_of(part: PartSize) -> tuple[tuple[int, int], ...]:
+    """The blocks of a part's payload: the bytes of each before padding, and of each float in it (1: no floats)."""
+    bitmap, values = payload_size(part)
+    blocks = [(bitmap, 1)] if part.support is Support.BITS else []
+    if has_levels(part):
+        blocks += [(size, 1) for size in scales_size(part)]
+    return (*blocks, (values, 1 if part.is_mask or has_levels(part) else part.bits // 8))
+
+
+def stream_sizes(part: PartSize) -> tuple[int, ...]:
+    """The bytes of a part's streams in a compact message, each before it is compressed. A block is one stream; one of
+    floats has a stream for their highest bytes, one for the second, and with four bytes one for the two others."""
+    splits = {1: (1,), 2: (1, 1), 4: (1, 1, 2)}
+    return tuple(size // width * share for size, width in blocks_of(part) for share in splits[width])
+
+
 def _value_bits(part: PartSize) -> int:
     return 1 if part.is_mask else part.bits
 
@@ -134,7 +164,16 @@ def paper_size(parts: tuple[PartSize, ...]) -> int:
 def sizes_of(update: Update) -> tuple[PartSize, ...]:
     """The sizes of an update's parts, for `message_size` and `paper_size`."""
     return tuple(
-        PartSize(name, part.layout, part.num_values, part.support, part.is_mask, _bits_of(part), part.is_change)
+        PartSize(
+            name,
+            part.layout,
+            part.num_values,
+            part.support,
+            part.is_mask,
+            _bits_of(part),
+            part.is_change,
+            is_bfloat=part.is_bfloat,
+        )
         for name, part in update.parts.items()
     )
 
@@ -149,10 +188,10 @@ def write_head(head: Head) -> bytes:
     """The head of a message, padded. Raises an error wherever `read_head` would."""
     _check_envelope(head.sender, head.round, head.weight)
     _check_parts([part.size for part in head.parts])
-    out = [HEAD.pack(MAGIC, VERSION, 0, len(head.parts), head.sender, head.round, head.weight)]
+    out = [HEAD.pack(MAGIC, VERSION, head.compact, len(head.parts), head.sender, head.round, head.weight)]
     for part in head.parts:
         size, name = part.size, _utf8(part.size.name)
-        dtype = Dtype.BOOL if size.is_mask else _DTYPES[size.bits]
+        dtype = Dtype.BOOL if size.is_mask else Dtype.BFLOAT16 if size.is_bfloat else _DTYPES[size.bits]
         digest_bytes, seed_bytes = _proof_size(size.support)
         if len(part.digest) != digest_bytes or len(part.seed) != seed_bytes:
             raise SparsonaError(
@@ -187,7 +226,7 @@ def read_head(message: memoryview, expected: Sequence[PartSize] | None = None) -
             expected=f"at least {HEAD.size + CHECKSUM.size} bytes",
             hint=_RESEND,
         )
-    magic, version, zero, num_parts, sender, round_, weight = HEAD.unpack_from(message)
+    magic, version, form, num_parts, sender, round_, weight = HEAD.unpack_from(message)
     if magic != MAGIC:
         raise SparsonaError(f"not a Sparsona message: it begins with {magic!r}", expected=f"{MAGIC!r}")
     # Before the checksum: another version may have a different one.
@@ -200,8 +239,8 @@ def read_head(message: memoryview, expected: Sequence[PartSize] | None = None) -
     end = len(message) - CHECKSUM.size
     if zlib.crc32(message[:end]) != CHECKSUM.unpack_from(message, end)[0]:
         raise SparsonaError("the checksum of a message does not match: it was damaged or cut short", hint=_RESEND)
-    if zero:
-        raise malformed(f"the reserved byte is {zero}", "0")
+    if form > 1:
+        raise malformed(f"the byte of the form is {form}", "0, or 1 for a compact message")
     _check_envelope(sender, round_, weight)
     _check_count(num_parts)
     reader = _Reader(message, HEAD.size, min(end, MAX_HEAD_BYTES))
@@ -209,14 +248,49 @@ def read_head(message: memoryview, expected: Sequence[PartSize] | None = None) -
     parts = tuple(_read_part(reader, known) for _ in range(num_parts))
     sizes = [part.size for part in parts]
     _check_parts(sizes)
-    if len(message) != (size := _message_size(sizes)):
+    size = _message_size(sizes)
+    if form and len(message) >= size:
+        raise malformed(f"a compact message of {len(message)} bytes that takes {size} otherwise", "a shorter one")
+    if not form and len(message) != size:
         raise malformed(f"a message of {len(message)} bytes whose head declares {size}", "equal lengths")
     if expected is not None and size > (most := _message_size(expected)):
         raise malformed(f"contents of {size} bytes", f"at most {most}")
     start = padded(reader.at)
     if any(message[reader.at : start]):
         raise malformed("the padding after the head is not zero", "zero bytes")
-    return Head(sender, round_, weight, parts), start
+    return Head(sender, round_, weight, parts, bool(form)), start
+
+
+def write_streams(streams: Sequence[tuple[Encoding, int]]) -> bytes:
+    """The table of a compact message's streams, which follows its head."""
+    return b"".join(STREAM.pack(*stream) for stream in streams)
+
+
+def read_streams(message: memoryview, head: Head, start: int) -> list[tuple[Encoding, int, int, int]]:
+    """The streams of a compact message: encoding, offset, bytes as sent, and bytes of its content.
+
+    Checks that they fill the message, and that none claims more content than its bytes can hold.
+    """
+    sizes = [size for part in head.parts for size in stream_sizes(part.size)]
+    at, end = start + STREAM.size * len(sizes), len(message) - CHECKSUM.size
+    if at > end:
+        raise malformed(f"a table of {len(sizes)} streams that goes on to byte {at}", f"an end at byte {end}")
+    streams = []
+    for index, size in enumerate(sizes):
+        number, sent = STREAM.unpack_from(message, start + STREAM.size * index)
+        encoding = _member(Encoding, number, "a stream")
+        shortest = size if encoding is Encoding.RAW else -(-size // MAX_RATIO)
+        longest = size if encoding is Encoding.RAW else size - 1
+        if not shortest <= sent <= longest:
+            raise malformed(
+                f"a stream of {sent} bytes, {encoding.name}, for a content of {size}",
+                f"{shortest} to {longest}" if shortest <= longest else "an empty one, RAW",
+            )
+        streams.append((encoding, at, sent, size))
+        at += sent
+    if at != end:
+        raise malformed(f"streams that end at byte {at} of a message", f"an end at byte {end}")
+    return streams
 
 
 def _read_part(reader: _Reader, known: Mapping[str, Layout] | None) -> PartHead:
@@ -232,16 +306,17 @@ def _read_part(reader: _Reader, known: Mapping[str, Layout] | None) -> PartHead:
     else:
         layout = known[name]
         reader.match(len(layout.slots) == num_tensors, _packed_layout(layout), name)
-    size = PartSize(name, layout, num_values, support, kind is Dtype.BOOL, _BITS.get(kind, 32))
+    is_bfloat = kind is Dtype.BFLOAT16
+    size = PartSize(name, layout, num_values, support, kind is Dtype.BOOL, _BITS.get(kind, 32), is_bfloat=is_bfloat)
     return PartHead(size, digest, seed)
 
 
-def _member(kind: type[E], number: int) -> E:
+def _member(kind: type[E], number: int, what: str = "a part") -> E:
     try:
         return kind(number)
     except ValueError:
         known = ", ".join(f"{member.value} ({member.name})" for member in kind)
-        raise malformed(f"a part of unknown {kind.__name__.lower()} {number}", known) from None
+        raise malformed(f"{what} of unknown {kind.__name__.lower()} {number}", known) from None
 
 
 def _read_slots(reader: _Reader, number: int, part: str) -> tuple[Slot, ...]:
@@ -349,7 +424,7 @@ def _check_parts(parts: Sequence[PartSize]) -> None:
     _check_names([part.name for part in parts], "parts")
     for part in parts:
         _check_names(part.layout.names, f"tensors in part {short(part.name)}")
-        if part.bits not in _DTYPES:
+        if part.bits not in _DTYPES or (part.is_bfloat and part.bits != 16):
             raise malformed(f"part {short(part.name)} with {part.bits} bits a value", "32, 16, or 1 to 8")
         # A dimension of zero must not hide absurd ones beside it: strides are products of the others.
         entries = 0

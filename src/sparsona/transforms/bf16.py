@@ -1,0 +1,43 @@
+"""bfloat16: two bytes a value, with the range of float32 and two to three significant digits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sparsona.core.round import Round
+from sparsona.core.transform import Memory, Way, plain
+from sparsona.core.update import Part, PartSize, Update
+
+LARGEST = (2 - 2**-7) * 2.0**127
+
+
+@dataclass(frozen=True)
+class BFloat16:
+    """Values are rounded to the nearest bfloat16; a finite one beyond its range becomes the largest."""
+
+    way: Way = "both"
+    name = "bf16"
+    for_changes = False
+    compacts = False
+
+    def describe(self) -> str:
+        return "bfloat16"
+
+    def send(self, update: Update, memory: Memory, round_: Round) -> tuple[Update, Memory]:
+        parts = {name: part if part.is_mask else _shorten(part.plain()) for name, part in update.parts.items()}
+        return replace(update, parts=parts), {}
+
+    def receive(self, update: Update) -> Update:
+        return plain(update)
+
+    def size(self, part: PartSize) -> PartSize:
+        return replace(part, bits=16, is_bfloat=True)
+
+    def keeps(self, part: PartSize) -> bool:
+        return False
+
+
+def _shorten(part: Part) -> Part:
+    values = part.values
+    # NaN and infinity are kept: a diverged client must not look like one with large weights.
+    return part.carrying(values.clamp(-LARGEST, LARGEST).where(values.isfinite(), values).bfloat16())

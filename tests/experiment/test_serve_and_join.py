@@ -1,0 +1,116 @@
+"""A server and its clients over a real link with mutual TLS, in threads of one process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+from click.testing import CliRunner
+from safetensors.torch import load_file
+
+import sparsona as sp
+from sparsona.cli.app import cli
+from sparsona.core.errors import SparsonaError
+from sparsona.experiment import network
+from sparsona.runs.records import Records
+
+OPTIONS = {"rounds": 2, "epochs": 1, "per_round": 2, "seed": 3}
+
+
+def command(*words: str) -> str:
+    done = CliRunner().invoke(cli, list(words), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def new(method: str, model: str, shape: str, *more: str) -> None:
+    words = f"federation new fed.toml --method {method} --model {model} --classes 10 --input {shape}"
+    command(*words.split(" "), *more)
+
+
+def admit(name: str) -> None:
+    command("keys", "new", name)
+    command("federation", "admit", "fed.toml", f"{name}.pub")
+
+
+@pytest.fixture
+def address() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+@pytest.mark.long
+def test_a_run_over_a_link_is_its_simulation(tmp_path, monkeypatch, address):
+    monkeypatch.chdir(tmp_path)
+    new("fedspa", "digits-cnn", "1x8x8", *(f"--set={key}={value}" for key, value in OPTIONS.items()))
+    models, threads = {}, []
+
+    def client(index: int, ready: threading.Event) -> None:
+        def report(text: str) -> None:
+            if "looking for" in text:
+                ready.set()
+
+        own = {"key": f"site-{index}.key", "vault": f"vault/site-{index}"}
+        models[index] = network.join("fed.toml", "digits", connect=[address], report=report, **own)
+
+    for index in range(3):
+        admit(f"site-{index}")
+    for index in range(3):  # one after the other: torch draws initial weights from a generator of the whole process
+        ready = threading.Event()
+        threads.append(threading.Thread(target=client, args=(index, ready), daemon=True))
+        threads[-1].start()
+        assert ready.wait(60)
+    run = network.serve("fed.toml", "runs/x", listen=[address], wait=60)
+    for thread in threads:
+        thread.join(timeout=20)
+    simulated = sp.train("fedspa", clients=3, **OPTIONS, executor="serial", out="runs/simulated")
+    one, other = (Records(found.path / "records.sqlite") for found in (run, simulated))
+    assert one.turns() == other.turns()
+    assert one.evaluations() == other.evaluations()
+    assert one.failures() == []
+    assert (run.path / "global.safetensors").read_bytes() == (simulated.path / "global.safetensors").read_bytes()
+    # What a client keeps is what the simulation has for it.
+    weights = simulated.personal_model(1).state_dict()
+    kept = load_file(models[1])
+    assert {name: value.tolist() for name, value in kept.items()} == {
+        name: value.tolist() for name, value in weights.items()
+    }
+    assert "personal model" in command("vault", "show", "--vault", "vault/site-1")
+    with pytest.raises(SparsonaError, match="3 vaults in"):
+        command("vault", "show")
+    command("vault", "export", "--vault", "vault/site-1", "mine.safetensors")
+    assert (tmp_path / "mine.safetensors").read_bytes() == models[1].read_bytes()
+    with pytest.raises(SparsonaError, match="are with their clients"):
+        run.personal_model(0)
+
+
+def test_mistakes_at_the_start_have_names(tmp_path, monkeypatch, address):
+    monkeypatch.chdir(tmp_path)
+    new("fedspa", "digits-cnn", "1x8x8")
+    with pytest.raises(SparsonaError, match="has no clients yet"):
+        network.serve("fed.toml", "runs/x", listen=[address])
+    with pytest.raises(SparsonaError, match="has no clients yet"):
+        network.join("fed.toml", "digits")
+    admit("site-0")
+    command("keys", "new", "stranger")
+    with pytest.raises(SparsonaError, match="has the key"):
+        network.join("fed.toml", "digits", key="stranger.key")
+    with pytest.raises(SparsonaError, match="does not say where its server is"):
+        network.join("fed.toml", "digits")  # the one key here that is in the roster is found
+    with pytest.raises(SparsonaError, match="is not the key of this federation's server"):
+        network.serve("fed.toml", "runs/x", key="stranger.key")
+    with pytest.raises(SparsonaError, match="--at-least 2"):
+        network.serve("fed.toml", "runs/x", at_least=2)
+    with pytest.raises(SparsonaError, match="0 of 1 clients came within 0 s"):
+        network.serve("fed.toml", "runs/x", listen=[address], wait=0, tls=False)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_data_of_another_shape_is_refused(tmp_path, monkeypatch, address):
+    monkeypatch.chdir(tmp_path)
+    new("fedavg", "lenet5", "1x28x28")
+    admit("site-0")
+    with pytest.raises(SparsonaError, match=r"examples of shape \(1, 8, 8\)"):
+        network.join("fed.toml", "digits", connect=[address])
