@@ -348,7 +348,9 @@ def test_frames_of_others_and_old_answers_are_refused(made, tmp_path):
     party.play()
     assert party.errors == {}
     _, entries = Journal(party.folders()[0]).read()
-    assert {entry.lost[1] for entry in entries if entry.lost} == {"refused: an answer of peer 1 to something else"}
+    assert {entry.lost[1] for entry in entries if entry.lost} == {
+        "an answer that is not its own: one of peer 1 to something else"
+    }
 
     found = party.peers[0]
     found._closed = False

@@ -33,6 +33,8 @@ from sparsona.cli.options import (
     table_for,
     with_table,
 )
+from sparsona.cli.peers import gather as gather_peers
+from sparsona.cli.peers import peer
 from sparsona.cli.reproduce import reproduce
 from sparsona.cli.terminal import (
     print_profile,
@@ -324,7 +326,7 @@ cli.add_command(figure)
 cli.add_command(bounds)
 cli.add_command(keys)
 cli.add_command(federation)
-for command in (server, join, vault):
+for command in (server, join, vault, peer, gather_peers):
     cli.add_command(command)
 
 

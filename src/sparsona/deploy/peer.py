@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 from threading import Condition, Lock, Thread
@@ -28,9 +27,9 @@ from safetensors.torch import save
 from sparsona.core.errors import SparsonaError
 from sparsona.core.files import replace_file
 from sparsona.core.method import State, Work
-from sparsona.core.points import point, select
 from sparsona.core.round import Client
 from sparsona.deploy.agent import Greeting
+from sparsona.deploy.calendar import Calendar
 from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.frames import MAX_HEAD, Frame, Signer, Verifier, seal, unseal
 from sparsona.deploy.journal import Entry, Journal, Opening
@@ -39,12 +38,9 @@ from sparsona.deploy.vault import LostStateError, Vault
 from sparsona.engine.clients import LocalClients
 from sparsona.engine.context import ClientContext
 from sparsona.engine.evaluate import Evaluation
-from sparsona.engine.final import final_points
 from sparsona.engine.gate import check_update, largest_message
-from sparsona.engine.gossip import Gossip, graph_of, members_of, senders_of
-from sparsona.engine.graphs import senders
+from sparsona.engine.gossip import Gossip, members_of, senders_of
 from sparsona.engine.jobs import Job, Message, Outcome, Tally
-from sparsona.engine.plan import novel_clients, participation, tested_clients
 from sparsona.engine.population import Population, RoundRecord
 from sparsona.engine.rounds import check_plan, received_work
 from sparsona.executors import numeric_mode
@@ -65,58 +61,6 @@ Report = Callable[[str], None]
 
 # Torch's random numbers and number of threads belong to the process: peers in one process compute one after another.
 COMPUTING = Lock()
-
-
-class Calendar:
-    """Who does what in which round, as every peer knows it.
-
-    Args:
-        context: of any peer: its data and the cards of the others do not matter.
-    """
-
-    def __init__(self, context: ClientContext) -> None:
-        self._context, self._plan, self._method = context.server_side, context.plan, context.method
-        self._members = members_of(self._context)
-        self._tested = frozenset(tested_clients(context.plan, context.clients))
-        self.who = lru_cache(maxsize=4096)(partial(participation, context.plan, context.clients))
-        self.sources = lru_cache(maxsize=65536)(self._sources)
-
-    def made(self, client: int, index: int) -> int | None:
-        """The round in which a peer made its last message before a round; None: it has made none."""
-        return next((at for at in range(index - 1, -1, -1) if client in self.who(at).trains), None)
-
-    def receives(self, client: int, index: int) -> bool:
-        """Whether a peer mixes messages in this round."""
-        if index >= self._plan.rounds:
-            return False
-        who = self.who(index)
-        return client in who.trains and client not in who.dropped
-
-    def points_after(self, client: int, completed: int) -> tuple[str, ...]:
-        """The points at which a peer evaluates after so many rounds."""
-        is_due = self._plan.evaluates_after(completed) if completed else not self._plan.rounds
-        return select(self._plan.points, "round") if is_due and client in self._tested else ()
-
-    def needs_all(self, client: int, index: int) -> bool:
-        """Whether a peer needs the messages of all, to evaluate their mean or to tune it."""
-        points = self.points_after(client, index)
-        if index == self._plan.rounds:
-            points += final_points(self._plan, self._method.shared_point)[0] if client in self._tested else ()
-            is_novel = client in novel_clients(self._plan, self._context.clients)
-            if self._plan.tune_from == "all" and self._plan.tuning_epochs(is_novel):
-                return True
-        return any(point(name).model == "shared" for name in points)
-
-    def _sources(self, client: int, index: int) -> frozenset[int]:
-        """From whom a peer may fetch messages for a round, for the evaluation before it, or for the end."""
-        is_end = index == self._plan.rounds
-        if not (is_end or self.points_after(client, index) or self.receives(client, index)):
-            return frozenset()
-        assert self._method.peer is not None
-        found: Iterable[int] = self._members
-        if self._method.peer.wants is None and not self.needs_all(client, index):
-            found = senders(graph_of(self._context), self._members, client, self._plan.round_at(index).seeds)
-        return frozenset(one for one in found if one != client and self.made(one, index) is not None)
 
 
 class Peer:
@@ -176,7 +120,8 @@ class Peer:
         self.sizes: dict[int, tuple[int, int, int]] = {client: greeting.sizes}  # of the peers that are known
         self._cards: tuple[Client, ...] = ()
         self._refusals: dict[int, int] = {}
-        self._absent: set[int] = set()
+        self._absent: set[int] = set()  # those that did not answer in time, the last time that they were asked
+        self._stuck: dict[int, Any] = {}  # those that were there then, and how many rounds they had played
         # What threads that answer share with the one that plays.
         self._changed = Condition()
         self._completed = sum(entry.kind == "turn" for entry in self._entries)
@@ -261,7 +206,8 @@ class Peer:
                 if self._closed or self._held[frame.sender] is not question:
                     return None
                 if left <= 0:
-                    return self._answer(frame, {"state": WAITS if self._is_waiting else WORKS})
+                    state = WAITS if self._is_waiting else WORKS
+                    return self._answer(frame, {"state": state, "completed": self._completed})
                 self._changed.wait(left)
             found = [one for one in self._said if one < frame.round]
         try:
@@ -390,13 +336,17 @@ class Peer:
         return self._exchange(((peer, seal(frame, self._signer)) for peer, frame in frames.items()), seconds)
 
     def _open(self, data: bytes | None, asked: Frame, limit: int) -> Frame:
-        """The answer to a question; SparsonaError if it is none, or comes from another peer."""
+        """The answer to a question; LostError if there is none, or it comes from somebody else."""
         if data is None:
             raise LostError(LOST.format(seconds=self.deadline), expected="an answer")
-        frame = unseal(data, self._verifier, run=self.run, receiver=self.client, limit=limit)
-        found = (frame.kind, frame.sender, frame.round, frame.job)
-        if found != ("answer", asked.receiver, asked.round, asked.job):
-            raise SparsonaError(f"an answer of peer {frame.sender} to something else", expected="one to this question")
+        try:
+            frame = unseal(data, self._verifier, run=self.run, receiver=self.client, limit=limit)
+            found = (frame.kind, frame.sender, frame.round, frame.job)
+            if found != ("answer", asked.receiver, asked.round, asked.job):
+                raise SparsonaError(f"one of peer {frame.sender} to something else", expected="one to this question")
+        except SparsonaError as error:
+            # Whoever sent it, nobody can be blamed for it.
+            raise LostError(f"an answer that is not its own: {error.what}", expected=error.expected) from None
         return frame
 
     def _fetch(self, index: int, peers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, str]]:
@@ -432,22 +382,27 @@ class Peer:
                 now = time.monotonic()
                 try:
                     answer = self._open(data, asked[peer], self._limit(peer))
-                    self._absent.discard(peer)
-                    state = answer.head.get("state")
-                    if state in (WAITS, WORKS):
-                        # It is there, and has the whole deadline for its own work. That it waits for others is no work.
+                    state, completed = answer.head.get("state"), answer.head.get("completed")
+                    if state not in (WAITS, WORKS) or completed != self._stuck.get(peer):
+                        self._absent.discard(peer)
+                        self._stuck.pop(peer, None)
+                        # It has the whole deadline for its own work. That it waits for others is no work.
                         ends[peer] = max(ends[peer], began + self.deadline) + (now - at if state == WAITS else 0.0)
                         ends[peer] = min(ends[peer], began + PATIENCE * self.deadline)
-                        if now >= ends[peer]:
-                            raise LostError(LOST.format(seconds=self.deadline), expected="an answer")
+                    if state in (WAITS, WORKS) and now < ends[peer]:
                         peers.append(peer)
+                    elif state in (WAITS, WORKS):
+                        self._stuck[peer] = completed
+                        self._absent.add(peer)
+                        lost[peer] = LOST.format(seconds=self.deadline)
                     elif state == GONE:
                         lost[peer] = "it no longer has its message of that round"
                     else:
                         heard[peer] = self._checked(answer, peer, index)
                         self._refusals.pop(peer, None)
                 except LostError as error:
-                    self._absent.add(peer)
+                    if data is None:
+                        self._absent.add(peer)
                     lost[peer] = error.what
                 except SparsonaError as error:
                     self._refusals[peer] = self._refusals.get(peer, 0) + 1

@@ -220,6 +220,9 @@ def be_peer(
     folder = Path(vault) if vault is not None else Path("vault") / f"{member.name}-{terms.run[:8]}"
     federation = own_data(terms, member.index, data, data_dir, **options)
     certificates = Tls(terms.file.authority, member.certificate, signer.pem) if tls else None
+    with COMPUTING:
+        longest = terms.longest_frame()
+    link: ZenohLink  # made below: when it carries the first question, the peer must be able to answer
     peer = make_peer(
         terms,
         member.index,
@@ -237,7 +240,14 @@ def be_peer(
     # The link is closed first: to a peer that leaves early and comes back, others send their questions again.
     with (
         closing(peer),
-        ZenohLink(member.index, run=terms.run, listen=tuple(listen), connect=addresses, tls=certificates) as link,
+        ZenohLink(
+            member.index,
+            run=terms.run,
+            listen=tuple(listen),
+            connect=addresses,
+            tls=certificates,
+            max_bytes=longest,
+        ) as link,
     ):
         # Every other peer may have one question that waits, and ask another one.
         link.serve(
