@@ -161,6 +161,7 @@ def test_peers_give_the_simulations_records_and_states(made, tmp_path, method, o
     for name in ("accuracy", "bytes", "flops", "steps", "rounds"):
         assert run.summary[name] == simulated.summary[name]
     assert states(party) == simulated_states(simulated)
+    assert not any("not waiting" in text for heard in party.heard.values() for text in heard)  # all said when to end
     for folder in party.folders():  # what nobody needs any more was removed
         assert len(list(folder.glob("*.message"))) <= 3
         assert (folder / "model.safetensors").exists()
@@ -182,6 +183,30 @@ def simulated_states(run):
     files = json.loads((run.path / "checkpoint" / "manifest.json").read_text())["files"]
     names = {owner.partition("/")[2]: entry.split()[0] for owner, entry in files.items() if owner.startswith("client/")}
     return {int(index): (run.path / "checkpoint" / name).read_bytes() for index, name in names.items()}
+
+
+def test_messages_are_kept_for_those_that_are_behind(made, tmp_path):
+    """Peers that do not need a slow one run ahead of it; what it needs of them is still there when it comes to that."""
+    options = {"graph": "random:1", "rounds": 8, "eval_every": 20, "points": ("received",)}
+    terms, keys = made("dispfl", **options)
+
+    def exchange(index):
+        def slow(items, deadline):
+            time.sleep(0.4 if index == 3 and party.peers[3].sizes.keys() == {0, 1, 2, 3} else 0.0)
+            yield from in_threads(party.handles)(items, deadline)
+
+        return slow
+
+    party = Party(terms, keys, tmp_path / "peers", exchange=exchange)
+    ahead = []
+    party.before_play = lambda found: setattr(
+        found, "_make_room", lambda inner=found._make_room: (inner(), ahead.append(len(found._said)))
+    )
+    party.play()
+    assert party.errors == {}
+    assert max(ahead) > 2
+    run = gather(tmp_path / "run", party.folders())
+    assert rows(run.path) == rows(simulate(tmp_path, "dispfl", **options).path)
 
 
 class Fault:
@@ -208,7 +233,7 @@ def test_a_peer_that_is_killed_again_and_again_comes_back_to_the_same_bits(made,
     options = {"graph": graph, "drop_rate": 0.2, "rounds": 5}
     terms, keys = made("dispfl", **options)
     party = Party(terms, keys, tmp_path / "peers")
-    moments = [(1, False), (2, True), (3, False), (1, True), (4, True), (2, False), (3, True)]
+    moments = [(1, False), (2, True), (3, False), (1, True), (4, True), (2, False), (3, True), (3, False)]
 
     def arm(found):
         if found.client == 1 and moments:
@@ -232,7 +257,7 @@ def test_a_peer_that_is_killed_again_and_again_comes_back_to_the_same_bits(made,
     for index in range(4):
         party.join(index)
     assert party.errors == {}
-    assert num_killed == 7
+    assert num_killed == 8
     run = gather(tmp_path / "run", party.folders())
     simulated = simulate(tmp_path, "dispfl", **options)
     assert rows(run.path) == rows(simulated.path)
@@ -365,6 +390,8 @@ def test_frames_of_others_and_old_answers_are_refused(made, tmp_path):
     ):
         assert found.handle(seal(frame, key)) is None
     assert found.handle(b"") is None
+    first, second = (found._question("pull", 1, 0, {}) for _ in range(2))
+    assert first.job != second.job  # so that no answer fits two questions
     assert found.handle(seal(replace(question, round=99), keys[1])) is not None  # not yet: at once, since hold is 0
 
 
