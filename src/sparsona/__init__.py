@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sparsona.experiment.compare import compare
     from sparsona.experiment.network import join, serve
     from sparsona.experiment.peers import be_peer, gather
+    from sparsona.experiment.replay import Replay, replay
     from sparsona.experiment.run import Comparison, Run
     from sparsona.experiment.theory.bounds import bounds
     from sparsona.experiment.train import load, resume, train
@@ -46,6 +47,8 @@ _WHERE = {
     "join": "experiment.network",
     "serve": "experiment.network",
     "load": "experiment.train",
+    "Replay": "experiment.replay",
+    "replay": "experiment.replay",
     "resume": "experiment.train",
     "train": "experiment.train",
     "Tuning": "experiment.tune",
@@ -69,6 +72,7 @@ __all__ = [
     "SOURCES",
     "Comparison",
     "Federation",
+    "Replay",
     "Reproduction",
     "Run",
     "SparsonaError",
@@ -82,6 +86,7 @@ __all__ = [
     "gather",
     "join",
     "load",
+    "replay",
     "reproduce",
     "resume",
     "save_picture",

@@ -11,8 +11,7 @@ def made(say, tmp_path):
 
     def make(method, *more):
         for command in (
-            ["federation", "new", "fed.toml", "--method", method, "--model", "digits-cnn", "--input", "1x8x8"]
-            + ["--classes", "10", "--rounds", "1"],
+            [*"federation new fed.toml --model digits-cnn --input 1x8x8 --classes 10 --method".split(), method],
             ["keys", "new", "lab-1"],
             ["federation", "admit", "fed.toml", "lab-1.pub", *more],
         ):

@@ -26,7 +26,7 @@ from sparsona.experiment.peers import be_peer, gather, make_peer
 from sparsona.runs.records import Records
 from sparsona.wire.codec import decode, encode
 
-COMMON = {"rounds": 3, "epochs": 1, "seed": 7}
+COMMON = {"rounds": 3, "epochs": 1, "seed": 7, "evaluate": "everyone"}
 DATA = {"data_rate": 0.3}  # to be quick
 LONG = 60.0  # a deadline that no test waits for
 
@@ -130,7 +130,8 @@ class Party:
 def rows(path):
     records = Records(Path(path) / "records.sqlite")
     plain = [replace(row, seconds=0.0) for row in records.rounds()]
-    return plain, records.turns(), records.evaluations(), records.measures(), records.failures()
+    failures = records.failures(), records.evaluation_failures()
+    return plain, records.turns(), records.evaluations(), records.evaluation_traffic(), records.measures(), failures
 
 
 def simulate(tmp_path, method, num=4, **options):
@@ -141,7 +142,7 @@ def simulate(tmp_path, method, num=4, **options):
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        ("dispfl", {}),
+        ("dispfl", {"evaluate": "participants", "points": ("received", "trained", "consensus")}),
         ("dispfl", {"graph": "ring", "drop_rate": 0.3}),
         ("dispfl", {"graph": "random:2", "per_round": 2, "eval_every": 2, "drop_rate": 0.2, "rounds": 14}),
         ("dispfl", {"graph": "random:1", "per_round": 3, "tune_epochs": 1, "novel": 1}),
@@ -276,7 +277,8 @@ def test_a_peer_that_stays_away_is_recorded_and_the_others_go_on(made, tmp_path)
     records = Records(run.path / "records.sqlite")
     found = {(row.round, row.client): row.reason for row in records.failures()}
     assert "no answer within 2 s" in found[3, 3]
-    assert found[2, 3] == "its journal ends before this round"
+    assert found[2, 3] == "its journal ends before this round; no answer within 2 s (not heard by 0, 2)"
+    assert {row.client for row in records.evaluation_failures()} == {3}
     assert {client for _, client in found} == {3}  # nobody else was lost, though all waited for one that was
     turns = [turn for turn in records.turns() if turn.client == 3]
     assert [turn.dropped for turn in turns] == [False, False, True, True]
@@ -323,7 +325,7 @@ def test_forged_messages_of_a_neighbour_are_refused_and_nobody_else_is_harmed(ma
     records = Records(run.path / "records.sqlite")
     found = {(row.round, row.client): row.reason for row in records.failures()}
     assert set(found) == {(index, 2) for index in (1, 2, 3, 4)}
-    assert all(reason.startswith("not heard by 0, 1, 3: ") for reason in found.values())
+    assert all(reason.endswith(" (not heard by 0, 1, 3)") for reason in found.values())
     assert "not finite" in found[1, 2]
     assert "too large" in found[2, 2]
     assert "weight 1e+300" in found[3, 2]

@@ -39,8 +39,8 @@ class Calendar:
         return client in who.trains and client not in who.dropped
 
     def points_after(self, client: int, completed: int) -> tuple[str, ...]:
-        """The points at which a peer evaluates after so many rounds."""
-        is_due = self._plan.evaluates_after(completed) if completed else not self._plan.rounds
+        """The points at which a peer evaluates after so many rounds, on messages that are fetched for that."""
+        is_due = self._plan.tests_everyone_after(completed) if completed else not self._plan.rounds
         return select(self._plan.points, "round") if is_due and client in self._tested else ()
 
     def needs_all(self, client: int, index: int) -> bool:

@@ -54,6 +54,8 @@ class Entry:
         note: what else happened to it.
         ticket: of its State afterwards; "": none.
         message: whether it made a message.
+        jobs: how many evaluations took messages that were fetched for them alone.
+        down: the bytes of these messages, which are no part of training.
         seconds: how long it took, without waiting for others.
     """
 
@@ -67,6 +69,8 @@ class Entry:
     note: str = ""
     ticket: str = ""
     message: bool = False
+    jobs: int = 0
+    down: int = 0
     seconds: float = 0.0
 
 
@@ -125,6 +129,8 @@ class Journal:
             "note": entry.note,
             "ticket": entry.ticket,
             "message": entry.message,
+            "jobs": entry.jobs,
+            "down": entry.down,
             "seconds": float(entry.seconds),
         }
         self._write(values)
@@ -208,7 +214,7 @@ def _read_opening(values: dict[str, Any]) -> Opening:
             float.fromhex(values["capacity"]),
             {_text(key): _text(value) for key, value in values["environment"].items()},
             _text(values["data"]),
-            None if counts is None else tuple(_count(number) for number in counts),
+            None if counts is None else tuple(None if number is None else _count(number) for number in counts),
         ),
     )
 
@@ -227,6 +233,8 @@ def _read_entry(values: dict[str, Any], client: int) -> Entry:
         lost={int(one): _text(why) for one, why in values["lost"].items()},
         note=_text(values["note"]),
         ticket=_text(values["ticket"]),
+        jobs=_count(values["jobs"]),
+        down=_count(values["down"]),
         seconds=float(values["seconds"]),
         **flags,
     )

@@ -27,21 +27,24 @@ from safetensors.torch import save
 from sparsona.core.errors import SparsonaError
 from sparsona.core.files import replace_file
 from sparsona.core.method import State, Work
+from sparsona.core.points import FEWEST
 from sparsona.core.round import Client
 from sparsona.deploy.agent import Greeting
 from sparsona.deploy.calendar import Calendar
 from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.frames import MAX_HEAD, Frame, Signer, Verifier, seal, unseal
+from sparsona.deploy.jobs import told_points
 from sparsona.deploy.journal import Entry, Journal, Opening
-from sparsona.deploy.remote import BARRED, LOST, REFUSALS, STARTED_ANEW, LostError
+from sparsona.deploy.remote import LostError
 from sparsona.deploy.vault import LostStateError, Vault
 from sparsona.engine.clients import LocalClients
 from sparsona.engine.context import ClientContext
 from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.failures import ABSENT, ALONE, BARRED, FOREIGN, LOST, REFUSALS, REFUSED, STARTED_ANEW
 from sparsona.engine.gate import check_update, largest_message
 from sparsona.engine.gossip import Gossip, members_of, senders_of
 from sparsona.engine.jobs import Job, Message, Outcome, Tally
-from sparsona.engine.population import Population, RoundRecord
+from sparsona.engine.population import EvaluationLog, Population, RoundRecord
 from sparsona.engine.rounds import check_plan, received_work
 from sparsona.executors import numeric_mode
 from sparsona.executors.serial import Serial
@@ -55,7 +58,6 @@ KEPT = 16  # messages that are kept for others, at most, besides the last one
 PEERS = "peers.json"
 # States of an answer: the message is in it; it is no longer kept; the round is not played yet, and why.
 SAID, GONE, WAITS, WORKS = "said", "gone", "waits", "works"
-ALONE = "it trained on alone: with what it received, {why}"
 
 Report = Callable[[str], None]
 
@@ -81,6 +83,7 @@ class Peer:
         grace: seconds that it stays at the end for others that are not done yet, from their last question on; None: as
             long as a deadline.
         shares_labels: whether its journal has confusions, which tell its label counts.
+        fewest: results of fewer examples than this are not in its journal.
         report: is called with what happens, for people to read.
     """
 
@@ -100,12 +103,13 @@ class Peer:
         grace: float | None = None,
         shares_labels: bool = False,
         report: Report = lambda text: None,
+        fewest: int = FEWEST,
     ) -> None:
         self.client, self.run, self.names, self.greeting, self.vault = client, run, names, greeting, vault
         self.deadline, self.grace = deadline, deadline if grace is None else grace
         self._capacities, self._make_context = capacities, make_context
         self._exchange, self._signer, self._verifier = exchange, signer, verifier
-        self._report = report
+        self._report, self._fewest = report, fewest
         self._journal = Journal(vault.folder, shares_labels)
         opening, self._entries = self._journal.read()
         if opening is None:
@@ -346,7 +350,7 @@ class Peer:
                 raise SparsonaError(f"one of peer {frame.sender} to something else", expected="one to this question")
         except SparsonaError as error:
             # Whoever sent it, nobody can be blamed for it.
-            raise LostError(f"an answer that is not its own: {error.what}", expected=error.expected) from None
+            raise LostError(f"{FOREIGN}{error.what}", expected=error.expected) from None
         return frame
 
     def _fetch(self, index: int, peers: Sequence[int]) -> tuple[dict[int, bytes], dict[int, str]]:
@@ -356,7 +360,7 @@ class Peer:
         asked = [peer for peer in peers if peer not in lost]
         if unknown := [peer for peer in asked if peer not in self.sizes]:
             self.greet(unknown)
-            lost |= dict.fromkeys((peer for peer in unknown if peer not in self.sizes), "it has not been there yet")
+            lost |= dict.fromkeys((peer for peer in unknown if peer not in self.sizes), ABSENT)
         absent = set(self._absent)
         with self._waiting():
             for group, seconds in (
@@ -406,7 +410,7 @@ class Peer:
                     lost[peer] = error.what
                 except SparsonaError as error:
                     self._refusals[peer] = self._refusals.get(peer, 0) + 1
-                    lost[peer] = f"refused: {error.what}"
+                    lost[peer] = f"{REFUSED}{error.what}"
 
     def _limit(self, peer: int) -> int:
         cost = self._cost(peer, 0)
@@ -453,7 +457,8 @@ class Peer:
             self.context = self._make_context(self._cards)
         check_plan(self.context.server_side)
         self.calendar = Calendar(self.context)
-        self._clients = LocalClients(self.context, _Turns(self.context, self.vault.secret()))
+        self._turns = _Turns(self.context, self.vault.secret(), self.greeting.sizes, self._fewest)
+        self._clients = LocalClients(self.context, self._turns)
         self._gossip = Gossip(self.context.server_side, self._clients, here=(self.client,))
         with numeric_mode(self.context):
             if not self.is_finished:
@@ -538,7 +543,7 @@ class Peer:
             if not (self.calendar.receives(self.client, index) and len(own) < len(population.messages)):
                 raise
             why = error.what if isinstance(error, SparsonaError) else f"{type(error).__name__}: {error}"
-            note = ALONE.format(why=why[:200])
+            note = f"{ALONE}{why[:200]}"
             self._report(f"round {index}: {note}")
             with COMPUTING:
                 after, record = self._gossip.play(replace(population, messages=own), index)
@@ -565,10 +570,12 @@ class Peer:
 
     def _evaluate(self, completed: int, population: Population, lost: dict[int, str]) -> None:
         began = time.monotonic()
+        log = EvaluationLog()
         with COMPUTING:
-            found = self._gossip.evaluate(population, completed)
-        outcome = Outcome(self.client, evaluations=tuple(found))
-        self._commit(Entry("evaluation", completed, outcome, lost=lost, seconds=time.monotonic() - began))
+            found = self._gossip.evaluate(population, completed, log)
+        outcome = Outcome(self.client, evaluations=tuple(found), withheld=self._turns.take_withheld())
+        entry = Entry("evaluation", completed, outcome, lost=lost, jobs=log.jobs, down=log.down)
+        self._commit(replace(entry, seconds=time.monotonic() - began))
         self._report(f"{completed} rounds: {_in_words(found)}")
 
     def _finish(self, population: Population, lost: dict[int, str]) -> None:
@@ -598,11 +605,18 @@ class Peer:
         return Entry(
             kind,
             index,
-            Outcome(self.client, tally=tally, evaluations=tuple(record.evaluations)),
+            Outcome(
+                self.client,
+                tally=tally,
+                evaluations=(*record.earlier, *record.evaluations),
+                withheld=self._turns.take_withheld(),
+            ),
             trained=bool(own),
             dropped=bool(own) and own[0].dropped,
             traffic={turn.client: turn.traffic for turn in record.turns if turn.traffic.total},
             lost=lost,
+            jobs=record.log.jobs,
+            down=record.log.down,
         )
 
     def _commit(self, entry: Entry) -> None:
@@ -692,16 +706,25 @@ class OtherModelError(SparsonaError):
 
 
 class _Turns:
-    """The executor of a peer: its turns have its secret seeds."""
+    """The executor of a peer: its turns have its secret seeds, and results of a few examples are not told."""
 
-    def __init__(self, context: ClientContext, secret: bytes) -> None:
-        self._serial, self._secret = Serial(context), secret
+    def __init__(self, context: ClientContext, secret: bytes, sizes: tuple[int, int, int], fewest: int) -> None:
+        self._serial, self._secret, self._sizes, self._fewest = Serial(context), secret, sizes, fewest
+        self._withheld: tuple[str, ...] = ()
         self.encodes = context.encodes
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
-        return self._serial.run(
-            replace(job, round=replace(job.round, seeds=replace(job.round.seeds, key=self._secret))) for job in jobs
-        )
+        for job in jobs:
+            told, withheld = told_points(job.points, self._sizes, self._fewest)
+            self._withheld += withheld
+            round_ = replace(job.round, seeds=replace(job.round.seeds, key=self._secret))
+            for outcome in self._serial.run([replace(job, round=round_, points=told)]):
+                yield replace(outcome, withheld=withheld)
+
+    def take_withheld(self) -> tuple[str, ...]:
+        """The points that were withheld since the last time."""
+        found, self._withheld = self._withheld, ()
+        return found
 
     def close(self) -> None:
         pass

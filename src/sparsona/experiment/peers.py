@@ -16,12 +16,14 @@ import torch
 
 from sparsona.analysis import summary as summaries
 from sparsona.core.errors import SparsonaError
+from sparsona.core.points import FEW, select
 from sparsona.core.round import Client
 from sparsona.data.federation import Federation
 from sparsona.deploy.agent import Greeting, weights_digest
 from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.frames import Signer, Verifier
 from sparsona.deploy.identity import Roster
+from sparsona.deploy.jobs import told_counts
 from sparsona.deploy.journal import Entry, Journal, Opening
 from sparsona.deploy.peer import COMPUTING, Peer
 from sparsona.deploy.vault import Vault
@@ -29,19 +31,18 @@ from sparsona.deploy.zenoh_link import Tls, ZenohLink
 from sparsona.engine.context import ClientContext
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.jobs import Tally
-from sparsona.engine.plan import participation
-from sparsona.engine.population import Population, RoundRecord, Turn
+from sparsona.engine.plan import Plan, participation, tested_clients
+from sparsona.engine.population import EvaluationLog, Population, RoundRecord, Turn
 from sparsona.executors import choose_device
-from sparsona.experiment.network import FILE, NETWORK, Guest, Terms, find_key, no_models, own_data, with_guests
+from sparsona.experiment.network import FILE, Guest, Terms, find_key, own_data, with_guests
 from sparsona.experiment.run import Run
-from sparsona.experiment.train import describe_run
+from sparsona.experiment.train import NETWORK, describe_run, load
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.runs.folder import RunFolder, environment, warn
-from sparsona.runs.observers import EvaluationResult
 from sparsona.runs.options import dump
 from sparsona.runs.recorder import Recorder
 from sparsona.runs.records import FailureRow
-from sparsona.runs.session import client_evaluation, round_result
+from sparsona.runs.session import earlier_result, evaluation_result, round_result
 from sparsona.wire.ledger import Traffic
 
 ENDED = "its journal ends before this round"
@@ -106,7 +107,7 @@ def make_peer(
         capacity=member.capacity,
         environment=environment(),
         data=federation.digest(),
-        label_counts=None if counts is None else tuple(counts[index].tolist()),
+        label_counts=None if counts is None else tuple(told_counts(counts[index].tolist())),
     )
     vault = Vault(folder)
     found = Peer(
@@ -282,11 +283,6 @@ class _Told:
             by_kind[entry.kind][entry.round] = entry
         return cls(opening, by_kind["turn"], by_kind["evaluation"], next(iter(by_kind["end"].values()), None))
 
-    def at(self, index: int, rounds: int) -> list[Entry]:
-        """What it fetched messages for: a round, the evaluation before it, and the end."""
-        found = [self.turns.get(index), self.evaluations.get(index), self.end if index == rounds else None]
-        return [entry for entry in found if entry is not None]
-
 
 def gather(out: str | Path, folders: Iterable[str | Path], partial: bool = False) -> Run:
     """Make one run of the journals of its peers, as a simulation of it would have been recorded.
@@ -315,40 +311,130 @@ def gather(out: str | Path, folders: Iterable[str | Path], partial: bool = False
     config, facts = describe_run(terms.config, context, terms.row, executor=NETWORK)
     _warn_of_environments(told)
     seconds = 0.0
-    with RunFolder.create(Path(out), dump(config), with_guests(facts, guests), None) as folder:
+    with RunFolder.create(Path(out), dump(config), with_guests(facts, terms, guests), None) as folder:
         terms.file.write(folder.path / FILE)
-        recorder = Recorder(folder.records)
         with folder.records.writing():
             for index in range(completed + is_finished):
-                entries = {client: entry for client, one in told.items() if (entry := _played(one, index, plan.rounds))}
-                record = RoundRecord(index, (plan.round_at(index) if index < completed else plan.tuning_round).lr_scale)
-                lost = _lost(told, index, plan.rounds)
-                if index < completed:
-                    trains = participation(plan, cards, index).trains
-                    record.turns = _turns(entries, trains, lambda client: ENDED if client in told else MISSING)
-                else:
-                    record.turns = _turns(entries, (), lambda client: "", is_tuning=True)
-                for turn in record.turns:
-                    if turn.failure:
-                        lost[turn.client] = "; ".join(filter(None, (turn.failure, lost.get(turn.client))))
-                took = max((entry.seconds for entry in entries.values()), default=0.0)
-                seconds += took
-                found = _evaluations(told, entries, index, completed)
-                if record.turns or found or index < completed:
-                    result = round_result(record, took)
-                    if record.turns or index < completed:
-                        recorder.on_round(replace(result, is_tuning=index == plan.rounds))
-                _record_evaluations(recorder, folder, min(index + 1, completed), found)
-                folder.records.add(FailureRow(index, client, why) for client, why in sorted(lost.items()))
+                seconds += _record(folder, _Round(plan, cards, told, index, is_end=index == completed))
         folder.records.flush()
         nobody = Population(None, {})
         Checkpoints(folder.path, context.method).save(Progress(completed, seconds, nobody, {}, is_finished), nobody)
         folder.write_summary(summaries.summarize(folder, seconds))
-    return Run(RunFolder.open(Path(out)), no_models)
+    return load(out)
 
 
-def _played(told: _Told, index: int, rounds: int) -> Entry | None:
-    return told.end if index == rounds else told.turns.get(index)
+def _record(folder: RunFolder, found: _Round) -> float:
+    """Write the rows of a round, or of the end; returns its seconds."""
+    recorder, facts, record = Recorder(folder.records), folder.facts, found.record()
+    if not found.is_end or record.turns or record.evaluations:
+        recorder.on_round(replace(round_result(record, found.seconds), is_tuning=found.is_end))
+    after = found.index if found.is_end else found.index + 1
+    results = [evaluation_result(facts, after, record.evaluations, record.log, is_final=found.is_end)]
+    results.append(earlier_result(facts, record))
+    if found.is_end and not found.index:  # of a run without rounds, before the end
+        results.append(evaluation_result(facts, 0, *found.evaluations(0)))
+    for result in filter(None, results):
+        recorder.on_evaluation(result)
+    lost = found.lost()
+    for turn in record.turns:
+        if turn.failure:
+            lost[turn.client] = "; ".join(filter(None, (turn.failure, lost.get(turn.client))))
+    folder.records.add(FailureRow(found.index, client, why) for client, why in sorted(lost.items()))
+    return found.seconds
+
+
+@dataclass(frozen=True)
+class _Round:
+    """What peers told of one round, or of the end."""
+
+    plan: Plan
+    cards: tuple[Client, ...]
+    told: Mapping[int, _Told]
+    index: int
+    is_end: bool
+
+    @property
+    def entries(self) -> dict[int, Entry]:
+        found = {
+            client: one.end if self.is_end else one.turns.get(self.index) for client, one in sorted(self.told.items())
+        }
+        return {client: entry for client, entry in found.items() if entry is not None}
+
+    @property
+    def seconds(self) -> float:
+        return max((entry.seconds for entry in self.entries.values()), default=0.0)
+
+    def record(self) -> RoundRecord:
+        """As the simulator would have made it of these."""
+        round_ = self.plan.tuning_round if self.is_end else self.plan.round_at(self.index)
+        made = RoundRecord(self.index, round_.lr_scale, self._turns())
+        for client, entry in self.entries.items():
+            if self.is_end:
+                made.evaluations.extend(entry.outcome.evaluations)
+                _add(made.log, client, entry)
+            else:
+                made.add_evaluations(entry.outcome)
+        if not self.is_end and self.plan.tests_everyone_after(self.index + 1):
+            found, log = self.evaluations(self.index + 1)
+            made.evaluations.extend(found)
+            made.log = replace(log, failures={**made.log.failures, **log.failures})
+        return made
+
+    def evaluations(self, completed: int) -> tuple[list[Evaluation], EvaluationLog]:
+        """What was evaluated after so many rounds, on messages that were fetched for that."""
+        found: list[Evaluation] = []
+        log = EvaluationLog()
+        for client in tested_clients(self.plan, self.cards):
+            entry = self.told[client].evaluations.get(completed) if client in self.told else None
+            if entry is not None:
+                found.extend(entry.outcome.evaluations)
+                _add(log, client, entry)
+            elif select(self.plan.points, "round"):
+                log.failures[client] = self._why(client)
+        return found, log
+
+    def _why(self, client: int) -> str:
+        return ENDED if client in self.told else MISSING
+
+    def _turns(self) -> list[Turn]:
+        """The turns of a round: a message is charged to who sent it and to who received it, by who received it."""
+        entries = self.entries
+        traffic: dict[int, Traffic] = defaultdict(Traffic)
+        for entry in entries.values():
+            for client, sent in entry.traffic.items():
+                traffic[client] += sent
+        trained = {client for client, entry in entries.items() if entry.trained}
+        trains = () if self.is_end else participation(self.plan, self.cards, self.index).trains
+        found = []
+        for client in sorted({*trains, *trained}):
+            sent = traffic.pop(client, Traffic())
+            if client in entries:
+                own = entries[client]
+                was_heard = not own.dropped and not self.is_end
+                found.append(Turn(client, own.outcome.tally, sent, was_heard, own.dropped, failure=own.note))
+            else:
+                found.append(Turn(client, Tally(), sent, False, True, trained=False, failure=self._why(client)))
+        found += (Turn(client, Tally(), sent, False, False, trained=False) for client, sent in sorted(traffic.items()))
+        return found
+
+    def lost(self) -> dict[int, str]:
+        """Who was not heard, why, and by whom."""
+        reasons: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for receiver, one in sorted(self.told.items()):
+            # What was fetched for a round was also evaluated before it.
+            fetched = (one.end if self.is_end else one.turns.get(self.index), one.evaluations.get(self.index))
+            for peer, why in {peer: why for entry in fetched if entry for peer, why in entry.lost.items()}.items():
+                reasons[peer][why].append(receiver)
+        return {
+            peer: "; ".join(f"{why} (not heard by {', '.join(map(str, by))})" for why, by in found.items())
+            for peer, found in reasons.items()
+        }
+
+
+def _add(log: EvaluationLog, client: int, entry: Entry) -> None:
+    log.jobs += entry.jobs
+    log.down += entry.down
+    log.note(replace(entry.outcome, client=client))
 
 
 def _read_journals(folders: Sequence[Path], partial: bool) -> tuple[Terms, dict[int, _Told]]:
@@ -388,60 +474,9 @@ def _read_journals(folders: Sequence[Path], partial: bool) -> tuple[Terms, dict[
 def _guest(opening: Opening) -> Guest:
     greeting = opening.greeting
     about = {key: str(value) for key, value in greeting.environment.items()}
-    return Guest(greeting.sizes, greeting.data, greeting.label_counts, about)
-
-
-def _turns(
-    entries: Mapping[int, Entry], trains: Sequence[int], why: Callable[[int], str], is_tuning: bool = False
-) -> list[Turn]:
-    """The turns of a round: a message is charged to who sent it and to who received it, by who received it."""
-    traffic: dict[int, Traffic] = defaultdict(Traffic)
-    for _, entry in sorted(entries.items()):
-        for client, sent in entry.traffic.items():
-            traffic[client] += sent
-    found = []
-    for client in sorted({*trains, *(client for client, entry in entries.items() if entry.trained)}):
-        sent = traffic.pop(client, Traffic())
-        own = entries.get(client)
-        if own is None:
-            found.append(Turn(client, Tally(), sent, False, True, trained=False, failure=why(client)))
-        else:
-            was_heard = not own.dropped and not is_tuning
-            found.append(Turn(client, own.outcome.tally, sent, was_heard, own.dropped, failure=own.note))
-    found += (Turn(client, Tally(), sent, False, False, trained=False) for client, sent in sorted(traffic.items()))
-    return found
-
-
-def _lost(told: Mapping[int, _Told], index: int, rounds: int) -> dict[int, str]:
-    """Who was not heard in a round, by whom and why."""
-    reasons: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for receiver, one in sorted(told.items()):
-        missed = {peer: why for entry in one.at(index, rounds) for peer, why in entry.lost.items()}
-        for peer, why in missed.items():
-            reasons[peer][why].append(receiver)
-    return {
-        peer: "; ".join(f"not heard by {', '.join(map(str, by))}: {why}" for why, by in found.items())
-        for peer, found in reasons.items()
-    }
-
-
-def _evaluations(
-    told: Mapping[int, _Told], entries: Mapping[int, Entry], index: int, completed: int
-) -> list[Evaluation]:
-    """The evaluations at the end of turns and after a round; of a run without rounds, also the only ones there are."""
-    found = [entry.outcome.evaluations for _, entry in sorted(entries.items())]
-    after = {min(index + 1, completed)} if index < completed or not completed else set()
-    found += [
-        one.evaluations[at].outcome.evaluations for _, one in sorted(told.items()) for at in after & {*one.evaluations}
-    ]
-    return [evaluation for some in found for evaluation in some]
-
-
-def _record_evaluations(recorder: Recorder, folder: RunFolder, completed: int, found: Sequence[Evaluation]) -> None:
-    if found:
-        facts = folder.facts
-        clients = tuple(client_evaluation(one, facts.label_counts) for one in found)
-        recorder.on_evaluation(EvaluationResult(completed, facts.point, clients))
+    counts = greeting.label_counts
+    told = None if counts is None else tuple(FEW if count is None else count for count in counts)
+    return Guest(greeting.sizes, greeting.data, told, about)
 
 
 def _warn_of_environments(told: Mapping[int, _Told]) -> None:
