@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+MODEL = ("--model", "digits-cnn", "--input", "1x8x8", "--classes", "10")
+
 
 @pytest.fixture
 def made(say, tmp_path):
@@ -11,7 +13,7 @@ def made(say, tmp_path):
 
     def make(method, *more):
         for command in (
-            [*"federation new fed.toml --model digits-cnn --input 1x8x8 --classes 10 --method".split(), method],
+            ["federation", "new", "fed.toml", "--method", method, *MODEL],
             ["keys", "new", "lab-1"],
             ["federation", "admit", "fed.toml", "lab-1.pub", *more],
         ):
