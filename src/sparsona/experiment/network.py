@@ -53,6 +53,7 @@ from sparsona.experiment.build import (
 from sparsona.experiment.run import Run
 from sparsona.experiment.train import NETWORK, describe_run, models_elsewhere, play
 from sparsona.methods import MethodCard
+from sparsona.runs.facts import RunFacts
 from sparsona.runs.folder import (
     FEDERATION_FILE,
     GUESTS_FILE,
@@ -511,15 +512,22 @@ class Network:
         for _ in connection.exchange(items, HELLO_SECONDS):
             pass
 
-    @property
-    def data_digest(self) -> str:
-        """A digest of what the clients said of their data."""
-        return joint_digest([self.guests.get(one.index, Guest()).data for one in self.terms.file.clients])
-
 
 def joint_digest(digests: Sequence[str]) -> str:
     """A digest of the clients' digests of their data, "" for those that were not there."""
     return hashlib.blake2b(json.dumps(list(digests)).encode(), digest_size=16).hexdigest()
+
+
+def with_guests(facts: RunFacts, terms: Terms, guests: Sequence[Guest]) -> RunFacts:
+    """The facts of a run, with what its clients said of their data."""
+    counts = [guest.label_counts for guest in guests]
+    return replace(
+        facts,
+        federation=joint_digest([guest.data for guest in guests]),
+        targets=terms.kind.targets,
+        sizes=np.array([guest.sizes for guest in guests], dtype=np.int64),
+        label_counts=None if None in counts else np.array(counts, dtype=np.int64),
+    )
 
 
 def play_network(
@@ -557,18 +565,10 @@ def play_network(
             )
     else:
         guests = [network.guests.get(one.index, Guest()) for one in network.terms.file.clients]
-        counts = [guest.label_counts for guest in guests]
-        facts = replace(
-            facts,
-            federation=network.data_digest,
-            targets=network.terms.kind.targets,
-            sizes=np.array([guest.sizes for guest in guests], dtype=np.int64),
-            label_counts=None if None in counts else np.array(counts, dtype=np.int64),
-        )
         make_empty_folder(path)
         network.terms.file.write(path / FILE)  # both first: a folder with a config is a run, and complete
         write_guests(network, guests_file)
-        folder = RunFolder.create(path, dump(config), facts, None)
+        folder = RunFolder.create(path, dump(config), with_guests(facts, network.terms, guests), None)
     with folder:
         if served is not None:
             write_atomically(path / SERVED, (json.dumps(dict(served), indent=2) + "\n").encode())
