@@ -270,7 +270,10 @@ class FlowerLink:
         from flwr.app import Message
 
         if len(flight.frame) > MAX_BYTES:
-            raise SparsonaError(f"the frame for client {client} has {len(flight.frame):,} bytes", expected=f"{MAX_BYTES:,} bytes at most")
+            raise SparsonaError(
+                f"the frame for client {client} has {len(flight.frame):,} bytes",
+                expected=f"{MAX_BYTES:,} bytes at most",
+            )
         nodes = [node for node, whose in self._clients.items() if whose == client]
         ttl = flight.ends - now
         messages = [Message(_content(flight.frame), node, _FRAME, ttl=ttl) for node in nodes] if ttl > 0 else []
@@ -361,9 +364,7 @@ def write_app(folder: Path, config: Mapping[str, str | int | float]) -> None:
     values = "\n".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in config.items())
     (folder / "pyproject.toml").write_text(_PROJECT.format(values=values), encoding="utf-8")
     (package / "__init__.py").write_text("")
-    (package / "server_app.py").write_text(
-        "from sparsona.experiment.flower import server_app\n\napp = server_app()\n"
-    )
+    (package / "server_app.py").write_text("from sparsona.experiment.flower import server_app\n\napp = server_app()\n")
     (package / "client_app.py").write_text("from sparsona.deploy.flower import client_app\n\napp = client_app()\n")
 
 
