@@ -63,7 +63,7 @@ SETS: Mapping[str, tuple[Mapping[str, Any], str, str, tuple[int, int], tuple[flo
         "transformer",
         "transformer:adapters=16",
         (200, 50),
-        (0.5, 0.1),
+        (0.2, 0.1),  # at 0.5, without clipping, all that is learnt is which character is frequent
     ),
 }
 PARTS = ("input", "output", "adapter")

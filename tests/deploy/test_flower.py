@@ -37,8 +37,8 @@ def command(*words: str) -> str:
 
 
 def new_federation(clients: int) -> None:
-    words = "federation new fed.toml --method fedspa --model digits-cnn --classes 10 --input 1x8x8".split()
-    command(*words, *(f"--set={key}={value}" for key, value in OPTIONS.items()))
+    words = "federation new fed.toml --method fedspa --model digits-cnn --classes 10 --input 1x8x8"
+    command(*words.split(" "), *(f"--set={key}={value}" for key, value in OPTIONS.items()))
     for index in range(clients):
         command("keys", "new", f"site-{index}")
         command("federation", "admit", "fed.toml", f"site-{index}.pub")
@@ -65,18 +65,18 @@ def test_a_frame_is_relayed(tmp_path):
         return None if frame == b"silent" else frame[::-1]
 
     assert relay(path, b"abc", 1.0) == ("absent", b"")
-    with SocketServer(path, handle, faults.append):
+    with SocketServer(path, handle, faults.append, 4 << 20):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         large = os.urandom(3 << 20)
         assert relay(path, large, 5.0) == ("answered", large[::-1])
         assert relay(path, b"", 5.0) == ("answered", b"")
         assert relay(path, b"silent", 5.0) == ("silent", b"")
         assert relay(path, b"fault", 5.0) == ("silent", b"")
-        with pytest.raises(SparsonaError, match="answers on .* already"):
+        with pytest.raises(SparsonaError, match="somebody answers on"):
             SocketServer(path, handle, faults.append)
         with socket.socket(socket.AF_UNIX) as liar:  # says more than there may be
             liar.connect(str(path))
-            liar.sendall(flower._LENGTH.pack(flower.MAX_BYTES + 1))
+            liar.sendall(flower._LENGTH.pack((4 << 20) + 1))
             assert liar.recv(1) == b""
     assert [str(error) for error in faults] == ["a fault"]
     assert not path.exists()

@@ -226,3 +226,25 @@ def test_old_frames_and_frames_of_others_are_not_answered(made, tmp_path):
     assert all(sites[(index + 1) % NUM].agent.handle(data) is None for index, data in seen)
     _, data = seen[-1]
     assert sites[seen[-1][0]].agent.handle(data[:-1] + bytes([data[-1] ^ 1])) is None
+
+
+def test_an_answer_of_somebody_else_does_not_count_against_a_client(made, tmp_path):
+    def handles(sites):
+        def another_answers(data):
+            answer = sites[1].handle(data)
+            return answer if count() <= 1 else answer[:-1] + bytes([answer[-1] ^ 1])
+
+        calls = []
+
+        def count():
+            calls.append(1)
+            return len(calls)
+
+        return {site.index: site.handle for site in sites} | {1: another_answers}
+
+    network, _, _ = start(made, tmp_path, handles=handles, per_round=4, rounds=5)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    run = play_network(network, tmp_path / "run")
+    reasons = {(row.client, row.reason) for row in Records(run.path / "records.sqlite").failures()}
+    assert {client for client, _ in reasons} == {1}
+    assert all("not its own" in reason for _, reason in reasons)  # and in no round "not asked"

@@ -529,3 +529,18 @@ def test_the_module_is_imported_without_zenoh() -> None:
     code = f"import sys, {zenoh_link.__name__}; sys.exit('zenoh' in sys.modules or 'torch' in sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(Path(zenoh_link.__file__).parents[2])}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
+def test_a_client_cannot_pose_as_another_at_a_server_that_knows_their_names(
+    links: contextlib.ExitStack, address: str, party: Party
+) -> None:
+    names = {0: "anna", 1: "ben"}
+    server = server_at(links, address, tls=party.tls("server", ("127.0.0.1",)), names=names)
+    anna, ben = party.tls("anna"), party.tls("ben")
+    client_at(links, address, 1, lambda frame: b"ben", tls=ben)
+    client_at(links, address, 0, lambda frame: b"ben as anna", tls=ben)
+    wait_for(lambda: server.present() == {1})
+    assert dict(server.exchange([(0, b"?"), (1, b"?")], 2.0)) == {0: None, 1: b"ben"}
+    client_at(links, address, 0, lambda frame: b"anna", tls=anna)
+    assert dict(server.exchange([(0, b"?"), (1, b"?")], LONG)) == {0: b"anna", 1: b"ben"}
+    assert server.present() == {0, 1}

@@ -87,7 +87,7 @@ def test_a_run_reads_and_opens_little(say, tmp_path, monkeypatch):
         return call
 
     monkeypatch.setattr(folder.RunFacts, "from_json", counted("facts", folder.RunFacts.from_json))
-    monkeypatch.setattr(session, "simulate", counted("engines", session.simulate))
+    monkeypatch.setattr(session, "engine_for", counted("engines", session.engine_for))
     monkeypatch.setattr(sqlite3, "connect", counted("records", sqlite3.connect))
     said = say("run", "fedspa", *small(tmp_path, out="run", rounds=2))
     assert said.code == 0, said.err

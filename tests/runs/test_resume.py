@@ -17,7 +17,7 @@ import pytest
 from processes import EAGER, completed, rounds_recorded, small, start, traces, wait_until
 
 import sparsona as sp
-from sparsona.runs import checkpoint, session
+from sparsona.runs import checkpoint, session, simulation
 
 pytestmark = pytest.mark.long
 
@@ -27,8 +27,8 @@ METHODS = ("fedspa", "fedavg-ft")
 # Python for `setup`: sends a signal when so many outcomes of a kind have been seen, whatever the executor.
 SIGNAL_AT = """
 import os, signal
-import sparsona.runs.session as session
-opened = session.open_executor
+import sparsona.runs.simulation as simulation
+opened = simulation.open_executor
 
 class Watched:
     def __init__(self, *how):
@@ -45,7 +45,7 @@ class Watched:
     def close(self):
         self.inner.close()
 
-session.open_executor = Watched
+simulation.open_executor = Watched
 """
 TRAINED, TUNED = "outcome.message is not None", "outcome.work is not None"
 KILL = "kill(os.getpid(), signal.SIGKILL)"
@@ -214,7 +214,7 @@ def test_resuming_a_finished_run_changes_nothing(say, tmp_path, monkeypatch):
     say("run", "fedavg", *small(tmp_path, out="run"), "--json")
     before = traces(tmp_path / "run")
     manifest = (tmp_path / "run" / "checkpoint" / "manifest.json").read_bytes()
-    monkeypatch.setattr(session, "open_executor", None)  # nothing is to be started for it
+    monkeypatch.setattr(simulation, "open_executor", None)  # nothing is to be started for it
     said = say("resume", "run", "--json")
     assert said.code == 0
     assert json.loads(said.out)["accuracy"] == before["summary"]["accuracy"]

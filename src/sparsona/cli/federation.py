@@ -281,8 +281,9 @@ def flower_app(
 ) -> None:
     """Write a Flower app into the new folder DIR, for `flwr run DIR`: the server of the run that FED.TOML describes.
 
-    Write it on the SuperLink's machine, where the server's side runs: the app holds the paths of FED.TOML, key and --out,
-    and nothing secret. Clients run `sparsona join --flower SOCKET` beside their SuperNode: docs/flower.md.
+    Write it on the SuperLink's machine, where the server's side runs: the app holds the paths of FED.TOML, of the key
+    and of --out, and nothing secret. Clients run `sparsona join --flower SOCKET` beside their SuperNode
+    (docs/flower.md).
     """
     from sparsona.deploy.flower import write_app
     from sparsona.experiment.network import read_server

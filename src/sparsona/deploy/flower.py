@@ -23,7 +23,6 @@ from typing import Any
 from sparsona.core.errors import SparsonaError
 from sparsona.deploy.exchange import Handle
 
-MAX_BYTES = 256 << 20  # of a frame
 MOST_IN_FLIGHT = 64  # frames under way at once
 POLL_SECONDS = 0.1  # between two questions to the SuperLink for answers; Flower's own loop sleeps 3 s
 NODES_SECONDS = 2.0  # between two questions for the nodes that are connected
@@ -46,15 +45,18 @@ class SocketServer:
         path: of the socket. One that a killed process left behind is replaced.
         handle: what to do with a frame.
         failed: is called with what `handle` raised; the sender learns that there will be no answer.
+        max_bytes: longest frame that is accepted. Longer ones are not buffered.
     """
 
-    def __init__(self, path: str | Path, handle: Handle, failed: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, path: str | Path, handle: Handle, failed: Callable[[Exception], None], max_bytes: int = 256 << 20
+    ) -> None:
         self.path = Path(path)
 
         class Connection(socketserver.BaseRequestHandler):
             def handle(self) -> None:
                 with contextlib.suppress(OSError):  # the relay has gone: the server sends its frame again
-                    frame = _receive(self.request)
+                    frame = _receive(self.request, max_bytes)
                     if frame is None:
                         return
                     try:
@@ -134,11 +136,11 @@ def _send(line: socket.socket, data: bytes | None) -> None:
         line.sendall(data)
 
 
-def _receive(line: socket.socket) -> bytes | None:
+def _receive(line: socket.socket, max_bytes: int | None = None) -> bytes | None:
     (length,) = _LENGTH.unpack(_read(line, _LENGTH.size))
     if length == _NO_ANSWER:
         return None
-    if length > MAX_BYTES:
+    if max_bytes is not None and length > max_bytes:
         raise ConnectionError(f"a frame of {length:,} bytes")
     return _read(line, length)
 
@@ -166,19 +168,18 @@ def client_app() -> Any:
     from flwr.app import ConfigRecord, Message, RecordDict
     from flwr.clientapp import ClientApp
 
-    app = ClientApp()
-
-    @app.query("who")  # type: ignore[untyped-decorator, unused-ignore]  # flwr may not be installed
     def who(message: Any, context: Any) -> Any:
         client = context.node_config.get("client", NOBODY)
         return Message(RecordDict({"about": ConfigRecord({"client": client})}), reply_to=message)
 
-    @app.query()  # type: ignore[untyped-decorator, unused-ignore]  # flwr may not be installed
     def pass_on(message: Any, context: Any) -> Any:
         left = message.metadata.created_at + message.metadata.ttl - time.time()
         status, answer = relay(str(context.node_config["socket"]), _frame_of(message), left)
         return Message(_content(answer, status), reply_to=message)
 
+    app = ClientApp()
+    app.query("who")(who)
+    app.query()(pass_on)
     return app
 
 
@@ -194,12 +195,11 @@ def server_app(play: Callable[[FlowerLink, Mapping[str, Any]], None]) -> Any:
     _import_flwr()
     from flwr.serverapp import ServerApp
 
-    app = ServerApp()
-
-    @app.main()  # type: ignore[untyped-decorator, unused-ignore]  # flwr may not be installed
     def main(grid: Any, context: Any) -> None:
         play(FlowerLink(grid), context.run_config)
 
+    app = ServerApp()
+    app.main()(main)
     return app
 
 
@@ -269,11 +269,6 @@ class FlowerLink:
         """Send a frame to the nodes that say they are this client's: one, unless somebody is mistaken."""
         from flwr.app import Message
 
-        if len(flight.frame) > MAX_BYTES:
-            raise SparsonaError(
-                f"the frame for client {client} has {len(flight.frame):,} bytes",
-                expected=f"{MAX_BYTES:,} bytes at most",
-            )
         nodes = [node for node, whose in self._clients.items() if whose == client]
         ttl = flight.ends - now
         messages = [Message(_content(flight.frame), node, _FRAME, ttl=ttl) for node in nodes] if ttl > 0 else []

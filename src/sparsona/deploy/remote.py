@@ -85,9 +85,13 @@ class Connection:
         if data is None:
             raise LostError(LOST.format(seconds=self.deadline), expected="an answer")
         limit = self.limit(self.clients[client])
-        frame = unseal(data, self.verifier, run=self.run, receiver=SERVER, limit=limit)
-        if frame.sender != client:
-            raise SparsonaError(f"an answer of client {frame.sender}", expected=f"one of client {client}")
+        try:
+            frame = unseal(data, self.verifier, run=self.run, receiver=SERVER, limit=limit)
+            if frame.sender != client:
+                raise SparsonaError(f"an answer of client {frame.sender}", expected=f"one of client {client}")
+        except SparsonaError as error:
+            # Whoever sent it, nobody can be blamed for it.
+            raise LostError(f"an answer that is not its own: {error.what}", expected=error.expected) from None
         if (frame.kind, frame.round, frame.job) != ("answer", asked.round, asked.job):
             raise SparsonaError(
                 f"an answer to another job, of round {frame.round}", expected=f"one to this job of round {asked.round}"
@@ -98,7 +102,7 @@ class Connection:
 
 
 class LostError(SparsonaError):
-    """A client did not answer in time."""
+    """A client did not answer in time, or somebody else answered for it."""
 
 
 class RemoteClients:

@@ -22,7 +22,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -132,6 +132,8 @@ class ZenohLink:
         max_bytes: longest frame that is sent or accepted. Longer ones are not buffered.
         window: bytes of frames that `exchange` has under way at once; answers of about as many bytes may wait to be
             taken. This, and not the number of clients, bounds its memory.
+        names: of a server: the name in each client's certificate. A client can then neither receive what is for another
+            nor answer for it; without TLS there are no certificates, and this is not enforced.
 
     Example:
         >>> with ZenohLink(-1, run="doc", listen=("127.0.0.1:17447",)) as server:
@@ -151,6 +153,7 @@ class ZenohLink:
         tls: Tls | None = None,
         max_bytes: int = 256 * MEBIBYTE,
         window: int = 256 * MEBIBYTE,
+        names: Mapping[int, str] | None = None,
     ) -> None:
         if not _RUN.fullmatch(run):
             raise SparsonaError(f"'{run}' cannot identify a run", expected="letters, digits, '-', '_' and '.'")
@@ -163,6 +166,8 @@ class ZenohLink:
         self._listen = [endpoint(address, tls=tls is not None, listening=True) for address in listen]
         self._connect = [endpoint(address, tls=tls is not None, listening=False) for address in connect]
         self._config = _config(self._zenoh, self._listen, self._connect, tls, max_bytes)
+        if names is not None and tls is not None:
+            _insert(self._zenoh, self._config, "access_control", _access(self._prefix, names))
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._alive: dict[int, set[str]] = {}  # tokens of each node: one that was restarted has two for a moment
@@ -532,11 +537,38 @@ def _config(zenoh: ModuleType, listen: list[str], connect: list[str], tls: Tls |
         }
     config = zenoh.Config()
     for key_, value in settings.items():
-        try:
-            config.insert_json5(key_, json.dumps(value))
-        except zenoh.ZError as error:
-            raise SparsonaError(f"zenoh refuses the setting {key_}: {error}") from error
+        _insert(zenoh, config, key_, value)
     return config
+
+
+def _insert(zenoh: ModuleType, config: Any, key: str, value: object) -> None:
+    try:
+        config.insert_json5(key, json.dumps(value))
+    except zenoh.ZError as error:
+        raise SparsonaError(f"zenoh refuses the setting {key}: {error}") from error
+
+
+def _access(prefix: str, names: Mapping[int, str]) -> dict[str, object]:
+    """What the clients of a server may do: be asked under their own index, and answer."""
+    rules, subjects, policies = [], [], []
+    for node, name in names.items():
+        keys = [f"{prefix}/{node}", f"{prefix}/alive/{node}/**"]
+        served = ["declare_queryable", "reply", "liveliness_token"]
+        rules.append(
+            {"id": f"serve-{node}", "permission": "allow", "flows": ["ingress"], "messages": served, "key_exprs": keys}
+        )
+        rules.append(
+            {"id": f"ask-{node}", "permission": "allow", "flows": ["egress"], "messages": ["query"], "key_exprs": keys}
+        )
+        subjects.append({"id": f"client-{node}", "cert_common_names": [name]})
+        policies.append({"rules": [f"serve-{node}", f"ask-{node}"], "subjects": [f"client-{node}"]})
+    return {
+        "enabled": True,
+        "default_permission": "deny",
+        "rules": rules,
+        "subjects": subjects,
+        "policies": policies,
+    }
 
 
 def _base64(text: str) -> str:

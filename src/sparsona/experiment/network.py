@@ -22,7 +22,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Method
 from sparsona.core.round import Client
 from sparsona.core.task import Task
-from sparsona.core.update import SERVER
+from sparsona.core.update import SERVER, PartSize
 from sparsona.data import SOURCES
 from sparsona.data.client_index import ClientIndex
 from sparsona.data.federation import Federation
@@ -142,6 +142,18 @@ class Terms:
         return ClientContext(
             self.task(), self.make_method(), federation, self.plan(), self.file.capacities, device, "fp32", cards=cards
         )
+
+    def longest_frame(self) -> int:
+        """The most bytes that a frame of this run may have: messages either way, a shared model, and heads."""
+        task, plan = self.task(), self.plan()
+        method = self.make_method()(task)
+        model = largest_message((PartSize("shared", task.layout, task.layout.size),))
+        longest = 0
+        for one in self.file.clients:
+            cost = method.cost(task.layout, Client(one.index, 1, one.capacity, 1, self.num_clients), plan.round_at(0))
+            longest = max(longest, *(0 if parts is None else largest_message(parts) for parts in (cost.up, cost.down)))
+        # A job may have every mask in it for a client that lost its state: a bit for each entry, and less than a model.
+        return longest + 2 * model + 2 * MAX_HEAD
 
     def no_data(self) -> Federation:
         """A federation of these clients whose data is elsewhere."""
@@ -545,7 +557,9 @@ def serve(
     assert terms.file.server is not None
     certificates = Tls(terms.file.authority, terms.file.server.certificate, signer.pem) if tls else None
     addresses = tuple(listen) or (":7447",)
-    with ZenohLink(SERVER, run=terms.run, listen=addresses, tls=certificates) as link:
+    names = {one.index: one.name for one in terms.file.clients}
+    longest = terms.longest_frame()
+    with ZenohLink(SERVER, run=terms.run, listen=addresses, tls=certificates, names=names, max_bytes=longest) as link:
         roster = Roster(terms.file.keys())
         network = Network(terms, link.exchange, signer, roster, deadline, report, link.present)
         report(f"listening on {', '.join(addresses)}")
@@ -640,14 +654,15 @@ def join(
         report(f"a fault: {type(error).__name__}: {error}")
 
     name = f"{member.name}: client {member.index} of {terms.num_clients}"
+    longest = terms.longest_frame()
     if flower is not None:
-        with SocketServer(flower, agent.handle, failed):
+        with SocketServer(flower, agent.handle, failed, longest):
             report(f"{name}, answering on {flower}")
             agent.finished.wait()
             time.sleep(0.5)  # the last answer is on its way
         return agent.vault.model
     certificates = Tls(terms.file.authority, member.certificate, signer.pem) if tls else None
-    with ZenohLink(member.index, run=terms.run, connect=addresses, tls=certificates) as link:
+    with ZenohLink(member.index, run=terms.run, connect=addresses, tls=certificates, max_bytes=longest) as link:
         link.serve(agent.handle, failed=failed)
         report(f"{name}, looking for {', '.join(addresses)}")
         trouble = ""

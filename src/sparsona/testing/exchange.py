@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from sparsona.core.round import Client
 from sparsona.deploy.agent import Agent, Greeting, lone_cards, weights_digest
-from sparsona.deploy.exchange import in_memory
+from sparsona.deploy.exchange import Exchange, Handle, in_memory
 from sparsona.deploy.frames import UNSIGNED
 from sparsona.deploy.remote import Connection, RemoteClients
 from sparsona.deploy.vault import Vault
@@ -17,16 +18,23 @@ from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.rounds import engine_for
 from sparsona.testing.case import Case, fingerprint, require
 
-RUN = "a run in memory"
+RUN = "a-run-of-a-test"
+
+Reach = Callable[[Mapping[int, Handle]], Exchange]
 
 
-def frames_give_the_same_bits(case: Case) -> None:
-    """Clients that answer frames, each with a vault of its own, do what clients in the same memory do."""
+def frames_give_the_same_bits(case: Case, reach: Reach = in_memory) -> None:
+    """Clients that answer frames, each with a vault of its own, do what clients in the same memory do.
+
+    Args:
+        case: the method.
+        reach: makes the transport, from what each client does with a frame.
+    """
     history, other = case.history, case.start()
     rounds = len(history.records)
     with tempfile.TemporaryDirectory() as folder:
         vaults = {client.index: Vault(Path(folder) / str(client.index)) for client in other.context.clients}
-        clients = remote_clients(other.context, vaults)
+        clients = remote_clients(other.context, vaults, reach)
         engine = engine_for(other.context.server_side, clients)
         population = engine.start()
         for index in range(rounds):
@@ -52,8 +60,8 @@ def _values(found: list[Evaluation]) -> list[Evaluation]:
     return [replace(one, confusion=None) for one in found]
 
 
-def remote_clients(context: ClientContext, vaults: dict[int, Vault]) -> RemoteClients:
-    """The clients of a context, reached by frames in memory; each has a context of its own."""
+def remote_clients(context: ClientContext, vaults: dict[int, Vault], reach: Reach = in_memory) -> RemoteClients:
+    """The clients of a context, reached by frames; each has a context of its own."""
 
     def agent(client: Client) -> Agent:
         def alone(card: Client) -> ClientContext:
@@ -72,5 +80,5 @@ def remote_clients(context: ClientContext, vaults: dict[int, Vault]) -> RemoteCl
     handles = {client.index: agent(client).handle for client in context.clients}
 
     return RemoteClients(
-        Connection(RUN, in_memory(handles), UNSIGNED, UNSIGNED, context.clients, lambda message, client, index: None)
+        Connection(RUN, reach(handles), UNSIGNED, UNSIGNED, context.clients, lambda message, client, index: None)
     )
