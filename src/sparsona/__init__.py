@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sparsona.data.federation import Federation
     from sparsona.data.pool import View
     from sparsona.experiment.compare import compare
+    from sparsona.experiment.network import join, serve
     from sparsona.experiment.run import Comparison, Run
     from sparsona.experiment.theory.bounds import bounds
     from sparsona.experiment.train import load, resume, train
@@ -39,6 +40,8 @@ _WHERE = {
     "Run": "experiment.run",
     "compare": "experiment.compare",
     "bounds": "experiment.theory.bounds",
+    "join": "experiment.network",
+    "serve": "experiment.network",
     "load": "experiment.train",
     "resume": "experiment.train",
     "train": "experiment.train",
@@ -72,10 +75,12 @@ __all__ = [
     "compare",
     "cost",
     "federate",
+    "join",
     "load",
     "reproduce",
     "resume",
     "save_picture",
+    "serve",
     "train",
     "tune",
 ]

@@ -8,6 +8,7 @@ import pytest
 
 import sparsona as sp
 from sparsona.core.errors import SparsonaError
+from sparsona.core.update import Support
 from sparsona.deploy import identity
 from sparsona.deploy.exchange import in_memory
 from sparsona.deploy.federation_file import FederationFile, Server
@@ -15,6 +16,7 @@ from sparsona.deploy.identity import KeyFile, Roster
 from sparsona.experiment.agreement import agree
 from sparsona.experiment.network import Network, Terms, make_agent, own_data, play_network
 from sparsona.runs.records import Records
+from sparsona.wire.codec import decode, encode
 
 NUM = 4
 COMMON = {"rounds": 3, "per_round": 2, "epochs": 1, "seed": 7}
@@ -248,3 +250,31 @@ def test_an_answer_of_somebody_else_does_not_count_against_a_client(made, tmp_pa
     reasons = {(row.client, row.reason) for row in Records(run.path / "records.sqlite").failures()}
     assert {client for client, _ in reasons} == {1}
     assert all("not its own" in reason for _, reason in reasons)  # and in no round "not asked"
+
+
+def test_an_update_that_assumes_another_mask_is_refused_and_the_run_goes_on(made, tmp_path, monkeypatch):
+    """The gate does not know which mask the server has for a client: the method notices."""
+
+    def handles(sites):
+        finish = type(sites[0].agent)._perform
+
+        def lie(agent, context, job):
+            outcome = finish(agent, context, job)
+            if agent.client != 1 or outcome.message is None:
+                return outcome
+            update = decode(outcome.message)
+            name, part = next((name, part) for name, part in update.parts.items() if part.support is Support.KNOWN)
+            forged = replace(part, digest=bytes(8))
+            return replace(outcome, message=encode(replace(update, parts={**update.parts, name: forged})))
+
+        monkeypatch.setattr(type(sites[0].agent), "_perform", lie)
+        return {site.index: site.handle for site in sites}
+
+    network, _, _ = start(made, tmp_path, handles=handles, per_round=4, rounds=5)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    run = play_network(network, tmp_path / "run")
+    records = Records(run.path / "records.sqlite")
+    reasons = [row.reason for row in records.failures() if row.client == 1]
+    assert [reason.startswith("refused") for reason in reasons] == [True, True, True, False, False]
+    assert reasons[3].startswith("not asked")
+    assert {turn.client for turn in records.turns() if turn.aggregated} == {0, 2, 3}

@@ -340,6 +340,8 @@ class TestTransforms:
         [
             ("fedavg", ("half",)),
             ("fedspa", ("half",)),
+            ("fedspa", ("bf16",)),
+            ("fedspa", ("bf16", "compact")),
             ("fedspa", ("quantize:4",)),
             ("fedspa", ("topk:0.1",)),
             ("fedspa", ("topk:0.1", "quantize:2")),
@@ -355,6 +357,17 @@ class TestTransforms:
         sent.check(decode(encode(sent.update), sent.cost.up))
         with pytest.raises(RefusedError):
             sent._replace(cost=honest(method).cost).check(sent.update)
+
+    def test_half_precision_has_two_kinds(self):
+        half, brain = honest("fedavg", "half"), honest("fedavg", "bf16")
+        with pytest.raises(RefusedError, match=r"has numbers of 16 bits \(bfloat16\)"):
+            half.check(brain.update)
+
+    def test_compact_messages(self):
+        sent = honest("dispfl", "compact")
+        assert sent.update.compact
+        sent.check(decode(encode(sent.update), sent.cost.up))
+        assert len(encode(sent.update)) < largest_message(sent.cost.up)
 
     def test_levels(self):
         sent = honest("fedspa", "quantize:4")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import os
 import signal
 import socket
@@ -20,36 +19,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_runs import Deadly, Printing, context_of, evaluation_jobs, played
 from torch import nn
 
 import sparsona as sp
 from sparsona.core.errors import SparsonaError
-from sparsona.core.tree import leaves
 from sparsona.engine.rounds import simulate
+from sparsona.executors.backlog import AHEAD
 from sparsona.executors.serial import Serial
 from sparsona.executors.worker import FRAME, pack
-from sparsona.executors.workers import AHEAD, Workers
+from sparsona.executors.workers import Workers
 from sparsona.experiment import build
 
 pytestmark = pytest.mark.long
-
-SMALL = {"device": "cpu", "clients": 5, "per_round": 4, "rounds": 3, "epochs": 1, "batch_size": 16}
-
-
-def context_of(method: str = "fedspa", model=None, **more):
-    return build.make_context(build.make_config(method, {**SMALL, **more}, model=model), None, model)
-
-
-def played(context, executor, rounds: int = 3) -> str:
-    star = simulate(context, executor)
-    population = star.start()
-    for index in range(rounds):
-        population, _ = star.play(population, index)
-    evaluations = star.evaluate(population, rounds)
-    state = hashlib.sha256(repr([(e.client, e.correct, e.count, e.loss) for e in evaluations]).encode())
-    for path, tensor in sorted(leaves((population.server, population.states)), key=lambda item: item[0]):
-        state.update(path.encode() + tensor.numpy().tobytes())
-    return state.hexdigest()
 
 
 @pytest.fixture
@@ -69,18 +51,6 @@ def workers():
 def test_same_bits_as_serial(method, workers):
     context = context_of(method)
     assert played(context, workers(context)) == played(context, Serial(context))
-
-
-class Printing(nn.Module):
-    """A user's model that prints, which must not end up among the outcomes."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(64, 10)
-
-    def forward(self, inputs):
-        print("a line on stdout")
-        return self.layer(inputs.flatten(1))
 
 
 def test_a_model_that_prints(workers, capfd):
@@ -103,7 +73,7 @@ def test_killed_workers_are_replaced_and_nothing_is_lost(workers):
 def test_workers_killed_in_the_middle_of_a_pass(workers):
     context = context_of()
     executor = workers(context)
-    jobs = list(_evaluation_jobs(context))
+    jobs = list(evaluation_jobs(context))
     outcomes = executor.run(iter(jobs))
     found = [next(outcomes)]
     for worker in executor._workers:  # at work or just done with it, as it happens
@@ -117,7 +87,7 @@ def test_answers_that_arrive_together_are_both_seen(workers):
     context = context_of()
     executor = workers(context, 1)
     (worker,) = executor._workers
-    job = next(iter(_evaluation_jobs(context)))
+    job = next(iter(evaluation_jobs(context)))
     first, look = FRAME.size + len(pack(("done", None))), executor._readable
 
     def late():
@@ -162,28 +132,7 @@ def test_data_that_a_killed_process_left_is_removed(workers, tmp_path, monkeypat
     assert not executor._folder.exists()
 
 
-def _evaluation_jobs(context):
-    star = simulate(context, Serial(context))
-    population, round_ = star.start(), context.plan.round_at(0)
-    for client in [*range(5)] * 4:
-        yield star.evaluation_job(population.server, client, round_, ("received",))
-
-
-class Deadly(nn.Module):
-    """A model that kills a worker process when it trains there."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(64, 10)
-
-    def forward(self, inputs):
-        if self.training and os.getpid() != int(os.environ["SPARSONA_TEST_PARENT"]):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.layer(inputs.flatten(1))
-
-
-def test_a_job_that_always_kills_its_worker_is_given_up(workers, monkeypatch):
-    monkeypatch.setenv("SPARSONA_TEST_PARENT", str(os.getpid()))
+def test_a_job_that_always_kills_its_worker_is_given_up(workers):
     context = context_of("fedavg", model=Deadly)
     with pytest.raises(SparsonaError, match="died 3 times"):
         played(context, workers(context, 1))

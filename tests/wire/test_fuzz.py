@@ -15,6 +15,7 @@ import tracemalloc
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,9 +67,16 @@ def honest() -> list[Update]:
         {"half": bits.carrying(bits.values.half()), "plain": dense(tree(OTHER))},
         {"levels": levels(known, 3), "signs": levels(dense(tree(OTHER)), 1), "bytes": levels(bits, 8)},
         {"flags": masked(mask(LAYOUT), mask(LAYOUT)), "more": masked(mask(OTHER), mask(OTHER), Support.BITS)},
+        {"brain": known.carrying(known.values.bfloat16()), "plain": dense(tree(OTHER))},
         {},
     ]
-    return [Update(number, number, 1.0 + number, parts) for number, parts in enumerate(sets)]
+    updates = [Update(number, number, 1.0 + number, parts) for number, parts in enumerate(sets)]
+    # Compact messages are shorter, or they would not be compact: they need something to leave out.
+    wide = Layout((Slot("w", (40, 40)),))
+    few = Tree(wide, torch.arange(wide.size) % 50 == 0)
+    long = {"model": masked(tree(wide), few, Support.BITS), "mask": dense(few), "half": dense(tree(wide))}
+    long["half"] = long["half"].carrying(long["half"].values.half())
+    return [*updates, Update(len(updates), 1, 2.0, long, compact=True)]
 
 
 UPDATES = honest()
@@ -190,7 +198,11 @@ def read(data: bytes) -> bool:
     with contextlib.suppress(SparsonaError):
         accepted = decode(data)
     if accepted is not None:
-        assert encode(accepted) == data, "two messages for one update"
+        if not accepted.compact:
+            assert encode(accepted) == data, "two messages for one update"
+        else:  # which may have been compressed otherwise; what it means has one message without that
+            plain = encode(replace(accepted, compact=False))
+            assert encode(decode(plain)) == plain == encode(replace(decode(encode(accepted)), compact=False))
         for part in accepted.parts.values():
             if part.support in (Support.DENSE, Support.BITS):
                 tree = part.plain().tree()

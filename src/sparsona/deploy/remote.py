@@ -208,11 +208,8 @@ class RemoteClients:
             return _Waiting(Outcome(client, failure=error.what), "", "", False)
         except SparsonaError as error:
             if job.do != "evaluate":
-                connection.refusals[client] = connection.refusals.get(client, 0) + 1
-            connection.report(f"client {client} in round {job.round.index}: refused: {error.what}")
+                self.refuses(client, error)
             return _Waiting(Outcome(client, failure=f"refused: {error.what}"), "", "", False)
-        if job.do != "evaluate":
-            connection.refusals.pop(client, None)
         return _Waiting(replace(outcome, note=note), ticket, tuned, to_file)
 
     def _check(self, job: Job, outcome: Outcome) -> None:
@@ -227,8 +224,15 @@ class RemoteClients:
     def keep(self, client: int) -> None:
         assert self._last is not None
         assert self._last[0] == client
+        self.connection.refusals.pop(client, None)
         if self._last[1] is not None:
             self.states[client] = self._last[1]
+
+    def refuses(self, client: int, error: SparsonaError) -> bool:
+        connection = self.connection
+        connection.refusals[client] = connection.refusals.get(client, 0) + 1
+        connection.report(f"client {client} in round {connection.round}: refused: {error.what}")
+        return True
 
     def blank_state(self, client: int) -> State:
         return Ticket.blank()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Protocol, Self
 
+from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Round, State, Work
 from sparsona.core.tree import loaded
 from sparsona.engine.context import ClientContext
@@ -38,6 +39,10 @@ class Clients(Protocol):
 
     def keep(self, client: int) -> None:
         """Commit the new State of the client whose outcome came last: its update has arrived."""
+        ...
+
+    def refuses(self, client: int, error: SparsonaError) -> bool:
+        """Whether a round goes on without this client, whose message cannot be used; otherwise the error is raised."""
         ...
 
     def blank_state(self, client: int) -> State:
@@ -91,6 +96,9 @@ class LocalClients:
         if not self.context.plan.stateless:
             self.states[client] = self._last[1]
             self.context.spill_store.store(self._last[1])
+
+    def refuses(self, client: int, error: SparsonaError) -> bool:
+        return False  # a fault of this process, or of the method
 
     def blank_state(self, client: int) -> State:
         return self.context.fresh_state(client)

@@ -65,21 +65,27 @@ class Star:
                 record.turns.append(not_heard(outcome, traffic))
                 continue
             update = None
-            if outcome.message is not None:
-                update = read_update(outcome, index, context.clock)
-                traffic += Traffic(up=num_bytes(outcome.message), paper_up=paper_bytes(update))
+            aggregated = outcome.message is not None and client in who.aggregated
+            try:
+                if outcome.message is not None:
+                    update = read_update(outcome, index, context.clock)
+                    traffic += Traffic(up=num_bytes(outcome.message), paper_up=paper_bytes(update))
+                if update is not None and aggregated:
+                    assert half is not None
+                    self._store_masks(update)
+                    with context.clock.measure("aggregate"):
+                        total = half.add(server, total, update)
+                    num_added += 1
+            except SparsonaError as error:
+                if not clients.refuses(client, error):
+                    raise
+                record.turns.append(not_heard(replace(outcome, failure=f"refused: {error.what}"), traffic))
+                continue
             dropped = update is not None and client in who.dropped  # without an update, none can be lost
             if not dropped:
                 clients.keep(client)
-            aggregated = update is not None and client in who.aggregated
             record.turns.append(Turn(client, outcome.tally, traffic, aggregated, dropped, failure=outcome.note))
             record.evaluations.extend(outcome.evaluations)
-            if update is not None and aggregated:
-                assert half is not None
-                self._store_masks(update)
-                with context.clock.measure("aggregate"):
-                    total = half.add(server, total, update)
-                num_added += 1
         if half is not None and num_added < plan.at_least:
             return population, without_effect(record, f"{num_added} of the {plan.at_least} updates that a round needs")
         if half is not None and num_added:

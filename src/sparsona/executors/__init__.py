@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from sparsona.core import spec
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.round import client_kinds
 
@@ -19,6 +20,7 @@ EXECUTORS = {
     "auto": "what suits the device and the model; the choice is recorded in the run",
     "serial": "one client after another in this process, on one thread",
     "workers": "one process per core, one thread each; the same bits as serial",
+    "ray": "as workers, one per core or GPU of a Ray cluster (extra cluster); ray:ADDRESS uses one that is running",
     "stacked": "many small models at once, on a GPU (on a CPU it runs, slowly); as serial within rounding",
     "graphed": "large models on a GPU, each step compiled and captured; as serial within rounding",
 }
@@ -48,8 +50,17 @@ def choose_device(name: str, precision: str) -> torch.device:
 
 def choose(name: str, context: ClientContext) -> str:
     """The executor to use: `auto` resolved, any other name checked against the device and the model."""
-    if name not in EXECUTORS:
+    wanted = spec.parse("executor", name)
+    if wanted.name not in EXECUTORS:
         raise unknown_name("executor", name, EXECUTORS)
+    if wanted.argument == "" or (wanted.argument is not None and wanted.name != "ray"):
+        raise wanted.wrong(
+            "a name, or ray:ADDRESS with the address of a cluster", "--executor ray:10.0.0.1:6379 or --executor ray"
+        )
+    if wanted.name == "ray":
+        from sparsona.executors.ray_cluster import check_extra
+
+        check_extra()
     from sparsona.executors.stacked import why_not_stacked
     from sparsona.executors.workers import num_cores
 
@@ -121,6 +132,12 @@ def open_executor(name: str, context: ClientContext, report: Report = lambda tex
 
         with context.clock.measure(f"{START}workers"):
             return Workers(context, report=report)
+    if (wanted := spec.parse("executor", name)).name == "ray":
+        from sparsona.engine.profiler import START
+        from sparsona.executors.ray_cluster import RayCluster
+
+        with context.clock.measure(f"{START}workers"):
+            return RayCluster(context, wanted.argument, report=report)
     report("")  # the other executors start immediately
     if name == "graphed":
         from sparsona.executors.graphed import Graphed  # here, since it imports a compiler

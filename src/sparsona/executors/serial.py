@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from sparsona.core.errors import MaskMismatchError
 from sparsona.engine.context import ClientContext
 from sparsona.engine.jobs import Job, Outcome
 from sparsona.engine.turn import perform
@@ -31,3 +32,11 @@ class Serial:
 
     def close(self) -> None:
         pass
+
+
+def take_turn(context: ClientContext, job: Job) -> Outcome:
+    """Run a job that came from another process. If the client lacks a mask, the sender sends the job again."""
+    try:
+        return perform(context, job)
+    except MaskMismatchError:
+        return Outcome(job.client, lacks_mask=True)

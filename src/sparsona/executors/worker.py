@@ -13,9 +13,10 @@ import signal
 import struct
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
-from sparsona.engine.profiler import IDLE, OFF, START, Clock
+from sparsona.engine.profiler import IDLE, OFF, START, Clock, WorkerReport
 
 Readable = io.BufferedIOBase | io.RawIOBase
 FRAME = struct.Struct("<Q")
@@ -51,8 +52,42 @@ def pack(value: Any, by_value: bool = False) -> bytes:
     return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def write_frame(stream: BinaryIO, value: Any, by_value: bool = False) -> None:
-    write_body(stream, pack(value, by_value))
+def is_importable(make_method: Any) -> bool:
+    """Whether another process can import a method's classes: not those of a script, a notebook or a function."""
+    try:
+        return b"__main__" not in pickle.dumps(make_method)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return False
+
+
+def answer(act: Callable[[], Any], clock: Clock, by_value: bool) -> bytes:
+    """What `act` returned and what was measured meanwhile, or the error that it raised: packed, for `open_answer`."""
+    from sparsona.core.errors import SparsonaError
+
+    try:
+        value = act()
+        report = clock.take() if clock.is_on else None
+        with clock.measure("pipe"):
+            return pack(("done", (value, report)), by_value)
+    except SparsonaError as error:
+        return pack(("error", error))
+    except Exception:
+        return pack(("crash", traceback.format_exc()))
+
+
+def open_answer(message: tuple[str, Any]) -> tuple[Any, WorkerReport | None]:
+    """What a worker returned and measured; raises the error that its answer is."""
+    kind, value = message
+    if kind == "error":
+        raise value
+    if kind == "crash":
+        raise RuntimeError(f"a worker process failed:\n{value}")
+    found: tuple[Any, WorkerReport | None] = value
+    return found
+
+
+def write_frame(stream: BinaryIO, value: Any) -> None:
+    write_body(stream, pack(value))
 
 
 def write_body(stream: BinaryIO, body: bytes) -> None:
@@ -79,38 +114,29 @@ def _serve(request: tuple[str, Any], inbox: Readable, outbox: BinaryIO, clock: C
     with clock.measure(f"{START}import"):
         import torch
 
-        from sparsona.core.errors import MaskMismatchError, SparsonaError
         from sparsona.data.federation import Federation
         from sparsona.engine.context import ClientContext
-        from sparsona.engine.jobs import Outcome
-        from sparsona.engine.turn import perform
+        from sparsona.executors.serial import take_turn
 
     torch.set_num_threads(1)
     context: ClientContext | None = None
-    while True:
+
+    def act() -> Any:
+        nonlocal context
         kind, value = request
-        answer: Any
-        try:
-            if kind == "open":
-                with clock.measure(f"{START}build"):
-                    task, make_method, folder, plan, capacities = pickle.loads(value)
-                    context = ClientContext(task, make_method, Federation.open(folder), plan, capacities, clock=clock)
-                answer = None
-            elif kind == "report":
-                answer = None
-            else:
-                assert context is not None
-                try:
-                    answer = perform(context, value)
-                except MaskMismatchError:  # the parent sends the job again, with its masks
-                    answer = Outcome(value.client, lacks_mask=True)
-            report = clock.take() if clock.is_on else None
-            with clock.measure("pipe"):
-                write_frame(outbox, ("done", (answer, report)), by_value)
-        except SparsonaError as error:
-            write_frame(outbox, ("error", error))
-        except Exception:
-            write_frame(outbox, ("crash", traceback.format_exc()))
+        if kind == "open":
+            with clock.measure(f"{START}build"):
+                task, make_method, folder, plan, capacities = pickle.loads(value)
+                context = ClientContext(task, make_method, Federation.open(folder), plan, capacities, clock=clock)
+        elif kind == "job":
+            assert context is not None
+            return take_turn(context, value)
+        return None  # "report" asks for what was measured alone
+
+    while True:
+        body = answer(act, clock, by_value)
+        with clock.measure("pipe"):
+            write_body(outbox, body)
         request = read_frame(inbox, clock)
 
 

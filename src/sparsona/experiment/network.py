@@ -552,6 +552,12 @@ def serve(
 
     Returns:
         The finished run.
+
+    Example:
+        On one machine, while others call `join`::
+
+            run = sp.serve("fed.toml", "runs/x", listen=["0.0.0.0:7447"], report=print)
+            run.report("page.html")
     """
     terms, signer = read_server(path, key, at_least)
     assert terms.file.server is not None
@@ -635,6 +641,11 @@ def join(
 
     Returns:
         The file of the personal model, if the method has a plain one.
+
+    Example:
+        On a client's machine::
+
+            model = sp.join("fed.toml", "arrays:mine.npz", report=print)
     """
     terms = Terms.read(path)
     signer, member = find_key(terms.file, Path(path), key)
