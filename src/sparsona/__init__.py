@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sparsona.data.pool import View
     from sparsona.experiment.compare import compare
     from sparsona.experiment.network import join, serve
+    from sparsona.experiment.replay import Replay, replay
     from sparsona.experiment.run import Comparison, Run
     from sparsona.experiment.theory.bounds import bounds
     from sparsona.experiment.train import load, resume, train
@@ -43,6 +44,8 @@ _WHERE = {
     "join": "experiment.network",
     "serve": "experiment.network",
     "load": "experiment.train",
+    "Replay": "experiment.replay",
+    "replay": "experiment.replay",
     "resume": "experiment.train",
     "train": "experiment.train",
     "Tuning": "experiment.tune",
@@ -66,6 +69,7 @@ __all__ = [
     "SOURCES",
     "Comparison",
     "Federation",
+    "Replay",
     "Reproduction",
     "Run",
     "SparsonaError",
@@ -77,6 +81,7 @@ __all__ = [
     "federate",
     "join",
     "load",
+    "replay",
     "reproduce",
     "resume",
     "save_picture",

@@ -19,7 +19,7 @@ from sparsona.runs.records import Records
 from sparsona.wire.codec import decode, encode
 
 NUM = 4
-COMMON = {"rounds": 3, "per_round": 2, "epochs": 1, "seed": 7}
+COMMON = {"rounds": 3, "per_round": 2, "epochs": 1, "seed": 7, "evaluate": "everyone"}
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +91,11 @@ def rows(run):
     ("method", "options"),
     [
         ("fedspa", {}),
+        ("fedspa", {"evaluate": "participants", "points": ["trained", "global", "received/train"]}),
         ("fedspa", {"transform": ["bf16", "compact"]}),
-        ("fedavg-ft", {"novel": 1, "drop_rate": 0.3}),
+        ("fedavg-ft", {"novel": 1, "drop_rate": 0.3, "points": ["global"]}),
         ("pfedgate", {"tune_epochs": 1}),
-        ("local", {}),
+        ("local", {"evaluate": "participants"}),
     ],
 )
 def test_frames_give_the_simulations_records(made, tmp_path, method, options):
@@ -107,6 +108,9 @@ def test_frames_give_the_simulations_records(made, tmp_path, method, options):
     assert one.exists() == other.exists()
     assert not one.exists() or one.read_bytes() == other.read_bytes()
     assert run.summary["accuracy"] == simulated.summary["accuracy"]
+    sent, counted = (Records(one.path / "records.sqlite").evaluation_traffic() for one in (run, simulated))
+    assert [replace(row, bytes_up=None) for row in sent] == counted  # a simulation sends no answers
+    assert all(row.bytes_up > 100 * row.clients for row in sent)
 
 
 def test_a_client_that_is_silent_is_recorded_and_the_round_goes_on(made, tmp_path):

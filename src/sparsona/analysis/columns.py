@@ -112,7 +112,7 @@ def _entry(*path: str) -> Callable[[RunView], float | None]:
     def value(view: RunView) -> float | None:
         found = view.summary
         for key in path:
-            found = found.get(key, {})
+            found = (found or {}).get(key, {})
         return float(found) if isinstance(found, int | float) else None
 
     return value
@@ -280,4 +280,28 @@ COLUMNS = (
     Column("train_flops", "train FLOPs", "local training", _entry("flops", "train"), human_flops, is_first=True),
     Column("mask_flops", "mask FLOPs", "searching for masks", _entry("flops", "mask_search"), human_flops),
     Column("seconds", "seconds", "wall time of the run", _entry("seconds"), human_seconds, is_first=True),
+    Column(
+        "turns_not_heard",
+        "not heard",
+        "turns of clients on other machines that did not answer, or whose answers were refused",
+        _entry("heard", "turns"),
+        "{:,.0f}".format,
+        shown="if known",
+    ),
+    Column(
+        "evaluation_bytes_down",
+        "eval. down",
+        "server to clients for evaluations alone, no part of bytes down; a simulation counts what it would send",
+        _entry("evaluation_bytes", "down"),
+        human_bytes,
+        shown="if known",
+    ),
+    Column(
+        "evaluation_bytes_up",
+        "eval. up",
+        "answers of clients for evaluations alone, no part of bytes up; not known of a simulation, which sends none",
+        _entry("evaluation_bytes", "up"),
+        human_bytes,
+        shown="if known",
+    ),
 )

@@ -11,6 +11,7 @@ import numpy as np
 from sparsona.analysis.statistics import accuracy_summary
 from sparsona.core.points import (
     CONSENSUS,
+    FEW,
     GLOBAL,
     GUARDED,
     NOVEL,
@@ -102,7 +103,7 @@ def _choices(folder: RunFolder, completed: int) -> dict[int, bool]:
         rows = folder.records.evaluations(completed, on(point, "validation"))
         seen.append({row.client: Seen(row.correct, row.count, row.loss) for row in rows})
     own, other = seen
-    return {client: keeps_shared(own[client], other[client]) for client in own}
+    return {client: keeps_shared(own[client], other[client]) for client in own if client in other}
 
 
 def _figures(folder: RunFolder, completed: int, point: str) -> dict[int, float]:
@@ -152,8 +153,9 @@ def _class_counts(folder: RunFolder, completed: int, point: str) -> Sequence[Cla
         return []
     matrices = folder.records.confusions(completed, point)
     return [
-        class_counts(np.diag(matrix), matrix.sum(axis=1), label_counts[client] > 0)
+        class_counts(np.diag(matrix), matrix.sum(axis=1), label_counts[client] != 0)
         for client, matrix in matrices.items()
+        if (matrix != FEW).all()
     ] or folder.records.classes(completed, point)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from sparsona.analysis.format import plural
 from sparsona.core.errors import SparsonaError
+from sparsona.core.points import FEW
 
 PARTS = ("train", "validation", "test")
 
@@ -21,7 +22,8 @@ class Partition:
     Args:
         title: what is shared out, and how.
         sizes: train, validation and test (those that are known), each with a count per client.
-        counts: the training examples by client and class, or None where labels are tokens.
+        counts: the training examples by client and class, FEW for 1 to 4 that a client does not tell; None where labels
+            are tokens, or not known.
     """
 
     title: str
@@ -58,14 +60,23 @@ class Partition:
 
     def summary(self) -> tuple[str, str]:
         """Two short lines: the whole, and the single client."""
-        totals = self.totals
+        totals, known = self.totals, self.totals[self.totals > 0]
         parts = ", ".join(f"{int(size.sum()):,} {part}" for part, size in self.parts)
         whole = f"{plural(self.num_clients, 'client')}, {plural(int(totals.sum()), 'example')}"
         whole += f": {parts}" if parts else ""
-        single = f"Per client: {_spread(totals, 'example')}"
+        single = f"Per client: {_spread(known if len(known) else totals, 'example')}"
         if self.counts is not None:
-            single += f", {_spread((self.counts > 0).sum(axis=1), 'class')}"
+            single += f", {_spread((self.counts != 0).sum(axis=1), 'class')}"
+        if 0 < len(known) < len(totals):
+            single += f"; of {plural(len(totals) - len(known), 'client')} not known"
+        if self.counts is not None and (self.counts == FEW).any():
+            single += "; few: 1 to 4, drawn as 2"
         return whole, single
+
+
+def drawn_counts(counts: np.ndarray) -> np.ndarray:
+    """Counts with 2 in place of FEW, which is 1 to 4."""
+    return np.where(counts == FEW, 2, counts)
 
 
 def merge_classes(counts: np.ndarray, most: int) -> tuple[np.ndarray, int]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from sparsona.analysis.extra import import_extra
 from sparsona.analysis.format import UNKNOWN
+from sparsona.analysis.partition import drawn_counts
 from sparsona.analysis.statistics import pearson, spearman
 from sparsona.core.errors import SparsonaError
 from sparsona.runs.folder import RunFolder
@@ -123,7 +124,7 @@ def similarity_of(
 ) -> Similarity:
     """These distances, with the clients' labels from the run's folder. `of` names what was compared, for the title."""
     facts, config = run.facts, run.config
-    counts = None if facts.label_counts is None else facts.label_counts[list(clients)]
+    counts = None if facts.label_counts is None else drawn_counts(facts.label_counts[list(clients)])
     parts = [facts.title, config["data"].partition(":")[0], config["partition"], f"seed {config['seed']}"]
     parts += [] if of is None else [of]
     return Similarity(", ".join(map(str, parts)), kind, clients, distances, counts)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparsona.analysis.gates import mean_measures
+from sparsona.analysis.heard import evaluation_bytes, heard, heard_sentence, untested_sentence
 from sparsona.analysis.outcomes import (
     arrays,
     capacities,
@@ -79,6 +80,7 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
             "paper_total": paper_down if facts.peers else paper_up + paper_down,
             "upload_share": _upload_share(folder),
         },
+        "evaluation_bytes": evaluation_bytes(folder),
         "flops": {"train": totals.train_flops or 0, "mask_search": totals.search_flops or 0},
         **effort(folder),
         "rounds": completed,
@@ -86,6 +88,8 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
     }
     for name, value in mean_measures(folder).items():
         summary.setdefault(name, value)  # what the method measured of turns, such as pFedGate's density_used
+    if (found := heard(folder)) is not None:
+        summary["heard"] = found
     summary["protocol"] = _protocol(folder, summary)
     if error is not None:
         summary["error"] = error
@@ -210,7 +214,7 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
     which = WHICH.get(kind, point_of(point).text)
     tested = count[count > 0]
     chosen = TESTED_ON.get(facts.tested_on.partition(":")[0], "")
-    unit = "tokens" if facts.label_counts is None and not facts.is_regression else "examples"
+    unit = "tokens" if facts.predicts_tokens else "examples"
     text = (
         f"{which[0].upper()}{which[1:]}; on that client's own test data ({tested.min()} to {tested.max()} "
         f"{unit}, {chosen}never used in any decision); mean over {len(tested)} clients, each counting the same; "
@@ -236,8 +240,14 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
             " TRANSDUCTIVE: a prediction also depends on the other test examples of its batch, as in the authors' "
             "code; not comparable with results that do not say so."
         )
+    if config.get("evaluate") == "participants":
+        text += (
+            " Before the end, each point of a learning curve is a mean over the clients that were sampled in that "
+            "round, on what they received in it: other clients from point to point."
+        )
     took_part = len(count) - config["novel"]
-    if len(tested) < took_part:
+    text += untested_sentence(folder, completed) + heard_sentence(folder)
+    if (config.get("eval_clients") or took_part) < took_part:
         text += f" They were drawn once, the same for every evaluation, from the {took_part:,} that took part."
     if config["novel"]:
         text += f" {config['novel']} novel clients took no part and are not among them."

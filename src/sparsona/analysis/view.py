@@ -12,6 +12,7 @@ from sparsona.analysis.clients import ClientEffects, client_effects, has_effects
 from sparsona.analysis.gates import Gates, recorded_gates
 from sparsona.analysis.similarity import Similarity, recorded_distances, recorded_similarity
 from sparsona.analysis.summary import at, curve, effort, headline, points, summary_of, weighted_curve
+from sparsona.core.points import FEW
 from sparsona.core.points import point as evaluation_point
 from sparsona.runs.folder import RunFolder
 from sparsona.runs.profile import search_time
@@ -33,7 +34,8 @@ class RunView:
     `weighted_curves` are `curves` with every test example counting the same; `cumulative_paper_bytes` are
     `cumulative_bytes` as the papers count; `results` has right predictions and examples of each client for every
     point, on any data, at its last evaluation; `num_personal` is how many of the model's `num_parameters` are a
-    client's own, and `search_time` what mask search took of a profiled run; None: not known.
+    client's own, and `search_time` what mask search took of a profiled run; None: not known. `has_few`: clients did not
+    tell counts from 1 to 4 of the confusion, which lacks them.
     """
 
     name: str
@@ -65,6 +67,7 @@ class RunView:
     num_personal: int | None = None
     search_time: Mapping[str, Any] | None = None
     gates: Gates | None = None
+    has_few: bool = False
 
 
 def read_view(folder: RunFolder) -> RunView:
@@ -102,7 +105,8 @@ def _read_view(folder: RunFolder) -> RunView:
         ],
         correct=correct,
         count=count,
-        confusion=np.sum(matrices, axis=0) if matrices else None,
+        confusion=np.sum([matrix.clip(min=0) for matrix in matrices], axis=0) if matrices else None,
+        has_few=any((matrix == FEW).any() for matrix in matrices),
         sizes=facts.sizes,
         label_counts=facts.label_counts,
         cumulative_bytes=_after_rounds(rounds, np.cumsum(sent).tolist()),

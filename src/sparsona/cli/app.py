@@ -33,6 +33,7 @@ from sparsona.cli.options import (
     table_for,
     with_table,
 )
+from sparsona.cli.replay import replay
 from sparsona.cli.reproduce import reproduce
 from sparsona.cli.terminal import (
     print_profile,
@@ -324,6 +325,7 @@ cli.add_command(figure)
 cli.add_command(bounds)
 cli.add_command(keys)
 cli.add_command(federation)
+cli.add_command(replay)
 for command in (server, join, vault):
     cli.add_command(command)
 

@@ -67,6 +67,9 @@ POINTS = {
         Point(GUARDED, "own", "end", "the model that each client keeps under guard", is_derived=True),
     )
 }
+
+# A client on another machine does not tell counts below this, which speak of single examples: FEW stands for them.
+FEWEST, FEW = 5, -1
 OPTIONS = tuple(name for name, found in POINTS.items() if found.is_option)
 
 

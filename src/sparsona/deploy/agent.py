@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import save
 
 from sparsona.core.errors import MaskMismatchError, SparsonaError
+from sparsona.core.points import FEWEST
 from sparsona.core.round import Client
 from sparsona.core.update import SERVER
 from sparsona.deploy.frames import Frame, Signer, Verifier, seal, unseal
-from sparsona.deploy.jobs import answer_head, read_job
+from sparsona.deploy.jobs import answer_head, read_job, told_points
 from sparsona.deploy.vault import LostStateError, Vault
 from sparsona.engine.clients import LocalClients
 from sparsona.engine.context import ClientContext
@@ -38,7 +39,7 @@ class Greeting:
         capacity: the highest density that it can hold.
         environment: versions and machine, on which the last bits of results depend.
         data: a digest of its examples.
-        label_counts: of its training examples, if it agrees to share them.
+        label_counts: of its training examples, if it agrees to share them; None for a count from 1 to 4.
     """
 
     layout: str
@@ -47,7 +48,7 @@ class Greeting:
     capacity: float
     environment: Mapping[str, Any]
     data: str
-    label_counts: tuple[int, ...] | None = None
+    label_counts: tuple[int | None, ...] | None = None
 
 
 class Agent:
@@ -62,6 +63,7 @@ class Agent:
         signer: signs as this client.
         verifier: knows the server's key.
         shares_labels: whether confusions may leave, and with them its label counts.
+        fewest: results of fewer examples than this are not told.
         report: is called with what happens, for people to read.
     """
 
@@ -76,10 +78,11 @@ class Agent:
         verifier: Verifier,
         shares_labels: bool = False,
         report: Report = lambda text: None,
+        fewest: int = FEWEST,
     ) -> None:
         self.client, self.run, self.greeting, self.vault = client, run, greeting, vault
         self._make_context, self._signer, self._verifier = make_context, signer, verifier
-        self._shares_labels, self._report = shares_labels, report
+        self._shares_labels, self._report, self._fewest = shares_labels, report, fewest
         self._card: Client | None = None
         self._context: ClientContext | None = None
         self._lock = Lock()
@@ -181,7 +184,8 @@ class Agent:
             raise SparsonaError("a job without a ticket", expected="that of a state, or an empty one")
         try:
             state = self.vault.get(ticket, context.fresh_state(self.client)) if ticket else None
-            outcome = self._perform(context, replace(job, state=state))
+            told, withheld = told_points(job.points, self.greeting.sizes, self._fewest)
+            outcome = replace(self._perform(context, replace(job, state=state, points=told)), withheld=withheld)
         except LostStateError as error:
             self._report(error.what)
             return self._sealed(frame, {"lost_state": True})

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout
+from sparsona.core.points import FEW, FEWEST, point
 from sparsona.core.round import Client
 from sparsona.core.tree import Tree
-from sparsona.core.update import SERVER, Update, dense
+from sparsona.core.update import SERVER
 from sparsona.deploy.frames import Frame
 from sparsona.engine.evaluate import Evaluation
-from sparsona.engine.jobs import Job, Outcome, Tally
+from sparsona.engine.jobs import SHARED, Job, Outcome, Tally, shared_update
 from sparsona.engine.plan import Plan
 from sparsona.wire.codec import decode, encode
 
-SHARED = "shared"  # the part of the message that holds a shared model to be evaluated
 _COUNTS = ("examples", "steps", "train_flops", "search_flops")
 
 
@@ -40,7 +40,7 @@ def job_frame(job: Job, run: str, ticket: str, more: Mapping[str, Any]) -> Frame
     packed = job.packed()
     blobs = [message for message in packed.messages if isinstance(message, bytes)]
     if job.shared_model is not None:
-        blobs.append(encode(Update(SERVER, job.round.index, 1.0, {SHARED: dense(job.shared_model)})))
+        blobs.append(encode(shared_update(job.shared_model, job.round.index)))
     head = {
         "do": job.do,
         "points": list(job.points),
@@ -84,6 +84,28 @@ def read_job(frame: Frame, plan: Plan, layout: Layout) -> Job:
     )
 
 
+def told_points(
+    points: Sequence[str], sizes: Sequence[int], fewest: int = FEWEST
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Those points whose results a client tells, and those that it withholds, for they are of a few examples.
+
+    Args:
+        points: the points of a job.
+        sizes: the client's training, validation and test examples.
+        fewest: examples whose result is told.
+    """
+    held = dict(zip(("train", "validation", "test"), sizes, strict=True))
+    told = tuple(name for name in points if held[point(name).data] >= fewest)
+    return told, tuple(name for name in points if name not in told)
+
+
+def told_counts(counts: Any) -> Any:
+    """Counts as nested lists, of any depth, as a client tells them: None stands for 1 to 4."""
+    if isinstance(counts, list):
+        return [told_counts(one) for one in counts]
+    return None if 0 < counts < FEWEST else counts
+
+
 def answer_head(outcome: Outcome, shares_labels: bool) -> dict[str, Any]:
     """What the head of an answer says of an outcome; its message is a blob, and its State stays.
 
@@ -101,6 +123,7 @@ def answer_head(outcome: Outcome, shares_labels: bool) -> dict[str, Any]:
             "measures": {name: [value.hex() for value in values] for name, values in tally.measures.items()},
         },
         "evaluations": [_evaluation_values(one, shares_labels) for one in outcome.evaluations],
+        "withheld": list(outcome.withheld),
     }
 
 
@@ -111,7 +134,7 @@ def _evaluation_values(found: Evaluation, shares_labels: bool) -> dict[str, Any]
         "correct": found.correct,
         "count": found.count,
         "loss": float(found.loss).hex(),
-        "confusion": None if confusion is None else confusion.tolist(),
+        "confusion": None if confusion is None else told_counts(confusion.tolist()),
     }
 
 
@@ -132,7 +155,14 @@ def read_answer(frame: Frame, client: int) -> Outcome:
         message = bytes(frame.blobs[0])
     elif frame.blobs:
         raise SparsonaError("an answer with a message that it does not name", expected="none")
-    return Outcome(client, head.flag("lacks_mask"), message=message, tally=tally, evaluations=evaluations)
+    return Outcome(
+        client,
+        head.flag("lacks_mask"),
+        message=message,
+        tally=tally,
+        evaluations=evaluations,
+        withheld=head.texts("withheld"),
+    )
 
 
 def _read_evaluation(head: _Head, client: int) -> Evaluation:
@@ -143,12 +173,20 @@ def _read_evaluation(head: _Head, client: int) -> Evaluation:
     confusion: Tensor | None = None
     if head.values.get("confusion") is not None:
         try:
-            confusion = torch.tensor(head.values["confusion"], dtype=torch.int32)
+            rows = [[FEW if cell is None else cell for cell in row] for row in head.rows("confusion")]
+            confusion = torch.tensor(rows, dtype=torch.int32)
+            least = confusion.where(confusion != FEW, 1)
         except (ValueError, TypeError, RuntimeError, OverflowError) as error:
             raise SparsonaError(f"a confusion matrix that is none: {error}", expected="rows of counts") from None
-        if confusion.dim() != 2 or bool((confusion < 0).any()) or int(confusion.sum()) != count:
+        if confusion.dim() != 2 or bool((least < 0).any()) or not _can_be(confusion, least, count):
             raise SparsonaError("a confusion matrix that does not fit", expected=f"rows of {count} counts in all")
     return Evaluation(client, head.text("point"), correct, count, head.real("loss"), confusion)
+
+
+def _can_be(confusion: Tensor, least: Tensor, count: int) -> bool:
+    """Whether cells can add up to a count, of which some are known as 1 to 4 only."""
+    low, num_few = int(least.sum(dtype=torch.int64)), int((confusion == FEW).sum())
+    return low <= count <= low + num_few * (FEWEST - 2)
 
 
 def card_values(client: Client) -> dict[str, Any]:

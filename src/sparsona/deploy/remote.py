@@ -17,14 +17,10 @@ from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.frames import Frame, Signer, Verifier, seal, unseal
 from sparsona.deploy.jobs import job_frame, read_answer
 from sparsona.deploy.vault import TICKET_BYTES, Ticket
+from sparsona.engine.failures import ABSENT, BARRED, FOREIGN, LOST, REFUSALS, REFUSED, STARTED_ANEW
 from sparsona.engine.jobs import Job, Outcome, settle
 
-REFUSALS = 3  # in a row, after which a client is not asked again
 WAITING = 8  # outcomes in memory that wait for those before them; what comes beyond waits in a file
-LOST = "no answer within {seconds:g} s"
-BARRED = f"not asked: its last {REFUSALS} answers were refused"
-ABSENT = "not asked: it has not been there yet"
-STARTED_ANEW = "its state was lost: it started anew"
 
 Report = Callable[[str], None]
 Check = Callable[[bytes, Client, int], None]
@@ -64,8 +60,10 @@ class Connection:
     greet: Callable[[Sequence[int]], None] = lambda clients: None
     wait: Callable[[], None] = lambda: None
     round: int = 0  # of the last job
+    done_by: int = 0  # completed rounds with which the last job is done, and in the records
     refusals: dict[int, int] = field(default_factory=dict)
     saved: dict[int, list[str]] = field(default_factory=dict)  # tickets that the checkpoint names
+    num_received: int = 0  # bytes of answers
     _number: int = 0
 
     def stamp(self) -> dict[str, int]:
@@ -84,6 +82,7 @@ class Connection:
         client = asked.receiver
         if data is None:
             raise LostError(LOST.format(seconds=self.deadline), expected="an answer")
+        self.num_received += len(data)
         limit = self.limit(self.clients[client])
         try:
             frame = unseal(data, self.verifier, run=self.run, receiver=SERVER, limit=limit)
@@ -91,7 +90,7 @@ class Connection:
                 raise SparsonaError(f"an answer of client {frame.sender}", expected=f"one of client {client}")
         except SparsonaError as error:
             # Whoever sent it, nobody can be blamed for it.
-            raise LostError(f"an answer that is not its own: {error.what}", expected=error.expected) from None
+            raise LostError(f"{FOREIGN}{error.what}", expected=error.expected) from None
         if (frame.kind, frame.round, frame.job) != ("answer", asked.round, asked.job):
             raise SparsonaError(
                 f"an answer to another job, of round {frame.round}", expected=f"one to this job of round {asked.round}"
@@ -138,6 +137,7 @@ class RemoteClients:
                 if job.do == "train" and not order and not done:
                     connection.wait()
                 kind, client, connection.round = job.do, job.client, job.round.index
+                connection.done_by = connection.round + (job.do != "evaluate")
                 order.append(client)
                 if not connection.clients[client].num_examples:
                     connection.greet([client])
@@ -185,7 +185,7 @@ class RemoteClients:
 
     def _outcome(self, job: Job, frame: Frame, data: bytes | None, to_file: bool) -> _Waiting:
         connection, client = self.connection, job.client
-        note = ""
+        note, before = "", self.connection.num_received
         try:
             answer = connection.open(data, frame)
             if answer.head.get("lost_state") is True:
@@ -209,14 +209,15 @@ class RemoteClients:
         except SparsonaError as error:
             if job.do != "evaluate":
                 self.refuses(client, error)
-            return _Waiting(Outcome(client, failure=f"refused: {error.what}"), "", "", False)
-        return _Waiting(replace(outcome, note=note), ticket, tuned, to_file)
+            return _Waiting(Outcome(client, failure=f"{REFUSED}{error.what}"), "", "", False)
+        num_bytes = connection.num_received - before
+        return _Waiting(replace(outcome, note=note, num_bytes=num_bytes), ticket, tuned, to_file)
 
     def _check(self, job: Job, outcome: Outcome) -> None:
         """Refuse an answer that does not fit its job."""
         if job.do != "train" and outcome.message is not None:
             raise SparsonaError(f"a message in the answer to '{job.do}'", expected="none")
-        if extra := {one.point for one in outcome.evaluations} - set(job.points):
+        if extra := {*(one.point for one in outcome.evaluations), *outcome.withheld} - set(job.points):
             raise SparsonaError(f"an evaluation at '{min(extra)[:40]}'", expected="the points that were asked for")
         if isinstance(outcome.message, bytes):
             self.connection.check(outcome.message, self.connection.clients[job.client], job.round.index)

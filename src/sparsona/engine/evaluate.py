@@ -31,7 +31,8 @@ class Evaluation:
     """One client's test result.
 
     `confusion` counts predictions, true classes by row: by column the predicted class, or with more than MAX_CONFUSION
-    classes (whose matrix is not kept) 0 for a wrong and 1 for a right one.
+    classes (whose matrix is not kept) 0 for a wrong and 1 for a right one. Of a client elsewhere, FEW is a count from 1
+    to 4.
     """
 
     client: int
@@ -98,14 +99,25 @@ def judge(task: Task, outputs: Tensor, batch: Batch) -> tuple[Tensor, ...]:
     return right, of, torch.where(counted > 0, losses * counted, 0.0).double().sum(), counted.sum()
 
 
+def first_points(job: Job) -> tuple[str, ...]:
+    """The points of a job at which the model is evaluated before it is trained."""
+    return tuple(name for name in job.points if job.do == "train" and points.point(name).when == "round")
+
+
+def last_points(job: Job) -> tuple[str, ...]:
+    """The points of a job at which the model is evaluated when the job is done."""
+    first = first_points(job)
+    return tuple(name for name in job.points if name not in first) if first else job.points
+
+
 def own_points(job: Job) -> list[str]:
-    """The points at which the client's own model is tested: one and the same model within a job."""
-    return [point for point in job.points if points.is_own(point)]
+    """The `last_points` at which the client's own model is tested: one and the same model within a job."""
+    return [point for point in last_points(job) if points.is_own(point)]
 
 
 def needs_own_model(job: Job) -> bool:
-    """Whether the job evaluates the client's own model on other data than its test data."""
-    return any(points.point(point).model == "own" and not points.is_own(point) for point in job.points)
+    """Whether the job evaluates the client's own model on other data than its test data, when it is done."""
+    return any(points.point(point).model == "own" and not points.is_own(point) for point in last_points(job))
 
 
 def at_points(job: Job, found: Evaluation) -> tuple[Evaluation, ...]:
@@ -122,7 +134,7 @@ def evaluate_own(context: ClientContext, client: int, work: Work) -> Evaluation:
 def evaluate_other_points(context: ClientContext, job: Job, state: State, work: Work | None) -> tuple[Evaluation, ...]:
     """The points of a job that are not `own_points`: a shared model, with this client's buffers, or other data."""
     found = []
-    for name in job.points:
+    for name in last_points(job):
         if points.is_own(name):
             continue
         point = points.point(name)

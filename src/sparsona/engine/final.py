@@ -25,10 +25,11 @@ from sparsona.core.points import (
 from sparsona.engine.clients import Clients
 from sparsona.engine.context import ClientContext, ServerContext
 from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.failures import WITHHELD
 from sparsona.engine.guard import Seen, keeps_shared
 from sparsona.engine.jobs import Outcome, Tally
 from sparsona.engine.plan import Plan, novel_clients, tested_clients
-from sparsona.engine.population import Population, RoundRecord, Turn
+from sparsona.engine.population import EvaluationLog, Population, RoundRecord, Turn
 from sparsona.wire.ledger import Traffic
 
 
@@ -47,7 +48,12 @@ class RoundEngine(Protocol):
     clients: Clients
 
     def evaluate_points(
-        self, population: Population, completed: int, points: tuple[str, ...], clients: Sequence[int]
+        self,
+        population: Population,
+        completed: int,
+        points: tuple[str, ...],
+        clients: Sequence[int],
+        log: EvaluationLog | None = None,
     ) -> list[Evaluation]: ...
 
     def tune(
@@ -55,11 +61,13 @@ class RoundEngine(Protocol):
     ) -> Iterator[tuple[Outcome, Traffic]]: ...
 
 
-def evaluate_after_round(engine: RoundEngine, population: Population, completed: int) -> list[Evaluation]:
+def evaluate_after_round(
+    engine: RoundEngine, population: Population, completed: int, log: EvaluationLog | None = None
+) -> list[Evaluation]:
     """The clients that are tested, at the plan's points that need no training."""
     context = engine.context
     points = select(context.plan.points, "round")
-    return engine.evaluate_points(population, completed, points, tested_clients(context.plan, context.clients))
+    return engine.evaluate_points(population, completed, points, tested_clients(context.plan, context.clients), log)
 
 
 def finish_run(engine: RoundEngine, population: Population) -> tuple[RoundRecord, dict[int, Work]]:
@@ -71,9 +79,10 @@ def finish_run(engine: RoundEngine, population: Population) -> tuple[RoundRecord
     novel, tested = novel_clients(plan, context.clients), tested_clients(plan, context.clients)
     received_points, tuned_points = final_points(plan, shared)
     if novel:
-        record.evaluations.extend(engine.evaluate_points(population, plan.rounds, (NOVEL,), sorted(novel)))
+        record.evaluations.extend(engine.evaluate_points(population, plan.rounds, (NOVEL,), sorted(novel), record.log))
     if received_points:
-        record.evaluations.extend(engine.evaluate_points(population, plan.rounds, received_points, tested))
+        found = engine.evaluate_points(population, plan.rounds, received_points, tested, record.log)
+        record.evaluations.extend(found)
     requests, is_tested = dict[int, TuningRequest](), set(tested)
     for client in range(len(context.clients)):
         is_novel = client in novel
@@ -86,8 +95,11 @@ def finish_run(engine: RoundEngine, population: Population) -> tuple[RoundRecord
         trained = outcome.client in requests and not outcome.failure
         # Otherwise a client that did not answer, or a peer that only sent its message, which is charged to it.
         tally, failed = outcome.tally if trained else Tally(), outcome.failure
-        record.turns.append(Turn(outcome.client, tally, traffic, False, bool(failed), trained, failed))
+        charged, note = traffic if outcome.sent else Traffic(), failed or outcome.note
+        record.turns.append(Turn(outcome.client, tally, charged, False, bool(failed), trained, note))
         record.evaluations.extend(outcome.evaluations)
+        if outcome.withheld:
+            record.log.failures[outcome.client] = WITHHELD
     if plan.guard:
         record.evaluations.extend(choose_models(record.evaluations, plan, guard_point(plan, shared)))
     return record, clients.tuned
@@ -170,12 +182,14 @@ def choose_models(evaluations: Sequence[Evaluation], plan: Plan, shared: str) ->
         on(shared, "validation"),
     )
     at = {name: _by_client(evaluations, name) for name in (own_validation, shared_validation, own, shared)}
-    found = []
+    chosen = []
     for client, personal in at[own_validation].items():
+        if not all(client in found for found in at.values()):  # it was not heard every time
+            continue
         other = at[shared_validation][client]
         kept = at[shared if keeps_shared(_seen(personal), _seen(other)) else own][client]
-        found += [replace(other, point=on(SHARED, "validation")), replace(kept, point=GUARDED)]
-    return found
+        chosen += [replace(other, point=on(SHARED, "validation")), replace(kept, point=GUARDED)]
+    return chosen
 
 
 def _by_client(evaluations: Iterable[Evaluation], point: str) -> dict[int, Evaluation]:

@@ -16,8 +16,8 @@ from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.final import TuningRequest, check_end, evaluate_after_round, finish_run
 from sparsona.engine.graphs import Graph, check, senders
 from sparsona.engine.jobs import Job, Message, Outcome, Tally, open_message
-from sparsona.engine.plan import novel_clients, participation, turn_points
-from sparsona.engine.population import Population, RoundRecord, Turn, not_heard, num_bytes, read_update
+from sparsona.engine.plan import novel_clients, participation, training_points
+from sparsona.engine.population import EvaluationLog, Population, RoundRecord, Turn, not_heard, num_bytes, read_update
 from sparsona.wire.codec import encode
 from sparsona.wire.format import paper_size, read_head
 from sparsona.wire.ledger import Traffic, paper_bytes
@@ -60,7 +60,7 @@ class Gossip:
         clients, messages = self.clients.at(population.states), dict(population.messages)
         reached = [client for client in who.trains if client not in who.dropped]
         delivered = self._deliver(population, clients, round_, reached, who.dropped)
-        points = turn_points(plan, context.clients, index)
+        points = training_points(plan, context.clients, index)
         jobs = (
             self._job("train", client, population, round_, points.get(client, ()), delivered) for client in who.trains
         )
@@ -78,7 +78,7 @@ class Gossip:
             clients.keep(client)
             dropped = client in who.dropped
             record.turns.append(Turn(client, outcome.tally, traffic, not dropped, dropped, failure=outcome.note))
-            record.evaluations.extend(outcome.evaluations)
+            record.add_evaluations(outcome)
         # Peers that did not train may have sent a message.
         record.turns += (_sender_only(client, sent) for client, sent in delivered.traffic.items())
         self._unload()
@@ -145,15 +145,21 @@ class Gossip:
         delivered = self._deliver(population, self.clients.at(population.states), round_, (client,))
         return self._job("evaluate", client, population, round_, (), delivered)
 
-    def evaluate(self, population: Population, completed: int) -> list[Evaluation]:
+    def evaluate(self, population: Population, completed: int, log: EvaluationLog | None = None) -> list[Evaluation]:
         """Peers' models on their own test data, at the plan's points that need no training: `received` is the model
         that each would train next if no peer dropped out."""
-        return evaluate_after_round(self, population, completed)
+        return evaluate_after_round(self, population, completed, log)
 
     def evaluate_points(
-        self, population: Population, completed: int, points: tuple[str, ...], clients: Sequence[int]
+        self,
+        population: Population,
+        completed: int,
+        points: tuple[str, ...],
+        clients: Sequence[int],
+        log: EvaluationLog | None = None,
     ) -> list[Evaluation]:
-        """Evaluate these clients at these points, after mixing what they would receive now; not charged."""
+        """Evaluate these clients at these points, after mixing what they would receive now; no part of training, and
+        added to `log`. A consensus is made of messages that this process has: it is not sent."""
         if not points:
             return []
         round_ = self.context.plan.round_at(completed)
@@ -162,7 +168,11 @@ class Gossip:
         needs_mean = any(point(name).model == "shared" for name in points)
         model = consensus(self.context, population, completed) if needs_mean else None
         jobs = (self._job("evaluate", client, population, round_, points, delivered, model) for client in clients)
-        found = [evaluation for outcome in here.run(jobs) for evaluation in outcome.evaluations]
+        found: list[Evaluation] = []
+        for outcome in here.run(jobs):
+            found.extend(outcome.evaluations)
+            if log is not None:
+                log.add(outcome, delivered.traffic.get(outcome.client, Traffic()).down)
         self._unload()
         return found
 

@@ -8,10 +8,12 @@ from typing import Literal, Protocol
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Round, State, Tree, Update, Work
+from sparsona.core.update import SERVER, dense
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.profiler import OFF, Clock
 from sparsona.wire.codec import decode, encode
 
+SHARED = "shared"  # the part of the message that holds a shared model to be evaluated
 # Encoded, or the update itself where sender and receiver share memory: then its bytes are only counted.
 Message = bytes | Update
 # How an executor reports what its start-up is doing ("starting 2 workers", "compiling"); "" when that is over. It may
@@ -66,7 +68,8 @@ class Outcome:
 
     `state` and `work` stay with the client: `public` is what a server may see. `failure`: why there is no result that
     could be used, of a client elsewhere: it did not answer in time, or its answer was refused. `sent`: it was sent the
-    job. `note`: what else is to be recorded of an outcome that can be used.
+    job. `note`: what else is to be recorded of an outcome that can be used. `withheld`: points whose result the client
+    does not tell, for it would be one of a few examples. `num_bytes`: of the answer; None: nothing was sent.
     """
 
     client: int
@@ -79,6 +82,8 @@ class Outcome:
     failure: str = ""
     sent: bool = True
     note: str = ""
+    withheld: tuple[str, ...] = ()
+    num_bytes: int | None = None
 
     @property
     def public(self) -> Outcome:
@@ -105,6 +110,11 @@ def open_message(message: Message, clock: Clock = OFF) -> Update:
         return message
     with clock.measure("decode"):
         return decode(message)
+
+
+def shared_update(model: Tree, index: int) -> Update:
+    """The message with which a shared model goes to a client, to be evaluated in the round of this index."""
+    return Update(SERVER, index, 1.0, {SHARED: dense(model)})
 
 
 def settle(job: Job, outcome: Outcome) -> Job | None:

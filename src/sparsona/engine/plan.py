@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from sparsona.core.points import RECEIVED, select
+from sparsona.core.points import RECEIVED, point, select
 from sparsona.core.round import Client, Round
 from sparsona.core.seeds import Seeds, generator
 from sparsona.engine.graphs import Graph
@@ -27,6 +27,7 @@ class Plan:
     lr_schedule: str = "decay"  # or another row of learning.schedule.SCHEDULES
     drop_last: bool = False  # the last batch of a pass over training data is left out if it is incomplete
     eval_every: int = 1
+    evaluate: Literal["everyone", "participants"] = "everyone"  # who is tested before the end: `tests_everyone_after`
     eval_clients: int | None = None  # how many are tested, always the same ones; None: all that take part
     points: tuple[str, ...] = (RECEIVED,)
     tune_epochs: int = 0  # final tuning of every client; 0: none
@@ -67,11 +68,20 @@ class Plan:
         reported."""
         return completed % self.eval_every == 0 or completed > self.rounds - 10
 
+    def tests_everyone_after(self, completed: int) -> bool:
+        """Whether all that are tested get a message to be evaluated after so many rounds.
+
+        With `evaluate` "participants" only at the end: before, clients that train are evaluated on what they receive to
+        train on (`start_points`).
+        """
+        return self.evaluates_after(completed) if self.evaluate == "everyone" else completed == self.rounds
+
     def points_after(self, completed: int) -> tuple[str, ...]:
         """The points evaluated in, and after, the round that completes so many; none if nothing is evaluated."""
         if not self.evaluates_after(completed):
             return ()
-        return (*select(self.points, "turn"), *select(self.points, "round"))
+        at_round = select(self.points, "round") if self.tests_everyone_after(completed) else ()
+        return (*select(self.points, "turn"), *at_round)
 
 
 @dataclass(frozen=True)
@@ -107,6 +117,21 @@ def turn_points(plan: Plan, clients: tuple[Client, ...], index: int) -> dict[int
     if not points or not plan.evaluates_after(index + 1):
         return {}
     return dict.fromkeys(tested_clients(plan, clients), points)
+
+
+def start_points(plan: Plan, clients: tuple[Client, ...], index: int) -> dict[int, tuple[str, ...]]:
+    """The points at which clients are evaluated when their turn in a round starts, before they train: of their own
+    model, as the rounds before left it. A shared model would be a message of its own."""
+    if plan.evaluate == "everyone" or not index or not plan.evaluates_after(index):
+        return {}
+    own = tuple(name for name in select(plan.points, "round") if point(name).model == "own")
+    return dict.fromkeys(tested_clients(plan, clients), own)
+
+
+def training_points(plan: Plan, clients: tuple[Client, ...], index: int) -> dict[int, tuple[str, ...]]:
+    """All points at which clients are evaluated in their turn in a round, before and after they train."""
+    first, last = start_points(plan, clients, index), turn_points(plan, clients, index)
+    return {client: (*first.get(client, ()), *last.get(client, ())) for client in {**first, **last}}
 
 
 def participation(plan: Plan, clients: tuple[Client, ...], index: int) -> Participation:

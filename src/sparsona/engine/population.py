@@ -6,7 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Server, State, Update
+from sparsona.core.points import point
 from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.failures import WITHHELD
 from sparsona.engine.jobs import Message, Outcome, Tally, open_message
 from sparsona.engine.profiler import Clock
 from sparsona.wire.codec import encode
@@ -44,13 +46,63 @@ class Turn:
 
 
 @dataclass
+class EvaluationLog:
+    """What evaluations took besides training, and who was not heard in them.
+
+    `down` are the bytes of messages that were sent for them, `up` those of the answers: None where none was encoded, as
+    in a simulation. `failures`: why a client has no result, or what else happened to it.
+    """
+
+    jobs: int = 0
+    down: int = 0
+    up: int | None = None
+    failures: dict[int, str] = field(default_factory=dict)
+
+    def add(self, outcome: Outcome, down: int) -> None:
+        """Add an outcome, and the bytes that were sent for it."""
+        self.jobs += 1
+        self.down += down if outcome.sent else 0
+        if outcome.num_bytes is not None:
+            self.up = (self.up or 0) + outcome.num_bytes
+        self.note(outcome)
+
+    def note(self, outcome: Outcome) -> None:
+        """Add what an outcome says of its evaluations alone."""
+        reasons = (outcome.failure, outcome.note, WITHHELD if outcome.withheld else "")
+        if found := "; ".join(filter(None, reasons)):
+            self.failures[outcome.client] = found
+
+
+@dataclass
 class RoundRecord:
-    """What happened in one round."""
+    """What happened in one round.
+
+    `evaluations` are of models after the round, and `log` is about those that took messages of their own. `earlier` are
+    of models that clients received in the round to train on: evaluations after the rounds before it. `withheld` are
+    the clients that did not tell these.
+    """
 
     index: int
     lr_scale: float
     turns: list[Turn] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
+    log: EvaluationLog = field(default_factory=EvaluationLog)
+    earlier: list[Evaluation] = field(default_factory=list)
+    withheld: list[int] = field(default_factory=list)
+
+    def add_evaluations(self, outcome: Outcome) -> None:
+        """Sort the evaluations of a turn: before training, and after it."""
+        for found in outcome.evaluations:
+            (self.earlier if is_earlier(found.point) else self.evaluations).append(found)
+        if any(map(is_earlier, outcome.withheld)):
+            self.withheld.append(outcome.client)
+        if not all(map(is_earlier, outcome.withheld)):
+            self.log.failures[outcome.client] = WITHHELD
+
+
+def is_earlier(name: str) -> bool:
+    """Whether an evaluation of a turn is of the model as it was before that."""
+    return point(name).when == "round"
 
 
 def not_heard(outcome: Outcome, traffic: Traffic) -> Turn:

@@ -12,10 +12,12 @@ from sparsona.core.points import CONSENSUS, GLOBAL, point
 from sparsona.engine.clients import Clients
 from sparsona.engine.context import ServerContext
 from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.failures import REFUSED, TOO_FEW
 from sparsona.engine.final import TuningRequest, check_end, evaluate_after_round, finish_run
-from sparsona.engine.jobs import Job, Message, Outcome
-from sparsona.engine.plan import novel_clients, participation, turn_points
+from sparsona.engine.jobs import Job, Message, Outcome, shared_update
+from sparsona.engine.plan import novel_clients, participation, training_points
 from sparsona.engine.population import (
+    EvaluationLog,
     Population,
     RoundRecord,
     Turn,
@@ -53,7 +55,7 @@ class Star:
         round_ = plan.round_at(index)
         who = participation(plan, context.clients, index)
         record = RoundRecord(index, round_.lr_scale)
-        points = turn_points(plan, context.clients, index)
+        points = training_points(plan, context.clients, index)
         sent: dict[int, Traffic] = {}
         clients = self.clients.at(population.states)
         server = population.server
@@ -64,12 +66,12 @@ class Star:
             if outcome.failure:
                 record.turns.append(not_heard(outcome, traffic))
                 continue
-            update = None
+            update, up = None, Traffic()
             aggregated = outcome.message is not None and client in who.aggregated
             try:
                 if outcome.message is not None:
                     update = read_update(outcome, index, context.clock)
-                    traffic += Traffic(up=num_bytes(outcome.message), paper_up=paper_bytes(update))
+                    up = Traffic(up=num_bytes(outcome.message), paper_up=paper_bytes(update))
                 if update is not None and aggregated:
                     assert half is not None
                     self._store_masks(update)
@@ -79,15 +81,15 @@ class Star:
             except SparsonaError as error:
                 if not clients.refuses(client, error):
                     raise
-                record.turns.append(not_heard(replace(outcome, failure=f"refused: {error.what}"), traffic))
+                record.turns.append(not_heard(replace(outcome, failure=f"{REFUSED}{error.what}"), traffic))
                 continue
             dropped = update is not None and client in who.dropped  # without an update, none can be lost
             if not dropped:
                 clients.keep(client)
-            record.turns.append(Turn(client, outcome.tally, traffic, aggregated, dropped, failure=outcome.note))
-            record.evaluations.extend(outcome.evaluations)
+            record.turns.append(Turn(client, outcome.tally, traffic + up, aggregated, dropped, failure=outcome.note))
+            record.add_evaluations(outcome)
         if half is not None and num_added < plan.at_least:
-            return population, without_effect(record, f"{num_added} of the {plan.at_least} updates that a round needs")
+            return population, without_effect(record, f"{num_added} of the {plan.at_least} {TOO_FEW}")
         if half is not None and num_added:
             with context.clock.measure("aggregate"):
                 server = half.step(server, total, round_)
@@ -140,13 +142,22 @@ class Star:
         round_: Round,
         points: tuple[str, ...] = (),
         model: Tree | None = None,
+        sent: dict[int, int] | None = None,
     ) -> Job:
-        """A job that evaluates the model that the client would receive now. Not encoded, and not charged."""
+        """A job that evaluates the model that the client would receive now. Its bytes are no part of training: they are
+        added to `sent`, and the message is encoded only if it leaves this machine."""
         if self.context.method.server is None:
             return Job("evaluate", client, round_, (), points=points)
         update = self._reply(population.server, client, round_)
-        job = Job("evaluate", client, round_, (update,), points=points, shared_model=model)
-        return replace(job, resend=lambda: replace(job, messages=(update.with_bitmaps(),)))
+
+        def message(update: Update) -> tuple[Update]:
+            if sent is not None:
+                extra = 0 if model is None else num_bytes(shared_update(model, round_.index))
+                sent[client] = sent.get(client, 0) + num_bytes(update) + extra
+            return (update,)
+
+        job = Job("evaluate", client, round_, message(update), points=points, shared_model=model)
+        return replace(job, resend=lambda: replace(job, messages=message(update.with_bitmaps())))
 
     def _reply(self, server: Server, client: int, round_: Round) -> Update:
         half = self.context.method.server
@@ -156,23 +167,33 @@ class Star:
         # A stateless client has no mask.
         return update.with_bitmaps() if self.context.plan.stateless else update
 
-    def evaluate(self, population: Population, completed: int) -> list[Evaluation]:
+    def evaluate(self, population: Population, completed: int, log: EvaluationLog | None = None) -> list[Evaluation]:
         """Clients' models on their own test data, at the plan's points that need no training."""
-        return evaluate_after_round(self, population, completed)
+        return evaluate_after_round(self, population, completed, log)
 
     def evaluate_points(
-        self, population: Population, completed: int, points: tuple[str, ...], clients: Sequence[int]
+        self,
+        population: Population,
+        completed: int,
+        points: tuple[str, ...],
+        clients: Sequence[int],
+        log: EvaluationLog | None = None,
     ) -> list[Evaluation]:
-        """Evaluate these clients at these points, with what the server would send them now."""
+        """Evaluate these clients at these points, with what the server would send them now; `log` is added to."""
         if not points:
             return []
         round_ = self.context.plan.round_at(completed)
         model = None
         if any(point(name).model == "shared" for name in points):
             model = global_model(self.context.method, population)
-        jobs = (self.evaluation_job(population, client, round_, points, model) for client in clients)
-        outcomes = self.clients.at(population.states).run(jobs)
-        return [evaluation for outcome in outcomes for evaluation in outcome.evaluations]
+        sent: dict[int, int] = {}
+        jobs = (self.evaluation_job(population, client, round_, points, model, sent) for client in clients)
+        found: list[Evaluation] = []
+        for outcome in self.clients.at(population.states).run(jobs):
+            found.extend(outcome.evaluations)
+            if log is not None:
+                log.add(outcome, sent.pop(outcome.client, 0))
+        return found
 
     def tune(
         self, population: Population, clients: Clients, round_: Round, requests: Mapping[int, TuningRequest]

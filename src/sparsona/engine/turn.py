@@ -28,6 +28,7 @@ from sparsona.engine.evaluate import (
     at_points,
     evaluate_other_points,
     evaluate_own,
+    first_points,
     needs_own_model,
     own_points,
 )
@@ -90,6 +91,7 @@ class OpenTurn:
     probe: Probe
     tally: Tally
     work: Work
+    tested: tuple[Evaluation, ...] = ()  # before training
 
 
 def begin(context: ClientContext, job: Job) -> OpenTurn:
@@ -135,7 +137,19 @@ def _begin(context: ClientContext, job: Job) -> OpenTurn:
     inbox = tuple(open_message(message, context.clock) for message in job.messages)
     with context.clock.measure("receive"):
         work = context.method.receive(state, inbox, probe, round_)
-    return OpenTurn(job, round_, state, inbox, train, probe, tally, work)
+    turn = OpenTurn(job, round_, state, inbox, train, probe, tally, work)
+    if first := first_points(job):
+        turn.tested = _evaluate_first(context, turn, first)
+    return turn
+
+
+def _evaluate_first(context: ClientContext, turn: OpenTurn, points: tuple[str, ...]) -> tuple[Evaluation, ...]:
+    """The model that a client received to train, as an evaluation after the round before would find it."""
+    job = replace(turn.job, do="evaluate", points=points)
+    with context.clock.measure("evaluate"):
+        work = adapted_work(context, turn)
+        found = at_points(job, evaluate_own(context, job.client, work)) if own_points(job) else ()
+    return found + evaluate_other_points(context, job, turn.state, work)
 
 
 def phases_of(context: ClientContext, turn: OpenTurn) -> tuple[Phase, ...]:
@@ -206,7 +220,7 @@ def end(context: ClientContext, turn: OpenTurn, tested: Evaluation | None = None
             work = adapted_work(context, turn)
             if own_points(job) and tested is None:
                 tested = evaluate_own(context, job.client, work)
-    found = () if tested is None else at_points(job, tested)
+    found = turn.tested if tested is None else turn.tested + at_points(job, tested)
     found += evaluate_other_points(context, job, turn.state, work)
     done = Outcome(job.client, tally=turn.tally, evaluations=found)
     if job.do == "evaluate":

@@ -28,7 +28,8 @@ def agree(
     """Check the options of a run on several machines, and write out what all sides must agree on.
 
     Options that are not given are written out as well, so that sides whose versions have other defaults agree. Not
-    among them is what each side decides for itself: its data, where it runs, and when it stops.
+    among them is what each side decides for itself: its data, where it runs, and when it stops. Of an option that is
+    not given, only `evaluate` is not what it is in a simulation: "participants".
 
     Args:
         method: a row of `sparsona methods`, with options after a colon if need be.
@@ -56,7 +57,8 @@ def agree(
             )
     drawn = outline(model, tuple(input_shape or MODELS[read_spec(model)[0].name].input_shape), classes)
     # As many clients as will be admitted: as with a natural partition, their number is not known yet.
-    config = make_config(method, {**options, "model": model, "partition": "natural"})
+    # On a network, a message to everybody after every round would be the most of the traffic.
+    config = make_config(method, {"evaluate": "participants", **options, "model": model, "partition": "natural"})
     run = config.model_dump(mode="json")
     values = {key: run[key] for key in AGREED}
     if values["lr_schedule"] != "decay":

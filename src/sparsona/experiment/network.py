@@ -20,6 +20,7 @@ from sparsona import methods
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Method
+from sparsona.core.points import FEW
 from sparsona.core.round import Client
 from sparsona.core.task import Task
 from sparsona.core.update import SERVER, PartSize
@@ -32,6 +33,7 @@ from sparsona.deploy.federation_file import FederationFile, Member, key_path
 from sparsona.deploy.flower import SocketServer
 from sparsona.deploy.frames import MAX_HEAD, Frame, Signer, Verifier, seal
 from sparsona.deploy.identity import KeyFile, Roster
+from sparsona.deploy.jobs import told_counts
 from sparsona.deploy.remote import Connection, RemoteClients
 from sparsona.deploy.vault import Vault
 from sparsona.deploy.zenoh_link import Tls, ZenohLink
@@ -50,9 +52,9 @@ from sparsona.experiment.build import (
     read_data,
 )
 from sparsona.experiment.run import Run
-from sparsona.experiment.train import describe_run, play
+from sparsona.experiment.train import NETWORK, describe_run, models_elsewhere, play
 from sparsona.methods import MethodCard
-from sparsona.runs.folder import RunFolder, environment, read_json, write_atomically
+from sparsona.runs.folder import RunFolder, environment, reached, read_json, write_atomically
 from sparsona.runs.observers import ObserverList
 from sparsona.runs.options import RunConfig, dump
 from sparsona.runs.session import Listen, Session
@@ -60,9 +62,8 @@ from sparsona.runs.traits import TraitRecord
 from sparsona.runs.validation import merge_errors, validate
 from sparsona.wire.codec import decode
 
-NETWORK = "network"  # the executor of a run whose clients are on other machines
 HELLO_SECONDS = 2.0  # for a client to say that it is there
-FILE, SERVED = "federation.toml", "server.json"  # in the run's folder
+FILE, SERVED, GUESTS = "federation.toml", "server.json", "guests.json"  # in the run's folder
 _OF_TASK = ("classes", "input", "predicts")
 
 
@@ -181,15 +182,53 @@ def own_data(terms: Terms, index: int, source: str, data_dir: str | None = None,
     Returns:
         The federation.
     """
-    is_own = spec.parse("data set", source).name not in SOURCES or source.partition(":")[0] in ("arrays", "folder")
+    return _share(terms, _read(terms, source, data_dir, options), index, source)
+
+
+def everyones_data(
+    terms: Terms, sources: Sequence[str], data_dir: str | None = None, **options: Any
+) -> list[Federation]:
+    """The data of all clients, each as `own_data` returns it.
+
+    Args:
+        terms: of the run.
+        sources: the name of a data set, of which each client takes its share, or a source for each client of the
+            roster.
+        data_dir: as for `own_data`.
+        options: as for `own_data`.
+
+    Returns:
+        A federation for each client.
+    """
+    num = terms.num_clients
+    if len(sources) == 1 and not _is_own(sources[0]):
+        shared = _read(terms, sources[0], data_dir, options)
+        return [_share(terms, shared, index, sources[0]) for index in range(num)]
+    if len(sources) != num:
+        raise SparsonaError(
+            f"data of {len(sources)} clients",
+            expected=f"a data set that is shared out, or one source for each of {num}",
+        )
+    return [own_data(terms, index, source, data_dir, **options) for index, source in enumerate(sources)]
+
+
+def _is_own(source: str) -> bool:
+    """Whether all of a source is one client's."""
+    return spec.parse("data set", source).name not in SOURCES or source.partition(":")[0] in ("arrays", "folder")
+
+
+def _read(terms: Terms, source: str, data_dir: str | None, options: Mapping[str, Any]) -> Federation:
     given = {"seed": terms.config.seed, "data": source, "data_dir": data_dir, **options}
-    if is_own:
+    if _is_own(source):
         given = {"partition": "iid", "clients": 1, **given}
     else:
         given = {"clients": terms.num_clients, **given}
-    config = validate(RunConfig, {"method": terms.config.method, **given}, "the client's data")
-    shared = read_data(config)
-    found = alone(shared, 0 if is_own else index, index, terms.num_clients)
+    return read_data(validate(RunConfig, {"method": terms.config.method, **given}, "the client's data"))
+
+
+def _share(terms: Terms, shared: Federation, index: int, source: str) -> Federation:
+    """What a client has of the data that was read, checked against the terms."""
+    found = alone(shared, 0 if _is_own(source) else index, index, terms.num_clients)
     kind = ExampleKind.of(found)
     if kind != terms.kind and (kind.shape, kind.targets) != (terms.kind.shape, terms.kind.targets):
         raise SparsonaError(
@@ -258,7 +297,7 @@ def make_agent(
         capacity=member.capacity,
         environment=environment(),
         data=federation.digest(),
-        label_counts=None if counts is None else tuple(counts[index].tolist()),
+        label_counts=None if counts is None else tuple(told_counts(counts[index].tolist())),
     )
     return Agent(index, terms.run, make_context, greeting, Vault(vault), signer, verifier, shares_labels, report)
 
@@ -272,7 +311,7 @@ class Guest:
 
     sizes: tuple[int, int, int] = (0, 0, 0)
     data: str = ""
-    label_counts: tuple[int, ...] | None = None
+    label_counts: tuple[int, ...] | None = None  # FEW for a count from 1 to 4
     environment: dict[str, str] = field(default_factory=dict)
 
 
@@ -303,12 +342,14 @@ class Network:
     ) -> None:
         self.terms, self._report, self._present, self._hello = terms, report, present, hello
         self.guests: dict[int, Guest] = {}
+        self.admitted: dict[int, int] = {}  # with how many completed rounds that is in the records
         num = terms.num_clients
         self._cards = [Client(one.index, 0, one.capacity, 0, num, 0) for one in terms.file.clients]
         self.connection = Connection(
             terms.run, exchange, signer, verifier, self._cards, self._check, self._limit, deadline, report
         )
-        self.connection.greet, self.connection.wait = self.greet, self._wait_for_clients
+        self.connection.greet, self.connection.wait = self._admit_late, self._wait_for_clients
+        self.note_arrival: Callable[[], None] = lambda: None
         self.clients: Clients = RemoteClients(self.connection)
         self._empty = terms.no_data()
         self._digests = ("", "")
@@ -392,8 +433,27 @@ class Network:
                 self._report(f"{name} cannot take part: {error.what}")
                 continue
             self.guests[client] = guest
-            self._fill_cards()
             self._report(f"{name} is there, with {guest.sizes[0]} examples")
+
+    def admit(self, clients: Sequence[int]) -> None:
+        """Fill in the cards of these guests: from now on they take part.
+
+        A run depends on when that is, for methods know how many examples the largest client has. Guests are admitted
+        before the first round, and late ones with their first job, so that a run can be resumed and replayed.
+        """
+        self.admitted |= dict.fromkeys(clients, self.connection.done_by)
+        most = max((self.guests[client].sizes[0] for client in self.admitted), default=0)
+        for client in self.admitted:
+            sizes = self.guests[client].sizes
+            self._cards[client] = replace(
+                self._cards[client], num_examples=sizes[0], num_validation=sizes[1], most_examples=most
+            )
+
+    def _admit_late(self, clients: Sequence[int]) -> None:
+        self.greet([client for client in clients if client not in self.guests])
+        if found := [client for client in clients if client in self.guests]:
+            self.admit(found)
+            self.note_arrival()
 
     def _read_greeting(self, frame: Frame, client: int) -> Guest:
         head = frame.head
@@ -407,22 +467,15 @@ class Network:
         if counts is not None and not (
             isinstance(counts, list)
             and len(counts) == self.terms.kind.num_classes
-            and all(type(n) is int and n >= 0 for n in counts)
+            and all(n is None or (type(n) is int and n >= 0) for n in counts)
         ):
             raise SparsonaError("its label counts are none", expected="a count for each class")
         return Guest(
             (sizes[0], sizes[1], sizes[2]),
             str(head.get("data"))[:64],
-            None if counts is None else tuple(counts),
+            None if counts is None else tuple(FEW if n is None else n for n in counts),
             {str(key): str(value)[:200] for key, value in about.items()} if isinstance(about, dict) else {},
         )
-
-    def _fill_cards(self) -> None:
-        most = max(guest.sizes[0] for guest in self.guests.values())
-        for client, guest in self.guests.items():
-            self._cards[client] = replace(
-                self._cards[client], num_examples=guest.sizes[0], num_validation=guest.sizes[1], most_examples=most
-            )
 
     # What arrives.
 
@@ -452,8 +505,12 @@ class Network:
     @property
     def data_digest(self) -> str:
         """A digest of what the clients said of their data."""
-        text = json.dumps([self.guests.get(one.index, Guest()).data for one in self.terms.file.clients])
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return joint_digest([self.guests.get(one.index, Guest()).data for one in self.terms.file.clients])
+
+
+def joint_digest(digests: Sequence[str]) -> str:
+    """A digest of the clients' digests of their data, "" for those that were not there."""
+    return hashlib.blake2b(json.dumps(list(digests)).encode(), digest_size=16).hexdigest()
 
 
 def play_network(
@@ -470,6 +527,13 @@ def play_network(
     Returns:
         The finished run.
     """
+    guests_file = path / GUESTS
+
+    def no_models() -> ClientContext:
+        raise models_elsewhere(path)
+
+    network.admit(read_guests(network, path) if path.exists() else list(network.guests))
+    network.note_arrival = lambda: write_guests(network, guests_file)
     session = Session(network, ObserverList(observers))
     config, facts = describe_run(network.terms.config, network.client_context, network.terms.row, executor=NETWORK)
     if path.exists():
@@ -487,16 +551,52 @@ def play_network(
         facts = replace(
             facts,
             federation=network.data_digest,
+            targets=network.terms.kind.targets,
             sizes=np.array([guest.sizes for guest in guests], dtype=np.int64),
             label_counts=None if None in counts else np.array(counts, dtype=np.int64),
         )
         folder = RunFolder.create(path, dump(config), facts, None)
         network.terms.file.write(path / FILE)
+        write_guests(network, guests_file)
     with folder:
         if served is not None:
             write_atomically(path / SERVED, (json.dumps(dict(served), indent=2) + "\n").encode())
-        found = play(folder, session, config, _no_models)
+        found = play(folder, session, config, no_models)
+        sizes = folder.facts.sizes.copy()
+        for client in network.admitted:
+            sizes[client] = network.guests[client].sizes
+        folder.learn(replace(folder.facts, sizes=sizes))
     network.end()
+    return found
+
+
+def write_guests(network: Network, path: Path) -> None:
+    """Note who takes part, since how many rounds, with what data: a server that is started again knows them."""
+    found = [
+        {"client": client, "since": since, **_plain(network.guests[client])}
+        for client, since in network.admitted.items()
+    ]
+    write_atomically(path, (json.dumps(found, indent=1) + "\n").encode())
+
+
+def _plain(guest: Guest) -> dict[str, Any]:
+    return {"sizes": guest.sizes, "data": guest.data, "label_counts": guest.label_counts}
+
+
+def guests_at_start(path: Path) -> list[int]:
+    """Those who took part from the first round of a run on."""
+    return [row["client"] for row in read_json(path / GUESTS, list) if row["since"] == 0]
+
+
+def read_guests(network: Network, path: Path) -> list[int]:
+    """Those who took part when the checkpoint of a run was made; a guest that is not here is as it was then."""
+    found = []
+    for row in read_json(path / GUESTS, list):
+        if row["since"] <= reached(path).completed:
+            found.append(row["client"])
+            counts = None if row["label_counts"] is None else tuple(row["label_counts"])
+            known = Guest(tuple(row["sizes"]), row["data"], counts)
+            network.guests.setdefault(row["client"], known)
     return found
 
 
@@ -707,14 +807,6 @@ def find_key(file: FederationFile, path: Path, key: str | Path | None) -> tuple[
         )
     ((name_of, only),) = mine.items()
     return only, public[name_of]
-
-
-def _no_models() -> ClientContext:
-    raise SparsonaError(
-        "the personal models of a run on several machines are with their clients",
-        expected="a simulated run",
-        hint="`sparsona vault export model.safetensors` on the client's machine",
-    )
 
 
 __all__ = ["NETWORK", "Guest", "Network", "Terms", "alone", "join", "make_agent", "own_data", "play_network", "serve"]

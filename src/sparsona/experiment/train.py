@@ -25,6 +25,7 @@ from sparsona.engine.rounds import shared_model
 from sparsona.executors import choose
 from sparsona.experiment.build import (
     GIVEN,
+    ExampleKind,
     count_personal,
     graph_digest,
     has_one_size,
@@ -50,6 +51,7 @@ from sparsona.runs.validation import validate
 from sparsona.runs.warm_start import WarmStart, save_global_model, stored_start, warm_start_from
 
 RUNS = Path("runs")
+NETWORK = "network"  # the executor of a run whose clients are on other machines
 
 
 def train(
@@ -182,6 +184,7 @@ def describe_run(
         warm_start=None if start is None else start.describe(task.layout, digest),
         preset=_preset_in_words(config, row),
         num_personal=count_personal(config, context),
+        targets=ExampleKind.of(federation).targets,
     )
     if (known := facts.warm_start) is not None:
         if not known.same_data:
@@ -288,7 +291,7 @@ def resume_run(
     clock = _make_clock(profile or is_profiled(path))
     folder = RunFolder.open(path)
     folder.check_resumable()
-    if folder.config.get("executor") == "network":
+    if folder.config.get("executor") == NETWORK:
         raise SparsonaError(
             f"'{path}' is a run on several machines",
             expected="a simulated run",
@@ -337,9 +340,20 @@ def load(
     config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
 
     def context() -> ClientContext:
+        if config.executor == NETWORK:
+            raise models_elsewhere(folder.path)
         return _rebuild_context(folder, config, federation, model, _find_row(folder, config.method, method))
 
     return Run(folder, context)
+
+
+def models_elsewhere(path: Path) -> SparsonaError:
+    """The error for what needs clients' models, masks or data where they are on other machines."""
+    return SparsonaError(
+        f"the models, masks and data of '{path}' are with its clients, on several machines",
+        expected="a simulated run",
+        hint="`sparsona vault export FILE` on a client's machine, or `sparsona replay`, whose run has them",
+    )
 
 
 def _find_row(folder: RunFolder, name: str, method: Any) -> MethodCard:

@@ -138,6 +138,9 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
         drawn = sorted({drawn_point(group) for group in starred})
         star = f" Stars are headlines measured once, after the last round ({which}); their lines show "
         star += ", ".join(f"{point} ({POINTS[point].text})" for point in drawn) + "."
+    some = [view for view in views if view.config.get("evaluate") == "participants"]
+    changing = " Before the last round, over the clients sampled in it: see the protocol." if some else ""
+    few = " Counts that clients tell as few (1 to 4) are left out." if any(view.has_few for view in views) else ""
     curves = {"by rounds": plots.learning_curves(views)}
     if any(sent for view in views for _, sent in view.cumulative_bytes):
         curves["by bytes sent"] = plots.learning_curves(views, against="bytes")
@@ -146,7 +149,9 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
     if any(taken for view in views for _, taken in view.cumulative_steps):
         curves["by local steps"] = plots.learning_curves(views, against="steps")
     charts = [
-        Chart("curves", "Learning curves", f"Mean accuracy over clients after each round.{band}{star}", curves),
+        Chart(
+            "curves", "Learning curves", f"Mean accuracy over clients after each round.{changing}{band}{star}", curves
+        ),
         Chart(
             "clients",
             "Client by client",
@@ -171,7 +176,7 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
             "confusion",
             "What is taken for what",
             f"Test examples by true and predicted class, summed over clients{' and seeds' if many else ''}. "
-            "Colour is the share of the true class.",
+            f"Colour is the share of the true class.{few}",
             _drop_missing({group.label: plots.confusion(views, i) for i, group in enumerate(groups)}),
         ),
         Chart(
@@ -284,6 +289,7 @@ def _pictures(found: Sequence[tuple[RunView, ClientEffects | Similarity]]) -> di
 
 def _partition(view: RunView) -> Partition:
     title = ", ".join(str(view.config[key]) for key in ("data", "partition") if key in view.config)
+    title = "Data of the clients' own" if title == "given, given" else title
     sizes = dict(zip(PARTS, view.sizes.T, strict=True))
     return Partition(title or view.name, sizes, view.label_counts)
 

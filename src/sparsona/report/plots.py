@@ -16,6 +16,7 @@ from sparsona.analysis.curves import common_rounds, drawn_point, spent_by
 from sparsona.analysis.extra import import_extra
 from sparsona.analysis.format import human_bytes
 from sparsona.analysis.groups import Group, group_views, pairs
+from sparsona.analysis.partition import drawn_counts
 from sparsona.analysis.view import RunView
 from sparsona.core.points import POINTS, TUNED
 from sparsona.report.palette import BETTER, COLOURS, DASHES, HEAT, WORSE
@@ -319,7 +320,7 @@ def _client_dots(view: RunView) -> list[tuple[float, str]]:
         accuracy = 100 * float(view.correct[client] / view.count[client])
         note = f"<b>client {client}: {accuracy:.1f}%</b>, seed {view.seed}<br>{int(view.count[client])} test"
         if view.label_counts is not None:
-            labels = view.label_counts[client]
+            labels = drawn_counts(view.label_counts[client])
             note += f", {int(labels.sum())} training examples<br>{_label_mix(labels)}"
         dots.append((accuracy, note))
     return dots

@@ -43,10 +43,12 @@ class RunFacts:
     `partial_global`: the server's model is no client's whole model. `graph` and `latency` are digests of files, if
     there are any. `tested_on` says how test data was chosen, `left_out` how many owners were left out, by reason.
     `sizes` has a row of training, validation and test examples for each client; `label_counts` counts its training
-    labels, and is None where labels are tokens or numbers. `needs_validation`: training decides by validation data.
-    `has_one_size`: clients have models of one size, though some have little capacity. `preset` has the options that a
-    preset set to other values than the defaults, and what of it the run has otherwise, in words. `num_personal` is how
-    many parameters of a client's model are its own, and no other client's; None: the method does not say.
+    labels, and is None where labels are tokens or numbers, and where clients on other machines do not tell them; there,
+    FEW is a count from 1 to 4, and sizes are 0 for a client that never came. `needs_validation`:
+    training decides by validation data. `has_one_size`: clients have models of one size, though some have little
+    capacity. `preset` has the options that a preset set to other values than the defaults, and what of it the run has
+    otherwise, in words. `num_personal` is how many parameters of a client's model are its own, and no other client's;
+    None: the method does not say. `targets` are classes, tokens or numbers; "" in runs of older versions.
     """
 
     method: str
@@ -76,7 +78,13 @@ class RunFacts:
     preset: str = ""
     num_personal: int | None = None
     warm_start: WarmStartFacts | None = None
+    targets: str = ""
     format: int = field(default=FORMAT)
+
+    @property
+    def predicts_tokens(self) -> bool:
+        """Whether the next token is predicted at each position; older runs have no label counts then."""
+        return self.targets == "tokens" if self.targets else self.label_counts is None and not self.is_regression
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, the format first."""

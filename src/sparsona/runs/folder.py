@@ -123,7 +123,7 @@ def reached(path: Path) -> Reached:
 class RunFolder:
     """The files of one run. Use as a context manager to hold its lock.
 
-    Facts, options and environment are read once: they do not change while a run exists.
+    Facts, options and environment are read once: they do not change while a run exists, but for what `learn` adds.
     """
 
     def __init__(self, path: Path, facts: RunFacts) -> None:
@@ -167,6 +167,11 @@ class RunFolder:
                 hint="`sparsona runs` lists the runs in ./runs",
             )
         return cls(path, RunFacts.from_json(read_json(path / "about.json"), str(path)))
+
+    def learn(self, facts: RunFacts) -> None:
+        """Write facts that became known while the run was played: how much data clients have that came late."""
+        self.facts = facts
+        write_atomically(self.path / "about.json", _json(facts.as_json()))
 
     def check_resumable(self) -> None:
         """Refuse to resume what another version wrote and this one only reads."""

@@ -32,7 +32,8 @@ class JsonLines:
 
     def on_evaluation(self, result: EvaluationResult) -> None:
         clients = [_plain(one) for one in result.clients]
-        self._write("evaluation", completed=result.completed, clients=clients)
+        sent = {"bytes_up": result.bytes_up, "bytes_down": result.bytes_down} if result.sent_to else {}
+        self._write("evaluation", completed=result.completed, clients=clients, **sent)
 
     def on_end(self, end: RunEnd) -> None:
         self._write("end", **asdict(end))

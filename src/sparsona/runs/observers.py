@@ -211,6 +211,12 @@ class EvaluationResult:
         completed: rounds completed.
         point: the point to show.
         clients: the evaluations, one per client and point.
+        sent_to: how many clients were sent a message for them; 0: they were made on messages of training.
+        bytes_up: bytes of the answers, which are no part of training; None where they were not encoded, as in a
+            simulation.
+        bytes_down: bytes of the messages.
+        failures: why clients have no result, by client.
+        is_final: whether these belong to the end of the run, after the last round.
 
     Example:
         >>> found = EvaluationResult(1, "received", (ClientEvaluation(0, "received", 3, 4, 0.5),))
@@ -221,6 +227,11 @@ class EvaluationResult:
     completed: int
     point: str
     clients: tuple[ClientEvaluation, ...]
+    sent_to: int = 0
+    bytes_up: int | None = None
+    bytes_down: int = 0
+    failures: Mapping[int, str] = field(default_factory=dict)
+    is_final: bool = False
 
     @property
     def accuracy(self) -> float | None:

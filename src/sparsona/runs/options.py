@@ -279,6 +279,12 @@ class RunConfig(Stopping):
     eval_every: int = _evaluation(
         1, "rounds between evaluations (the last ten are always evaluated)", circumstance=True, ge=1
     )
+    evaluate: Literal["everyone", "participants"] = _evaluation(
+        "everyone",
+        "who is tested before the end; participants: those that train, on the message that they train on, so that "
+        "nothing more is sent",
+        circumstance=True,
+    )
     eval_clients: int | None = _evaluation(
         None, "clients tested after rounds and final tuning, drawn once", none="all", condition=True, ge=1
     )

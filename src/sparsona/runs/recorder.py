@@ -7,7 +7,9 @@ from dataclasses import asdict
 from sparsona.runs.observers import EvaluationResult, RoundResult
 from sparsona.runs.records import (
     ClassesRow,
+    EvaluationFailureRow,
     EvaluationRow,
+    EvaluationTrafficRow,
     FailureRow,
     MeasureRow,
     Records,
@@ -79,4 +81,12 @@ class Recorder:
                 ClassesRow(completed=result.completed, client=one.client, point=one.point, **asdict(one.classes))
                 for one in result.clients
                 if one.classes is not None
+            )
+            completed, is_final, num = result.completed, result.is_final, result.sent_to
+            if num:
+                row = EvaluationTrafficRow(completed, is_final, num, result.bytes_up, result.bytes_down)
+                self._records.add([row])
+            self._records.add(
+                EvaluationFailureRow(completed, is_final, client, reason)
+                for client, reason in sorted(result.failures.items())
             )

@@ -9,7 +9,7 @@ import contextlib
 import sqlite3
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +41,13 @@ CREATE TABLE IF NOT EXISTS evaluations (
 CREATE TABLE IF NOT EXISTS classes (
   completed INTEGER, client INTEGER, point TEXT, seen_correct INTEGER, seen_count INTEGER, unseen_correct INTEGER,
   unseen_count INTEGER, PRIMARY KEY (completed, client, point)
+);
+CREATE TABLE IF NOT EXISTS evaluation_traffic (
+  completed INTEGER, is_final INTEGER, clients INTEGER, bytes_up INTEGER, bytes_down INTEGER,
+  PRIMARY KEY (completed, is_final)
+);
+CREATE TABLE IF NOT EXISTS evaluation_failures (
+  completed INTEGER, is_final INTEGER, client INTEGER, reason TEXT, PRIMARY KEY (completed, is_final, client)
 );
 CREATE TABLE IF NOT EXISTS traits (
   completed INTEGER PRIMARY KEY, kind TEXT, apart REAL, moved REAL, clients BLOB, pairs BLOB
@@ -135,6 +142,31 @@ class ClassesRow:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationTrafficRow:
+    """What was sent for evaluations alone after `completed` rounds; `is_final`: for those at the end of a run.
+
+    It is no part of the bytes of rounds and turns. `bytes_up` is None where answers were not encoded, as in a
+    simulation. Evaluations on a message that a client trains on have no row: nothing is sent for them.
+    """
+
+    completed: int
+    is_final: bool
+    clients: int
+    bytes_up: int | None
+    bytes_down: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationFailureRow:
+    """Why a client has no result after `completed` rounds: it was not heard, or has too few examples to tell."""
+
+    completed: int
+    is_final: bool
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TraitsRow:
     """How far apart clients' traits were: `apart` between two, `moved` of each from its start, both in the mean.
 
@@ -198,9 +230,21 @@ _TABLES = {
     ClassesRow: "classes",
     MeasureRow: "measures",
     FailureRow: "failures",
+    EvaluationTrafficRow: "evaluation_traffic",
+    EvaluationFailureRow: "evaluation_failures",
     TraitsRow: "traits",
 }
-Row = RoundRow | TurnRow | FailureRow | MeasureRow | EvaluationRow | ClassesRow | TraitsRow
+Row = (
+    RoundRow
+    | TurnRow
+    | FailureRow
+    | MeasureRow
+    | EvaluationRow
+    | EvaluationTrafficRow
+    | EvaluationFailureRow
+    | ClassesRow
+    | TraitsRow
+)
 _FIGURES = "completed, client, point, correct, count, loss"  # of an evaluation, without its matrix
 _Kind = TypeVar("_Kind")
 
@@ -282,14 +326,20 @@ class Records:
         with explain_record_errors(self.path):
             self.writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
-    def rewind(self, completed: int, points: Sequence[str]) -> None:
+    def rewind(self, completed: int, points: Sequence[str], everyone: bool = True, traits: bool | None = None) -> None:
         """Drop rows past the checkpoint: they will be made again, the same. Of the round that was reached,
-        the evaluations at `points` stay; none are evaluated there without an interruption where `points` is empty."""
+        the evaluations at `points` stay; none are evaluated there without an interruption where `points` is empty.
+        So do what was sent for them where `everyone` was tested there, and `traits` (None: where there are points)."""
         db = self.writer
+        kept = bool(points) if traits is None else traits
         with self.writing():
             for table in ("rounds", "turns", "failures", "measures"):
                 db.execute(f"DELETE FROM {table} WHERE round >= ?", (completed,))
-            db.execute("DELETE FROM traits WHERE completed > ?", (completed if points else completed - 1,))
+            db.execute("DELETE FROM traits WHERE completed > ?", (completed if kept else completed - 1,))
+            for table in ("evaluation_traffic", "evaluation_failures"):
+                db.execute(f"DELETE FROM {table} WHERE completed > ?", (completed,))
+                stays = "AND is_final" if everyone else ""
+                db.execute(f"DELETE FROM {table} WHERE completed = ? {stays}", (completed,))
             marks = ", ".join("?" * len(points))
             for table in ("evaluations", "classes"):
                 db.execute(f"DELETE FROM {table} WHERE completed > ?", (completed,))
@@ -360,6 +410,16 @@ class Records:
     def failures(self) -> list[FailureRow]:
         """Who was not heard, and why, in the order of rounds and clients."""
         return self._rows(FailureRow, "SELECT * FROM failures ORDER BY round, client")
+
+    def evaluation_traffic(self) -> list[EvaluationTrafficRow]:
+        """What was sent for evaluations alone, in order; none where an older version made the run."""
+        found = self._rows(EvaluationTrafficRow, "SELECT * FROM evaluation_traffic ORDER BY completed, is_final")
+        return [replace(row, is_final=bool(row.is_final)) for row in found]
+
+    def evaluation_failures(self) -> list[EvaluationFailureRow]:
+        """Who has no result, and why, in the order of rounds and clients."""
+        query = "SELECT * FROM evaluation_failures ORDER BY completed, is_final, client"
+        return [replace(row, is_final=bool(row.is_final)) for row in self._rows(EvaluationFailureRow, query)]
 
     def measures(self) -> list[MeasureRow]:
         """What methods measured of turns, in the order of rounds, clients and names."""

@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.points import RECEIVED
+from sparsona.core.points import FEW, RECEIVED
 from sparsona.engine.clients import Clients
 from sparsona.engine.context import ServerContext
 from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.failures import WITHHELD
 from sparsona.engine.jobs import Report
 from sparsona.engine.plan import tested_clients
-from sparsona.engine.population import Population, RoundRecord
+from sparsona.engine.population import EvaluationLog, Population, RoundRecord
 from sparsona.engine.profiler import START
 from sparsona.engine.rounds import check_plan, engine_for
 from sparsona.runs.checkpoint import Checkpoints, Progress
@@ -167,7 +168,8 @@ class Session:
         """Play until the last round or a stop; why it was stopped, or None if it is finished."""
         plan, completed = self.context.plan, self.progress.completed
         with self.clock.measure("records"):
-            self._records.rewind(completed, plan.points_after(completed))
+            everyone, traits = plan.tests_everyone_after(completed), plan.evaluates_after(completed)
+            self._records.rewind(completed, plan.points_after(completed), everyone, traits)
             self._folder.drop_summary()
         began, self._spent, reason = time.monotonic(), Spent(), None
         try:
@@ -189,8 +191,8 @@ class Session:
     def _round(self) -> None:
         began, index = time.monotonic(), self.progress.completed
         population, played = self.engine.play(self.progress.population, index)
-        if self.context.plan.evaluates_after(index + 1):
-            played.evaluations.extend(self.engine.evaluate(population, index + 1))
+        if self.context.plan.tests_everyone_after(index + 1):
+            played.evaluations.extend(self.engine.evaluate(population, index + 1, played.log))
         result = _round_result(played, time.monotonic() - began)
         self._spent = replace(
             self._spent,
@@ -198,49 +200,63 @@ class Session:
             steps=self._spent.steps + result.total("steps"),
             flops=self._spent.flops + result.total("train_flops") + result.total("search_flops"),
         )
-        evaluation = self._evaluation_result(index + 1, played.evaluations)
-        self._keep(replace(self.progress, completed=index + 1, population=population), result, evaluation)
+        withheld = EvaluationLog(failures=dict.fromkeys(played.withheld, WITHHELD))
+        earlier = self._evaluation_result(index, played.earlier, withheld)
+        evaluation = self._evaluation_result(index + 1, played.evaluations, played.log)
+        self._keep(replace(self.progress, completed=index + 1, population=population), result, evaluation, earlier)
 
     def _evaluate_where_it_stops(self) -> None:
         """The result must be that of the round which was reached: between two evaluations, and without any round."""
         completed, plan = self.progress.completed, self.context.plan
-        if not plan.rounds or not plan.evaluates_after(completed):
-            found = self.engine.evaluate(self.progress.population, completed)
-            self._keep(self.progress, None, self._evaluation_result(completed, found))
+        if not plan.rounds or not plan.tests_everyone_after(completed):
+            log = EvaluationLog()
+            found = self.engine.evaluate(self.progress.population, completed, log)
+            self._keep(self.progress, None, self._evaluation_result(completed, found, log))
 
     def _finish(self) -> None:
         """Final tuning and novel clients."""
         began, rounds = time.monotonic(), self.context.plan.rounds
         played, tuned = self.engine.finish(self.progress.population)
         result = replace(_round_result(played, time.monotonic() - began), is_tuning=True)
-        evaluation = self._evaluation_result(rounds, played.evaluations)
+        evaluation = self._evaluation_result(rounds, played.evaluations, played.log, is_final=True)
         is_any = bool(played.turns or played.evaluations)
         self._keep(replace(self.progress, tuned=tuned, finished=True), result if is_any else None, evaluation)
 
-    def _keep(self, progress: Progress, result: RoundResult | None, evaluation: EvaluationResult | None) -> None:
+    def _keep(
+        self,
+        progress: Progress,
+        result: RoundResult | None,
+        evaluation: EvaluationResult | None,
+        earlier: EvaluationResult | None = None,
+    ) -> None:
         """Record what was reached, all of it or nothing, and then notify the observers."""
-        traits = []
-        if self._traits is not None and evaluation is not None and not progress.finished:
+        traits, is_evaluated = [], evaluation is not None or self.context.plan.evaluates_after(progress.completed)
+        if self._traits is not None and is_evaluated and not progress.finished:
             traits = [self._traits.row(progress.population, progress.completed)]
         with self.clock.measure("records"), self._records.writing():
             if result is not None:
                 self._recorder.on_round(result)
-            if evaluation is not None:
-                self._recorder.on_evaluation(evaluation)
+            for found in filter(None, (earlier, evaluation)):
+                self._recorder.on_evaluation(found)
             self._records.add(traits)
         self._progress, self._unsaved = replace(progress, seconds=self._seconds), True
         self._reported_at = time.monotonic()
+        if earlier is not None:
+            self.observers.on_evaluation(earlier)
         if result is not None:
             self.observers.on_round(result)
         if evaluation is not None:
             self.observers.on_evaluation(evaluation)
 
-    def _evaluation_result(self, completed: int, found: Sequence[Evaluation]) -> EvaluationResult | None:
-        if not found:
+    def _evaluation_result(
+        self, completed: int, found: Sequence[Evaluation], log: EvaluationLog, is_final: bool = False
+    ) -> EvaluationResult | None:
+        if not found and not log.jobs and not log.failures:
             return None
         headline = self._folder.facts.point
         shown = headline if any(one.point == headline for one in found) else RECEIVED
-        return EvaluationResult(completed, shown, tuple(self._client_evaluation(one) for one in found))
+        clients = tuple(self._client_evaluation(one) for one in found)
+        return EvaluationResult(completed, shown, clients, log.jobs, log.up, log.down, dict(log.failures), is_final)
 
     def _client_evaluation(self, found: Evaluation) -> ClientEvaluation:
         confusion = classes = None
@@ -249,8 +265,8 @@ class Session:
             if table.shape[0] == table.shape[1]:
                 confusion = table
                 confusion.flags.writeable = False
-            elif label_counts is not None:
-                classes = class_counts(table[:, 1], table.sum(axis=1), label_counts[found.client] > 0)
+            elif label_counts is not None and (table != FEW).all():
+                classes = class_counts(table[:, 1], table.sum(axis=1), label_counts[found.client] != 0)
         return ClientEvaluation(found.client, found.point, found.correct, found.count, found.loss, confusion, classes)
 
     # Checkpoints.

@@ -75,7 +75,7 @@ def remote_clients(context: ClientContext, vaults: dict[int, Vault], reach: Reac
             {},
             "",
         )
-        return Agent(client.index, RUN, alone, greeting, vaults[client.index], UNSIGNED, UNSIGNED)
+        return Agent(client.index, RUN, alone, greeting, vaults[client.index], UNSIGNED, UNSIGNED, fewest=1)
 
     handles = {client.index: agent(client).handle for client in context.clients}
 

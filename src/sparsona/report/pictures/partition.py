@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from sparsona.analysis.extra import import_extra
-from sparsona.analysis.partition import Partition, group_clients, merge_classes
+from sparsona.analysis.partition import Partition, drawn_counts, group_clients, merge_classes
+from sparsona.core.points import FEW
 from sparsona.report.palette import INK, ON_HEAT, PAGE, PARTS
 from sparsona.report.pictures.figure import Picture, add_scale, heat_map, mark_whole, new_picture, style
 
@@ -19,10 +20,10 @@ def draw_partition(partition: Partition) -> Picture:
     with style():
         if partition.counts is None or not partition.num_classes:
             return _draw_sizes(partition)
-        return _draw_classes(partition, partition.counts)
+        return _draw_classes(partition, drawn_counts(partition.counts), partition.counts == FEW)
 
 
-def _draw_classes(partition: Partition, counts: np.ndarray) -> Picture:
+def _draw_classes(partition: Partition, counts: np.ndarray, few: np.ndarray) -> Picture:
     rows = group_clients(partition.totals, MOST_ROWS)
     merged, group = merge_classes(counts, MOST_COLUMNS)
     values = np.stack([merged[members].mean(axis=0) for members in rows])
@@ -47,7 +48,8 @@ def _draw_classes(partition: Partition, counts: np.ndarray) -> Picture:
         for (row, column), value in np.ndenumerate(values):
             if value:
                 colour = ON_HEAT if norm(value) > 0.6 else INK
-                heat.text(column, row, f"{value:.0f}", ha="center", va="center", size=8, color=colour, in_layout=False)
+                text = "few" if few[row, column] else f"{value:.0f}"
+                heat.text(column, row, text, ha="center", va="center", size=8, color=colour, in_layout=False)
     if num_columns <= 60 and num_rows <= 60:
         heat.hlines(np.arange(num_rows + 1) - 0.5, *extent[:2], color=PAGE, linewidth=1)
         heat.vlines(np.arange(num_columns + 1) * group - 0.5, *extent[2:], color=PAGE, linewidth=1)

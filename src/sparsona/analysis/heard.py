@@ -1,0 +1,73 @@
+"""Who was heard in a run whose clients are on machines of their own, and what evaluations took there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from sparsona.analysis.format import plural
+from sparsona.core.points import FEWEST
+from sparsona.engine.failures import STARTED_ANEW, TOO_FEW, WITHHELD, kind_of
+from sparsona.runs.folder import RunFolder
+
+
+def heard(folder: RunFolder) -> dict[str, Any] | None:
+    """Turns in which clients were not heard, by reason, and what else happened to them; None where nothing did."""
+    rows = folder.records.failures()
+    if not rows:
+        return None
+    silent = [(row.client, kind) for row in rows if (kind := kind_of(row.reason)) is not None]
+    return {
+        "turns": len(silent),
+        "clients": len({client for client, _ in silent}),
+        "reasons": dict(Counter(kind for _, kind in silent).most_common()),
+        "started_anew": sum(STARTED_ANEW in row.reason for row in rows),
+        "rounds_without_effect": len({row.round for row in rows if row.reason.endswith(TOO_FEW)}),
+    }
+
+
+def heard_sentence(folder: RunFolder) -> str:
+    """The same in words, with a space before it; "" where there is nothing to say."""
+    found = heard(folder)
+    if found is None:
+        return ""
+    text, num = "", len(folder.facts.sizes)
+    if found["turns"]:
+        # The unit stands with the first figure only, as people write it.
+        (first, count), *others = found["reasons"].items()
+        reasons = ", ".join([f"{first}: {plural(count, 'turn')}", *(f"{kind}: {n}" for kind, n in others)])
+        be = "was" if found["clients"] == 1 else "were"
+        text += f" {found['clients']} of {plural(num, 'client')} {be} not heard in some rounds ({reasons})."
+    if found["started_anew"]:
+        text += f" A client that had lost its state started anew in {plural(found['started_anew'], 'turn')}."
+    if found["rounds_without_effect"]:
+        text += f" {plural(found['rounds_without_effect'], 'round')} changed nothing, for too few updates arrived."
+    return text
+
+
+def untested_sentence(folder: RunFolder, completed: int) -> str:
+    """Who has no result in the last evaluation, and why; "" if all do."""
+    rows = [row for row in folder.records.evaluation_failures() if row.completed == completed]
+    few = {row.client for row in rows if WITHHELD in row.reason}
+    silent = {row.client for row in rows if kind_of(row.reason) is not None} - few
+    anew = {row.client for row in rows if STARTED_ANEW in row.reason}
+    missing = [
+        f"{plural(len(few), 'client')} with fewer than {FEWEST} test examples, whose result is not told" if few else "",
+        f"{plural(len(silent), 'client')} not heard in the last evaluation" if silent else "",
+    ]
+    text = f" Not in the mean: {'; '.join(filter(None, missing))}." if any(missing) else ""
+    if anew:
+        text += f" {plural(len(anew), 'client')} had lost the state, and was evaluated as a new one."
+    return text
+
+
+def evaluation_bytes(folder: RunFolder) -> dict[str, int | None] | None:
+    """Bytes sent for evaluations alone, to clients and back; None where an older version did not count them.
+
+    `up` is None where no answer was encoded, as in a simulation.
+    """
+    rows = folder.records.evaluation_traffic()
+    if not rows:
+        return None
+    answers = [row.bytes_up for row in rows if row.bytes_up is not None]
+    return {"up": sum(answers) if answers else None, "down": sum(row.bytes_down for row in rows)}

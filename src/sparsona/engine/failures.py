@@ -1,0 +1,44 @@
+"""Why clients on other machines were not heard, in the words of the records. Free of torch."""
+
+from __future__ import annotations
+
+from sparsona.core.points import FEWEST
+
+REFUSALS = 3  # in a row, after which a client is not asked again
+LOST = "no answer within {seconds:g} s"
+FOREIGN = "an answer that is not its own: "
+REFUSED = "refused: "
+BARRED = f"not asked: its last {REFUSALS} answers were refused"
+ABSENT = "not asked: it has not been there yet"
+STARTED_ANEW = "its state was lost: it started anew"
+WITHHELD = f"few: fewer than {FEWEST} examples, of which a client does not tell the result"
+TOO_FEW = "updates that a round needs"
+
+# What a reader is told of them, in this order.
+_KINDS = {
+    "no answer": "no answer",
+    FOREIGN: "an answer that is not its own",
+    REFUSED: "refused",
+    BARRED: "barred after refusals",
+    ABSENT: "not there yet",
+}
+
+
+def kind_of(reason: str) -> str | None:
+    """In short why a client was not heard; None if it was, and something else is noted.
+
+    Args:
+        reason: as it is recorded.
+
+    Returns:
+        Such as "no answer".
+
+    Example:
+        >>> kind_of("no answer within 60 s"), kind_of("refused: its loss is NaN"), kind_of(STARTED_ANEW)
+        ('no answer', 'refused', None)
+    """
+    for start, kind in _KINDS.items():
+        if reason.startswith(start):
+            return kind
+    is_note = any(part in reason for part in (STARTED_ANEW, WITHHELD)) or reason.endswith(TOO_FEW)
+    return None if is_note else "other reasons"
