@@ -54,7 +54,16 @@ from sparsona.experiment.build import (
 from sparsona.experiment.run import Run
 from sparsona.experiment.train import NETWORK, describe_run, models_elsewhere, play
 from sparsona.methods import MethodCard
-from sparsona.runs.folder import RunFolder, environment, reached, read_json, write_atomically
+from sparsona.runs.folder import (
+    FEDERATION_FILE,
+    GUESTS_FILE,
+    RunFolder,
+    environment,
+    make_empty_folder,
+    reached,
+    read_json,
+    write_atomically,
+)
 from sparsona.runs.observers import ObserverList
 from sparsona.runs.options import RunConfig, dump
 from sparsona.runs.session import Listen, Session
@@ -63,7 +72,7 @@ from sparsona.runs.validation import merge_errors, validate
 from sparsona.wire.codec import decode
 
 HELLO_SECONDS = 2.0  # for a client to say that it is there
-FILE, SERVED, GUESTS = "federation.toml", "server.json", "guests.json"  # in the run's folder
+FILE, SERVED, GUESTS = FEDERATION_FILE, "server.json", GUESTS_FILE  # in the run's folder
 _OF_TASK = ("classes", "input", "predicts")
 
 
@@ -484,10 +493,13 @@ class Network:
         cost = self.context.method.cost(self.context.params.layout, client, self.context.plan.round_at(0))
         return (0 if cost.up is None else largest_message(cost.up)) + 2 * MAX_HEAD
 
-    def _check(self, message: bytes, client: Client, index: int) -> None:
+    def _check(self, message: bytes | None, client: Client, index: int) -> None:
         cost = self.context.method.cost(self.context.params.layout, client, self.context.plan.round_at(index))
-        if cost.up is None:
-            raise SparsonaError("a message where none is sent", expected="none")
+        if cost.up is None or message is None:
+            if cost.up is None and message is None:
+                return
+            found, expected = ("a", "none") if cost.up is None else ("no", "one")
+            raise SparsonaError(f"{found} message after training", expected=expected)
         check_update(decode(message, cost.up), cost.up, client=client, round=index, exact=cost.exact)
 
     def end(self) -> None:
@@ -532,11 +544,12 @@ def play_network(
     def no_models() -> ClientContext:
         raise models_elsewhere(path)
 
-    network.admit(read_guests(network, path) if path.exists() else list(network.guests))
+    exists = (path / "config.json").exists()  # otherwise it was killed before there was a run
+    network.admit(read_guests(network, path) if exists else list(network.guests))
     network.note_arrival = lambda: write_guests(network, guests_file)
     session = Session(network, ObserverList(observers))
     config, facts = describe_run(network.terms.config, network.client_context, network.terms.row, executor=NETWORK)
-    if path.exists():
+    if exists:
         folder = RunFolder.open(path)
         folder.check_resumable()
         if FederationFile.read(path / FILE).digest != network.terms.run:
@@ -555,9 +568,10 @@ def play_network(
             sizes=np.array([guest.sizes for guest in guests], dtype=np.int64),
             label_counts=None if None in counts else np.array(counts, dtype=np.int64),
         )
-        folder = RunFolder.create(path, dump(config), facts, None)
-        network.terms.file.write(path / FILE)
+        make_empty_folder(path)
+        network.terms.file.write(path / FILE)  # both first: a folder with a config is a run, and complete
         write_guests(network, guests_file)
+        folder = RunFolder.create(path, dump(config), facts, None)
     with folder:
         if served is not None:
             write_atomically(path / SERVED, (json.dumps(dict(served), indent=2) + "\n").encode())
