@@ -95,6 +95,12 @@ class Waiting:
 @click.option("--data-dir", help="Folder that is searched first for the data's files.")
 @KEY
 @click.option("--connect", multiple=True, metavar="HOST:PORT", help="Where the server is.  [as the file says]")
+@click.option(
+    "--flower",
+    type=click.Path(path_type=Path),
+    metavar="SOCKET",
+    help="Answer a Flower SuperNode on this Unix socket, instead of dialling the server.",
+)
 @click.option("--vault", type=click.Path(path_type=Path), help="Folder of states and model.  [in ./vault]")
 @click.option(
     "--share",
@@ -110,6 +116,7 @@ def join(
     data_dir: str | None,
     key: Path | None,
     connect: tuple[str, ...],
+    flower: Path | None,
     vault: Path | None,
     share: str | None,
     device: str,
@@ -138,6 +145,7 @@ def join(
             shares_labels=share == "labels",
             device=device,
             tls=not plain,
+            flower=flower,
             report=say,
             data_dir=data_dir,
             **options,
