@@ -107,15 +107,16 @@ class Agent:
                     raise SparsonaError(
                         "a frame without its number", expected="that of the server's start, and its own"
                     )
-                self.vault.visit(session, number)
+                self.vault.check_visit(session, number)
                 if (before := self.vault.answer(frame.job)) is not None:
                     return before
             except SparsonaError as error:
                 self._report(f"refused: {error.what}")
                 return None
             try:
+                self.vault.visit(session, number)
                 return self._answer(frame)
-            except SparsonaError as error:
+            except SparsonaError as error:  # of this side: the server learns why it gets no more
                 self._report(f"round {frame.round}: {error.what}")
                 return self._sealed(frame, {"error": str(error)})
 

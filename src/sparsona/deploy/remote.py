@@ -23,7 +23,7 @@ from sparsona.engine.jobs import Job, Outcome, settle
 WAITING = 8  # outcomes in memory that wait for those before them; what comes beyond waits in a file
 
 Report = Callable[[str], None]
-Check = Callable[[bytes, Client, int], None]
+Check = Callable[[bytes | None, Client, int], None]
 
 
 @dataclass
@@ -36,7 +36,8 @@ class Connection:
         signer: signs as the server.
         verifier: knows the clients' keys.
         clients: what is known of each client: its number of examples, and its capacity.
-        check: is called with a client's message, the client and the round, and raises SparsonaError to refuse it.
+        check: is called with a client's message (or None if it sent none), the client and the round, after training;
+            raises SparsonaError to refuse it.
         limit: the most bytes that an answer of a client may have.
         deadline: seconds after which a client that has not answered counts as lost.
         report: is called with what happens, for people to read.
@@ -96,12 +97,16 @@ class Connection:
                 f"an answer to another job, of round {frame.round}", expected=f"one to this job of round {asked.round}"
             )
         if "error" in frame.head:
-            raise SparsonaError(str(frame.head["error"]).splitlines()[0][:200])
+            raise UnableError((str(frame.head["error"]).splitlines() or [""])[0][:200])
         return frame
 
 
 class LostError(SparsonaError):
     """A client did not answer in time, or somebody else answered for it."""
+
+
+class UnableError(SparsonaError):
+    """A client says that it cannot do its job now, for a reason of its own such as a full disk. It is asked again."""
 
 
 class RemoteClients:
@@ -148,8 +153,11 @@ class RemoteClients:
                     ready[client] = _Waiting(Outcome(client, failure=BARRED, sent=False), "", "", False)
                     continue
                 frame = self._frame(job)
-                asked[client] = (job, frame)
+                # Without messages, of which many would wait here: a job that is sent again is made again.
+                kept = job if job.resend is None else replace(job, messages=())
+                asked[client] = (kept, replace(frame, blobs=()))
                 yield client, seal(frame, connection.signer)
+                del job, frame
 
         def in_order() -> Iterator[Outcome]:
             nonlocal done
@@ -219,7 +227,8 @@ class RemoteClients:
             raise SparsonaError(f"a message in the answer to '{job.do}'", expected="none")
         if extra := {*(one.point for one in outcome.evaluations), *outcome.withheld} - set(job.points):
             raise SparsonaError(f"an evaluation at '{min(extra)[:40]}'", expected="the points that were asked for")
-        if isinstance(outcome.message, bytes):
+        if job.do == "train":
+            assert outcome.message is None or isinstance(outcome.message, bytes)
             self.connection.check(outcome.message, self.connection.clients[job.client], job.round.index)
 
     def keep(self, client: int) -> None:
@@ -231,7 +240,8 @@ class RemoteClients:
 
     def refuses(self, client: int, error: SparsonaError) -> bool:
         connection = self.connection
-        connection.refusals[client] = connection.refusals.get(client, 0) + 1
+        if not isinstance(error, UnableError):
+            connection.refusals[client] = connection.refusals.get(client, 0) + 1
         connection.report(f"client {client} in round {connection.round}: refused: {error.what}")
         return True
 

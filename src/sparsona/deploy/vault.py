@@ -12,6 +12,7 @@ import errno
 import hashlib
 import json
 import secrets
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,21 +134,26 @@ class Vault:
     # The last answer, to be sent again if the same job comes again.
 
     def remember(self, job: str, answer: bytes) -> None:
-        """Store the answer to a job in place of the one before."""
-        self._write(self.folder / ANSWER, job.encode() + b"\n" + answer)
+        """Store the answer to a job in place of the one before.
+
+        It need not survive a power failure, for which nobody waits here: then the job is done again.
+        """
+        self._write(self.folder / ANSWER, _first_line(job, answer), answer, is_durable=False)
 
     def answer(self, job: str) -> bytes | None:
         """The answer to this job, if it was the last."""
-        with contextlib.suppress(OSError):
-            name, _, answer = (self.folder / ANSWER).read_bytes().partition(b"\n")
-            if name == job.encode():
-                return answer
+        with contextlib.suppress(OSError), (self.folder / ANSWER).open("rb") as file:
+            first = file.readline()
+            if first.split(b" ")[0] == job.encode():
+                answer = file.read()
+                if first == _first_line(job, answer):  # after a power failure the file may be incomplete
+                    return answer
         return None
 
     # The last frame of the server: those before it are old ones, which somebody else sends again.
 
-    def visit(self, session: int, number: int) -> None:
-        """Note that the server was heard; SparsonaError if it was heard later than that before.
+    def check_visit(self, session: int, number: int) -> None:
+        """Raise SparsonaError if the server was heard later than that before.
 
         Args:
             session: which start of the server it was, larger than for all starts before.
@@ -160,7 +166,10 @@ class Vault:
                 expected=f"frame {last[1]} of start {last[0]}, or a later one",
                 hint="an old frame was sent again, or the server's clock went back",
             )
-        if (session, number) != last:
+
+    def visit(self, session: int, number: int) -> None:
+        """Note that the server was heard."""
+        if (session, number) != self._last_visit():
             self._write(self.folder / VISITS, json.dumps([session, number]).encode())
 
     def _last_visit(self) -> tuple[int, int]:
@@ -187,9 +196,10 @@ class Vault:
         path = self.folder / MODEL
         return path if path.exists() else None
 
-    def _write(self, path: Path, data: bytes) -> None:
-        with self._explained(), replace_file(path, is_durable=True) as file:
-            file.write(data)
+    def _write(self, path: Path, *data: bytes, is_durable: bool = True) -> None:
+        with self._explained(), replace_file(path, is_durable=is_durable) as file:
+            for one in data:
+                file.write(one)
             Path(file.name).chmod(0o600)
 
     @contextlib.contextmanager
@@ -205,6 +215,10 @@ class Vault:
                 if is_full
                 else "choose another folder with --vault, or change the permissions of this one",
             ) from error
+
+
+def _first_line(job: str, answer: bytes) -> bytes:
+    return f"{job} {len(answer)} {zlib.crc32(answer):08x}\n".encode()
 
 
 def _digest(data: bytes) -> str:

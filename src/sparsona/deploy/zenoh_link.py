@@ -32,6 +32,7 @@ from sparsona.deploy.exchange import Handle
 
 MEBIBYTE = 1 << 20
 CLOSING_SECONDS = 2.0  # how long `close` waits for zenoh
+SERVING_SECONDS = 1.0  # and then for answers that are under way: Python aborts if it ends while one is in foreign code
 REDIAL_SECONDS = (0.2, 5.0)  # first and longest pause between two attempts to reach somebody
 RESEND_SECONDS = (0.05, 1.0)  # first and longest pause before a frame is sent again
 UNSEEN_SECONDS = 5.0  # a frame for a node that does not seem to be there is sent every so often nevertheless
@@ -176,6 +177,7 @@ class ZenohLink:
         self._watches = False
         self._declared: list[Any] = []
         self._queries: queue.SimpleQueue[Any] | None = None
+        self._serving: list[threading.Thread] = []
         if self._listens:
             try:
                 self._opened(self._zenoh.open(self._config))
@@ -285,12 +287,15 @@ class ZenohLink:
         report = failed or (lambda error: _log.error("a frame was not answered: %s", error))
         for _ in range(threads):
             target, arguments = self._answer_queries, (self._queries, handle, report)
-            threading.Thread(target=target, args=arguments, name="sparsona-serve", daemon=True).start()
+            # A daemon: a handle that hangs must not keep the process. `close` waits for those that do not.
+            thread = threading.Thread(target=target, args=arguments, name="sparsona-serve", daemon=True)
+            thread.start()
+            self._serving.append(thread)
         if session is not None:
             self._declare_served(session)
 
     def close(self) -> None:
-        """Ends the link within two seconds, whatever is under way: exchanges lose what has no answer yet."""
+        """Ends the link within three seconds, whatever is under way: exchanges lose what has no answer yet."""
         atexit.unregister(self._close_at_exit)
         session = self._mark_closed()
         if session is not None:
@@ -298,6 +303,10 @@ class ZenohLink:
             closing = threading.Thread(target=self._close_session, args=(session,), name="sparsona-close")
             closing.start()
             closing.join(CLOSING_SECONDS)
+        ends = time.monotonic() + SERVING_SECONDS
+        for thread in self._serving:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, ends - time.monotonic()))
 
     def _close_at_exit(self) -> None:
         # Callbacks of a session that is still open would find the interpreter gone. No thread can be started here.
@@ -461,7 +470,7 @@ class ZenohLink:
     ) -> None:
         while not self._closed.is_set():
             try:
-                query = queries.get(timeout=0.5)
+                query = queries.get(timeout=0.2)
             except queue.Empty:
                 continue
             try:

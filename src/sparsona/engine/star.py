@@ -124,7 +124,7 @@ class Star:
         sent[client] = Traffic()
         if self.context.method.server is None:
             return Job(do, client, round_, (), points=points, epochs=epochs)
-        update = self._reply(server, client, round_)
+        bare = Job(do, client, round_, (), points=points, epochs=epochs)
 
         def message(update: Update) -> tuple[Message]:
             with self.context.clock.measure("encode"):
@@ -132,8 +132,10 @@ class Star:
                 sent[client] += Traffic(down=num_bytes(data), paper_down=paper_bytes(update))
             return (data,)
 
-        job = Job(do, client, round_, message(update), points=points, epochs=epochs)
-        return replace(job, resend=lambda: replace(job, messages=message(update.with_bitmaps())))
+        def again() -> Job:  # made anew: of many clients that are waited for, no message is kept
+            return replace(bare, messages=message(self._reply(server, client, round_).with_bitmaps()))
+
+        return replace(bare, messages=message(self._reply(server, client, round_)), resend=again)
 
     def evaluation_job(
         self,
@@ -148,7 +150,7 @@ class Star:
         added to `sent`, and the message is encoded only if it leaves this machine."""
         if self.context.method.server is None:
             return Job("evaluate", client, round_, (), points=points)
-        update = self._reply(population.server, client, round_)
+        bare = Job("evaluate", client, round_, (), points=points, shared_model=model)
 
         def message(update: Update) -> tuple[Update]:
             if sent is not None:
@@ -156,8 +158,10 @@ class Star:
                 sent[client] = sent.get(client, 0) + num_bytes(update) + extra
             return (update,)
 
-        job = Job("evaluate", client, round_, message(update), points=points, shared_model=model)
-        return replace(job, resend=lambda: replace(job, messages=message(update.with_bitmaps())))
+        def again() -> Job:
+            return replace(bare, messages=message(self._reply(population.server, client, round_).with_bitmaps()))
+
+        return replace(bare, messages=message(self._reply(population.server, client, round_)), resend=again)
 
     def _reply(self, server: Server, client: int, round_: Round) -> Update:
         half = self.context.method.server

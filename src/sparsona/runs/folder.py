@@ -25,6 +25,8 @@ from sparsona.runs.facts import FORMAT, RunFacts
 from sparsona.runs.records import Records
 
 START_FILE = "start.safetensors"  # the weights that a run begins with, if they come from another run
+# What the machines of a run on several of them agreed on, and which of them took part.
+FEDERATION_FILE, GUESTS_FILE = "federation.toml", "guests.json"
 MANIFEST = Path("checkpoint") / "manifest.json"  # what it does not name does not exist
 
 
@@ -249,7 +251,9 @@ _BEFORE_CONFIG = {
     "environment.json",
     "about.json",
     START_FILE,
-    f".{START_FILE}.part",
+    FEDERATION_FILE,
+    GUESTS_FILE,
+    *(f".{name}.part" for name in (START_FILE, FEDERATION_FILE, GUESTS_FILE)),
     *(f".{name}.json.part" for name in ("environment", "about", "config")),
 }
 
