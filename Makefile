@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup run quick test test-all test-cluster fuzz lint check format docs bench clean
+.PHONY: help setup run quick test test-all test-cluster test-flower fuzz lint check format docs bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed 's/:.*  ## /\t/' | expand -t 14
@@ -21,13 +21,13 @@ run: setup  ## compare five methods on the embedded digits: a table and a report
 	$(BIN)/sparsona compare
 
 quick: setup  ## what to run after every edit: the suite without its long tests, 90 s on two cores
-	$(BIN)/python -m pytest -n 2 -m "not slow and not network and not cluster and not long"
+	$(BIN)/python -m pytest -n 2 -m "not slow and not network and not cluster and not flower and not long"
 
 test: setup  ## the suite, six to seven minutes on two cores
 	$(BIN)/python -m pytest -n 2
 
 test-all: setup  ## the suite, and more kill points, methods and seeds of what it has already
-	$(BIN)/python -m pytest -n 2 -m "not network and not cluster"
+	$(BIN)/python -m pytest -n 2 -m "not network and not cluster and not flower"
 
 test-cluster: .venv-cluster/ready  ## the tests of --executor ray, in an environment of their own
 	.venv-cluster/bin/python -m pytest -m cluster -W ignore::ResourceWarning  # Ray leaves files to the collector
@@ -36,6 +36,17 @@ test-cluster: .venv-cluster/ready  ## the tests of --executor ray, in an environ
 	$(PYTHON) -m venv .venv-cluster
 	.venv-cluster/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
 	.venv-cluster/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,cluster]"
+	touch $@
+
+test-flower: .venv-test-flower/ready  ## a run through Flower, in an environment of its own
+	.venv-test-flower/bin/python -m pytest tests/deploy/test_flower.py -m flower -W ignore::DeprecationWarning  # typer's
+
+# Flower holds packages back that others need newer: its pins stand before those of constraints.txt.
+.venv-test-flower/ready: pyproject.toml constraints.txt constraints-flower.txt
+	$(PYTHON) -m venv .venv-test-flower
+	awk -F== 'NR == FNR { mine[tolower($$1)] = 1; print; next } !(tolower($$1) in mine)' constraints-flower.txt constraints.txt > .venv-test-flower/constraints.txt
+	.venv-test-flower/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-test-flower/constraints.txt torch numpy
+	.venv-test-flower/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-test-flower/constraints.txt -e ".[dev,flower]"
 	touch $@
 
 FUZZ ?= 1000000
@@ -67,4 +78,4 @@ bench: setup  ## the engine against a bare loop, what dropped filters save, a ro
 	$(BIN)/python benchmarks/draw.py benchmarks/results/compare.json docs/performance.md
 
 clean:  ## remove what make made
-	rm -rf .venv .venv-cluster docs/_build
+	rm -rf .venv .venv-cluster .venv-test-flower docs/_build

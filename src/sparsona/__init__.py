@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sparsona.data.pool import View
     from sparsona.experiment.compare import compare
     from sparsona.experiment.network import join, serve
+    from sparsona.experiment.peers import be_peer, gather
     from sparsona.experiment.replay import Replay, replay
     from sparsona.experiment.run import Comparison, Run
     from sparsona.experiment.theory.bounds import bounds
@@ -41,6 +42,8 @@ _WHERE = {
     "Run": "experiment.run",
     "compare": "experiment.compare",
     "bounds": "experiment.theory.bounds",
+    "be_peer": "experiment.peers",
+    "gather": "experiment.peers",
     "join": "experiment.network",
     "serve": "experiment.network",
     "load": "experiment.train",
@@ -75,10 +78,12 @@ __all__ = [
     "SparsonaError",
     "Tuning",
     "View",
+    "be_peer",
     "bounds",
     "compare",
     "cost",
     "federate",
+    "gather",
     "join",
     "load",
     "replay",

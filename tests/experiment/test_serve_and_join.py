@@ -65,7 +65,8 @@ def test_a_run_over_a_link_is_its_simulation(tmp_path, monkeypatch, address):
     run = network.serve("fed.toml", "runs/x", listen=[address], wait=60)
     for thread in threads:
         thread.join(timeout=20)
-    simulated = sp.train("fedspa", clients=3, **OPTIONS, executor="serial", out="runs/simulated")
+    schedule = {"evaluate": "participants"}  # as `federation new` writes it
+    simulated = sp.train("fedspa", clients=3, **OPTIONS, **schedule, executor="serial", out="runs/simulated")
     one, other = (Records(found.path / "records.sqlite") for found in (run, simulated))
     assert one.turns() == other.turns()
     assert one.evaluations() == other.evaluations()
@@ -82,7 +83,7 @@ def test_a_run_over_a_link_is_its_simulation(tmp_path, monkeypatch, address):
         command("vault", "show")
     command("vault", "export", "--vault", "vault/site-1", "mine.safetensors")
     assert (tmp_path / "mine.safetensors").read_bytes() == models[1].read_bytes()
-    with pytest.raises(SparsonaError, match="are with their clients"):
+    with pytest.raises(SparsonaError, match="are with its clients"):
         run.personal_model(0)
 
 

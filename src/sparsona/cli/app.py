@@ -33,6 +33,8 @@ from sparsona.cli.options import (
     table_for,
     with_table,
 )
+from sparsona.cli.peers import gather as gather_peers
+from sparsona.cli.peers import peer
 from sparsona.cli.replay import replay
 from sparsona.cli.reproduce import reproduce
 from sparsona.cli.terminal import (
@@ -326,7 +328,7 @@ cli.add_command(bounds)
 cli.add_command(keys)
 cli.add_command(federation)
 cli.add_command(replay)
-for command in (server, join, vault):
+for command in (server, join, vault, peer, gather_peers):
     cli.add_command(command)
 
 

@@ -262,6 +262,39 @@ def show(path: Path, as_json: bool) -> None:
     print_table([{"option": key, "value": _text(value)} for key, value in options.items()])
 
 
+@federation.command("flower")
+@FILE
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The run's folder; resumed if it exists.")
+@click.option("--key", type=click.Path(path_type=Path), help="The server's secret key.  [the one beside the file]")
+@click.option("--at-least", type=int, help="Clients to wait for before the first round.  [all of the roster]")
+@click.option("--deadline", type=float, default=300.0, show_default=True, help="Seconds for a client's answer.")
+@click.option("--wait", type=float, help="Seconds to wait for clients.  [as long as it takes]")
+def flower_app(
+    path: Path,
+    folder: Path,
+    out: Path,
+    key: Path | None,
+    at_least: int | None,
+    deadline: float,
+    wait: float | None,
+) -> None:
+    """Write a Flower app into the new folder DIR, for `flwr run DIR`: the server of the run that FED.TOML describes.
+
+    Write it on the SuperLink's machine, where the server's side runs: the app holds the paths of FED.TOML, of the key
+    and of --out, and nothing secret. Clients run `sparsona join --flower SOCKET` beside their SuperNode
+    (docs/flower.md).
+    """
+    from sparsona.deploy.flower import write_app
+    from sparsona.experiment.network import read_server
+
+    read_server(path, key, at_least)
+    config: dict[str, Any] = {"federation": str(path.absolute()), "out": str(out.absolute()), "deadline": deadline}
+    given = {"key": key and str(key.absolute()), "at-least": at_least, "wait": wait}
+    write_app(folder, config | {name: value for name, value in given.items() if value is not None})
+    click.echo(f"app:  {folder}\nnext: `flwr run {folder} SUPERLINK --stream`")
+
+
 def _text(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"

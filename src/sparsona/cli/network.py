@@ -61,8 +61,8 @@ def server(
             wait=wait,
             tls=not plain,
             observers=[bar],
-            report=_say,
-            waiting=_Waiting(),
+            report=say,
+            waiting=Waiting(),
         )
     show_run(run, as_json)
 
@@ -73,20 +73,20 @@ def resume_server(folder: Path, as_json: bool) -> None:
     from sparsona.experiment.network import resume_served
 
     with progress_bar() as bar:
-        run = resume_served(folder, [bar], report=_say, waiting=_Waiting())
+        run = resume_served(folder, [bar], report=say, waiting=Waiting())
     show_run(run, as_json)
 
 
-class _Waiting:
-    """Says how many clients are there, whenever that changes."""
+class Waiting:
+    """Says how many are there, whenever that changes."""
 
-    def __init__(self) -> None:
-        self._there = -1
+    def __init__(self, who: str = "clients") -> None:
+        self._there, self._who = -1, who
 
     def __call__(self, there: int, of: int) -> None:
         if there != self._there:
             self._there = there
-            _say(f"{there} of {of} clients are there")
+            say(f"{there} of {of} {self._who} are there")
 
 
 @click.command()
@@ -95,6 +95,12 @@ class _Waiting:
 @click.option("--data-dir", help="Folder that is searched first for the data's files.")
 @KEY
 @click.option("--connect", multiple=True, metavar="HOST:PORT", help="Where the server is.  [as the file says]")
+@click.option(
+    "--flower",
+    type=click.Path(path_type=Path),
+    metavar="SOCKET",
+    help="Answer a Flower SuperNode on this Unix socket, instead of dialling the server.",
+)
 @click.option("--vault", type=click.Path(path_type=Path), help="Folder of states and model.  [in ./vault]")
 @click.option(
     "--share",
@@ -110,6 +116,7 @@ def join(
     data_dir: str | None,
     key: Path | None,
     connect: tuple[str, ...],
+    flower: Path | None,
     vault: Path | None,
     share: str | None,
     device: str,
@@ -138,14 +145,15 @@ def join(
             shares_labels=share == "labels",
             device=device,
             tls=not plain,
-            report=_say,
+            flower=flower,
+            report=say,
             data_dir=data_dir,
             **options,
         )
     except KeyboardInterrupt:
-        _say("stopped; the same command goes on")
+        say("stopped; the same command goes on")
         raise
-    _say("the run is over" + ("" if model is None else f"; your model: {model}"))
+    say("the run is over" + ("" if model is None else f"; your model: {model}"))
 
 
 @click.group()
@@ -218,5 +226,6 @@ def _find_vault(folder: Path | None) -> Path:
     return found[0]
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Say what happens, on stderr so that --json stays clean."""
     click.echo(f"{time.strftime('%H:%M:%S')}  {text}", err=True)

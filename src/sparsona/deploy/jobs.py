@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -142,13 +142,6 @@ def _evaluation_values(found: Evaluation, shares_labels: bool) -> dict[str, Any]
 def read_answer(frame: Frame, client: int) -> Outcome:
     """The outcome that an answer tells of, as far as its form goes: any wrong type or range is a SparsonaError."""
     head = _Head(frame.head)
-    told = head.table("tally")
-    tally = Tally(
-        **{name: told.number(name) for name in _COUNTS},
-        loss=told.real("loss"),
-        measures={name: told.table("measures").reals(name) for name in told.table("measures").values},
-    )
-    evaluations = tuple(_read_evaluation(_Head(one), client) for one in head.rows("evaluations"))
     message = None
     if head.flag("has_message"):
         if len(frame.blobs) != 1:
@@ -156,13 +149,21 @@ def read_answer(frame: Frame, client: int) -> Outcome:
         message = bytes(frame.blobs[0])
     elif frame.blobs:
         raise SparsonaError("an answer with a message that it does not name", expected="none")
+    return replace(read_outcome(frame.head, client), message=message)
+
+
+def read_outcome(values: Any, client: int) -> Outcome:
+    """The outcome, without its message, that `answer_head` wrote down; a SparsonaError if it did not."""
+    head = _Head(values)
+    told = head.table("tally")
+    tally = Tally(
+        **{name: told.number(name) for name in _COUNTS},
+        loss=told.real("loss"),
+        measures={name: told.table("measures").reals(name) for name in told.table("measures").values},
+    )
+    evaluations = tuple(_read_evaluation(_Head(one), client) for one in head.rows("evaluations"))
     return Outcome(
-        client,
-        head.flag("lacks_mask"),
-        message=message,
-        tally=tally,
-        evaluations=evaluations,
-        withheld=head.texts("withheld"),
+        client, head.flag("lacks_mask"), tally=tally, evaluations=evaluations, withheld=head.texts("withheld")
     )
 
 

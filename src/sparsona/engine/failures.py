@@ -12,6 +12,7 @@ BARRED = f"not asked: its last {REFUSALS} answers were refused"
 ABSENT = "not asked: it has not been there yet"
 STARTED_ANEW = "its state was lost: it started anew"
 WITHHELD = f"few: fewer than {FEWEST} examples, of which a client does not tell the result"
+ALONE = "it trained on alone: with what it received, "
 TOO_FEW = "updates that a round needs"
 
 # What a reader is told of them, in this order.
@@ -40,5 +41,5 @@ def kind_of(reason: str) -> str | None:
     for start, kind in _KINDS.items():
         if reason.startswith(start):
             return kind
-    is_note = any(part in reason for part in (STARTED_ANEW, WITHHELD)) or reason.endswith(TOO_FEW)
+    is_note = any(part in reason for part in (STARTED_ANEW, ALONE, WITHHELD)) or reason.endswith(TOO_FEW)
     return None if is_note else "other reasons"

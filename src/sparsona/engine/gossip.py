@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -41,10 +41,16 @@ class Gossip:
     made none yet sends none. A peer that is not sampled neither mixes nor trains, but its last message can still be
     sent. A peer that drops out of a round neither sends nor receives in it: it trains its own model, and its neighbours
     mix the messages that arrived.
+
+    Args:
+        context: the side without data.
+        clients: the peers.
+        here: the peers whose turns are played, where the others are on other machines: what those sent must be in the
+            population, and a record has what these received. None: all.
     """
 
-    def __init__(self, context: ServerContext, clients: Clients) -> None:
-        self.context, self.clients = context, clients
+    def __init__(self, context: ServerContext, clients: Clients, here: Collection[int] | None = None) -> None:
+        self.context, self.clients, self._here = context, clients, here
         self._loaded: dict[int, Update] = {}
         self._num_unpacked = 0
 
@@ -58,12 +64,11 @@ class Gossip:
         who = participation(plan, context.clients, index)
         record = RoundRecord(index, round_.lr_scale)
         clients, messages = self.clients.at(population.states), dict(population.messages)
-        reached = [client for client in who.trains if client not in who.dropped]
+        trains = [client for client in who.trains if self._is_here(client)]
+        reached = [client for client in trains if client not in who.dropped]
         delivered = self._deliver(population, clients, round_, reached, who.dropped)
         points = training_points(plan, context.clients, index)
-        jobs = (
-            self._job("train", client, population, round_, points.get(client, ()), delivered) for client in who.trains
-        )
+        jobs = (self._job("train", client, population, round_, points.get(client, ()), delivered) for client in trains)
         for outcome in clients.run(jobs):
             client = outcome.client
             traffic = delivered.traffic.pop(client, Traffic())
@@ -83,6 +88,9 @@ class Gossip:
         record.turns += (_sender_only(client, sent) for client, sent in delivered.traffic.items())
         self._unload()
         return Population(None, clients.states, messages), record
+
+    def _is_here(self, client: int) -> bool:
+        return self._here is None or client in self._here
 
     def _deliver(
         self,
@@ -160,7 +168,8 @@ class Gossip:
     ) -> list[Evaluation]:
         """Evaluate these clients at these points, after mixing what they would receive now; no part of training, and
         added to `log`. A consensus is made of messages that this process has: it is not sent."""
-        if not points:
+        clients = [client for client in clients if self._is_here(client)]
+        if not points or not clients:
             return []
         round_ = self.context.plan.round_at(completed)
         here = self.clients.at(population.states)
@@ -180,6 +189,7 @@ class Gossip:
         self, population: Population, clients: Clients, round_: Round, requests: Mapping[int, TuningRequest]
     ) -> Iterator[tuple[Outcome, Traffic]]:
         """Let these clients mix once more and tune the result; yields outcomes with the bytes sent."""
+        requests = {client: request for client, request in requests.items() if self._is_here(client)}
         everyone = Graph("full") if self.context.plan.tune_from == "all" else None
         delivered = self._deliver(population, clients, round_, requests, graph=everyone)
         jobs = (

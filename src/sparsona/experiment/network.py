@@ -30,6 +30,7 @@ from sparsona.data.federation import Federation
 from sparsona.deploy.agent import Agent, Greeting, lone_cards, weights_digest
 from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.federation_file import FederationFile, Member, key_path
+from sparsona.deploy.flower import SocketServer
 from sparsona.deploy.frames import MAX_HEAD, Frame, Signer, Verifier, seal
 from sparsona.deploy.identity import KeyFile, Roster
 from sparsona.deploy.jobs import told_counts
@@ -53,6 +54,7 @@ from sparsona.experiment.build import (
 from sparsona.experiment.run import Run
 from sparsona.experiment.train import NETWORK, describe_run, models_elsewhere, play
 from sparsona.methods import MethodCard
+from sparsona.runs.facts import RunFacts
 from sparsona.runs.folder import (
     FEDERATION_FILE,
     GUESTS_FILE,
@@ -334,6 +336,7 @@ class Network:
         deadline: seconds for a client's answer.
         report: is called with what happens.
         present: says which clients are there now, as far as the transport knows; None: it does not.
+        hello: seconds for a client to say that it is there.
     """
 
     def __init__(
@@ -345,8 +348,9 @@ class Network:
         deadline: float = 60.0,
         report: Callable[[str], None] = lambda text: None,
         present: Callable[[], set[int]] | None = None,
+        hello: float = HELLO_SECONDS,
     ) -> None:
-        self.terms, self._report, self._present = terms, report, present
+        self.terms, self._report, self._present, self._hello = terms, report, present, hello
         self.guests: dict[int, Guest] = {}
         self.admitted: dict[int, int] = {}  # with how many completed rounds that is in the records
         num = terms.num_clients
@@ -429,7 +433,7 @@ class Network:
             for client in clients
         }
         items = ((client, seal(frame, connection.signer)) for client, frame in frames.items())
-        for client, data in connection.exchange(items, HELLO_SECONDS):
+        for client, data in connection.exchange(items, self._hello):
             if data is None:
                 continue
             name = self.terms.file.clients[client].name
@@ -508,18 +512,25 @@ class Network:
             for client in self.guests
         ]
         items = ((frame.receiver, seal(frame, connection.signer)) for frame in frames)
-        for _ in connection.exchange(items, HELLO_SECONDS):
+        for _ in connection.exchange(items, self._hello):
             pass
-
-    @property
-    def data_digest(self) -> str:
-        """A digest of what the clients said of their data."""
-        return joint_digest([self.guests.get(one.index, Guest()).data for one in self.terms.file.clients])
 
 
 def joint_digest(digests: Sequence[str]) -> str:
     """A digest of the clients' digests of their data, "" for those that were not there."""
     return hashlib.blake2b(json.dumps(list(digests)).encode(), digest_size=16).hexdigest()
+
+
+def with_guests(facts: RunFacts, terms: Terms, guests: Sequence[Guest]) -> RunFacts:
+    """The facts of a run, with what its clients said of their data."""
+    counts = [guest.label_counts for guest in guests]
+    return replace(
+        facts,
+        federation=joint_digest([guest.data for guest in guests]),
+        targets=terms.kind.targets,
+        sizes=np.array([guest.sizes for guest in guests], dtype=np.int64),
+        label_counts=None if None in counts else np.array(counts, dtype=np.int64),
+    )
 
 
 def play_network(
@@ -557,18 +568,10 @@ def play_network(
             )
     else:
         guests = [network.guests.get(one.index, Guest()) for one in network.terms.file.clients]
-        counts = [guest.label_counts for guest in guests]
-        facts = replace(
-            facts,
-            federation=network.data_digest,
-            targets=network.terms.kind.targets,
-            sizes=np.array([guest.sizes for guest in guests], dtype=np.int64),
-            label_counts=None if None in counts else np.array(counts, dtype=np.int64),
-        )
         make_empty_folder(path)
         network.terms.file.write(path / FILE)  # both first: a folder with a config is a run, and complete
         write_guests(network, guests_file)
-        folder = RunFolder.create(path, dump(config), facts, None)
+        folder = RunFolder.create(path, dump(config), with_guests(facts, network.terms, guests), None)
     with folder:
         if served is not None:
             write_atomically(path / SERVED, (json.dumps(dict(served), indent=2) + "\n").encode())
@@ -611,6 +614,27 @@ def read_guests(network: Network, path: Path) -> list[int]:
     return found
 
 
+def read_server(path: str | Path, key: str | Path | None, at_least: int | None) -> tuple[Terms, KeyFile]:
+    """The terms of a run that has a server, and the server's key; SparsonaError names what does not fit."""
+    terms = Terms.read(path)
+    if terms.row.peers or terms.file.server is None:
+        raise SparsonaError(
+            f"{terms.row.title} has no server",
+            expected="a method with a server",
+            hint=f"`sparsona peer {path}` on every machine",
+        )
+    signer = KeyFile.read(key or key_path(path, "server"))
+    if signer.public != terms.file.server.key:
+        raise SparsonaError(
+            f"'{key or key_path(path, 'server')}' is not the key of this federation's server",
+            expected=f"the key whose public half is {terms.file.server.key}",
+            hint="--key FILE, the one that `sparsona federation new` made",
+        )
+    if at_least is not None and not 0 < at_least <= terms.num_clients:
+        raise SparsonaError(f"--at-least {at_least}", expected=f"1 to {terms.num_clients}, the clients of the roster")
+    return terms, signer
+
+
 def serve(
     path: str | Path,
     out: str | Path,
@@ -649,22 +673,8 @@ def serve(
             run = sp.serve("fed.toml", "runs/x", listen=["0.0.0.0:7447"], report=print)
             run.report("page.html")
     """
-    terms = Terms.read(path)
-    if terms.row.peers or terms.file.server is None:
-        raise SparsonaError(
-            f"{terms.row.title} has no server",
-            expected="a method with a server",
-            hint=f"`sparsona peer {path}` on every machine",
-        )
-    signer = KeyFile.read(key or key_path(path, "server"))
-    if signer.public != terms.file.server.key:
-        raise SparsonaError(
-            f"'{key or key_path(path, 'server')}' is not the key of this federation's server",
-            expected=f"the key whose public half is {terms.file.server.key}",
-            hint="--key FILE, the one that `sparsona federation new` made",
-        )
-    if at_least is not None and not 0 < at_least <= terms.num_clients:
-        raise SparsonaError(f"--at-least {at_least}", expected=f"1 to {terms.num_clients}, the clients of the roster")
+    terms, signer = read_server(path, key, at_least)
+    assert terms.file.server is not None
     certificates = Tls(terms.file.authority, terms.file.server.certificate, signer.pem) if tls else None
     addresses = tuple(listen) or (":7447",)
     names = {one.index: one.name for one in terms.file.clients}
@@ -701,6 +711,12 @@ def resume_served(path: Path, observers: Sequence[object] = (), **reports: Any) 
         The finished run.
     """
     served = read_json(path / SERVED)
+    if "flower" in served:
+        raise SparsonaError(
+            f"the clients of '{path}' are reached through Flower",
+            expected="a run whose server listens itself",
+            hint="start the same app again: `flwr run`",
+        )
     known = {name: served[name] for name in ("listen", "key", "at_least", "deadline", "tls") if name in served}
     return serve(path / FILE, path, observers=observers, **known, **reports)
 
@@ -715,6 +731,7 @@ def join(
     shares_labels: bool = False,
     device: str = "auto",
     tls: bool = True,
+    flower: str | Path | None = None,
     report: Callable[[str], None] = lambda text: None,
     data_dir: str | None = None,
     **options: Any,
@@ -731,6 +748,7 @@ def join(
         shares_labels: let the server know how many examples of each class this client has, and its confusions.
         device: where it trains.
         tls: as for `serve`.
+        flower: a Unix socket to answer on, for the relay of a Flower SuperNode; None: dial the server.
         report: is called with what happens, for people to read.
         data_dir: folder that is searched first for the data's files.
         options: how the data is split: validation_rate, test_rate, and of a data set partition and so on.
@@ -746,7 +764,9 @@ def join(
     terms = Terms.read(path)
     signer, member = find_key(terms.file, Path(path), key)
     addresses = tuple(connect) or (() if terms.file.server is None else terms.file.server.addresses)
-    if not addresses:
+    if flower is not None and (connect or not tls):
+        raise SparsonaError("an address or --plain beside --flower", expected="one of them: Flower has the connection")
+    if flower is None and not addresses:
         raise SparsonaError(
             f"'{path}' does not say where its server is", expected="an address", hint="--connect host:7447"
         )
@@ -754,11 +774,22 @@ def join(
     federation = own_data(terms, member.index, data, data_dir, **options)
     roster = Roster(terms.file.keys())
     agent = make_agent(terms, member.index, federation, folder, signer, roster, shares_labels, device, report)
-    certificates = Tls(terms.file.authority, member.certificate, signer.pem) if tls else None
+
+    def failed(error: Exception) -> None:
+        report(f"a fault: {type(error).__name__}: {error}")
+
+    name = f"{member.name}: client {member.index} of {terms.num_clients}"
     longest = terms.longest_frame()
+    if flower is not None:
+        with SocketServer(flower, agent.handle, failed, longest):
+            report(f"{name}, answering on {flower}")
+            agent.finished.wait()
+            time.sleep(0.5)  # the last answer is on its way
+        return agent.vault.model
+    certificates = Tls(terms.file.authority, member.certificate, signer.pem) if tls else None
     with ZenohLink(member.index, run=terms.run, connect=addresses, tls=certificates, max_bytes=longest) as link:
-        link.serve(agent.handle, failed=lambda error: report(f"a fault: {type(error).__name__}: {error}"))
-        report(f"{member.name}: client {member.index} of {terms.num_clients}, looking for {', '.join(addresses)}")
+        link.serve(agent.handle, failed=failed)
+        report(f"{name}, looking for {', '.join(addresses)}")
         trouble = ""
         while not agent.finished.wait(1.0):
             if link.trouble and link.trouble != trouble:

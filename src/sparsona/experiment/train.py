@@ -295,7 +295,9 @@ def resume_run(
         raise SparsonaError(
             f"'{path}' is a run on several machines",
             expected="a simulated run",
-            hint=f"`sparsona resume {path}`, or sparsona.experiment.network.resume_served",
+            hint="`sparsona peer` goes on where it is played, and `sparsona gather` makes a run of it anew"
+            if folder.facts.peers
+            else f"`sparsona resume {path}`, or sparsona.experiment.network.resume_served",
         )
     config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
     row = _find_row(folder, config.method, method)

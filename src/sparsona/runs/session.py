@@ -14,6 +14,8 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
+
 from sparsona.core.errors import SparsonaError
 from sparsona.core.points import FEW, RECEIVED
 from sparsona.engine.clients import Clients
@@ -26,6 +28,7 @@ from sparsona.engine.population import EvaluationLog, Population, RoundRecord
 from sparsona.engine.profiler import START
 from sparsona.engine.rounds import check_plan, engine_for
 from sparsona.runs.checkpoint import Checkpoints, Progress
+from sparsona.runs.facts import RunFacts
 from sparsona.runs.folder import MANIFEST, RunFolder
 from sparsona.runs.observers import (
     ClientEvaluation,
@@ -193,16 +196,16 @@ class Session:
         population, played = self.engine.play(self.progress.population, index)
         if self.context.plan.tests_everyone_after(index + 1):
             played.evaluations.extend(self.engine.evaluate(population, index + 1, played.log))
-        result = _round_result(played, time.monotonic() - began)
+        result = round_result(played, time.monotonic() - began)
         self._spent = replace(
             self._spent,
             bytes=self._spent.bytes + result.total("bytes_up") + result.total("bytes_down"),
             steps=self._spent.steps + result.total("steps"),
             flops=self._spent.flops + result.total("train_flops") + result.total("search_flops"),
         )
-        withheld = EvaluationLog(failures=dict.fromkeys(played.withheld, WITHHELD))
-        earlier = self._evaluation_result(index, played.earlier, withheld)
-        evaluation = self._evaluation_result(index + 1, played.evaluations, played.log)
+        facts = self._folder.facts
+        evaluation = evaluation_result(facts, index + 1, played.evaluations, played.log)
+        earlier = earlier_result(facts, played)
         self._keep(replace(self.progress, completed=index + 1, population=population), result, evaluation, earlier)
 
     def _evaluate_where_it_stops(self) -> None:
@@ -211,14 +214,14 @@ class Session:
         if not plan.rounds or not plan.tests_everyone_after(completed):
             log = EvaluationLog()
             found = self.engine.evaluate(self.progress.population, completed, log)
-            self._keep(self.progress, None, self._evaluation_result(completed, found, log))
+            self._keep(self.progress, None, evaluation_result(self._folder.facts, completed, found, log))
 
     def _finish(self) -> None:
         """Final tuning and novel clients."""
         began, rounds = time.monotonic(), self.context.plan.rounds
         played, tuned = self.engine.finish(self.progress.population)
-        result = replace(_round_result(played, time.monotonic() - began), is_tuning=True)
-        evaluation = self._evaluation_result(rounds, played.evaluations, played.log, is_final=True)
+        result = replace(round_result(played, time.monotonic() - began), is_tuning=True)
+        evaluation = evaluation_result(self._folder.facts, rounds, played.evaluations, played.log, is_final=True)
         is_any = bool(played.turns or played.evaluations)
         self._keep(replace(self.progress, tuned=tuned, finished=True), result if is_any else None, evaluation)
 
@@ -247,27 +250,6 @@ class Session:
             self.observers.on_round(result)
         if evaluation is not None:
             self.observers.on_evaluation(evaluation)
-
-    def _evaluation_result(
-        self, completed: int, found: Sequence[Evaluation], log: EvaluationLog, is_final: bool = False
-    ) -> EvaluationResult | None:
-        if not found and not log.jobs and not log.failures:
-            return None
-        headline = self._folder.facts.point
-        shown = headline if any(one.point == headline for one in found) else RECEIVED
-        clients = tuple(self._client_evaluation(one) for one in found)
-        return EvaluationResult(completed, shown, clients, log.jobs, log.up, log.down, dict(log.failures), is_final)
-
-    def _client_evaluation(self, found: Evaluation) -> ClientEvaluation:
-        confusion = classes = None
-        if found.confusion is not None:
-            table, label_counts = found.confusion.numpy(), self._folder.facts.label_counts
-            if table.shape[0] == table.shape[1]:
-                confusion = table
-                confusion.flags.writeable = False
-            elif label_counts is not None and (table != FEW).all():
-                classes = class_counts(table[:, 1], table.sum(axis=1), label_counts[found.client] != 0)
-        return ClientEvaluation(found.client, found.point, found.correct, found.count, found.loss, confusion, classes)
 
     # Checkpoints.
 
@@ -331,7 +313,8 @@ class Session:
             self.observers.on_failure(end, error)
 
 
-def _round_result(played: RoundRecord, seconds: float) -> RoundResult:
+def round_result(played: RoundRecord, seconds: float) -> RoundResult:
+    """What observers are told of a round."""
     turns = tuple(
         TurnResult(
             client=turn.client,
@@ -353,3 +336,32 @@ def _round_result(played: RoundRecord, seconds: float) -> RoundResult:
         for turn in played.turns
     )
     return RoundResult(played.index, played.lr_scale, turns, seconds)
+
+
+def evaluation_result(
+    facts: RunFacts, completed: int, found: Sequence[Evaluation], log: EvaluationLog, is_final: bool = False
+) -> EvaluationResult | None:
+    """What observers are told of evaluations after so many rounds; None: nothing happened."""
+    if not found and not log.jobs and not log.failures:
+        return None
+    shown = facts.point if any(one.point == facts.point for one in found) else RECEIVED
+    clients = tuple(_client_evaluation(one, facts.label_counts) for one in found)
+    return EvaluationResult(completed, shown, clients, log.jobs, log.up, log.down, dict(log.failures), is_final)
+
+
+def earlier_result(facts: RunFacts, played: RoundRecord) -> EvaluationResult | None:
+    """What observers are told of evaluations before clients trained in a round."""
+    withheld = EvaluationLog(failures=dict.fromkeys(played.withheld, WITHHELD))
+    return evaluation_result(facts, played.index, played.earlier, withheld)
+
+
+def _client_evaluation(found: Evaluation, label_counts: np.ndarray | None) -> ClientEvaluation:
+    confusion = classes = None
+    if found.confusion is not None:
+        table = found.confusion.numpy()
+        if table.shape[0] == table.shape[1]:
+            confusion = table
+            confusion.flags.writeable = False
+        elif label_counts is not None and (table != FEW).all():
+            classes = class_counts(table[:, 1], table.sum(axis=1), label_counts[found.client] != 0)
+    return ClientEvaluation(found.client, found.point, found.correct, found.count, found.loss, confusion, classes)

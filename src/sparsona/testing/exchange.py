@@ -67,10 +67,11 @@ def remote_clients(context: ClientContext, vaults: dict[int, Vault], reach: Reac
         def alone(card: Client) -> ClientContext:
             return replace(context, cards=lone_cards(card))
 
+        train, validation, test = context.federation.sizes()[client.index].tolist()
         greeting = Greeting(
             context.task.layout.digest.hex(),
             weights_digest(context),
-            (client.num_examples, client.num_validation, 0),
+            (train, validation, test),
             client.capacity,
             {},
             "",

@@ -1,0 +1,509 @@
+"""Peers on their own are the simulation of them, to the bit; and go on when others do not."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import sparsona as sp
+from sparsona.core.errors import SparsonaError
+from sparsona.deploy import identity, peer
+from sparsona.deploy.exchange import in_threads
+from sparsona.deploy.federation_file import FederationFile
+from sparsona.deploy.frames import Frame, seal, unseal
+from sparsona.deploy.identity import KeyFile, Roster
+from sparsona.deploy.journal import Journal
+from sparsona.experiment.agreement import agree
+from sparsona.experiment.network import Terms, own_data
+from sparsona.experiment.peers import be_peer, gather, make_peer
+from sparsona.runs.records import Records
+from sparsona.wire.codec import decode, encode
+
+COMMON = {"rounds": 3, "epochs": 1, "seed": 7, "evaluate": "everyone"}
+DATA = {"data_rate": 0.3}  # to be quick
+LONG = 60.0  # a deadline that no test waits for
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Peers of one process share torch's setting, on which bits depend."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A function that makes a federation file, with keys, for a method and options."""
+    folder = tmp_path_factory.mktemp("federation")
+    authority = identity.new_authority("fed", folder / "fed.authority.key")
+    keys: list[KeyFile] = []
+
+    def make(method="dispfl", num=4, addresses=None, model="digits-cnn", **options):
+        while len(keys) < num:
+            keys.append(KeyFile.read(identity.new_key(f"site-{len(keys)}", folder)[0]))
+        run = agree(method, {**COMMON, **options}, model=model, classes=10, input_shape=(1, 8, 8))
+        file = FederationFile("fed", run, authority.certificate, None)
+        for index, key in enumerate(keys[:num]):
+            where = () if addresses is None else addresses[index]
+            hosts = identity.LOCAL_HOSTS
+            file = file.admit(identity.Request(f"site-{index}", key.public), authority, addresses=where, hosts=hosts)
+        path = folder / f"{file.digest}.toml"
+        file.write(path)
+        return Terms.read(path), keys[:num]
+
+    return make
+
+
+class Killed(BaseException):
+    """Stands for a power failure: nothing after it is done."""
+
+
+class Party:
+    """Peers of one process, each of which can be started, killed and started again."""
+
+    def __init__(self, terms, keys, folder, deadline=LONG, exchange=None, grace=None, **data):
+        self.terms, self.keys, self.folder, self.data = terms, keys, folder, {**DATA, **data}
+        self.deadline, self.grace = deadline, deadline if grace is None else grace
+        self.handles = {}
+        self.exchange = exchange or (lambda index: in_threads(self.handles))
+        self.peers, self.errors, self.heard, self._threads = {}, {}, {}, {}
+        self.before_play = lambda peer: None
+
+    def start(self, index):
+        self.heard.setdefault(index, [])
+        federation = own_data(self.terms, index, "digits", **self.data)
+        found = make_peer(
+            self.terms,
+            index,
+            federation,
+            self.folder / f"site-{index}",
+            self.exchange(index),
+            self.keys[index],
+            Roster(self.terms.file.keys()),
+            deadline=self.deadline,
+            grace=self.grace,
+            report=self.heard[index].append,
+        )
+        self.peers[index] = found
+        self.before_play(found)
+
+        def play():
+            try:
+                found.wait(seconds=LONG)
+                found.play()
+            except BaseException as error:
+                self.errors[index] = error
+            finally:
+                if self.handles.get(index) == found.handle:
+                    del self.handles[index]
+                found.close()
+
+        self.handles[index] = found.handle
+        self._threads[index] = threading.Thread(target=play, daemon=True)
+        self._threads[index].start()
+
+    def join(self, index):
+        self._threads[index].join(180)
+        assert not self._threads[index].is_alive(), f"peer {index} hangs"
+
+    def play(self, indices=None):
+        indices = range(len(self.keys)) if indices is None else indices
+        for index in indices:
+            self.start(index)
+        for index in indices:
+            self.join(index)
+        return self
+
+    def folders(self, indices=None):
+        return [self.folder / f"site-{index}" for index in (range(len(self.keys)) if indices is None else indices)]
+
+
+def rows(path):
+    records = Records(Path(path) / "records.sqlite")
+    plain = [replace(row, seconds=0.0) for row in records.rounds()]
+    failures = records.failures(), records.evaluation_failures()
+    return plain, records.turns(), records.evaluations(), records.evaluation_traffic(), records.measures(), failures
+
+
+def simulate(tmp_path, method, num=4, **options):
+    options = {**COMMON, **DATA, **options}
+    return sp.train(method, clients=num, **options, executor="serial", out=tmp_path / "simulated")
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("dispfl", {"evaluate": "participants", "points": ("received", "trained", "consensus")}),
+        ("dispfl", {"graph": "ring", "drop_rate": 0.3}),
+        ("dispfl", {"graph": "random:2", "per_round": 2, "eval_every": 2, "drop_rate": 0.2, "rounds": 14}),
+        ("dispfl", {"graph": "random:1", "per_round": 3, "tune_epochs": 1, "novel": 1}),
+        ("dpsgd", {"graph": "ring", "drop_rate": 0.3}),
+        ("dpsgd-ft", {"graph": "random:2", "rounds": 2, "tune_epochs": 1}),
+        ("fedfomo", {"num_candidates": 1, "validation_rate": 0.2}),
+    ],
+)
+def test_peers_give_the_simulations_records_and_states(made, tmp_path, method, options):
+    data = {key: value for key, value in options.items() if key == "validation_rate"}
+    terms, keys = made(method, **{key: value for key, value in options.items() if key not in data})
+    party = Party(terms, keys, tmp_path / "peers", **data).play()
+    assert party.errors == {}
+    run = gather(tmp_path / "run", party.folders())
+    simulated = simulate(tmp_path, method, **options)
+    assert rows(run.path) == rows(simulated.path)
+    for name in ("accuracy", "bytes", "flops", "steps", "rounds"):
+        assert run.summary[name] == simulated.summary[name]
+    assert states(party) == simulated_states(simulated)
+    assert not any("not waiting" in text for heard in party.heard.values() for text in heard)  # all said when to end
+    for folder in party.folders():  # what nobody needs any more was removed
+        assert len(list(folder.glob("*.message"))) <= 3
+        assert (folder / "model.safetensors").exists()
+
+
+def states(party):
+    """The State of each peer that trained, as it lies in its vault."""
+    found = {}
+    for index, folder in enumerate(party.folders()):
+        _, entries = Journal(folder).read()
+        tickets = [entry.ticket for entry in entries if entry.ticket]
+        assert {path.stem for path in folder.glob("*.state")} == set(tickets[-1:])
+        if tickets:
+            found[index] = (folder / f"{tickets[-1]}.state").read_bytes()
+    return found
+
+
+def simulated_states(run):
+    files = json.loads((run.path / "checkpoint" / "manifest.json").read_text())["files"]
+    names = {owner.partition("/")[2]: entry.split()[0] for owner, entry in files.items() if owner.startswith("client/")}
+    return {int(index): (run.path / "checkpoint" / name).read_bytes() for index, name in names.items()}
+
+
+def test_messages_are_kept_for_those_that_are_behind(made, tmp_path):
+    """Peers that do not need a slow one run ahead of it; what it needs of them is still there when it comes to that."""
+    options = {"graph": "random:1", "rounds": 8, "eval_every": 20, "points": ("received",)}
+    terms, keys = made("dispfl", **options)
+
+    def exchange(index):
+        def slow(items, deadline):
+            time.sleep(0.4 if index == 3 and party.peers[3].sizes.keys() == {0, 1, 2, 3} else 0.0)
+            yield from in_threads(party.handles)(items, deadline)
+
+        return slow
+
+    party = Party(terms, keys, tmp_path / "peers", exchange=exchange)
+    ahead = []
+    party.before_play = lambda found: setattr(
+        found, "_make_room", lambda inner=found._make_room: (inner(), ahead.append(len(found._said)))
+    )
+    party.play()
+    assert party.errors == {}
+    assert max(ahead) > 2
+    run = gather(tmp_path / "run", party.folders())
+    assert rows(run.path) == rows(simulate(tmp_path, "dispfl", **options).path)
+
+
+class Fault:
+    """Kills a peer before or after the n-th of its steps: a question, a State, a line of the journal."""
+
+    def __init__(self, at, after):
+        self.at, self.after, self.count = at, after, 0
+
+    def wrap(self, function):
+        def wrapped(*args, **options):
+            self.count += 1
+            if self.count == self.at and not self.after:
+                raise Killed
+            found = function(*args, **options)
+            if self.count == self.at:
+                raise Killed
+            return found
+
+        return wrapped
+
+
+@pytest.mark.parametrize("graph", ["ring", "random:1"])
+def test_a_peer_that_is_killed_again_and_again_comes_back_to_the_same_bits(made, tmp_path, graph):
+    options = {"graph": graph, "drop_rate": 0.2, "rounds": 5}
+    terms, keys = made("dispfl", **options)
+    party = Party(terms, keys, tmp_path / "peers")
+    moments = [(1, False), (2, True), (3, False), (1, True), (4, True), (2, False), (3, True), (3, False)]
+
+    def arm(found):
+        if found.client == 1 and moments:
+            fault = Fault(*moments[0])
+            found._journal.append = fault.wrap(found._journal.append)
+            found.vault.put = fault.wrap(found.vault.put)
+            found._fetch = fault.wrap(found._fetch)
+            found._make_room = fault.wrap(found._make_room)
+
+    party.before_play = arm
+    for index in range(4):
+        party.start(index)
+    num_killed = 0
+    while moments:
+        party.join(1)
+        num_killed += isinstance(party.errors.pop(1, None), Killed)
+        moments.pop(0)
+        with (party.folders()[1] / "journal.jsonl").open("a") as file:
+            file.write('{"kind": "tu')  # a line that the kill cut off
+        party.start(1)
+    for index in range(4):
+        party.join(index)
+    assert party.errors == {}
+    assert num_killed == 8
+    run = gather(tmp_path / "run", party.folders())
+    simulated = simulate(tmp_path, "dispfl", **options)
+    assert rows(run.path) == rows(simulated.path)
+    assert states(party) == simulated_states(simulated)
+
+
+def test_a_peer_that_stays_away_is_recorded_and_the_others_go_on(made, tmp_path):
+    terms, keys = made("dispfl", graph="ring", rounds=4)
+    party = Party(terms, keys, tmp_path / "peers", deadline=2.0)
+    party.before_play = lambda found: (
+        setattr(found, "_evaluate", Fault(2, after=True).wrap(found._evaluate)) if found.client == 3 else None
+    )
+    party.play()
+    assert {index: type(error) for index, error in party.errors.items()} == {3: Killed}
+    run = gather(tmp_path / "run", party.folders())
+    records = Records(run.path / "records.sqlite")
+    found = {(row.round, row.client): row.reason for row in records.failures()}
+    assert found[2, 3] == "its journal ends before this round"  # what it said in round 1 was heard
+    assert found[3, 3] == "its journal ends before this round; no answer within 2 s (not heard by 0, 2)"
+    assert {row.client for row in records.evaluation_failures()} == {3}
+    assert {client for _, client in found} == {3}  # nobody else was lost, though all waited for one that was
+    turns = [turn for turn in records.turns() if turn.client == 3]
+    assert [turn.dropped for turn in turns] == [False, False, True, True]
+    assert [row.num_trained for row in records.rounds()] == [4, 4, 3, 3]
+    assert len(records.evaluations(completed=4, point="received")) == 3
+
+
+def forge(message, number):
+    """What a neighbour with a key of the roster might send."""
+    update = decode(message)
+    part = update.parts["model"]
+    values = part.values.clone()
+    if number % 5 == 0:
+        values[0] = float("nan")
+    elif number % 5 == 1:
+        values *= 1e30
+    elif number % 5 == 2:
+        return encode(replace(update, weight=1e300))
+    elif number % 5 == 3:
+        return encode(replace(update, round=update.round + 1))
+    else:
+        return message[:-7]
+    return encode(replace(update, parts={**update.parts, "model": replace(part, arrived=values, whole=None)}))
+
+
+def test_forged_messages_of_a_neighbour_are_refused_and_nobody_else_is_harmed(made, tmp_path):
+    terms, keys = made("dispfl", graph="full", rounds=4)
+    party = Party(terms, keys, tmp_path / "peers")
+
+    def corrupt(found):
+        def commit(entry, commit=found._commit):
+            if entry.message:
+                path = found._message_path(entry.round)
+                path.write_bytes(forge(path.read_bytes(), entry.round))
+            commit(entry)
+
+        if found.client == 2:
+            found._commit = commit
+
+    party.before_play = corrupt
+    party.play()
+    assert party.errors == {}
+    run = gather(tmp_path / "run", party.folders())
+    records = Records(run.path / "records.sqlite")
+    found = {(row.round, row.client): row.reason for row in records.failures()}
+    assert set(found) == {(index, 2) for index in (1, 2, 3, 4)}
+    assert all(reason.endswith(" (not heard by 0, 1, 3)") for reason in found.values())
+    assert "not finite" in found[1, 2]
+    assert "too large" in found[2, 2]
+    assert "weight 1e+300" in found[3, 2]
+    assert "not asked: its last 3 answers were refused" in found[4, 2]
+    assert all(turn.bytes_up == 0 for turn in records.turns() if turn.client == 2)
+    assert all(turn.aggregated for turn in records.turns())
+
+
+def test_what_makes_training_diverge_is_not_the_victims_end(made, tmp_path, monkeypatch):
+    terms, keys = made("dispfl", graph="ring", rounds=2)
+    party = Party(terms, keys, tmp_path / "peers")
+    original = peer.Gossip.play
+
+    def diverge(self, population, index):
+        if index == 1 and self._here == (0,) and len(population.messages) > 1:
+            raise SparsonaError("training diverged: client 0's loss is nan in round 1")
+        return original(self, population, index)
+
+    monkeypatch.setattr(peer.Gossip, "play", diverge)
+    party.play()
+    assert party.errors == {}
+    records = Records(gather(tmp_path / "run", party.folders()).path / "records.sqlite")
+    assert [(row.round, row.client) for row in records.failures()] == [(1, 0)]
+    assert "trained on alone" in records.failures()[0].reason
+
+
+def test_frames_of_others_and_old_answers_are_refused(made, tmp_path):
+    terms, keys = made("dispfl", graph="ring")
+    other_terms, _ = made("dispfl", graph="full")
+    roster = Roster(terms.file.keys())
+    old = {}
+
+    def exchange(index):
+        def replay(items, deadline):
+            for client, answer in in_threads(party.handles)(items, deadline):
+                if index == 0 and client == 1 and answer is not None:
+                    frame = unseal(answer, roster, run=terms.run, receiver=0)
+                    if frame.round == 2 and frame.blobs:
+                        answer = old[1]  # the answer to an earlier question
+                    elif frame.blobs:
+                        old.setdefault(1, answer)
+                yield client, answer
+
+        return replay
+
+    party = Party(terms, keys, tmp_path / "peers", exchange=exchange)
+    party.play()
+    assert party.errors == {}
+    _, entries = Journal(party.folders()[0]).read()
+    assert {entry.lost[1] for entry in entries if entry.lost} == {
+        "an answer that is not its own: one of peer 1 to something else"
+    }
+
+    found = party.peers[0]
+    found._closed = False
+    question = Frame(terms.run, "pull", 1, 0, 3, "a", {"hold": 0.0})
+    assert found.handle(seal(question, keys[1])) is not None
+    for frame, key in (
+        (question, keys[2]),  # another's key
+        (replace(question, run=other_terms.run), keys[1]),
+        (replace(question, receiver=2), keys[1]),
+        (replace(question, sender=0), keys[0]),
+        (replace(question, kind="job"), keys[1]),
+    ):
+        assert found.handle(seal(frame, key)) is None
+    assert found.handle(b"") is None
+    first, second = (found._question("pull", 1, 0, {}) for _ in range(2))
+    assert first.job != second.job  # so that no answer fits two questions
+    assert found.handle(seal(replace(question, round=99), keys[1])) is not None  # not yet: at once, since hold is 0
+
+
+def test_another_models_peer_is_refused_before_training(made, tmp_path):
+    terms, keys = made("dispfl", rounds=1)
+    party = Party(terms, keys, tmp_path / "peers", deadline=0.5)
+    party.before_play = lambda found: (
+        setattr(found, "greeting", replace(found.greeting, start="0" * 32)) if found.client == 0 else None
+    )
+    for index in (1, 2, 0):
+        party.start(index)
+    party.join(0)
+    assert "this peer's model is another than that of" in str(party.errors[0])
+    assert any("site-0 cannot take part: site-0 has other initial weights" in text for text in party.heard[1])
+    assert party.peers[1].completed == 0
+    for index in (1, 2):
+        party.peers[index].sizes.update({0: (9, 0, 9), 3: (9, 0, 9)})  # lets them go on, and end
+    for index in (1, 2):
+        party.join(index)
+
+
+def test_what_cannot_be_gathered(made, tmp_path):
+    terms, keys = made("dispfl", rounds=1, num=2)
+    party = Party(terms, keys, tmp_path / "peers").play()
+    others, keys = made("dispfl", rounds=1, num=2, seed=8)
+    foreign = Party(others, keys, tmp_path / "foreign").play()
+    one, two = party.folders()
+    for folders, what in (
+        ([one], "the journals of 1 peers are missing: site-1"),
+        ([one, foreign.folders()[1]], "is of another run than"),
+        ([one, two, two], "is a second journal of site-1"),
+        ([one, tmp_path], "has no journal"),
+        ([], "no folders of peers"),
+    ):
+        with pytest.raises(SparsonaError, match=what):
+            gather(tmp_path / "run", folders)
+    assert not (tmp_path / "run").exists()
+    run = gather(tmp_path / "run", [one], partial=True)
+    assert [(row.client, row.reason) for row in Records(run.path / "records.sqlite").failures()] == [
+        (1, "its journal was not gathered")
+    ]
+    journal = two / "journal.jsonl"
+    journal.write_text(journal.read_text().replace('"round": 0', '"round": 7'))
+    with pytest.raises(SparsonaError, match="rounds are missing"):
+        gather(tmp_path / "again", [one, two])
+    foreign.folder = party.folder
+    with pytest.raises(SparsonaError, match="belongs to another run or peer"):
+        foreign.start(0)
+
+
+@pytest.mark.slow
+def test_a_net_that_is_cut_in_two_and_joined_again_goes_on(made, tmp_path):
+    num, rounds = 16, 24
+    terms, keys = made("dpsgd", num=num, rounds=rounds, graph="random:3", points=("received",), headline="received")
+
+    def exchange(index):
+        def cut(items, deadline):
+            is_cut = 2 <= party.peers[index].completed < 22
+            items = list(items)
+            beyond = [client for client, _ in items if is_cut and (client < num // 2) != (index < num // 2)]
+            yield from in_threads(party.handles)([item for item in items if item[0] not in beyond], deadline)
+            if beyond:
+                time.sleep(deadline)
+            yield from ((client, None) for client in beyond)
+
+        return cut
+
+    party = Party(terms, keys, tmp_path / "peers", deadline=4.0, exchange=exchange)
+    party.data = {"data_rate": 0.2}
+    party.play()
+    assert party.errors == {}
+    run = gather(tmp_path / "run", party.folders())
+    records = Records(run.path / "records.sqlite")
+    assert [row.num_trained for row in records.rounds()] == [num] * rounds
+    lost = {row.round for row in records.failures()}
+    assert {5, 10, 20} <= lost
+    assert not {rounds - 1, rounds} & lost  # all are heard again
+    assert all(len(records.evaluations(completed=at, point="received")) == num for at in (1, rounds))
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.mark.long
+def test_peers_over_real_links_with_certificates(made, tmp_path):
+    """Two seeds that listen, and two peers that only dial: the simulation's bits, gathered by the command."""
+    ports = [free_port() for _ in range(2)]
+    addresses = [(f"127.0.0.1:{port}",) for port in ports] + [(), ()]
+    options = {"graph": "random:2", "drop_rate": 0.2, "rounds": 4}
+    terms, keys = made("dispfl", addresses=addresses, **options)
+    errors = []
+
+    def play(index):
+        path = tmp_path / f"{index}.key"
+        path.write_text(keys[index].pem)
+        listen = (f"127.0.0.1:{ports[index]}",) if index < 2 else ()
+        try:
+            be_peer(terms.file.path, "digits", key=path, listen=listen, vault=tmp_path / f"peers/{index}", **DATA)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=play, args=(index,), daemon=True) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    assert errors == []
+    run = gather(tmp_path / "run", sorted((tmp_path / "peers").iterdir()))
+    assert rows(run.path) == rows(simulate(tmp_path, "dispfl", **options).path)
