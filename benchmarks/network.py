@@ -2,8 +2,8 @@
 
 One server and 16 clients of FedSpa on 127.0.0.1 with mutual TLS, a network of 4.9 million parameters, and so messages
 of 10 MB. The server is a process; the clients share two, each with its own agent, vault and link. The simulation runs
-in one process after the other (`serial`) and in one process a core (`workers`). The first round of each is left out.
-Then the server's memory by the number of clients, whose messages have 1 MB.
+in one process (`serial`) and in one process a core (`workers`). The first round of each is left out. Then the
+server's memory by the number of clients, whose messages have 1 MB.
 
     python benchmarks/network.py [--only round|memory] [--rounds 3] [--tiny]
 """
@@ -56,7 +56,15 @@ def make(folder: Path, clients: int, hidden: int, rounds: int) -> Path:
 
 
 def options(clients: int, rounds: int) -> dict[str, Any]:
-    return {"rounds": rounds, "per_round": clients, "epochs": 1, "batch_size": 16, "eval_clients": 1, "seed": 3}
+    return {
+        "rounds": rounds,
+        "per_round": clients,
+        "epochs": 1,
+        "batch_size": 16,
+        "eval_clients": 1,
+        "evaluate": "everyone",
+        "seed": 3,
+    }
 
 
 def cpu_seconds(pids: list[int]) -> float:

@@ -59,7 +59,7 @@ def make(folder: Path, method: str = "fedspa", num_clients: int = 3, **options: 
     folder.mkdir(parents=True, exist_ok=True)
     authority = identity.new_authority("fed", folder / "fed.authority.key")
     server = identity.write_new_key(key_path(folder / "fed.toml", "server"))
-    options = {"rounds": 4, "per_round": 2, "epochs": 1, "batch_size": 10, "seed": 7, **options}
+    options = {"rounds": 4, "per_round": 2, "epochs": 1, "batch_size": 10, "seed": 7, "evaluate": "everyone", **options}
     options = {key: value for key, value in options.items() if value is not None}
     run = agree(method, options, model="digits-cnn", classes=10, input_shape=(1, 8, 8))
     certificate = identity.certify(identity.Request("server", server.public), authority, hosts=identity.LOCAL_HOSTS)

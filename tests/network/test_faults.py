@@ -76,7 +76,7 @@ class OnRound:
 
 
 def test_a_full_disk_is_reported_and_the_client_goes_on_when_there_is_space(tmp_path, monkeypatch):
-    made = make(tmp_path / "federation", rounds=7, per_round=3, eval_every=100, eval_clients=1)
+    made = make(tmp_path / "federation", rounds=7, per_round=3, eval_every=100)
     network, sites, heard = start(made, tmp_path)
     real, full = vault_module.replace_file, False
 
@@ -188,7 +188,7 @@ NOT_ITS_OWN = ("too many bytes",)
 def test_clients_that_lie_are_refused_and_barred_after_three(tmp_path):
     honest, names = 2, list(FRAMES)
     num = honest + len(names)
-    made = make(tmp_path / "federation", num_clients=num, rounds=5, per_round=num, eval_every=10, eval_clients=1)
+    made = make(tmp_path / "federation", num_clients=num, rounds=5, per_round=num, eval_every=10)
 
     def handles(sites):
         return {honest + at: lying(sites[honest + at], FRAMES[name]) for at, name in enumerate(names)}

@@ -158,7 +158,10 @@ def federations(tmp_path_factory):
     return get
 
 
-CASES = [("fedspa", {"rounds": 4}), ("fedspa", {"rounds": 3, "drop_rate": 0.3, "novel": 1, "tune_epochs": 1})]
+CASES = [
+    ("fedspa", {"rounds": 4}),
+    ("fedspa", {"rounds": 3, "drop_rate": 0.3, "novel": 1, "tune_epochs": 1, "evaluate": "participants"}),
+]
 
 
 def check(federations, tmp_path, monkeypatch, seed, method, options):
