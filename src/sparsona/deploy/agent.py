@@ -9,7 +9,6 @@ from threading import Event, Lock
 from typing import Any
 
 import torch
-from safetensors.torch import save
 
 from sparsona.core.errors import MaskMismatchError, SparsonaError
 from sparsona.core.points import FEWEST
@@ -214,8 +213,11 @@ class Agent:
         if job.do != "evaluate":
             self.vault.remember(frame.job, answer)
             self.vault.keep(kept)
-        if frame.round == context.plan.rounds and job.points and job.do == "evaluate":
-            self._keep_model(context, replace(job, state=state))
+        if outcome.work is not None:
+            self.vault.keep_model(context, outcome.work)
+        elif frame.round == context.plan.rounds and job.do == "evaluate":
+            states = {} if state is None else {self.client: state}
+            self.vault.keep_model(context, LocalClients(context, None, states).work(job))
         self._report(_in_words(job, outcome))
         return answer
 
@@ -240,16 +242,6 @@ class Agent:
             return perform(context, job)
         finally:
             torch.set_num_threads(threads)
-
-    def _keep_model(self, context: ClientContext, job: Job) -> None:
-        """Store the personal model at the end of a run, where the method has a plain one."""
-        if context.method.deploy is None:
-            return
-        work = LocalClients(context, None, {} if job.state is None else {self.client: job.state}).work(job)
-        made = context.method.deploy(work)
-        module = context.task.module(*made) if isinstance(made, tuple) else made
-        weights = {name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()}
-        self.vault.save_model(save(weights))
 
     def _wants(self, frame: Frame) -> bytes:
         """Which of the available peers' messages this client requests."""

@@ -20,10 +20,13 @@ from typing import Any
 
 import filelock
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.files import replace_file
+from sparsona.core.method import Work
+from sparsona.engine.context import ClientContext
 from sparsona.engine.stored import fill, read_tensors, to_bytes
 
 TICKET_BYTES = 16
@@ -91,15 +94,15 @@ class Vault:
             data: a digest of its examples.
         """
         self._lock = filelock.FileLock(str(self.folder / LOCK), timeout=0)
-        try:
-            with self._explained():
+        with self._explained():
+            try:
                 self._lock.acquire()
-        except filelock.Timeout:
-            raise SparsonaError(
-                f"'{self.folder}' is in use by another process",
-                expected="one process for each client",
-                hint="stop the other one, or choose another folder with --vault",
-            ) from None
+            except filelock.Timeout:  # an OSError, too
+                raise SparsonaError(
+                    f"'{self.folder}' is in use by another process",
+                    expected="one process for each client",
+                    hint="stop the other one, or choose another folder with --vault",
+                ) from None
         mine, path = {"run": run, "client": client, "data": data}, self.folder / OWNER
         try:
             found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
@@ -114,6 +117,11 @@ class Vault:
                 expected="the run, the client and the data that it began with",
                 hint="choose another folder with --vault: the client then starts anew",
             )
+
+    def release(self) -> None:
+        """Let other processes use the folder."""
+        if self._lock is not None:
+            self._lock.release()
 
     def put(self, state: Any) -> str:
         """Store a State, on the disk itself when this returns.
@@ -223,9 +231,19 @@ class Vault:
             self._write(path, secrets.token_bytes(32))
         return path.read_bytes()
 
-    def save_model(self, data: bytes) -> None:
-        """Store the personal model, a safetensors file of a state_dict."""
-        self._write(self.folder / MODEL, data)
+    def keep_model(self, context: ClientContext, work: Work) -> None:
+        """Store the client's personal model as a safetensors file of a state_dict, where the method has a plain one.
+
+        Args:
+            context: the client's context.
+            work: what it would predict with.
+        """
+        if context.method.deploy is None:
+            return
+        made = context.method.deploy(work)
+        module = context.task.module(*made) if isinstance(made, tuple) else made
+        weights = {name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()}
+        self._write(self.folder / MODEL, save(weights))
 
     @property
     def model(self) -> Path | None:

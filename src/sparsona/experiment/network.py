@@ -41,7 +41,7 @@ from sparsona.deploy.zenoh_link import Tls, ZenohLink
 from sparsona.engine.clients import Clients
 from sparsona.engine.context import ClientContext
 from sparsona.engine.evaluate import Evaluation, confusion_shape
-from sparsona.engine.gate import check_update, largest_message
+from sparsona.engine.gate import check_message, largest_message
 from sparsona.engine.jobs import Report
 from sparsona.engine.plan import Plan
 from sparsona.executors import choose_device, numeric_mode
@@ -72,7 +72,6 @@ from sparsona.runs.options import RunConfig, dump
 from sparsona.runs.session import Listen, Session
 from sparsona.runs.traits import TraitRecord
 from sparsona.runs.validation import merge_errors, validate
-from sparsona.wire.codec import decode
 
 HELLO_SECONDS = 2.0  # for a client to say that it is there
 FILE, SERVED, GUESTS = FEDERATION_FILE, "server.json", GUESTS_FILE  # in the run's folder
@@ -535,12 +534,10 @@ class Network:
 
     def _check(self, message: bytes | None, client: Client, index: int) -> None:
         cost = self.context.method.cost(self.context.params.layout, client, self.context.plan.round_at(index))
-        if cost.up is None or message is None:
-            if cost.up is None and message is None:
-                return
-            found, expected = ("a", "none") if cost.up is None else ("no", "one")
-            raise SparsonaError(f"{found} message after training", expected=expected)
-        check_update(decode(message, cost.up), cost.up, client=client, round=index, exact=cost.exact)
+        if message is not None:
+            check_message(message, cost, client=client, round=index)
+        elif cost.up is not None:
+            raise SparsonaError("no message after training", expected="one")
 
     def _check_evaluation(self, found: Evaluation) -> None:
         """Refuse a result that this client, with so many examples, cannot have."""
@@ -893,6 +890,3 @@ def find_key(file: FederationFile, path: Path, key: str | Path | None) -> tuple[
         )
     ((name_of, only),) = mine.items()
     return only, public[name_of]
-
-
-__all__ = ["NETWORK", "Guest", "Network", "Terms", "alone", "join", "make_agent", "own_data", "play_network", "serve"]
