@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -134,6 +135,25 @@ def test_a_client_that_comes_later_gets_its_frame(links: contextlib.ExitStack, a
     threading.Timer(0.5, lambda: client_at(links, address, 0, reversed_)).start()
     assert list(server.exchange([(0, b"abc")], LONG)) == [(0, b"cba")]
     assert 0.5 <= time.monotonic() - began < LONG / 2
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_long_frames_wait_in_a_file_and_are_sent_whole(
+    links: contextlib.ExitStack, address: str, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    def no_room(file: int, data: bytes, at: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if is_full:
+        monkeypatch.setattr("os.pwrite", no_room)  # then they stay in memory
+    server, frames = server_at(links, address), [(client, os.urandom(300_000 + client)) for client in range(3)]
+    files = len(os.listdir("/proc/self/fd"))
+    threading.Timer(0.5, lambda: [client_at(links, address, client, reversed_) for client in range(3)]).start()
+    exchange = server.exchange(iter(frames), LONG)
+    assert sorted(exchange) == [(client, frame[::-1]) for client, frame in frames]
+    del exchange
+    links.close()
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) <= files)  # the file is gone with the exchange
 
 
 def test_nobody_waits_for_a_client_that_never_answers(links: contextlib.ExitStack, address: str) -> None:
