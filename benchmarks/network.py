@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import sparsona as sp
@@ -30,6 +31,7 @@ from sparsona.core.update import SERVER
 from sparsona.deploy import identity
 from sparsona.deploy.federation_file import FederationFile, Server, key_path
 from sparsona.deploy.identity import KeyFile, Roster
+from sparsona.deploy.memory import return_large_buffers
 from sparsona.deploy.zenoh_link import Tls, ZenohLink
 from sparsona.experiment.agreement import agree
 from sparsona.experiment.network import Network, Terms, make_agent, own_data, play_network
@@ -100,6 +102,7 @@ class Watch:
 
 
 def be_server(given: dict[str, Any]) -> dict[str, float]:
+    return_large_buffers()  # as `sparsona server` does
     path = Path(given["path"])
     terms, key = Terms.read(path), KeyFile.read(key_path(path, "server"))
     tls = Tls(terms.file.authority, terms.file.server.certificate, key.pem)
@@ -131,7 +134,7 @@ def be_clients(given: dict[str, Any]) -> None:
     agents, links = [], []
     for index in given["nodes"]:
         member, key = terms.file.clients[index], KeyFile.read(path.parent / f"c{index}.key")
-        data = own_data(terms, index, "digits", **given["data"])
+        data = own_data(terms, index, given["source"], **given["data"])
         vault = path.parent / "vaults" / str(index)
         agent = make_agent(terms, index, data, vault, key, Roster(terms.file.keys()), device="cpu")
         tls = Tls(terms.file.authority, member.certificate, key.pem)
@@ -189,12 +192,14 @@ def result(child: subprocess.Popen[str]) -> dict[str, float]:
     return json.loads(out.splitlines()[-1]) if out.strip() else {}
 
 
-def on_network(folder: Path, clients: int, hidden: int, rounds: int, data: dict[str, Any]) -> dict[str, float]:
+def on_network(
+    folder: Path, clients: int, hidden: int, rounds: int, data: dict[str, Any], source: str = "digits"
+) -> dict[str, float]:
     path = make(folder, clients, hidden, rounds)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    given = {"path": str(path), "address": address, "data": data}
+    given = {"path": str(path), "address": address, "data": data, "source": source}
     groups = [in_process("clients", {**given, "nodes": list(range(g, clients, GROUPS))}) for g in range(GROUPS)]
     server = in_process("server", {**given, "pids": [group.pid for group in groups]})
     try:
@@ -250,9 +255,10 @@ def compare_memory(rounds: int, tiny: bool) -> None:
     print("|---|---|---|---|---|")
     for clients in (2, 4) if tiny else (16, 64, 256):
         with tempfile.TemporaryDirectory() as name:
-            row = on_network(
-                Path(name), clients, 500 if tiny else SMALL, rounds + 1, {"partition": "iid", "min_size": 4}
-            )
+            draws = np.random.default_rng(0)  # everybody has the same examples: digits are too few for so many clients
+            np.savez(Path(name) / "made.npz", x=draws.random((40, 1, 8, 8), np.float32), y=draws.integers(0, 10, 40))
+            source = f"arrays:{Path(name) / 'made.npz'}"
+            row = on_network(Path(name), clients, 500 if tiny else SMALL, rounds + 1, {}, source)
         size = row["bytes"] / clients / 1e6
         print(
             f"| {clients} | {size:.2f} | {row['start']:.0f} | {row['peak']:.0f} | {row['peak'] - row['start']:.0f} |",

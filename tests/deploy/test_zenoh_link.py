@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -134,6 +135,29 @@ def test_a_client_that_comes_later_gets_its_frame(links: contextlib.ExitStack, a
     threading.Timer(0.5, lambda: client_at(links, address, 0, reversed_)).start()
     assert list(server.exchange([(0, b"abc")], LONG)) == [(0, b"cba")]
     assert 0.5 <= time.monotonic() - began < LONG / 2
+
+
+def open_files() -> Iterator[str]:
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            yield os.readlink(f"/proc/self/fd/{number}")
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_long_frames_wait_in_a_file_and_are_sent_whole(
+    links: contextlib.ExitStack, address: str, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    def no_room(file: int, data: bytes, at: int) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if is_full:
+        monkeypatch.setattr("os.pwrite", no_room)  # then they stay in memory
+    server, frames = server_at(links, address), [(client, os.urandom(300_000 + client)) for client in range(3)]
+    threading.Timer(0.5, lambda: [client_at(links, address, client, reversed_) for client in range(3)]).start()
+    exchange = server.exchange(iter(frames), LONG)
+    assert sorted(exchange) == [(client, frame[::-1]) for client, frame in frames]
+    del exchange
+    wait_for(lambda: not any("sparsona-sent" in name for name in open_files()))
 
 
 def test_nobody_waits_for_a_client_that_never_answers(links: contextlib.ExitStack, address: str) -> None:

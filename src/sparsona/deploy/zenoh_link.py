@@ -17,9 +17,11 @@ import atexit
 import base64
 import json
 import logging
+import os
 import queue
 import random
 import re
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,6 +38,8 @@ SERVING_SECONDS = 1.0  # and then for answers that are under way: Python aborts 
 REDIAL_SECONDS = (0.2, 5.0)  # first and longest pause between two attempts to reach somebody
 RESEND_SECONDS = (0.05, 1.0)  # first and longest pause before a frame is sent again
 UNSEEN_SECONDS = 5.0  # a frame for a node that does not seem to be there is sent every so often nevertheless
+SHORT = 65536  # bytes of a frame that waits for its answer in memory; longer ones wait in a file
+MOST_HERE = 16  # answers, or ends of queries, that wait to be taken while further frames are made
 MOST_IN_FLIGHT = 1024  # frames, however small: each has a thread while it is sent
 MOST_WAITING = 64  # frames that may wait for a thread of `serve`; senders repeat what is dropped
 
@@ -99,12 +103,49 @@ def endpoint(address: str, *, tls: bool, listening: bool) -> str:
 class _Flight:
     """A frame that has no answer yet."""
 
-    payload: Any  # zenoh.ZBytes: copied once, however often it is sent
+    first: bytes | None  # the frame, until it is on its way
+    again: Callable[[], bytes]  # reads it once more
     size: int
     ends: float  # when it counts as lost
     due: float  # when it is sent again; infinity while a query is under way
     pause: float = RESEND_SECONDS[0]
     blind: float = 0.0  # when it is sent even if the node does not seem to be there
+
+
+class _SentFrames:
+    """Frames that wait for their answers, in a file: they are needed again only if a connection breaks."""
+
+    def __init__(self) -> None:
+        self._file: int | None = None
+        self._end = 0
+
+    def keep(self, frame: bytes) -> Callable[[], bytes]:
+        """Store a frame; returns what reads it."""
+        start, size = self._end, len(frame)
+        if size < SHORT:
+            return lambda: frame
+        try:
+            if self._file is None:
+                self._file, name = tempfile.mkstemp(prefix="sparsona-sent-")
+                os.unlink(name)
+            rest = memoryview(frame)
+            while rest:
+                written = os.pwrite(self._file, rest, self._end)
+                self._end, rest = self._end + written, rest[written:]
+        except OSError:
+            return lambda: frame  # no room there: then it stays in memory
+        return lambda: self._read(start, size)
+
+    def _read(self, start: int, size: int) -> bytes:
+        assert self._file is not None
+        data = os.pread(self._file, size, start)
+        while len(data) < size:
+            data += os.pread(self._file, size - len(data), start + len(data))
+        return data
+
+    def __del__(self) -> None:  # when no thread can read from it any more
+        if self._file is not None:
+            os.close(self._file)
 
 
 @dataclass(frozen=True)
@@ -132,7 +173,7 @@ class ZenohLink:
         tls: certificates; None: not encrypted, for one machine or tests.
         max_bytes: longest frame that is sent or accepted. Longer ones are not buffered.
         window: bytes of frames that `exchange` has under way at once; answers of about as many bytes may wait to be
-            taken. This, and not the number of clients, bounds its memory.
+            taken. This, and not the number of clients, bounds its memory, and its file of frames to be sent again.
         names: of a server: the name in each client's certificate. A client can then neither receive what is for another
             nor answer for it; without TLS there are no certificates, and this is not enforced.
 
@@ -226,18 +267,20 @@ class ZenohLink:
         self._watch()
         events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         flights: dict[int, _Flight] = {}
+        sent = _SentFrames()
         source, exhausted, held = iter(items), False, 0
         while True:
-            while not exhausted and len(flights) < MOST_IN_FLIGHT and (not flights or held < self._window):
+            # When many answers are here they come first: they take more room than frames that are still to be made.
+            while not exhausted and (not flights or (events.qsize() < MOST_HERE and self._has_room(flights, held))):
                 item = next(source, None)
                 if item is None:
                     exhausted = True
                     break
                 client, frame = item
-                flights[client] = flight = self._flight(client, frame, deadline)
+                flights[client] = flight = self._flight(client, frame, deadline, sent)
                 held += flight.size
                 self._send(client, flight, events, flight.due)
-                del item, frame  # zenoh has a copy; this one would stay until the next is taken
+                del item, frame, flight  # zenoh has a copy; this one would stay until the next is taken
             if not flights:
                 return
             if self._closed.is_set():
@@ -413,25 +456,29 @@ class ZenohLink:
 
     # Sending.
 
-    def _flight(self, client: int, frame: bytes, deadline: float) -> _Flight:
+    def _has_room(self, flights: dict[int, _Flight], held: int) -> bool:
+        return len(flights) < MOST_IN_FLIGHT and held < self._window
+
+    def _flight(self, client: int, frame: bytes, deadline: float, sent: _SentFrames) -> _Flight:
         if len(frame) > self.max_bytes:
             raise SparsonaError(
                 f"the frame for client {client} has {len(frame):,} bytes",
                 expected=f"{self.max_bytes:,} bytes at most: no node of this run accepts more",
             )
         now = time.monotonic()
-        return _Flight(payload=self._zenoh.ZBytes(frame), size=len(frame), ends=now + deadline, due=now)
+        return _Flight(first=frame, again=sent.keep(frame), size=len(frame), ends=now + deadline, due=now)
 
     def _send(self, client: int, flight: _Flight, events: queue.SimpleQueue[_Event], now: float) -> None:
         with self._lock:
             session, is_there = self._session, bool(self._alive.get(client))
         if session is None or not (is_there or flight.blind <= now):
-            flight.due = now + RESEND_SECONDS[0]
+            flight.first, flight.due = None, now + RESEND_SECONDS[0]
             return
         flight.due, flight.blind = float("inf"), now + UNSEEN_SECONDS
         # A thread of its own: zenoh returns when the last bytes are on their way, and a slow client keeps it waiting,
         # five seconds at most for each 64 KiB. Not a daemon: Python aborts if it ends while one is in foreign code.
-        arguments = (session, client, flight.payload, flight.ends - now, events)
+        frame, flight.first = flight.first or flight.again(), None
+        arguments = (session, client, self._zenoh.ZBytes(frame), flight.ends - now, events)
         threading.Thread(target=self._ask, args=arguments, name=f"sparsona-send-{client}").start()
 
     def _ask(self, session: Any, client: int, payload: Any, seconds: float, events: queue.SimpleQueue[_Event]) -> None:
