@@ -369,7 +369,7 @@ def test_a_link_closes_at_once_with_frames_in_flight(links: contextlib.ExitStack
 def test_closing_a_link_that_never_connected(address: str) -> None:
     link = ZenohLink(0, run="r", connect=(address,))
     link.serve(reversed_)
-    wait_for(lambda: f"nobody answers at tcp/{address}" in link.trouble)
+    wait_for(lambda: f"nobody can be reached at tcp/{address}" in link.trouble)
     assert not link.connected()
     assert link.present() == set()
     began = time.monotonic()
