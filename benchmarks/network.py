@@ -31,7 +31,7 @@ from sparsona.core.update import SERVER
 from sparsona.deploy import identity
 from sparsona.deploy.federation_file import FederationFile, Server, key_path
 from sparsona.deploy.identity import KeyFile, Roster
-from sparsona.deploy.memory import return_large_buffers
+from sparsona.deploy.memory import return_large_buffers, share_memory_among_threads
 from sparsona.deploy.zenoh_link import Tls, ZenohLink
 from sparsona.experiment.agreement import agree
 from sparsona.experiment.network import Network, Terms, make_agent, own_data, play_network
@@ -129,6 +129,7 @@ def memory() -> float:
 
 def be_clients(given: dict[str, Any]) -> None:
     torch.set_num_threads(1)
+    share_memory_among_threads()  # as `sparsona join` does
     path = Path(given["path"])
     terms = Terms.read(path)
     agents, links = [], []

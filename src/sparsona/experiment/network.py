@@ -34,7 +34,7 @@ from sparsona.deploy.flower import SocketServer
 from sparsona.deploy.frames import MAX_HEAD, Frame, Signer, Verifier, seal
 from sparsona.deploy.identity import KeyFile, Roster
 from sparsona.deploy.jobs import told_counts
-from sparsona.deploy.memory import return_large_buffers
+from sparsona.deploy.memory import return_large_buffers, share_memory_among_threads
 from sparsona.deploy.remote import Connection, RemoteClients
 from sparsona.deploy.vault import Vault
 from sparsona.deploy.zenoh_link import Tls, ZenohLink
@@ -763,6 +763,7 @@ def join(
             model = sp.join("fed.toml", "arrays:mine.npz", report=print)
     """
     return_large_buffers()
+    share_memory_among_threads()
     terms = Terms.read(path)
     signer, member = find_key(terms.file, Path(path), key)
     addresses = tuple(connect) or (() if terms.file.server is None else terms.file.server.addresses)
