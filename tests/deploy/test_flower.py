@@ -45,7 +45,8 @@ def new_federation(clients: int) -> None:
 
 
 def assert_is_simulation(path: Path, clients: int) -> None:
-    simulated = sp.train("fedspa", clients=clients, **OPTIONS, executor="serial", out="runs/simulated")
+    schedule = {"evaluate": "participants"}  # as `federation new` writes it
+    simulated = sp.train("fedspa", clients=clients, **OPTIONS, **schedule, executor="serial", out="runs/simulated")
     one, other = (Records(found / "records.sqlite") for found in (path, simulated.path))
     assert one.turns() == other.turns()
     assert one.evaluations() == other.evaluations()

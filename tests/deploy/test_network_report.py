@@ -15,6 +15,7 @@ from sparsona.cli.app import cli
 from sparsona.core.errors import SparsonaError
 from sparsona.core.points import FEW
 from sparsona.deploy.exchange import in_memory
+from sparsona.deploy.frames import unseal
 from sparsona.deploy.identity import Roster
 from sparsona.experiment.network import Network, make_agent, own_data, play_network
 from sparsona.runs.records import Records
@@ -139,3 +140,27 @@ def test_counts_that_are_shared_are_told_as_few(made, tmp_path):  # noqa: F811
     silent = play_network(network, tmp_path / "silent" / "run")
     assert sp.load(silent.path)._folder.facts.label_counts is None
     assert not Records(silent.path / "records.sqlite").confusions(1, "received")
+
+
+def test_bytes_of_evaluations_are_those_of_the_frames(made, tmp_path):  # noqa: F811
+    down, up = [], []
+
+    def handles(sites):
+        def counting(site):
+            def handle(data):
+                frame = unseal(data, Roster(site.terms.file.keys()), run=site.terms.run, receiver=site.index)
+                answer = site.handle(data)
+                if frame.head.get("do") == "evaluate":
+                    down.append(sum(map(len, frame.blobs)))
+                    up.append(len(answer))
+                return answer
+
+            return handle
+
+        return {site.index: counting(site) for site in sites}
+
+    network, *_ = start(made, tmp_path, "fedspa", handles, evaluate="everyone", points=["global"], rounds=2)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    run = play_network(network, tmp_path / "run")
+    assert run.summary["evaluation_bytes"] == {"up": sum(up), "down": sum(down)}
+    assert len(down) >= 2 * NUM

@@ -471,7 +471,8 @@ def test_a_net_that_is_cut_in_two_and_joined_again_goes_on(made, tmp_path):
     lost = {row.round for row in records.failures()}
     assert {5, 10, 20} <= lost
     assert not {rounds - 1, rounds} & lost  # all are heard again
-    assert all(len(records.evaluations(completed=at, point="received")) == num for at in (1, rounds))
+    withheld = {row.client for row in records.evaluation_failures()}  # they have too few examples
+    assert all(len(records.evaluations(completed=at, point="received")) == num - len(withheld) for at in (1, rounds))
 
 
 def free_port():
@@ -507,3 +508,4 @@ def test_peers_over_real_links_with_certificates(made, tmp_path):
     assert errors == []
     run = gather(tmp_path / "run", sorted((tmp_path / "peers").iterdir()))
     assert rows(run.path) == rows(simulate(tmp_path, "dispfl", **options).path)
+    assert sp.replay(run.path, ["digits"], out=tmp_path / "replay", **DATA).is_same

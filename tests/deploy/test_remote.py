@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from safetensors.torch import load_file
 
 import sparsona as sp
 from sparsona.core.errors import SparsonaError
-from sparsona.core.update import Support
+from sparsona.core.update import SERVER, Support
 from sparsona.deploy import identity
 from sparsona.deploy.exchange import in_memory
 from sparsona.deploy.federation_file import FederationFile, Server
+from sparsona.deploy.frames import seal, unseal
 from sparsona.deploy.identity import KeyFile, Roster
+from sparsona.deploy.vault import Vault
 from sparsona.experiment.agreement import agree
 from sparsona.experiment.network import Network, Terms, make_agent, own_data, play_network
 from sparsona.runs.records import Records
@@ -282,3 +285,100 @@ def test_an_update_that_assumes_another_mask_is_refused_and_the_run_goes_on(made
     assert [reason.startswith("refused") for reason in reasons] == [True, True, True, False, False]
     assert reasons[3].startswith("not asked")
     assert {turn.client for turn in records.turns() if turn.aggregated} == {0, 2, 3}
+
+
+@pytest.mark.parametrize("method", ["fedavg-ft", "fedspa"])
+def test_a_client_keeps_the_model_that_the_simulation_has_for_it(made, tmp_path, method):
+    own = {"tune_epochs": 1} if method == "fedavg-ft" else {}
+    network, sites, _ = start(made, tmp_path, method, **own)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    play_network(network, tmp_path / "run")
+    simulated = sp.train(method, clients=NUM, **{**COMMON, **own}, executor="serial", out=tmp_path / "simulated")
+    for site in sites:
+        kept = load_file(site.agent.vault.model)
+        expected = simulated.personal_model(site.index).state_dict()
+        assert {name: value.tolist() for name, value in kept.items()} == {
+            name: value.tolist() for name, value in expected.items()
+        }
+
+
+def lie_about(change):
+    """A function of sites, for `start`: client 1's answers to jobs have a changed head, which it signs."""
+
+    def handles(sites):
+        def handle(data):
+            answer = sites[1].handle(data)
+            frame = unseal(answer, Roster(sites[1].terms.file.keys()), run=sites[1].terms.run, receiver=SERVER)
+            if "tally" not in frame.head:
+                return answer
+            return seal(replace(frame, head=change(dict(frame.head))), sites[1].key)
+
+        return {site.index: site.handle for site in sites} | {1: handle}
+
+    return handles
+
+
+def with_result(**values):
+    def change(head):
+        head["evaluations"] = [{**one, **values} for one in head["evaluations"]]
+        return head
+
+    return change
+
+
+def twice(head):
+    head["evaluations"] = head["evaluations"] * 2
+    return head
+
+
+def with_flops(head):
+    return {**head, "tally": {**head["tally"], "train_flops": 2**63 - 1}}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (with_flops, "a count of"),
+        (with_result(count=2**62, correct=2**62), "a result of"),
+        (with_result(count=1, correct=0), "a result of 1 examples"),
+        (with_result(correct=None), "another kind of task"),
+        (with_result(confusion=[[1, 2], [3, 4]]), "confusion"),
+        (twice, "two results"),
+    ],
+)
+def test_what_a_client_says_of_itself_must_be_possible(made, tmp_path, change, reason):
+    points = {"points": ["trained"]}  # evaluated in the turn
+    network, _, _ = start(made, tmp_path, handles=lie_about(change), per_round=4, rounds=1, **points)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    run = play_network(network, tmp_path / "run")
+    records = Records(run.path / "records.sqlite")
+    assert [row.client for row in records.failures()] == [1]
+    assert reason in records.failures()[0].reason
+    assert {turn.client for turn in records.turns() if turn.aggregated} == {0, 2, 3}
+    assert run.report(tmp_path / "page.html").exists()
+
+
+def test_a_vault_has_one_owner_at_a_time(tmp_path):
+    first, second = Vault(tmp_path / "vault"), Vault(tmp_path / "vault")
+    first.claim("run", 0, "data")
+    with pytest.raises(SparsonaError, match="in use by another process"):
+        second.claim("run", 0, "data")
+    first.release()
+    second.claim("run", 0, "data")
+    second.release()
+    with pytest.raises(SparsonaError, match="made with another data"):
+        first.claim("run", 0, "other data")
+
+
+def test_a_client_that_comes_back_with_other_data_is_refused(made, tmp_path):
+    network, sites, _ = start(made, tmp_path, rounds=1)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    play_network(network, tmp_path / "run")
+    sites[2].agent.greeting = replace(sites[2].agent.greeting, data="other")
+    heard = []
+    handles = {site.index: site.handle for site in sites}
+    signer, verifier = network.connection.signer, network.connection.verifier
+    again = Network(network.terms, in_memory(handles), signer, verifier, report=heard.append)
+    again.gather_guests(tmp_path / "run", NUM, 0.0, lambda there, of: None)  # it is over: nobody is waited for
+    assert set(again.guests) == {0, 1, 3}
+    assert any("site-2 cannot take part: its data is not what it was" in text for text in heard)

@@ -169,6 +169,12 @@ def resume(path: str, as_json: bool, jobs: int | None, logs: tuple[str, ...], pr
         resume_search(folder, as_json, jobs)
         return
     if (folder / "server.json").exists():
+        if logs or profile or jobs:
+            raise SparsonaError(
+                "--log, --profile or --jobs for a run on several machines",
+                expected="none of them",
+                hint=f"sparsona resume {path}",
+            )
         from sparsona.cli.network import resume_server
 
         resume_server(folder, as_json)

@@ -9,7 +9,6 @@ from threading import Event, Lock
 from typing import Any
 
 import torch
-from safetensors.torch import save
 
 from sparsona.core.errors import MaskMismatchError, SparsonaError
 from sparsona.core.points import FEWEST
@@ -24,6 +23,9 @@ from sparsona.engine.gossip import loaded
 from sparsona.engine.jobs import Job, Outcome
 from sparsona.engine.turn import perform
 from sparsona.wire.codec import encode
+
+MAX_EXAMPLES = 10_000_000  # of a client: tables with a row for each example are made by this number
+MAX_CLIENTS = 1_000_000
 
 Report = Callable[[str], None]
 
@@ -119,6 +121,9 @@ class Agent:
             except SparsonaError as error:  # of this side: the server learns why it gets no more
                 self._report(f"round {frame.round}: {error.what}")
                 return self._sealed(frame, {"error": str(error)})
+            except Exception as error:  # likewise, and this client goes on with the next job
+                self._report(f"round {frame.round}: a fault: {type(error).__name__}: {error}")
+                return self._sealed(frame, {"error": f"a fault: {type(error).__name__}"})
 
     def _answer(self, frame: Frame) -> bytes | None:
         if frame.kind == "hello":
@@ -173,16 +178,18 @@ class Agent:
         if not isinstance(told, Mapping) or (told.get("num_clients"), told.get("most_examples")) == (None, None):
             raise SparsonaError("a job without the client's card", expected="how many clients there are")
         num, most = told.get("num_clients"), told.get("most_examples")
-        if not (isinstance(num, int) and isinstance(most, int) and self.client < num):
-            raise SparsonaError("a job with a card that is none", expected="whole numbers")
+        if not (isinstance(num, int) and isinstance(most, int) and self.client < num <= MAX_CLIENTS):
+            raise SparsonaError("a job with a card that is none", expected="how many clients there are")
+        if not 0 <= most <= MAX_EXAMPLES:
+            raise SparsonaError(f"a client of {most} examples", expected=f"at most {MAX_EXAMPLES:,}")
         return self.context(Client(self.client, sizes[0], capacity, sizes[1], num, most))
 
     def _do(self, frame: Frame) -> bytes:
         context = self._context_of(frame)
-        job = self._here(context, read_job(frame, context.plan, context.task.layout))
         ticket, live = frame.head.get("ticket"), frame.head.get("live")
         if not isinstance(ticket, str) or not isinstance(live, list):
             raise SparsonaError("a job without a ticket", expected="that of a state, or an empty one")
+        job = self._here(context, read_job(frame, context.plan, context.task.layout), ticket)
         try:
             state = self.vault.get(ticket, context.fresh_state(self.client)) if ticket else None
             told, withheld = told_points(job.points, self.greeting.sizes, self._fewest)
@@ -206,14 +213,22 @@ class Agent:
         if job.do != "evaluate":
             self.vault.remember(frame.job, answer)
             self.vault.keep(kept)
-        if frame.round == context.plan.rounds and job.points and job.do == "evaluate":
-            self._keep_model(context, replace(job, state=state))
+        if outcome.work is not None:
+            self.vault.keep_model(context, outcome.work)
+        elif frame.round == context.plan.rounds and job.do == "evaluate":
+            states = {} if state is None else {self.client: state}
+            self.vault.keep_model(context, LocalClients(context, None, states).work(job))
         self._report(_in_words(job, outcome))
         return answer
 
-    def _here(self, context: ClientContext, job: Job) -> Job:
+    def _here(self, context: ClientContext, job: Job, ticket: str) -> Job:
         """The job with this client's secret seeds, and its messages on the client's device."""
-        seeds = replace(job.round.seeds, key=self.vault.secret())
+        # Of this job alone: a server that sends one round twice with other models must not get the same noise twice.
+        key = hashlib.blake2b(ticket.encode(), digest_size=32, key=self.vault.secret())
+        for message in job.messages:
+            assert isinstance(message, bytes)
+            key.update(hashlib.sha256(message).digest())
+        seeds = replace(job.round.seeds, key=key.digest())
         messages = job.messages
         if context.device.type != "cpu":
             messages = tuple(loaded(context.server_side, message) for message in messages)
@@ -227,16 +242,6 @@ class Agent:
             return perform(context, job)
         finally:
             torch.set_num_threads(threads)
-
-    def _keep_model(self, context: ClientContext, job: Job) -> None:
-        """Store the personal model at the end of a run, where the method has a plain one."""
-        if context.method.deploy is None:
-            return
-        work = LocalClients(context, None, {} if job.state is None else {self.client: job.state}).work(job)
-        made = context.method.deploy(work)
-        module = context.task.module(*made) if isinstance(made, tuple) else made
-        weights = {name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()}
-        self.vault.save_model(save(weights))
 
     def _wants(self, frame: Frame) -> bytes:
         """Which of the available peers' messages this client requests."""

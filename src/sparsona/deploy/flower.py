@@ -1,4 +1,4 @@
-"""Frames over Flower, for houses that run it already.
+"""Frames over Flower, for organisations that run it already.
 
 Flower starts a process for every message that reaches a SuperNode. That process is a relay: it hands the frame to the
 client's own process, `sparsona join --flower SOCKET`, and returns the answer. It imports no torch and knows no secrets.

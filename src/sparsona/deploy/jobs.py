@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from torch import Tensor
 from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout
 from sparsona.core.points import FEW, FEWEST, point
-from sparsona.core.round import Client
 from sparsona.core.tree import Tree
 from sparsona.core.update import SERVER
 from sparsona.deploy.frames import Frame
@@ -189,11 +188,6 @@ def _can_be(confusion: Tensor, least: Tensor, count: int) -> bool:
     """Whether cells can add up to a count, of which some are known as 1 to 4 only."""
     low, num_few = int(least.sum(dtype=torch.int64)), int((confusion == FEW).sum())
     return low <= count <= low + num_few * (FEWEST - 2)
-
-
-def card_values(client: Client) -> dict[str, Any]:
-    """A client as methods see it, as plain values."""
-    return asdict(client)
 
 
 class _Head:

@@ -22,11 +22,9 @@ from pathlib import Path
 from threading import Condition, Lock, Thread
 from typing import Any
 
-from safetensors.torch import save
-
 from sparsona.core.errors import SparsonaError
 from sparsona.core.files import replace_file
-from sparsona.core.method import State, Work
+from sparsona.core.method import State
 from sparsona.core.points import FEWEST
 from sparsona.core.round import Client
 from sparsona.deploy.agent import Greeting
@@ -41,14 +39,14 @@ from sparsona.engine.clients import LocalClients
 from sparsona.engine.context import ClientContext
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.failures import ABSENT, ALONE, BARRED, FOREIGN, LOST, REFUSALS, REFUSED, STARTED_ANEW
-from sparsona.engine.gate import check_update, largest_message
+from sparsona.engine.gate import check_message, largest_message
 from sparsona.engine.gossip import Gossip, members_of, senders_of
 from sparsona.engine.jobs import Job, Message, Outcome, Tally
 from sparsona.engine.population import EvaluationLog, Population, RoundRecord
 from sparsona.engine.rounds import check_plan, received_work
 from sparsona.executors import numeric_mode
 from sparsona.executors.serial import Serial
-from sparsona.wire.codec import decode, encode
+from sparsona.wire.codec import encode
 
 HELLO_SECONDS = 5.0  # for a peer to say that it is there
 ABSENT_SHARE = 0.1  # of the deadline: how long a peer is waited for that did not answer the last time
@@ -428,10 +426,8 @@ class Peer:
         made = self.calendar.made(peer, index)
         assert made is not None
         message, cost = bytes(answer.blobs[0]), self._cost(peer, made)
-        if cost.up is None:
-            raise SparsonaError("a message where none is sent", expected="none")
         card = replace(self._cards[peer], num_examples=self.sizes[peer][0])
-        check_update(decode(message), cost.up, client=card, round=made, exact=cost.exact)
+        check_message(message, cost, client=card, round=made)
         return message
 
     @contextmanager
@@ -583,21 +579,13 @@ class Peer:
         began = time.monotonic()
         with COMPUTING:
             record, tuned = self._gossip.finish(population)
-            self._keep_model(population, tuned.get(self.client))
+            work = tuned.get(self.client)
+            if work is None:
+                work = received_work(self.context, population, self.client)
+            self.vault.keep_model(self.context, work)
         entry = self._entry("end", self.context.plan.rounds, record, lost)
         self._commit(replace(entry, seconds=time.monotonic() - began))
         self._report("all rounds are played")
-
-    def _keep_model(self, population: Population, work: Work | None) -> None:
-        """Store the personal model, where the method has a plain one: the tuned one, or what it would use now."""
-        if self.context.method.deploy is None:
-            return
-        if work is None:
-            work = received_work(self.context, population, self.client)
-        made = self.context.method.deploy(work)
-        module = self.context.task.module(*made) if isinstance(made, tuple) else made
-        weights = {name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()}
-        self.vault.save_model(save(weights))
 
     def _entry(self, kind: Any, index: int, record: RoundRecord, lost: dict[int, str]) -> Entry:
         own = [turn for turn in record.turns if turn.client == self.client and turn.trained]

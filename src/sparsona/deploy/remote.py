@@ -17,9 +17,11 @@ from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.frames import Frame, Signer, Verifier, seal, unseal
 from sparsona.deploy.jobs import job_frame, read_answer
 from sparsona.deploy.vault import TICKET_BYTES, Ticket
+from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.failures import ABSENT, BARRED, FOREIGN, LOST, REFUSALS, REFUSED, STARTED_ANEW
 from sparsona.engine.jobs import Job, Outcome, settle
 
+MOST = 2**62  # of what is added up over clients: the records hold 63 bits
 WAITING = 8  # outcomes in memory that wait for those before them; what comes beyond waits in a file
 
 Report = Callable[[str], None]
@@ -39,6 +41,7 @@ class Connection:
         check: is called with a client's message (or None if it sent none), the client and the round, after training;
             raises SparsonaError to refuse it.
         limit: the most bytes that an answer of a client may have.
+        check_evaluation: is called with each result that a client tells, and raises SparsonaError to refuse it.
         deadline: seconds after which a client that has not answered counts as lost.
         report: is called with what happens, for people to read.
         listen: is called with the kind of a job and how many of it are done.
@@ -54,6 +57,7 @@ class Connection:
     clients: Sequence[Client]
     check: Check
     limit: Callable[[Client], int | None] = lambda client: None
+    check_evaluation: Callable[[Evaluation], None] = lambda found: None
     deadline: float = 60.0
     report: Report = lambda text: None
     listen: Callable[[str, int], None] = lambda kind, done: None
@@ -97,8 +101,13 @@ class Connection:
                 f"an answer to another job, of round {frame.round}", expected=f"one to this job of round {asked.round}"
             )
         if "error" in frame.head:
-            raise UnableError((str(frame.head["error"]).splitlines() or [""])[0][:200])
+            raise UnableError(_printable(str(frame.head["error"])))
         return frame
+
+
+def _printable(text: str) -> str:
+    """The first line of what somebody else wrote, without what a terminal would obey."""
+    return "".join(one if one.isprintable() else "?" for one in (text.splitlines() or [""])[0][:200])
 
 
 class LostError(SparsonaError):
@@ -225,8 +234,16 @@ class RemoteClients:
         """Refuse an answer that does not fit its job."""
         if job.do != "train" and outcome.message is not None:
             raise SparsonaError(f"a message in the answer to '{job.do}'", expected="none")
-        if extra := {*(one.point for one in outcome.evaluations), *outcome.withheld} - set(job.points):
+        told = [*(one.point for one in outcome.evaluations), *outcome.withheld]
+        if extra := set(told) - set(job.points):
             raise SparsonaError(f"an evaluation at '{min(extra)[:40]}'", expected="the points that were asked for")
+        if len(told) > len(set(told)):
+            raise SparsonaError("two results at one point", expected="one, or none")
+        for one in outcome.evaluations:
+            self.connection.check_evaluation(one)
+        counts = outcome.tally.examples, outcome.tally.steps, outcome.tally.train_flops, outcome.tally.search_flops
+        if max(counts) > MOST // len(self.connection.clients):
+            raise SparsonaError(f"a count of {max(counts)}", expected="what a turn can take")
         if job.do == "train":
             assert outcome.message is None or isinstance(outcome.message, bytes)
             self.connection.check(outcome.message, self.connection.clients[job.client], job.round.index)

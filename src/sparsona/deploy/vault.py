@@ -18,16 +18,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import filelock
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.files import replace_file
+from sparsona.core.method import Work
+from sparsona.engine.context import ClientContext
 from sparsona.engine.stored import fill, read_tensors, to_bytes
 
 TICKET_BYTES = 16
 SUFFIX = ".state"
 ANSWER, VISITS, SECRET, MODEL = "answer", "visits.json", "secret", "model.safetensors"
+LOCK, OWNER = "lock", "owner.json"
 
 
 @dataclass(frozen=True)
@@ -76,9 +81,47 @@ class Vault:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._lock: filelock.BaseFileLock | None = None
         with self._explained():
-            folder.mkdir(parents=True, exist_ok=True)
-            folder.chmod(0o700)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def claim(self, run: str, client: int, data: str) -> None:
+        """Keep other processes out for as long as this one lives, and other clients, runs and data for good.
+
+        Args:
+            run: the run's identity.
+            client: the client's index.
+            data: a digest of its examples.
+        """
+        self._lock = filelock.FileLock(str(self.folder / LOCK), timeout=0)
+        with self._explained():
+            try:
+                self._lock.acquire()
+            except filelock.Timeout:  # an OSError, too
+                raise SparsonaError(
+                    f"'{self.folder}' is in use by another process",
+                    expected="one process for each client",
+                    hint="stop the other one, or choose another folder with --vault",
+                ) from None
+        mine, path = {"run": run, "client": client, "data": data}, self.folder / OWNER
+        try:
+            found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        except (OSError, ValueError):
+            found = {}
+        if found is None:
+            self._write(path, json.dumps(mine).encode())
+        elif found != mine:
+            what = next((name for name in mine if found.get(name) != mine[name]), "owner")
+            raise SparsonaError(
+                f"'{self.folder}' was made with another {what}",
+                expected="the run, the client and the data that it began with",
+                hint="choose another folder with --vault: the client then starts anew",
+            )
+
+    def release(self) -> None:
+        """Let other processes use the folder."""
+        if self._lock is not None:
+            self._lock.release()
 
     def put(self, state: Any) -> str:
         """Store a State, on the disk itself when this returns.
@@ -92,7 +135,9 @@ class Vault:
         data = to_bytes(state)
         ticket = _digest(data)
         path = self.folder / f"{ticket}{SUFFIX}"
-        if not path.exists() or _digest(path.read_bytes()) != ticket:
+        with self._explained():
+            is_there = path.exists() and _digest(path.read_bytes()) == ticket
+        if not is_there:
             self._write(path, data)
         return ticket
 
@@ -176,7 +221,7 @@ class Vault:
         try:
             session, number = json.loads((self.folder / VISITS).read_text(encoding="utf-8"))
             return int(session), int(number)
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, OverflowError):
             return 0, 0
 
     def secret(self) -> bytes:
@@ -186,9 +231,19 @@ class Vault:
             self._write(path, secrets.token_bytes(32))
         return path.read_bytes()
 
-    def save_model(self, data: bytes) -> None:
-        """Store the personal model, a safetensors file of a state_dict."""
-        self._write(self.folder / MODEL, data)
+    def keep_model(self, context: ClientContext, work: Work) -> None:
+        """Store the client's personal model as a safetensors file of a state_dict, where the method has a plain one.
+
+        Args:
+            context: the client's context.
+            work: what it would predict with.
+        """
+        if context.method.deploy is None:
+            return
+        made = context.method.deploy(work)
+        module = context.task.module(*made) if isinstance(made, tuple) else made
+        weights = {name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()}
+        self._write(self.folder / MODEL, save(weights))
 
     @property
     def model(self) -> Path | None:

@@ -13,7 +13,8 @@ from math import isfinite
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Client
 from sparsona.core.tree import counts
-from sparsona.core.update import Part, PartSize, Support, Update
+from sparsona.core.update import Cost, Part, PartSize, Support, Update
+from sparsona.wire.codec import decode
 from sparsona.wire.format import message_size, short, sizes_of
 
 MAX_MAGNITUDE = 1e3  # weights and changes of a model that learns are far below
@@ -38,6 +39,23 @@ def largest_message(expected: tuple[PartSize, ...]) -> int:
         72
     """
     return message_size(expected)
+
+
+def check_message(message: bytes, cost: Cost, *, client: Client, round: int) -> None:  # noqa: A002 (as below)
+    """Refuse a message that a client cannot have made honestly, without reading more of it than that takes.
+
+    Args:
+        message: the bytes, as they arrived.
+        cost: what the client's turn costs.
+        client: the client that it must be from.
+        round: the round in which it must have been made.
+
+    Raises:
+        SparsonaError: names what is wrong with it.
+    """
+    if cost.up is None:
+        raise RefusedError("a message where none is sent", expected="none")
+    check_update(decode(message, cost.up), cost.up, client=client, round=round, exact=cost.exact)
 
 
 def check_update(

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparsona.deploy import flower
 from sparsona.deploy.identity import Roster
-from sparsona.experiment.network import Network, play_network, read_server
+from sparsona.experiment.network import Network, next_session, play_network, read_server
 from sparsona.experiment.run import Run
 from sparsona.runs.observers import EvaluationResult, RoundResult
 
@@ -65,10 +65,11 @@ def serve(
     """
     terms, signer = read_server(path, key, at_least)
     roster = Roster(terms.file.keys())
-    network = Network(terms, link.exchange, signer, roster, deadline, report, link.present, HELLO_SECONDS)
+    session = next_session(Path(out))
+    network = Network(terms, link.exchange, signer, roster, deadline, report, link.present, HELLO_SECONDS, session)
     needed = terms.num_clients if at_least is None else at_least
-    network.wait(needed, wait, lambda there, of: report(f"{there} of {of} clients are there"))
-    run = play_network(network, Path(out), [_Rounds(report)], {"flower": True})
+    network.gather_guests(Path(out), needed, wait, lambda there, of: report(f"{there} of {of} clients are there"))
+    run = play_network(network, Path(out), [_Rounds(report)], {"flower": True, "session": session})
     report(f"the run is over: {out}")
     return run
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -20,14 +21,14 @@ from sparsona import methods
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Method
-from sparsona.core.points import FEW
+from sparsona.core.points import FEW, point
 from sparsona.core.round import Client
 from sparsona.core.task import Task
 from sparsona.core.update import SERVER, PartSize
 from sparsona.data import SOURCES
-from sparsona.data.client_index import ClientIndex
+from sparsona.data.client_index import PARTS, ClientIndex
 from sparsona.data.federation import Federation
-from sparsona.deploy.agent import Agent, Greeting, lone_cards, weights_digest
+from sparsona.deploy.agent import MAX_EXAMPLES, Agent, Greeting, lone_cards, weights_digest
 from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.federation_file import FederationFile, Member, key_path
 from sparsona.deploy.flower import SocketServer
@@ -40,7 +41,8 @@ from sparsona.deploy.vault import Vault
 from sparsona.deploy.zenoh_link import Tls, ZenohLink
 from sparsona.engine.clients import Clients
 from sparsona.engine.context import ClientContext
-from sparsona.engine.gate import check_update, largest_message
+from sparsona.engine.evaluate import Evaluation, confusion_shape
+from sparsona.engine.gate import check_message, largest_message
 from sparsona.engine.jobs import Report
 from sparsona.engine.plan import Plan
 from sparsona.executors import choose_device, numeric_mode
@@ -71,7 +73,6 @@ from sparsona.runs.options import RunConfig, dump
 from sparsona.runs.session import Listen, Session
 from sparsona.runs.traits import TraitRecord
 from sparsona.runs.validation import merge_errors, validate
-from sparsona.wire.codec import decode
 
 HELLO_SECONDS = 2.0  # for a client to say that it is there
 FILE, SERVED, GUESTS = FEDERATION_FILE, "server.json", GUESTS_FILE  # in the run's folder
@@ -338,6 +339,7 @@ class Network:
         report: is called with what happens.
         present: says which clients are there now, as far as the transport knows; None: it does not.
         hello: seconds for a client to say that it is there.
+        session: the number of this start of the server, above those of all starts before; None: the time.
     """
 
     def __init__(
@@ -350,18 +352,32 @@ class Network:
         report: Callable[[str], None] = lambda text: None,
         present: Callable[[], set[int]] | None = None,
         hello: float = HELLO_SECONDS,
+        session: int | None = None,
     ) -> None:
         self.terms, self._report, self._present, self._hello = terms, report, present, hello
         self.guests: dict[int, Guest] = {}
+        self.known: dict[int, Guest] = {}  # what those who took part before a restart said then
         self.admitted: dict[int, int] = {}  # with how many completed rounds that is in the records
         num = terms.num_clients
         self._cards = [Client(one.index, 0, one.capacity, 0, num, 0) for one in terms.file.clients]
         self.connection = Connection(
-            terms.run, exchange, signer, verifier, self._cards, self._check, self._limit, deadline, report
+            terms.run,
+            exchange,
+            signer,
+            verifier,
+            self._cards,
+            self._check,
+            self._limit,
+            deadline=deadline,
+            report=report,
         )
         self.connection.greet, self.connection.wait = self._admit_late, self._wait_for_clients
+        self.connection.check_evaluation = self._check_evaluation
+        self._refused: set[tuple[int, str]] = set()  # greetings, each reported once
         self.note_arrival: Callable[[], None] = lambda: None
         self.clients: Clients = RemoteClients(self.connection)
+        if session is not None:
+            self.connection.session = session
         self._empty = terms.no_data()
         self._digests = ("", "")
         # A session reads the clients' cards where they are: those of late clients are filled in when they come.
@@ -395,6 +411,7 @@ class Network:
         """
         began = time.monotonic()
         while True:
+            asked = time.monotonic()
             self.greet([one.index for one in self.terms.file.clients if one.index not in self.guests])
             listen(len(self.guests), self.terms.num_clients)
             if len(self.guests) >= at_least:
@@ -406,6 +423,18 @@ class Network:
                     expected=f"{', '.join(missing[:8])}{' and others' * (len(missing) > 8)}",
                     hint="start them with `sparsona join`, or lower --at-least",
                 )
+            time.sleep(max(0.0, min(1.0, self._hello) - (time.monotonic() - asked)))
+
+    def gather_guests(
+        self, path: Path, at_least: int, seconds: float | None, listen: Callable[[int, int], None]
+    ) -> None:
+        """Wait for the clients of a run, as `wait` does; those of one that is over need not come."""
+        if (path / "config.json").exists():
+            self.known = {client: guest for client, (_, guest) in _written_guests(path).items()}
+            if reached(path).finished:
+                self.greet([one.index for one in self.terms.file.clients])
+                return
+        self.wait(at_least, seconds, listen)
 
     def _wait_for_clients(self) -> None:
         """Wait before a round while there are too few clients to play it: rounds are not spent on nobody."""
@@ -440,8 +469,13 @@ class Network:
             name = self.terms.file.clients[client].name
             try:
                 guest = self._read_greeting(connection.open(data, frames[client]), client)
+                known = self.known.get(client)
+                if known is not None and (guest.data, guest.sizes) != (known.data, known.sizes):
+                    raise SparsonaError("its data is not what it was when it began", expected="the same examples")
             except SparsonaError as error:
-                self._report(f"{name} cannot take part: {error.what}")
+                if (client, error.what) not in self._refused:
+                    self._refused.add((client, error.what))
+                    self._report(f"{name} cannot take part: {error.what}")
                 continue
             self.guests[client] = guest
             self._report(f"{name} is there, with {guest.sizes[0]} examples")
@@ -471,8 +505,12 @@ class Network:
         if (head.get("layout"), head.get("start")) != self._digests:
             raise SparsonaError("its model or initial weights are others", expected="those of the federation file")
         sizes, counts, about = head.get("sizes"), head.get("label_counts"), head.get("environment")
-        if not (isinstance(sizes, list) and len(sizes) == 3 and all(type(n) is int and n >= 0 for n in sizes)):
-            raise SparsonaError("its numbers of examples are none", expected="three counts")
+        if not (
+            isinstance(sizes, list)
+            and len(sizes) == 3
+            and all(type(n) is int and 0 <= n <= MAX_EXAMPLES for n in sizes)
+        ):
+            raise SparsonaError("its numbers of examples are none", expected=f"three counts up to {MAX_EXAMPLES:,}")
         if sizes[0] < 1:
             raise SparsonaError("it has no training examples", expected="at least one")
         if counts is not None and not (
@@ -497,12 +535,22 @@ class Network:
 
     def _check(self, message: bytes | None, client: Client, index: int) -> None:
         cost = self.context.method.cost(self.context.params.layout, client, self.context.plan.round_at(index))
-        if cost.up is None or message is None:
-            if cost.up is None and message is None:
-                return
-            found, expected = ("a", "none") if cost.up is None else ("no", "one")
-            raise SparsonaError(f"{found} message after training", expected=expected)
-        check_update(decode(message, cost.up), cost.up, client=client, round=index, exact=cost.exact)
+        if message is not None:
+            check_message(message, cost, client=client, round=index)
+        elif cost.up is not None:
+            raise SparsonaError("no message after training", expected="one")
+
+    def _check_evaluation(self, found: Evaluation) -> None:
+        """Refuse a result that this client, with so many examples, cannot have."""
+        kind, about = self.terms.kind, point(found.point)
+        size = self.guests[found.client].sizes[PARTS.index(about.data)]
+        of_tokens = kind.targets == "tokens"
+        if found.count > size * (math.prod(kind.shape) if of_tokens else 1) or (not of_tokens and found.count < size):
+            raise SparsonaError(f"a result of {found.count} examples", expected=f"its {size}")
+        if (found.correct is None) != (kind.targets == "numbers"):
+            raise SparsonaError("a result of another kind of task", expected=f"one of {kind.targets}")
+        if found.confusion is not None and tuple(found.confusion.shape) != confusion_shape(self.client_context.task):
+            raise SparsonaError("a confusion matrix of another shape", expected="a row for each class")
 
     def end(self) -> None:
         """Tell the clients that the run is over."""
@@ -554,7 +602,9 @@ def play_network(
         raise models_elsewhere(path)
 
     exists = (path / "config.json").exists()  # otherwise it was killed before there was a run
-    network.admit(read_guests(network, path) if exists else list(network.guests))
+    since = read_guests(network, path) if exists else {}
+    network.admit(list(since or network.guests))
+    network.admitted |= since
     network.note_arrival = lambda: write_guests(network, guests_file)
     session = Session(network, ObserverList(observers))
     config, facts = describe_run(network.terms.config, network.client_context, network.terms.row, executor=NETWORK)
@@ -576,12 +626,15 @@ def play_network(
     with folder:
         if served is not None:
             write_atomically(path / SERVED, (json.dumps(dict(served), indent=2) + "\n").encode())
-        found = play(folder, session, config, no_models)
+        try:
+            found = play(folder, session, config, no_models)
+        finally:
+            if session.is_finished:
+                network.end()
         sizes = folder.facts.sizes.copy()
         for client in network.admitted:
             sizes[client] = network.guests[client].sizes
         folder.learn(replace(folder.facts, sizes=sizes))
-    network.end()
     return found
 
 
@@ -603,15 +656,22 @@ def guests_at_start(path: Path) -> list[int]:
     return [row["client"] for row in read_json(path / GUESTS, list) if row["since"] == 0]
 
 
-def read_guests(network: Network, path: Path) -> list[int]:
-    """Those who took part when the checkpoint of a run was made; a guest that is not here is as it was then."""
-    found = []
+def read_guests(network: Network, path: Path) -> dict[int, int]:
+    """Those who took part when the checkpoint of a run was made, since when; who is not here is as it was then."""
+    found = {}
+    for client, (since, guest) in _written_guests(path).items():
+        if since <= reached(path).completed:
+            found[client] = since
+            network.guests.setdefault(client, guest)
+    return found
+
+
+def _written_guests(path: Path) -> dict[int, tuple[int, Guest]]:
+    """What `write_guests` wrote into a run's folder."""
+    found = {}
     for row in read_json(path / GUESTS, list):
-        if row["since"] <= reached(path).completed:
-            found.append(row["client"])
-            counts = None if row["label_counts"] is None else tuple(row["label_counts"])
-            known = Guest(tuple(row["sizes"]), row["data"], counts)
-            network.guests.setdefault(row["client"], known)
+        counts = None if row["label_counts"] is None else tuple(row["label_counts"])
+        found[row["client"]] = (row["since"], Guest(tuple(row["sizes"]), row["data"], counts))
     return found
 
 
@@ -682,10 +742,12 @@ def serve(
     longest = terms.longest_frame()
     with ZenohLink(SERVER, run=terms.run, listen=addresses, tls=certificates, names=names, max_bytes=longest) as link:
         roster = Roster(terms.file.keys())
-        network = Network(terms, link.exchange, signer, roster, deadline, report, link.present)
+        session = next_session(Path(out))
+        network = Network(terms, link.exchange, signer, roster, deadline, report, link.present, session=session)
         report(f"listening on {', '.join(addresses)}")
-        network.wait(terms.num_clients if at_least is None else at_least, wait, waiting)
+        network.gather_guests(Path(out), terms.num_clients if at_least is None else at_least, wait, waiting)
         served = {
+            "session": session,
             "listen": list(addresses),
             "key": str(Path(key or key_path(path, "server")).absolute()),
             "at_least": at_least,
@@ -693,6 +755,12 @@ def serve(
             "tls": tls,
         }
         return play_network(network, Path(out), observers, served)
+
+
+def next_session(path: Path) -> int:
+    """The number of the next start of a server: the time, or more if its clock went back since the last one."""
+    last = read_json(path / SERVED).get("session", 0) if is_served(path) else 0
+    return max(time.time_ns(), int(last) + 1)
 
 
 def is_served(path: Path) -> bool:
@@ -790,6 +858,7 @@ def join(
             time.sleep(0.5)  # the last answer is on its way
         return agent.vault.model
     certificates = Tls(terms.file.authority, member.certificate, signer.pem) if tls else None
+    agent.vault.claim(terms.run, member.index, agent.greeting.data)
     with ZenohLink(member.index, run=terms.run, connect=addresses, tls=certificates, max_bytes=longest) as link:
         link.serve(agent.handle, failed=failed)
         report(f"{name}, looking for {', '.join(addresses)}")
@@ -824,6 +893,3 @@ def find_key(file: FederationFile, path: Path, key: str | Path | None) -> tuple[
         )
     ((name_of, only),) = mine.items()
     return only, public[name_of]
-
-
-__all__ = ["NETWORK", "Guest", "Network", "Terms", "alone", "join", "make_agent", "own_data", "play_network", "serve"]

@@ -305,6 +305,8 @@ def first_difference(run: RunFolder, other: RunFolder) -> str:
     for name in ("failures", "evaluation_failures"):
         if getattr(of_run, name)() != getattr(of_other, name)():
             return "other failures were recorded"
+    if run.facts.peers and not (run.path / GLOBAL_FILE).exists():
+        return ""  # gathered from peers, which do not make their mean
     models = [path.read_bytes() if (path := one.path / GLOBAL_FILE).exists() else b"" for one in (run, other)]
     return "" if models[0] == models[1] else "the shared model has other bits, though all turns are the same"
 

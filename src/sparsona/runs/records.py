@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sparsona.core.errors import SparsonaError
+from sparsona.engine.failures import WITHHELD
 
 NAME = "records.sqlite"
 SCHEMA = """
@@ -338,8 +339,11 @@ class Records:
             db.execute("DELETE FROM traits WHERE completed > ?", (completed if kept else completed - 1,))
             for table in ("evaluation_traffic", "evaluation_failures"):
                 db.execute(f"DELETE FROM {table} WHERE completed > ?", (completed,))
-                stays = "AND is_final" if everyone else ""
-                db.execute(f"DELETE FROM {table} WHERE completed = ? {stays}", (completed,))
+                # What clients withheld in a turn before this point was evaluated with the turn, and is not made again.
+                stays, values = ("AND is_final", []) if everyone else ("", [])
+                if table == "evaluation_failures" and not everyone:
+                    stays, values = "AND (is_final OR reason != ?)", [WITHHELD]
+                db.execute(f"DELETE FROM {table} WHERE completed = ? {stays}", [completed, *values])
             marks = ", ".join("?" * len(points))
             for table in ("evaluations", "classes"):
                 db.execute(f"DELETE FROM {table} WHERE completed > ?", (completed,))

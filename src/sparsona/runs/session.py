@@ -121,6 +121,11 @@ class Session:
                     self._profile.write(self.progress.completed)
 
     @property
+    def is_finished(self) -> bool:
+        """Whether all rounds were played."""
+        return self._progress is not None and self._progress.finished
+
+    @property
     def progress(self) -> Progress:
         """Where the run stands."""
         assert self._progress is not None, "not played yet"
