@@ -74,6 +74,7 @@ from sparsona.runs.session import Listen, Session
 from sparsona.runs.traits import TraitRecord
 from sparsona.runs.validation import merge_errors, validate
 
+MANY_CLIENTS = 32  # whose messages make a server grow unless freed memory is returned, which costs it some time
 HELLO_SECONDS = 2.0  # for a client to say that it is there
 FILE, SERVED, GUESTS = FEDERATION_FILE, "server.json", GUESTS_FILE  # in the run's folder
 _OF_TASK = ("classes", "input", "predicts")
@@ -735,6 +736,8 @@ def serve(
             run.report("page.html")
     """
     terms, signer = read_server(path, key, at_least)
+    if terms.num_clients > MANY_CLIENTS:
+        return_large_buffers()
     assert terms.file.server is not None
     certificates = Tls(terms.file.authority, terms.file.server.certificate, signer.pem) if tls else None
     addresses = tuple(listen) or (":7447",)
@@ -830,7 +833,6 @@ def join(
 
             model = sp.join("fed.toml", "arrays:mine.npz", report=print)
     """
-    return_large_buffers()
     share_memory_among_threads()
     terms = Terms.read(path)
     signer, member = find_key(terms.file, Path(path), key)
