@@ -31,10 +31,10 @@ from sparsona.core.update import SERVER
 from sparsona.deploy import identity
 from sparsona.deploy.federation_file import FederationFile, Server, key_path
 from sparsona.deploy.identity import KeyFile, Roster
-from sparsona.deploy.memory import return_large_buffers
+from sparsona.deploy.memory import return_large_buffers, share_memory_among_threads
 from sparsona.deploy.zenoh_link import Tls, ZenohLink
 from sparsona.experiment.agreement import agree
-from sparsona.experiment.network import Network, Terms, make_agent, own_data, play_network
+from sparsona.experiment.network import MANY_CLIENTS, Network, Terms, make_agent, own_data, play_network
 
 MODEL = "mlp:hidden={hidden}"
 LARGE, SMALL = 65_333, 6_600  # hidden units: 4.9 and 0.5 million parameters
@@ -102,9 +102,10 @@ class Watch:
 
 
 def be_server(given: dict[str, Any]) -> dict[str, float]:
-    return_large_buffers()  # as `sparsona server` does
     path = Path(given["path"])
     terms, key = Terms.read(path), KeyFile.read(key_path(path, "server"))
+    if terms.num_clients > MANY_CLIENTS:
+        return_large_buffers()  # as `sparsona server` does
     tls = Tls(terms.file.authority, terms.file.server.certificate, key.pem)
     watch = Watch([os.getpid(), *given["pids"]])
     with ZenohLink(SERVER, run=terms.run, listen=(given["address"],), tls=tls) as link:
@@ -129,6 +130,7 @@ def memory() -> float:
 
 def be_clients(given: dict[str, Any]) -> None:
     torch.set_num_threads(1)
+    share_memory_among_threads()  # as `sparsona join` does
     path = Path(given["path"])
     terms = Terms.read(path)
     agents, links = [], []

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 
 LARGE = 1 << 18  # bytes
-_M_MMAP_THRESHOLD = -3  # of glibc's <malloc.h>
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # of glibc's <malloc.h>
 
 
 def return_large_buffers() -> None:
@@ -16,5 +16,19 @@ def return_large_buffers() -> None:
     are taken and freed in another order, they leave gaps: the process grows with the number of clients although few
     messages are held at a time. Where there is no glibc, nothing happens.
     """
+    _set(_M_MMAP_THRESHOLD, LARGE)
+
+
+def share_memory_among_threads() -> None:
+    """Have all threads of this process take memory from one place, from now on.
+
+    A client trains in a thread that answers frames. By default glibc gives such a thread memory of its own, in pieces
+    too small for a model: they are fetched from the system and given back with every step. Where there is no glibc,
+    nothing happens.
+    """
+    _set(_M_ARENA_MAX, 1)
+
+
+def _set(parameter: int, value: int) -> None:
     with contextlib.suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE)
+        ctypes.CDLL(None).mallopt(parameter, value)

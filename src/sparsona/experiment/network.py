@@ -35,7 +35,7 @@ from sparsona.deploy.flower import SocketServer
 from sparsona.deploy.frames import MAX_HEAD, Frame, Signer, Verifier, seal
 from sparsona.deploy.identity import KeyFile, Roster, check_certificate
 from sparsona.deploy.jobs import told_counts
-from sparsona.deploy.memory import return_large_buffers
+from sparsona.deploy.memory import return_large_buffers, share_memory_among_threads
 from sparsona.deploy.remote import Connection, RemoteClients
 from sparsona.deploy.vault import Vault
 from sparsona.deploy.zenoh_link import Tls, ZenohLink
@@ -75,6 +75,7 @@ from sparsona.runs.traits import TraitRecord
 from sparsona.runs.validation import merge_errors, validate
 
 UNASKED_SECONDS = 20.0  # after which a client that is connected says that nobody asks for it
+MANY_CLIENTS = 32  # whose messages make a server grow unless freed memory is returned, which costs it some time
 HELLO_SECONDS = 2.0  # for a client to say that it is there
 FILE, SERVED, GUESTS = FEDERATION_FILE, "server.json", GUESTS_FILE  # in the run's folder
 _OF_TASK = ("classes", "input", "predicts")
@@ -738,6 +739,8 @@ def serve(
             run.report("page.html")
     """
     terms, signer = read_server(path, key, at_least)
+    if terms.num_clients > MANY_CLIENTS:
+        return_large_buffers()
     assert terms.file.server is not None
     certificates = Tls(terms.file.authority, terms.file.server.certificate, signer.pem) if tls else None
     addresses = tuple(listen) or (":7447",)
@@ -833,7 +836,7 @@ def join(
 
             model = sp.join("fed.toml", "arrays:mine.npz", report=print)
     """
-    return_large_buffers()
+    share_memory_among_threads()
     terms = Terms.read(path)
     if terms.row.peers:
         raise SparsonaError(
