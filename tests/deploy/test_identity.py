@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparsona.core.errors import SparsonaError
@@ -124,6 +124,7 @@ MUTATIONS = st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_si
 
 
 @settings(max_examples=100, deadline=None)
+@example(changes=[(151, 1)], inside=True)  # another version of the format
 @given(changes=MUTATIONS, inside=st.booleans())
 def test_changed_requests_raise_our_error_or_say_the_same(
     changes: list[tuple[int, int]], inside: bool, tmp_path_factory: pytest.TempPathFactory

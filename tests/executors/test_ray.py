@@ -58,7 +58,7 @@ class OneActor:
 
 @pytest.mark.long
 @pytest.mark.parametrize("encodes", [None, False])  # False, as on a GPU: updates travel as they are
-@pytest.mark.parametrize("method", ["fedspa", "dispfl", "pfedgate"])
+@pytest.mark.parametrize("method", ["fedspa", "dispfl", pytest.param("pfedgate", marks=pytest.mark.slow)])
 def test_an_actor_gives_the_bits_of_serial(method, encodes):
     context = context_of(method, device=DEVICE)
     with numeric_mode(context):

@@ -47,7 +47,15 @@ def workers():
         executor.close()
 
 
-@pytest.mark.parametrize("method", ["local", "fedavg-ft", "fedspa", "dispfl"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fedspa",
+        "dispfl",
+        pytest.param("local", marks=pytest.mark.slow),
+        pytest.param("fedavg-ft", marks=pytest.mark.slow),
+    ],
+)
 def test_same_bits_as_serial(method, workers):
     context = context_of(method)
     assert played(context, workers(context)) == played(context, Serial(context))

@@ -185,7 +185,7 @@ def test_measures_are_those_of_evaluated_rounds(executor):
     assert measured == [[[]] * 3, [[]] * 3, [names] * 3, [[]] * 3]
 
 
-@pytest.mark.parametrize("capacity", [0.5, 0.1, 0.03])
+@pytest.mark.parametrize("capacity", [0.5, pytest.param(0.1, marks=pytest.mark.slow), 0.03])
 def test_mixed_capacities(capacity, selections):
     """A client's budget is what it can hold; below s_min, its first blocks shrink with it."""
     context = context_of(capacities=[0.9, capacity], density=0.6)

@@ -214,7 +214,7 @@ def read_request(path: str | Path) -> Request:
         request = x509.load_pem_x509_csr(data)
         key, is_signed = request.public_key(), request.is_signature_valid
         name = _common_name(request.subject)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion):
         key, is_signed, name = None, False, ""
     if not isinstance(key, Ed25519PublicKey) or not is_signed:
         raise SparsonaError(
@@ -377,7 +377,7 @@ def describe_certificate(certificate: str) -> Certificate:
             hosts = x509.SubjectAlternativeName([])
         if not isinstance(key, Ed25519PublicKey):
             raise ValueError("another kind of key")
-    except (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion, x509.DuplicateExtension) as error:
         raise SparsonaError(
             f"a certificate cannot be read: {error}", expected="a certificate with an Ed25519 key, in PEM"
         ) from None
