@@ -369,7 +369,7 @@ def test_a_link_closes_at_once_with_frames_in_flight(links: contextlib.ExitStack
 def test_closing_a_link_that_never_connected(address: str) -> None:
     link = ZenohLink(0, run="r", connect=(address,))
     link.serve(reversed_)
-    wait_for(lambda: f"nobody answers at tcp/{address}" in link.trouble)
+    wait_for(lambda: f"nobody can be reached at tcp/{address}" in link.trouble)
     assert not link.connected()
     assert link.present() == set()
     began = time.monotonic()
@@ -466,7 +466,7 @@ def test_nobody_else_can_pose_as_the_server(
     poses = party.tls("client-1") if whose == "a client" else other_party.tls("server", ("fed.example.org",))
     server = server_at(links, address, tls=poses)
     client = client_at(links, address, 0, reversed_, tls=party.tls("client-0"))
-    wait_for(lambda: "nobody answers" in client.trouble)
+    wait_for(lambda: "nobody can be reached" in client.trouble)
     assert list(server.exchange([(0, b"ab")], 0.5)) == [(0, None)]
     assert not client.connected()
 

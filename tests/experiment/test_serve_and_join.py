@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from safetensors.torch import load_file
@@ -115,3 +116,33 @@ def test_data_of_another_shape_is_refused(tmp_path, monkeypatch, address):
     admit("site-0")
     with pytest.raises(SparsonaError, match=r"examples of shape \(1, 8, 8\)"):
         network.join("fed.toml", "digits", connect=[address])
+
+
+def test_a_client_may_lack_classes(tmp_path, monkeypatch):
+    """Also the first ones: how many there are, the federation file says."""
+    monkeypatch.chdir(tmp_path)
+    new("fedavg", "digits-cnn", "1x8x8")
+    admit("site-0")
+    terms = network.Terms.read("fed.toml")
+    x = np.zeros((40, 1, 8, 8), dtype=np.float32)
+    np.savez("high.npz", x=x, y=np.arange(40) % 6 + 4)
+    assert network.own_data(terms, 0, "arrays:high.npz").num_classes == 10
+    np.savez("off.npz", x=x, y=np.arange(40) % 10 + 1)
+    with pytest.raises(SparsonaError, match="labels 10 are outside the range"):
+        network.own_data(terms, 0, "arrays:off.npz")
+
+
+def test_a_method_of_peers_has_nothing_to_join(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    new("dispfl", "digits-cnn", "1x8x8")
+    admit("site-0")
+    with pytest.raises(SparsonaError, match="DisPFL has no server to join"):
+        network.join("fed.toml", "digits")
+    new_file = tmp_path / "fed.toml"
+    new_file.unlink()
+    for key in tmp_path.glob("fed.*.key"):
+        key.unlink()
+    new("fedavg", "digits-cnn", "1x8x8")
+    command("federation", "admit", "fed.toml", "site-0.pub")
+    with pytest.raises(SparsonaError, match="FedAvg has a server"):
+        sp.be_peer("fed.toml", "digits")

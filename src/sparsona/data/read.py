@@ -26,6 +26,7 @@ def read(
     crop: int | None = None,
     augment: bool | None = None,
     listen: Listen | None = None,
+    num_classes: int | None = None,
 ) -> Pool:
     """Read a data set.
 
@@ -38,6 +39,7 @@ def read(
         crop: Side of the squares that training cuts out of images at random.
         augment: Whether training crops and flips images; None: whether the catalog says so.
         listen: Called with the work done and the total (0: unknown) while a set is decoded.
+        num_classes: Of the user's own arrays, which may lack some; None: as many as there are labels.
 
     Returns:
         The examples with their owners and the published split, as far as there are any.
@@ -57,7 +59,7 @@ def read(
     _check_options(spec, entry.options, numbers, augment)
     places = list_places(entry.folders, folders) if isinstance(entry, SourceCard) else ()
     own = Path(path).expanduser() if path else None
-    request = Request(name, places, own, sequence_length, vocabulary_size, resize, crop, augment, listen)
+    request = Request(name, places, own, sequence_length, vocabulary_size, resize, crop, augment, listen, num_classes)
     for reader in entry.readers:
         module, _, function = reader.partition(":")
         # Imported here: a reader may need Pillow or h5py, and most are not needed.

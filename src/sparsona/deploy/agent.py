@@ -88,7 +88,7 @@ class Agent:
         self._card: Client | None = None
         self._context: ClientContext | None = None
         self._lock = Lock()
-        self.finished = Event()
+        self.finished, self.is_greeted = Event(), False
 
     def handle(self, data: bytes) -> bytes | None:
         """Answer a frame.
@@ -110,6 +110,7 @@ class Agent:
                         "a frame without its number", expected="that of the server's start, and its own"
                     )
                 self.vault.check_visit(session, number)
+                self.is_greeted = True
                 if (before := self.vault.answer(frame.job)) is not None:
                     return before
             except SparsonaError as error:
@@ -262,7 +263,11 @@ def _bytes(outcome: Outcome) -> bytes:
 
 def _in_words(job: Job, outcome: Outcome) -> str:
     done = {"train": "trained", "evaluate": "tested", "tune": "tuned"}[job.do]
-    found = [f"{one.point} {one.correct / one.count:.1%}" for one in outcome.evaluations if one.correct is not None]
+    found = [
+        f"accuracy of the {one.point} model {one.correct / one.count:.1%}"
+        for one in outcome.evaluations
+        if one.correct is not None
+    ]
     return ", ".join([f"round {job.round.index}: {done}", *found])
 
 

@@ -252,6 +252,8 @@ class Vault:
         return path if path.exists() else None
 
     def _write(self, path: Path, *data: bytes, is_durable: bool = True) -> None:
+        with self._explained():
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # somebody may have deleted it
         with self._explained(), replace_file(path, is_durable=is_durable) as file:
             for one in data:
                 file.write(one)

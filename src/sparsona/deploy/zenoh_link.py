@@ -386,7 +386,10 @@ class ZenohLink:
             try:
                 session = self._zenoh.open(self._config)
             except self._zenoh.ZError as error:
-                self._trouble = f"nobody answers at {', '.join(self._connect)}: {error}"
+                self._trouble = (
+                    f"nobody can be reached at {', '.join(self._connect)} (not started yet, another address, or its "
+                    f"certificate is of another federation): {_reason(error)}"
+                )
                 ends = time.monotonic() + pause * draw.uniform(0.5, 1.0)
                 pause = min(2 * pause, REDIAL_SECONDS[1])
                 while time.monotonic() < ends and not self._closed.wait(0.1):
@@ -635,4 +638,9 @@ def _cannot_open(error: Exception, listen: list[str], tls: Tls | None) -> Sparso
     hint = "another process may listen there already, or the address may not be this machine's"
     if tls is not None:
         hint += "; or a certificate or key is no PEM text"
-    return SparsonaError(f"cannot listen on {', '.join(listen)}: {error}", hint=hint)
+    return SparsonaError(f"cannot listen on {', '.join(listen)}: {_reason(error)}", hint=hint)
+
+
+def _reason(error: Exception) -> str:
+    """What zenoh says, without the places in its source."""
+    return re.sub(r" at /\S+:\d+\.?", "", str(error))

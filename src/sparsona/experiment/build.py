@@ -148,7 +148,9 @@ def options_taken_by(row: MethodCard, options: Mapping[str, Any], rows: Sequence
     return mine
 
 
-def read_data(config: RunConfig, listen: Callable[[int, int], None] | None = None) -> Federation:
+def read_data(
+    config: RunConfig, listen: Callable[[int, int], None] | None = None, num_classes: int | None = None
+) -> Federation:
     """The data set that a config names, shared out among clients; `listen(done, total)` is called while decoding."""
     options = {key: value for key in in_groups("reading") if (value := getattr(config, key)) is not None}
     if config.data_dir and not Path(config.data_dir).expanduser().is_dir():
@@ -157,7 +159,8 @@ def read_data(config: RunConfig, listen: Callable[[int, int], None] | None = Non
             expected="the folder of the data's files",
             hint="check --data-dir",
         )
-    pool = read(config.data, [Path(config.data_dir).expanduser()] if config.data_dir else [], listen=listen, **options)
+    folders = [Path(config.data_dir).expanduser()] if config.data_dir else []
+    pool = read(config.data, folders, listen=listen, num_classes=num_classes, **options)
     sharing = {key: getattr(config, key) for key in in_groups("sharing")}
     return share_out(pool, SplitPlan(seed=config.seed, **sharing))
 

@@ -33,7 +33,7 @@ from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.federation_file import FederationFile, Member, key_path
 from sparsona.deploy.flower import SocketServer
 from sparsona.deploy.frames import MAX_HEAD, Frame, Signer, Verifier, seal
-from sparsona.deploy.identity import KeyFile, Roster
+from sparsona.deploy.identity import KeyFile, Roster, check_certificate
 from sparsona.deploy.jobs import told_counts
 from sparsona.deploy.memory import return_large_buffers, share_memory_among_threads
 from sparsona.deploy.remote import Connection, RemoteClients
@@ -74,6 +74,7 @@ from sparsona.runs.session import Listen, Session
 from sparsona.runs.traits import TraitRecord
 from sparsona.runs.validation import merge_errors, validate
 
+UNASKED_SECONDS = 20.0  # after which a client that is connected says that nobody asks for it
 MANY_CLIENTS = 32  # whose messages make a server grow unless freed memory is returned, which costs it some time
 HELLO_SECONDS = 2.0  # for a client to say that it is there
 FILE, SERVED, GUESTS = FEDERATION_FILE, "server.json", GUESTS_FILE  # in the run's folder
@@ -232,11 +233,12 @@ def _is_own(source: str) -> bool:
 
 def _read(terms: Terms, source: str, data_dir: str | None, options: Mapping[str, Any]) -> Federation:
     given = {"seed": terms.config.seed, "data": source, "data_dir": data_dir, **options}
-    if _is_own(source):
-        given = {"partition": "iid", "clients": 1, **given}
-    else:
-        given = {"clients": terms.num_clients, **given}
-    return read_data(validate(RunConfig, {"method": terms.config.method, **given}, "the client's data"))
+    is_own = _is_own(source)
+    own = {"partition": "iid", "clients": 1} if is_own else {"clients": terms.num_clients}
+    config = validate(RunConfig, {"method": terms.config.method, **own, **given}, "the client's data")
+    # A client need not have every class: how many there are, the file says.
+    is_classes = is_own and terms.kind.targets == "classes"
+    return read_data(config, num_classes=terms.kind.num_classes if is_classes else None)
 
 
 def _share(terms: Terms, shared: Federation, index: int, source: str) -> Federation:
@@ -685,6 +687,7 @@ def read_server(path: str | Path, key: str | Path | None, at_least: int | None) 
             expected="a method with a server",
             hint=f"`sparsona peer {path}` on every machine",
         )
+    check_certificate(terms.file.server.certificate, terms.file.authority, terms.file.server.key, "the server")
     signer = KeyFile.read(key or key_path(path, "server"))
     if signer.public != terms.file.server.key:
         raise SparsonaError(
@@ -835,7 +838,14 @@ def join(
     """
     share_memory_among_threads()
     terms = Terms.read(path)
+    if terms.row.peers:
+        raise SparsonaError(
+            f"{terms.row.title} has no server to join",
+            expected="a method with a server",
+            hint=f"`sparsona peer {path}`",
+        )
     signer, member = find_key(terms.file, Path(path), key)
+    check_certificate(member.certificate, terms.file.authority, member.key, member.name)
     addresses = tuple(connect) or (() if terms.file.server is None else terms.file.server.addresses)
     if flower is not None and (connect or not tls):
         raise SparsonaError("an address or --plain beside --flower", expected="one of them: Flower has the connection")
@@ -864,11 +874,17 @@ def join(
     with ZenohLink(member.index, run=terms.run, connect=addresses, tls=certificates, max_bytes=longest) as link:
         link.serve(agent.handle, failed=failed)
         report(f"{name}, looking for {', '.join(addresses)}")
-        trouble = ""
+        trouble, began, warned = "", time.monotonic(), False
         while not agent.finished.wait(1.0):
             if link.trouble and link.trouble != trouble:
                 report(link.trouble)
             trouble = link.trouble
+            if not warned and not agent.is_greeted and link.connected() and time.monotonic() - began > UNASKED_SECONDS:
+                warned = True
+                report(
+                    f"connected, but not asked for: the run may be over, or the server may have another file than "
+                    f"'{path}', whose digest is {terms.run} (`sparsona federation show`)"
+                )
         time.sleep(0.5)  # the last answer is on its way
     return agent.vault.model
 

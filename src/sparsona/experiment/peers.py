@@ -22,7 +22,7 @@ from sparsona.data.federation import Federation
 from sparsona.deploy.agent import Greeting, weights_digest
 from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.frames import Signer, Verifier
-from sparsona.deploy.identity import Roster
+from sparsona.deploy.identity import Roster, check_certificate
 from sparsona.deploy.jobs import told_counts
 from sparsona.deploy.journal import Entry, Journal, Opening
 from sparsona.deploy.peer import COMPUTING, Peer
@@ -47,6 +47,16 @@ from sparsona.wire.ledger import Traffic
 
 ENDED = "its journal ends before this round"
 MISSING = "its journal was not gathered"
+
+
+def _check_peers(terms: Terms) -> None:
+    """Raise SparsonaError for a method with a server."""
+    if not terms.row.peers:
+        raise SparsonaError(
+            f"{terms.row.title} has a server",
+            expected="a method whose clients send to each other, such as dispfl",
+            hint=f"`sparsona server {terms.file.path}` on one machine, `sparsona join` on the others",
+        )
 
 
 def make_peer(
@@ -83,12 +93,7 @@ def make_peer(
     Returns:
         The peer: `handle` answers the others, `wait` and `play` do the rest.
     """
-    if not terms.row.peers:
-        raise SparsonaError(
-            f"{terms.row.title} has a server",
-            expected="a method whose clients send to each other, such as dispfl",
-            hint=f"`sparsona server {terms.file.path}` on one machine, `sparsona join` on the others",
-        )
+    _check_peers(terms)
     member, place = terms.file.clients[index], choose_device(device, "fp32")
     train, validation, test = (int(count) for count in federation.sizes()[index])
 
@@ -207,7 +212,9 @@ def be_peer(
         The peer's folder, with its journal and its model.
     """
     terms = Terms.read(path)
+    _check_peers(terms)
     signer, member = find_key(terms.file, Path(path), key)
+    check_certificate(member.certificate, terms.file.authority, member.key, member.name)
     if at_least is not None and not 0 < at_least <= terms.num_clients:
         raise SparsonaError(f"--at-least {at_least}", expected=f"1 to {terms.num_clients}, the peers of the roster")
     others = [address for one in terms.file.clients if one.index != member.index for address in one.addresses]

@@ -27,6 +27,7 @@ class Request:
     crop: int | None = None
     augment: bool | None = None
     listen: Listen | None = None
+    num_classes: int | None = None
 
     def report(self, done: int, total: int) -> None:
         """Report progress; total 0: unknown."""

@@ -48,7 +48,7 @@ def read_arrays(request: Request) -> Pool:
     is_image = x.dtype == np.uint8 and x.ndim in (3, 4) and not has_tokens
     inputs = validate.check_inputs(channels_first(x) if is_image else x, where, as_bytes=is_image, as_tokens=has_tokens)
     labels = validate.check_targets(y, where, as_tokens=has_tokens)
-    num_classes = validate.count_outputs(labels, None, inputs)
+    num_classes = validate.count_outputs(labels, request.num_classes, inputs)
     if is_image:
         view = make_view(request, tuple(inputs.shape[1:]))
     else:
