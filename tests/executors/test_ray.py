@@ -9,16 +9,15 @@ import pickle
 import shutil
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
+from processes import rounds_recorded
 from small_runs import Deadly, Printing, context_of, evaluation_jobs, played
 from torch import nn
 
@@ -399,7 +398,7 @@ def test_ctrl_c(script, tmp_path):
     """It ends the run and everything it started, within seconds, with a checkpoint."""
     long = script("100000", "ray")
     deadline = time.monotonic() + 120
-    while not _rounds(tmp_path / "0" / "records.sqlite") and time.monotonic() < deadline:
+    while not rounds_recorded(tmp_path / "0") and time.monotonic() < deadline:
         time.sleep(0.1)
     started = _session(long.pid)
     assert len(started) > 3  # itself, Ray's servers, an actor
@@ -414,16 +413,6 @@ def test_ctrl_c(script, tmp_path):
     while _session(long.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not _session(long.pid)
-
-
-def _rounds(records: Path) -> int:
-    if not records.exists():
-        return 0
-    with closing(sqlite3.connect(f"file:{records}?mode=ro", uri=True)) as db:
-        try:
-            return db.execute("SELECT COUNT(*) FROM rounds").fetchone()[0]
-        except sqlite3.OperationalError:  # the table is not there yet
-            return 0
 
 
 def _session(leader: int) -> list[int]:

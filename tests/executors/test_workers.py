@@ -6,7 +6,6 @@ import fcntl
 import os
 import signal
 import socket
-import sqlite3
 import struct
 import subprocess
 import sys
@@ -14,11 +13,10 @@ import tempfile
 import termios
 import textwrap
 import time
-from contextlib import closing
-from pathlib import Path
 
 import pytest
 import torch
+from processes import rounds_recorded
 from small_runs import Deadly, Printing, context_of, evaluation_jobs, played
 from torch import nn
 
@@ -236,9 +234,8 @@ def test_an_unguarded_script_and_ctrl_c(tmp_path):
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    records = tmp_path / "long" / "records.sqlite"
     deadline = time.monotonic() + 60
-    while not _rounds(records) and time.monotonic() < deadline:
+    while not rounds_recorded(tmp_path / "long") and time.monotonic() < deadline:
         time.sleep(0.05)
     workers = _children(long.pid)
     assert workers
@@ -251,16 +248,6 @@ def test_an_unguarded_script_and_ctrl_c(tmp_path):
     while any(_alive(pid) for pid in workers) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(_alive(pid) for pid in workers)
-
-
-def _rounds(records: Path) -> int:
-    if not records.exists():
-        return 0
-    with closing(sqlite3.connect(f"file:{records}?mode=ro", uri=True)) as db:
-        try:
-            return db.execute("SELECT COUNT(*) FROM rounds").fetchone()[0]
-        except sqlite3.OperationalError:  # the table is not there yet
-            return 0
 
 
 def _children(pid: int) -> list[int]:

@@ -168,7 +168,9 @@ def resume(path: str, as_json: bool, jobs: int | None, logs: tuple[str, ...], pr
 
         resume_search(folder, as_json, jobs)
         return
-    if (folder / "server.json").exists():
+    from sparsona.runs.folder import SERVER_FILE
+
+    if (folder / SERVER_FILE).exists():
         if logs or profile or jobs:
             raise SparsonaError(
                 "--log, --profile or --jobs for a run on several machines",

@@ -16,6 +16,14 @@ from sparsona.core.errors import SparsonaError
 FILE = click.argument("path", metavar="FED.TOML", type=click.Path(path_type=Path))
 KEY = click.option("--key", type=click.Path(path_type=Path), help="The secret key.  [the one beside the file]")
 PLAIN = click.option("--plain", is_flag=True, help="Do not encrypt: for one machine. Frames are signed all the same.")
+DATA = click.option(
+    "--data", required=True, help="arrays:FILE.npz or folder:DIR, all yours; or a data set: your share."
+)
+DATA_DIR = click.option("--data-dir", help="Folder that is searched first for the data's files.")
+DEVICE = click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where to train.")
+SPLITS = click.option(
+    "--set", "pairs", multiple=True, metavar="KEY=VALUE", help="How data is split, such as test_rate=0.3."
+)
 
 
 @click.command()
@@ -91,8 +99,8 @@ class Waiting:
 
 @click.command()
 @FILE
-@click.option("--data", required=True, help="arrays:FILE.npz or folder:DIR, all yours; or a data set: your share.")
-@click.option("--data-dir", help="Folder that is searched first for the data's files.")
+@DATA
+@DATA_DIR
 @KEY
 @click.option("--connect", multiple=True, metavar="HOST:PORT", help="Where the server is.  [as the file says]")
 @click.option(
@@ -107,8 +115,8 @@ class Waiting:
     type=click.Choice(["labels"]),
     help="Let the server know how many examples of each class you have, and which are confused.  [nothing]",
 )
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where to train.")
-@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="How data is split, such as test_rate=0.3.")
+@DEVICE
+@SPLITS
 @PLAIN
 def join(
     path: Path,
@@ -175,16 +183,18 @@ FOLDER = click.option(
 @FOLDER
 def show(folder: Path | None) -> None:
     """Show what is in the vault: states by ticket, and the personal model."""
+    from sparsona.deploy.vault import MODEL, SUFFIX
+
     found = _find_vault(folder)
     rows = [
         {
             "file": path.name,
-            "what": "personal model" if path.suffix == ".safetensors" else "state",
+            "what": "personal model" if path.name == MODEL else "state",
             "bytes": f"{path.stat().st_size:,}",
             "written": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(path.stat().st_mtime)),
         }
         for path in sorted(found.iterdir())
-        if path.suffix in (".safetensors", ".state")
+        if path.name == MODEL or path.suffix == SUFFIX
     ]
     click.echo(f"{found}: {len(rows)} files")
     if rows:
@@ -199,7 +209,9 @@ def export(folder: Path | None, out: Path) -> None:
 
     A client has one when its run is over.
     """
-    found = _find_vault(folder) / "model.safetensors"
+    from sparsona.deploy.vault import MODEL
+
+    found = _find_vault(folder) / MODEL
     if not found.exists():
         raise SparsonaError(
             f"'{found.parent}' has no model yet",

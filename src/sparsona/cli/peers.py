@@ -7,14 +7,14 @@ from typing import Any
 
 import click
 
-from sparsona.cli.network import FILE, KEY, PLAIN, Waiting, say
+from sparsona.cli.network import DATA, DATA_DIR, DEVICE, FILE, KEY, PLAIN, SPLITS, Waiting, say
 from sparsona.cli.options import gather as gather_options
 
 
 @click.command()
 @FILE
-@click.option("--data", required=True, help="arrays:FILE.npz or folder:DIR, all yours; or a data set: your share.")
-@click.option("--data-dir", help="Folder that is searched first for the data's files.")
+@DATA
+@DATA_DIR
 @click.option("--listen", multiple=True, metavar="HOST:PORT", help="Where others can dial this peer.  [nowhere]")
 @click.option("--connect", multiple=True, metavar="HOST:PORT", help="Where to dial.  [other peers, as the file says]")
 @KEY
@@ -28,8 +28,8 @@ from sparsona.cli.options import gather as gather_options
     type=click.Choice(["labels"]),
     help="Write into the journal how many examples of each class you have, and which are confused.  [nothing]",
 )
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", help="Where to train.")
-@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="How data is split, such as test_rate=0.3.")
+@DEVICE
+@SPLITS
 @PLAIN
 def peer(path: Path, data: str, share: str | None, pairs: tuple[str, ...], plain: bool, **options: Any) -> None:
     """Be a peer of the run that FED.TOML describes, for a method without a server.

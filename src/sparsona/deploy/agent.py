@@ -52,6 +52,18 @@ class Greeting:
     data: str
     label_counts: tuple[int | None, ...] | None = None
 
+    def as_plain(self) -> dict[str, Any]:
+        """Values that JSON can write."""
+        return {
+            "layout": self.layout,
+            "start": self.start,
+            "sizes": list(self.sizes),
+            "capacity": float(self.capacity).hex(),
+            "environment": {str(key): str(value) for key, value in self.environment.items()},
+            "data": self.data,
+            "label_counts": None if self.label_counts is None else list(self.label_counts),
+        }
+
 
 class Agent:
     """Answers the server's frames for one client.
@@ -154,18 +166,7 @@ class Agent:
                     hint=f"this is sparsona {mine.environment.get('sparsona')}, torch {mine.environment.get('torch')}",
                 )
         self._report("the server is there")
-        return self._sealed(
-            frame,
-            {
-                "layout": mine.layout,
-                "start": mine.start,
-                "sizes": list(mine.sizes),
-                "capacity": float(mine.capacity).hex(),
-                "environment": {str(key): str(value) for key, value in mine.environment.items()},
-                "data": mine.data,
-                "label_counts": None if mine.label_counts is None else list(mine.label_counts),
-            },
-        )
+        return self._sealed(frame, mine.as_plain())
 
     def context(self, card: Client) -> ClientContext:
         """This client's context, as the server knows it."""
@@ -176,11 +177,9 @@ class Agent:
     def _context_of(self, frame: Frame) -> ClientContext:
         told = frame.head.get("card")
         sizes, capacity = self.greeting.sizes, self.greeting.capacity
-        if not isinstance(told, Mapping) or (told.get("num_clients"), told.get("most_examples")) == (None, None):
-            raise SparsonaError("a job without the client's card", expected="how many clients there are")
-        num, most = told.get("num_clients"), told.get("most_examples")
+        num, most = (told.get(name) if isinstance(told, Mapping) else None for name in ("num_clients", "most_examples"))
         if not (isinstance(num, int) and isinstance(most, int) and self.client < num <= MAX_CLIENTS):
-            raise SparsonaError("a job with a card that is none", expected="how many clients there are")
+            raise SparsonaError("a job without the client's card", expected="how many clients there are")
         if not 0 <= most <= MAX_EXAMPLES:
             raise SparsonaError(f"a client of {most} examples", expected=f"at most {MAX_EXAMPLES:,}")
         return self.context(Client(self.client, sizes[0], capacity, sizes[1], num, most))
@@ -282,11 +281,3 @@ def lone_cards(card: Client) -> tuple[Client, ...]:
     """
     others = (Client(index, 0, 1.0, 0, card.num_clients, card.most_examples) for index in range(card.num_clients))
     return tuple(card if other.index == card.index else other for other in others)
-
-
-def weights_digest(context: ClientContext) -> str:
-    """A digest of the initial weights and buffers."""
-    state = hashlib.blake2b(digest_size=16)
-    for tree in (context.params, context.buffers):
-        state.update(tree.flat.cpu().numpy().tobytes())
-    return state.hexdigest()

@@ -97,21 +97,8 @@ class Journal:
 
     def open(self, opening: Opening) -> None:
         """Write the first line of a new journal."""
-        greeting = opening.greeting
-        self._write(
-            {
-                "format": FORMAT,
-                "run": opening.run,
-                "client": opening.client,
-                "layout": greeting.layout,
-                "start": greeting.start,
-                "sizes": list(greeting.sizes),
-                "capacity": float(greeting.capacity).hex(),
-                "environment": {str(key): str(value) for key, value in greeting.environment.items()},
-                "data": greeting.data,
-                "label_counts": None if greeting.label_counts is None else list(greeting.label_counts),
-            }
-        )
+        first = {"format": FORMAT, "run": opening.run, "client": opening.client}
+        self._write(first | opening.greeting.as_plain())
 
     def append(self, entry: Entry) -> None:
         """Write a line, on the disk itself when this returns."""

@@ -5,6 +5,7 @@ A process may hold one of the two. The simulator holds both and passes messages 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -168,6 +169,14 @@ class ClientContext:
     def encodes(self) -> bool:
         """Whether `perform` encodes messages as bytes: on a GPU they would be copied to the host and back."""
         return self.device.type == "cpu"
+
+    @property
+    def start_digest(self) -> str:
+        """A digest of the initial weights and buffers, which may come from a module passed from Python."""
+        state = hashlib.blake2b(digest_size=16)
+        for tree in (self.params, self.buffers):
+            state.update(tree.flat.cpu().numpy().tobytes())
+        return state.hexdigest()
 
     def fresh_state(self, client: int) -> State:
         """A client's State before its first turn.

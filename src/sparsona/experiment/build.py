@@ -336,14 +336,6 @@ def headline_of(config: RunConfig, row: MethodCard) -> str:
     return named or eval_points.headline(config.tune_epochs)
 
 
-def start_digest(context: ClientContext) -> str:
-    """A digest of the initial weights, which may come from a module passed from Python."""
-    state = hashlib.blake2b(digest_size=16)
-    for tree in (context.params, context.buffers):
-        state.update(tree.flat.cpu().numpy().tobytes())
-    return state.hexdigest()
-
-
 def graph_digest(context: ClientContext) -> str | None:
     """A digest of a graph from a file, which may change before a run is resumed."""
     edges = () if context.plan.graph is None else context.plan.graph.sources

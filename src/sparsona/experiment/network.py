@@ -28,7 +28,7 @@ from sparsona.core.update import SERVER, PartSize
 from sparsona.data import SOURCES
 from sparsona.data.client_index import PARTS, ClientIndex
 from sparsona.data.federation import Federation
-from sparsona.deploy.agent import MAX_EXAMPLES, Agent, Greeting, lone_cards, weights_digest
+from sparsona.deploy.agent import MAX_EXAMPLES, Agent, Greeting, lone_cards
 from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.federation_file import FederationFile, Member, key_path
 from sparsona.deploy.flower import SocketServer
@@ -61,6 +61,7 @@ from sparsona.runs.facts import RunFacts
 from sparsona.runs.folder import (
     FEDERATION_FILE,
     GUESTS_FILE,
+    SERVER_FILE,
     RunFolder,
     environment,
     make_empty_folder,
@@ -77,7 +78,6 @@ from sparsona.runs.validation import merge_errors, validate
 UNASKED_SECONDS = 20.0  # after which a client that is connected says that nobody asks for it
 MANY_CLIENTS = 32  # whose messages make a server grow unless freed memory is returned, which costs it some time
 HELLO_SECONDS = 2.0  # for a client to say that it is there
-FILE, SERVED, GUESTS = FEDERATION_FILE, "server.json", GUESTS_FILE  # in the run's folder
 _OF_TASK = ("classes", "input", "predicts")
 
 
@@ -89,6 +89,7 @@ class Terms:
         file: the federation file.
         config: the options of the run.
         row: the method's row.
+        method_config: the method's own options.
         kind: what examples look like.
     """
 
@@ -140,6 +141,15 @@ class Terms:
     @property
     def num_clients(self) -> int:
         return len(self.file.clients)
+
+    def check_at_least(self, at_least: int | None) -> None:
+        """Raise SparsonaError if a run cannot wait for so many clients; None: for all."""
+        if at_least is not None and not 0 < at_least <= self.num_clients:
+            raise SparsonaError(f"--at-least {at_least}", expected=f"1 to {self.num_clients}, the size of the roster")
+
+    def vault_of(self, member: Member, given: str | Path | None) -> Path:
+        """The folder of a client's vault: the given one, or one in ./vault."""
+        return Path("vault") / f"{member.name}-{self.run[:8]}" if given is None else Path(given)
 
     def plan(self) -> Plan:
         return make_plan(self.config, self.num_clients, self.row.peers)
@@ -270,6 +280,21 @@ def alone(federation: Federation, client: int, index: int, num_clients: int) -> 
     return replace(federation, x=x, y=y, splits=ClientIndex(torch.arange(len(entries)), sizes))
 
 
+def make_greeting(context: ClientContext, federation: Federation, index: int, shares_labels: bool) -> Greeting:
+    """What a client, or a peer, tells the others about itself."""
+    train, validation, test = (int(count) for count in federation.sizes()[index])
+    counts = federation.label_counts("train") if shares_labels else None
+    return Greeting(
+        layout=context.task.layout.digest.hex(),
+        start=context.start_digest,
+        sizes=(train, validation, test),
+        capacity=context.clients[index].capacity,
+        environment=environment(),
+        data=federation.digest(),
+        label_counts=None if counts is None else tuple(told_counts(counts[index].tolist())),
+    )
+
+
 def make_agent(
     terms: Terms,
     index: int,
@@ -298,22 +323,13 @@ def make_agent(
         The agent.
     """
     member, place = terms.file.clients[index], choose_device(device, "fp32")
-    train, validation, test = (int(count) for count in federation.sizes()[index])
+    train, validation, _ = (int(count) for count in federation.sizes()[index])
 
     def make_context(card: Client) -> ClientContext:
         return terms.context(federation, lone_cards(card), place)
 
     context = make_context(Client(index, train, member.capacity, validation, terms.num_clients, train))
-    counts = federation.label_counts("train") if shares_labels else None
-    greeting = Greeting(
-        layout=context.task.layout.digest.hex(),
-        start=weights_digest(context),
-        sizes=(train, validation, test),
-        capacity=member.capacity,
-        environment=environment(),
-        data=federation.digest(),
-        label_counts=None if counts is None else tuple(told_counts(counts[index].tolist())),
-    )
+    greeting = make_greeting(context, federation, index, shares_labels)
     return Agent(index, terms.run, make_context, greeting, Vault(vault), signer, verifier, shares_labels, report)
 
 
@@ -381,12 +397,10 @@ class Network:
         self.clients: Clients = RemoteClients(self.connection)
         if session is not None:
             self.connection.session = session
-        self._empty = terms.no_data()
-        self._digests = ("", "")
         # A session reads the clients' cards where they are: those of late clients are filled in when they come.
-        self.client_context = terms.context(self._empty, self._cards, torch.device("cpu"))  # type: ignore[arg-type]
+        self.client_context = terms.context(terms.no_data(), self._cards, torch.device("cpu"))  # type: ignore[arg-type]
         self.context = self.client_context.server_side
-        self._digests = (self.client_context.task.layout.digest.hex(), weights_digest(self.client_context))
+        self._digests = (self.client_context.task.layout.digest.hex(), self.client_context.start_digest)
 
     # What `Session` needs.
 
@@ -599,7 +613,7 @@ def play_network(
     Returns:
         The finished run.
     """
-    guests_file = path / GUESTS
+    guests_file = path / GUESTS_FILE
 
     def no_models() -> ClientContext:
         raise models_elsewhere(path)
@@ -614,7 +628,7 @@ def play_network(
     if exists:
         folder = RunFolder.open(path)
         folder.check_resumable()
-        if FederationFile.read(path / FILE).digest != network.terms.run:
+        if FederationFile.read(path / FEDERATION_FILE).digest != network.terms.run:
             raise SparsonaError(
                 f"'{path}' is a run of another federation file",
                 expected=f"a run of '{network.terms.file.path}'",
@@ -623,12 +637,12 @@ def play_network(
     else:
         guests = [network.guests.get(one.index, Guest()) for one in network.terms.file.clients]
         make_empty_folder(path)
-        network.terms.file.write(path / FILE)  # both first: a folder with a config is a run, and complete
+        network.terms.file.write(path / FEDERATION_FILE)  # both first: a folder with a config is a run, and complete
         write_guests(network, guests_file)
         folder = RunFolder.create(path, dump(config), with_guests(facts, network.terms, guests), None)
     with folder:
         if served is not None:
-            write_atomically(path / SERVED, (json.dumps(dict(served), indent=2) + "\n").encode())
+            write_atomically(path / SERVER_FILE, (json.dumps(dict(served), indent=2) + "\n").encode())
         try:
             found = play(folder, session, config, no_models)
         finally:
@@ -644,26 +658,28 @@ def play_network(
 def write_guests(network: Network, path: Path) -> None:
     """Note who takes part, since how many rounds, with what data: a server that is started again knows them."""
     found = [
-        {"client": client, "since": since, **_plain(network.guests[client])}
+        {
+            "client": client,
+            "since": since,
+            "sizes": network.guests[client].sizes,
+            "data": network.guests[client].data,
+            "label_counts": network.guests[client].label_counts,
+        }
         for client, since in network.admitted.items()
     ]
     write_atomically(path, (json.dumps(found, indent=1) + "\n").encode())
 
 
-def _plain(guest: Guest) -> dict[str, Any]:
-    return {"sizes": guest.sizes, "data": guest.data, "label_counts": guest.label_counts}
-
-
 def guests_at_start(path: Path) -> list[int]:
     """Those who took part from the first round of a run on."""
-    return [row["client"] for row in read_json(path / GUESTS, list) if row["since"] == 0]
+    return [client for client, (since, _) in _written_guests(path).items() if since == 0]
 
 
 def read_guests(network: Network, path: Path) -> dict[int, int]:
     """Those who took part when the checkpoint of a run was made, since when; who is not here is as it was then."""
-    found = {}
+    found, completed = {}, reached(path).completed
     for client, (since, guest) in _written_guests(path).items():
-        if since <= reached(path).completed:
+        if since <= completed:
             found[client] = since
             network.guests.setdefault(client, guest)
     return found
@@ -672,7 +688,7 @@ def read_guests(network: Network, path: Path) -> dict[int, int]:
 def _written_guests(path: Path) -> dict[int, tuple[int, Guest]]:
     """What `write_guests` wrote into a run's folder."""
     found = {}
-    for row in read_json(path / GUESTS, list):
+    for row in read_json(path / GUESTS_FILE, list):
         counts = None if row["label_counts"] is None else tuple(row["label_counts"])
         found[row["client"]] = (row["since"], Guest(tuple(row["sizes"]), row["data"], counts))
     return found
@@ -695,8 +711,7 @@ def read_server(path: str | Path, key: str | Path | None, at_least: int | None) 
             expected=f"the key whose public half is {terms.file.server.key}",
             hint="--key FILE, the one that `sparsona federation new` made",
         )
-    if at_least is not None and not 0 < at_least <= terms.num_clients:
-        raise SparsonaError(f"--at-least {at_least}", expected=f"1 to {terms.num_clients}, the clients of the roster")
+    terms.check_at_least(at_least)
     return terms, signer
 
 
@@ -765,13 +780,9 @@ def serve(
 
 def next_session(path: Path) -> int:
     """The number of the next start of a server: the time, or more if its clock went back since the last one."""
-    last = read_json(path / SERVED).get("session", 0) if is_served(path) else 0
+    file = path / SERVER_FILE
+    last = read_json(file).get("session", 0) if file.is_file() else 0
     return max(time.time_ns(), int(last) + 1)
-
-
-def is_served(path: Path) -> bool:
-    """Whether a run's clients are on machines of their own."""
-    return (path / SERVED).is_file()
 
 
 def resume_served(path: Path, observers: Sequence[object] = (), **reports: Any) -> Run:
@@ -785,7 +796,7 @@ def resume_served(path: Path, observers: Sequence[object] = (), **reports: Any) 
     Returns:
         The finished run.
     """
-    served = read_json(path / SERVED)
+    served = read_json(path / SERVER_FILE)
     if "flower" in served:
         raise SparsonaError(
             f"the clients of '{path}' are reached through Flower",
@@ -793,7 +804,7 @@ def resume_served(path: Path, observers: Sequence[object] = (), **reports: Any) 
             hint="start the same app again: `flwr run`",
         )
     known = {name: served[name] for name in ("listen", "key", "at_least", "deadline", "tls") if name in served}
-    return serve(path / FILE, path, observers=observers, **known, **reports)
+    return serve(path / FEDERATION_FILE, path, observers=observers, **known, **reports)
 
 
 def join(
@@ -853,7 +864,7 @@ def join(
         raise SparsonaError(
             f"'{path}' does not say where its server is", expected="an address", hint="--connect host:7447"
         )
-    folder = Path(vault) if vault is not None else Path("vault") / f"{member.name}-{terms.run[:8]}"
+    folder = terms.vault_of(member, vault)
     federation = own_data(terms, member.index, data, data_dir, **options)
     roster = Roster(terms.file.keys())
     agent = make_agent(terms, member.index, federation, folder, signer, roster, shares_labels, device, report)

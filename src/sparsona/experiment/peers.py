@@ -19,11 +19,9 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.points import FEW, select
 from sparsona.core.round import Client
 from sparsona.data.federation import Federation
-from sparsona.deploy.agent import Greeting, weights_digest
 from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.frames import Signer, Verifier
 from sparsona.deploy.identity import Roster, check_certificate
-from sparsona.deploy.jobs import told_counts
 from sparsona.deploy.journal import Entry, Journal, Opening
 from sparsona.deploy.peer import COMPUTING, Peer
 from sparsona.deploy.vault import Vault
@@ -34,11 +32,11 @@ from sparsona.engine.jobs import Tally
 from sparsona.engine.plan import Plan, participation, tested_clients
 from sparsona.engine.population import EvaluationLog, Population, RoundRecord, Turn
 from sparsona.executors import choose_device
-from sparsona.experiment.network import FILE, Guest, Terms, find_key, own_data, with_guests
+from sparsona.experiment.network import Guest, Terms, find_key, make_greeting, own_data, with_guests
 from sparsona.experiment.run import Run
 from sparsona.experiment.train import NETWORK, describe_run, load
 from sparsona.runs.checkpoint import Checkpoints, Progress
-from sparsona.runs.folder import RunFolder, environment, warn
+from sparsona.runs.folder import FEDERATION_FILE, RunFolder, warn
 from sparsona.runs.options import dump
 from sparsona.runs.recorder import Recorder
 from sparsona.runs.records import FailureRow
@@ -94,8 +92,8 @@ def make_peer(
         The peer: `handle` answers the others, `wait` and `play` do the rest.
     """
     _check_peers(terms)
-    member, place = terms.file.clients[index], choose_device(device, "fp32")
-    train, validation, test = (int(count) for count in federation.sizes()[index])
+    place = choose_device(device, "fp32")
+    train, validation, _ = (int(count) for count in federation.sizes()[index])
 
     def make_context(cards: tuple[Client, ...]) -> ClientContext:
         return terms.context(federation, cards, place)
@@ -104,16 +102,7 @@ def make_peer(
     alone = tuple(Client(one.index, train, one.capacity, validation, num, train) for one in terms.file.clients)
     with COMPUTING:
         context = make_context(alone)
-    counts = federation.label_counts("train") if shares_labels else None
-    greeting = Greeting(
-        layout=context.task.layout.digest.hex(),
-        start=weights_digest(context),
-        sizes=(train, validation, test),
-        capacity=member.capacity,
-        environment=environment(),
-        data=federation.digest(),
-        label_counts=None if counts is None else tuple(told_counts(counts[index].tolist())),
-    )
+    greeting = make_greeting(context, federation, index, shares_labels)
     vault = Vault(folder)
     found = Peer(
         index,
@@ -131,8 +120,8 @@ def make_peer(
         shares_labels,
         report,
     )
-    if not (folder / FILE).exists():
-        terms.file.write(folder / FILE)  # for `gather`
+    if not (folder / FEDERATION_FILE).exists():
+        terms.file.write(folder / FEDERATION_FILE)  # for `gather`
     return found
 
 
@@ -215,8 +204,7 @@ def be_peer(
     _check_peers(terms)
     signer, member = find_key(terms.file, Path(path), key)
     check_certificate(member.certificate, terms.file.authority, member.key, member.name)
-    if at_least is not None and not 0 < at_least <= terms.num_clients:
-        raise SparsonaError(f"--at-least {at_least}", expected=f"1 to {terms.num_clients}, the peers of the roster")
+    terms.check_at_least(at_least)
     others = [address for one in terms.file.clients if one.index != member.index for address in one.addresses]
     addresses = tuple(connect) or tuple(others)
     if not (listen or addresses):
@@ -225,7 +213,7 @@ def be_peer(
             expected="an address to dial, or one to listen on",
             hint="--connect host:7447, --listen :7447, or `sparsona federation admit --address` for a few peers",
         )
-    folder = Path(vault) if vault is not None else Path("vault") / f"{member.name}-{terms.run[:8]}"
+    folder = terms.vault_of(member, vault)
     federation = own_data(terms, member.index, data, data_dir, **options)
     certificates = Tls(terms.file.authority, member.certificate, signer.pem) if tls else None
     with COMPUTING:
@@ -319,7 +307,7 @@ def gather(out: str | Path, folders: Iterable[str | Path], partial: bool = False
     _warn_of_environments(told)
     seconds = 0.0
     with RunFolder.create(Path(out), dump(config), with_guests(facts, terms, guests), None) as folder:
-        terms.file.write(folder.path / FILE)
+        terms.file.write(folder.path / FEDERATION_FILE)
         with folder.records.writing():
             for index in range(completed + is_finished):
                 seconds += _record(folder, _Round(plan, cards, told, index, is_end=index == completed))
@@ -455,7 +443,7 @@ def _read_journals(folders: Sequence[Path], partial: bool) -> tuple[Terms, dict[
                 expected="the folder of a peer, with its journal.jsonl and federation.toml",
                 hint="copy them from `sparsona peer --vault`",
             )
-        terms = terms or Terms.read(folder / FILE)
+        terms = terms or Terms.read(folder / FEDERATION_FILE)
         if opening.run != terms.run or opening.client >= terms.num_clients:
             raise SparsonaError(
                 f"'{folder}' is of another run than '{folders[0]}'",

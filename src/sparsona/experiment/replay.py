@@ -26,10 +26,10 @@ from sparsona.engine.plan import Plan
 from sparsona.engine.population import num_bytes
 from sparsona.executors import numeric_mode
 from sparsona.executors.serial import Serial
-from sparsona.experiment.network import FILE, GUESTS, NETWORK, Terms, everyones_data, guests_at_start, joint_digest
+from sparsona.experiment.network import NETWORK, Terms, everyones_data, guests_at_start, joint_digest
 from sparsona.experiment.run import Run
 from sparsona.experiment.train import RUNS, describe_run, play, timestamp
-from sparsona.runs.folder import RunFolder, reached
+from sparsona.runs.folder import FEDERATION_FILE, GUESTS_FILE, RunFolder, reached
 from sparsona.runs.observers import ObserverList
 from sparsona.runs.options import dump
 from sparsona.runs.records import EvaluationRow, Records, TurnRow
@@ -97,7 +97,7 @@ def replay(
     folder = RunFolder.open(Path(path))
     terms = _terms(folder)
     found = everyones_data(terms, [data] if isinstance(data, str) else list(data), data_dir, **options)
-    has_guests = (folder.path / GUESTS).exists()  # peers have no server that would note them
+    has_guests = (folder.path / GUESTS_FILE).exists()  # peers have no server that would note them
     there = guests_at_start(folder.path) if has_guests else np.flatnonzero(folder.facts.sizes[:, 0]).tolist()
     digest = joint_digest([one.digest() if client in there else "" for client, one in enumerate(found)])
     side = _Side(terms, found, there, _Observed(folder.records, terms.plan()))
@@ -111,7 +111,7 @@ def replay(
 
 def _terms(folder: RunFolder) -> Terms:
     """The terms of a run that can be replayed."""
-    if folder.config.get("executor") != NETWORK or not (folder.path / FILE).exists():
+    if folder.config.get("executor") != NETWORK or not (folder.path / FEDERATION_FILE).exists():
         raise SparsonaError(
             f"'{folder.path}' was simulated",
             expected="a run on several machines",
@@ -124,7 +124,7 @@ def _terms(folder: RunFolder) -> Terms:
             expected="a finished run",
             hint="start its server again with the same --out: it goes on",
         )
-    terms = Terms.read(folder.path / FILE)
+    terms = Terms.read(folder.path / FEDERATION_FILE)
     if any(spec.parse("transform", text).name == "noise" for text in terms.config.transform):
         raise SparsonaError(
             f"'{folder.path}' has noise that each client draws from a secret of its own",

@@ -34,7 +34,6 @@ from sparsona.experiment.build import (
     latency_digest,
     make_configs,
     make_context,
-    start_digest,
 )
 from sparsona.experiment.run import Run
 from sparsona.methods import MethodCard
@@ -168,7 +167,7 @@ def describe_run(
         has_batch_statistics=task.moves_buffers,
         federation=digest,
         layout=task.layout.digest.hex(),
-        start=start_digest(context),
+        start=context.start_digest,
         ignores_capacity=ignores_capacity(context),
         has_one_size=min(config.capacities) < 1 and has_one_size(context),
         transductive=method.transductive,
@@ -412,7 +411,7 @@ def _rebuild_context(
             expected="the same milliseconds for each tensor, or budgets would change in the middle of a run",
             hint=f"restore '{file}' as it was when the run was started",
         )
-    if start_digest(context) != facts.start:
+    if context.start_digest != facts.start:
         raise SparsonaError(
             f"the model does not start with the weights that '{folder.path}' started with",
             expected="the same initial weights",

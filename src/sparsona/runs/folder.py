@@ -26,7 +26,7 @@ from sparsona.runs.records import Records
 
 START_FILE = "start.safetensors"  # the weights that a run begins with, if they come from another run
 # What the machines of a run on several of them agreed on, and which of them took part.
-FEDERATION_FILE, GUESTS_FILE = "federation.toml", "guests.json"
+FEDERATION_FILE, GUESTS_FILE, SERVER_FILE = "federation.toml", "guests.json", "server.json"
 MANIFEST = Path("checkpoint") / "manifest.json"  # what it does not name does not exist
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sparsona.core.round import Client
-from sparsona.deploy.agent import Agent, Greeting, lone_cards, weights_digest
+from sparsona.deploy.agent import Agent, Greeting, lone_cards
 from sparsona.deploy.exchange import Exchange, Handle, in_memory
 from sparsona.deploy.frames import UNSIGNED
 from sparsona.deploy.remote import Connection, RemoteClients
@@ -70,7 +70,7 @@ def remote_clients(context: ClientContext, vaults: dict[int, Vault], reach: Reac
         train, validation, test = context.federation.sizes()[client.index].tolist()
         greeting = Greeting(
             context.task.layout.digest.hex(),
-            weights_digest(context),
+            context.start_digest,
             (train, validation, test),
             client.capacity,
             {},
