@@ -128,9 +128,7 @@ def _runs(strip: Strip) -> list[tuple[int, int]]:
     return [(block, length) for block, length in enumerate(strip.lengths, start=strip.first) if length]
 
 
-def _lay(
-    weight: Slot, strip: Strip
-) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, tuple[Stretch, ...]], ...]]:
+def _lay(weight: Slot, strip: Strip) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, tuple[Stretch, ...]], ...]]:
     width, rows = weight.size // weight.shape[0], weight.shape[0]
     ends = list(accumulate((length for _, length in _runs(strip)), initial=0))
     stretches: list[list[Stretch]] = [[] for _ in range(rows)]
