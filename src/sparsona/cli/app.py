@@ -47,6 +47,7 @@ from sparsona.cli.terminal import (
     write_page,
 )
 from sparsona.cli.tune import tune
+from sparsona.cli.watch import watch
 from sparsona.core.errors import SparsonaError
 from sparsona.core.version import VERSION
 
@@ -333,6 +334,7 @@ cli.add_command(reproduce)
 cli.add_command(targets)
 cli.add_command(figure)
 cli.add_command(bounds)
+cli.add_command(watch)
 cli.add_command(keys)
 cli.add_command(federation)
 cli.add_command(replay)
@@ -383,9 +385,7 @@ def show_run(result: Any, as_json: bool) -> None:
             json.dumps({**result.summary, "profile": result.profile()} if result.is_profiled else result.summary)
         )
         return
-    from sparsona.analysis.table import rows
-
-    print_results(rows([result.view]))
+    print_results([result.view])
     print_text(f"\nHow this was measured: {result.protocol}\n")
     share = result.summary["bytes"].get("upload_share")  # None: no client sends to a server
     if share is not None and share < 1:
@@ -409,15 +409,19 @@ def show_comparison(result: Any, as_json: bool) -> None:
             )
         )
         return
-    from sparsona.analysis.table import differences, rows
+    from sparsona.analysis.answer import differing
+    from sparsona.analysis.groups import group_views
+    from sparsona.analysis.table import differences
 
     views = result.views()
-    table = rows(views)
-    print_results(table)
+    print_results(views)
     for note in result.notes():
         print_text(f"note: {note}")
-    if compared := differences(views):
-        what = f"Difference to {table[0]['method']}, in percentage points of mean accuracy"
+    if unequal := differing(views):
+        print_text(f"What differs between the methods: {'; '.join(unequal)}.")
+    # One seed has no interval, and the table has the differences themselves.
+    if len({view.seed for view in views}) > 1 and (compared := differences(views)):
+        what = f"Difference to {group_views(views)[0].label}, in percentage points of mean accuracy"
         weighted = " (weighted: by test size)" if "weighted" in compared[0] else ""
         click.echo(f"\n{what}{weighted}, paired by seed (95% interval):")
         print_table(compared)

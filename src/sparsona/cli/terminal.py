@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsona.analysis.columns import COLUMNS
 from sparsona.analysis.format import cut, human_bytes
 from sparsona.core.errors import SparsonaError
 
 if TYPE_CHECKING:
+    from sparsona.analysis.view import RunView
     from sparsona.runs.observers import EvaluationResult, ProgressUpdate, RoundResult, RunEnd
 
 
@@ -27,21 +27,35 @@ def show_rows(rows: list[dict[str, Any]], as_json: bool, hint: str) -> None:
     click.echo(f"\n{hint}")
 
 
-def print_results(rows: list[dict[str, Any]]) -> None:
-    """The most important columns; the others only if the terminal is wide enough (the report has them all)."""
-    columns = list(rows[0])
-    if sys.stdout.isatty():
-        first = ["method", *(column.title for column in COLUMNS if column.is_first)]
-        room, kept = shutil.get_terminal_size().columns, set()
-        for column in sorted(columns, key=lambda column: column not in first):
-            room -= 3 + max(len(column), *(len(str(row[column])) for row in rows))
-            if room >= 0:
-                kept.add(column)
-        left_out = [column for column in columns if column not in kept]
-        columns = [column for column in columns if column in kept]
-    print_table([{column: row[column] for column in columns} for row in rows])
-    if sys.stdout.isatty() and left_out:
-        click.echo(f"columns that do not fit: {', '.join(left_out)} (see the report)")
+def print_results(views: Sequence[RunView]) -> None:
+    """The answer in a sentence, then the first columns of the table; the others as far as the terminal is wide."""
+    from sparsona.analysis.answer import answer
+    from sparsona.analysis.columns import columns_for
+    from sparsona.analysis.table import table
+
+    if sentence := answer(views):
+        print_text(f"{sentence}\n")
+    columns, found = columns_for(views), table(views)
+    widths = [
+        3 + max(len(column.title), *(len(row.cells[i].text) for row in found)) for i, column in enumerate(columns)
+    ]
+    # Into a pipe there is no width to fit into, and the first columns are enough: --json has all.
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    room -= max(len(row.label) for row in found) + sum(
+        width for width, column in zip(widths, columns, strict=True) if column.is_first
+    )
+    kept = []
+    for i, column in enumerate(columns):
+        if not column.is_first:
+            room -= widths[i]
+        if column.is_first or room >= 0:
+            kept.append(i)
+    print_table(
+        [{"method": row.label} | {columns[i].title: row.cells[i].text for i in kept} for row in found],
+        [{columns[i].title for i in kept if row.cells[i].best} for row in found],
+    )
+    if left_out := [column.title for i, column in enumerate(columns) if i not in kept]:
+        print_text(f"more columns in the report and with --json: {', '.join(left_out)}")
 
 
 def print_text(text: str) -> None:
@@ -53,18 +67,21 @@ def print_text(text: str) -> None:
         click.echo(click.wrap_text(line, shutil.get_terminal_size().columns, subsequent_indent="  "))
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
+def print_table(rows: list[dict[str, Any]], best: Sequence[Collection[str]] = ()) -> None:
+    """Rows by the titles of their columns; `best` names, for each row, the columns in which it is the best."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for position, column in enumerate(rows[0]):
         numeric = all(str(row[column])[:1] in "0123456789+-−–—>" for row in rows)
         # Names are copied by users: they are never broken.
         table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=position == 0)
-    for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
+    for place, row in enumerate(rows):
+        marked = best[place] if best else ()
+        table.add_row(*(Text(str(value), "bold" if key in marked else "") for key, value in row.items()))
     # Into a pipe there is no width to fit into: cells must not be cut.
     width = None if sys.stdout.isatty() else 400
     Console(highlight=False, width=width).print(table)

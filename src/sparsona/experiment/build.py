@@ -35,15 +35,13 @@ from sparsona.learning.partial import split_model
 from sparsona.methods import MethodCard
 from sparsona.runs.declaration import as_tuple
 from sparsona.runs.listing import find_run
-from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, in_groups
+from sparsona.runs.options import GIVEN, OF_DATA, OPTIONS, RunConfig, in_groups
 from sparsona.runs.request import Chosen, choose, fit_clients, parse_method
 from sparsona.runs.validation import check, merge_errors, validate
 from sparsona.runs.warm_start import WarmStart, check_layout
 from sparsona.sparsity.masks import random_mask
 from sparsona.sparsity.search import mask_counts
 from sparsona.transforms import read_transforms
-
-GIVEN = "given"  # in a config: the data, partition or model came from Python and has no name
 
 
 def make_config(
