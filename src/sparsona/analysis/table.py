@@ -12,7 +12,7 @@ from sparsona.analysis.groups import Group, group_views, pairs
 from sparsona.analysis.statistics import mean_and_spread, paired_difference
 from sparsona.analysis.view import RunView
 
-FEWEST_UNSEEN = 10  # examples of unseen classes, of all clients, of which a share says something
+FEWEST_UNSEEN = 10  # examples of unseen classes, of all clients and seeds, of which a share says something
 UNEQUAL = 1.2  # local steps of the method that took most over those of the one that took fewest: worth a note
 
 
@@ -109,7 +109,7 @@ def class_rows(views: Sequence[RunView]) -> list[dict[str, str]]:
     found = []
     for group in group_views(views):
         blocks = [view.summary["classes"] for view in group.views if view.summary.get("classes")]
-        if any(block["unseen"]["examples"] >= FEWEST_UNSEEN for block in blocks):
+        if sum(block["unseen"]["examples"] for block in blocks) >= FEWEST_UNSEEN:
             found.append(
                 {"method": group.label} | {name: _format_seen([b[name] for b in blocks]) for name in ("seen", "unseen")}
             )

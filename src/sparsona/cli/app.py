@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -44,6 +43,7 @@ from sparsona.cli.terminal import (
     print_text,
     progress_bar,
     show_rows,
+    terminal_width,
     write_page,
 )
 from sparsona.cli.tune import tune
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from sparsona.methods import Preset
     from sparsona.runs.declaration import Option
 
+WIDE = 120  # columns of a terminal that fit every column of `sparsona methods`
 DEFAULT_COMPARISON = ("local", "fedavg", "fedavg-ft", "fedspa", "fedspa-rsm")
 
 
@@ -260,7 +261,10 @@ def methods(name: str | None, as_json: bool) -> None:
         from sparsona.runs.options import OPTIONS
 
         row = card(name)
-        click.echo(f"{row.title}\n  paper:   {row.paper}\n  kept:    {row.kept}\n  travels: {row.travels}\n")
+        click.echo(row.title)
+        for label, text in (("paper:  ", row.paper), ("kept:   ", row.kept), ("travels:", row.travels)):
+            print_text(f"{label} {text}", "  ", " " * 11)
+        click.echo()
         preset = {**row.options, **row.engine}
         show_options(f"Options of {row.title}", options_of(factory(row)[1]), preset)
         show_options("Options of every run", OPTIONS, preset)
@@ -280,6 +284,8 @@ def methods(name: str | None, as_json: bool) -> None:
         if rows := [row for row in everything if row.family == family]:
             click.echo(f"{family}: {title}" if family else title)
             columns = {"name": "name", "title": "method", "paper": "paper", "kept": "kept", "travels": "travels"}
+            if terminal_width() < WIDE:  # five columns of text would be a few letters wide each
+                columns = {"name": "name", "kept": "kept", "travels": "travels"}
             print_table([{header: getattr(row, key) for key, header in columns.items()} for row in rows])
     click.echo("`sparsona methods NAME` lists a method's options; set them with --set KEY=VALUE.")
     click.echo(f"`sparsona cost` also knows the costs of {', '.join(COST_ONLY)}, which cannot be run.")
@@ -348,7 +354,8 @@ def show_options(title: str, options: Mapping[str, Option], preset: Mapping[str,
         among = f" ({' | '.join(map(str, one.choices))})" if one.choices else ""
         value = preset.get(key, one.default)
         written = list(value) if isinstance(value, tuple) else "none" if value is None else value
-        click.echo(f"  {key} = {written}{among}\n      {one.text}{f'; none: {one.none}' if one.none else ''}")
+        print_text(f"{key} = {written}{among}", "  ", "      ")
+        print_text(f"{one.text}{f'; none: {one.none}' if one.none else ''}", "      ", "      ")
 
 
 def show_presets(presets: Mapping[str, Preset]) -> None:
@@ -356,8 +363,7 @@ def show_presets(presets: Mapping[str, Preset]) -> None:
 
     def show(indent: int, when: str, values: Mapping[str, Any]) -> None:
         text = ", ".join(f"{key}={'none' if value is None else value}" for key, value in values.items())
-        start, rest = " " * indent, " " * (indent + 6)
-        click.echo(fill(f"{start}{when}: {text or 'as above'}", 120, subsequent_indent=rest, break_on_hyphens=False))
+        print_text(f"{when}: {text or 'as above'}", " " * indent, " " * (indent + 6))
 
     for name, preset in presets.items():
         same = [other for other, found in presets.items() if found == preset]
@@ -369,7 +375,7 @@ def show_presets(presets: Mapping[str, Preset]) -> None:
             for density, values in preset.by_density.get(source, {}).items():
                 show(4, f"and --density {density:g}", values)
         for key, why in preset.exceptions.items():
-            click.echo(f"  in a comparison, {key} of its own: {why}")
+            print_text(f"in a comparison, {key} of its own: {why}", "  ", "      ")
 
 
 def find(text: str) -> Path:

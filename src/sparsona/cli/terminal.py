@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +18,9 @@ from sparsona.core.errors import SparsonaError
 if TYPE_CHECKING:
     from sparsona.analysis.view import RunView
     from sparsona.runs.observers import EvaluationResult, ProgressUpdate, RoundResult, RunEnd
+
+
+UNLIMITED = 400  # characters in a line that nobody looks at: cells must not be cut
 
 
 def show_rows(rows: list[dict[str, Any]], as_json: bool, hint: str) -> None:
@@ -58,13 +62,20 @@ def print_results(views: Sequence[RunView]) -> None:
         print_text(f"more columns in the report and with --json: {', '.join(left_out)}")
 
 
-def print_text(text: str) -> None:
-    """A paragraph, wrapped between words if stdout is a terminal."""
-    if not sys.stdout.isatty():
-        click.echo(text)
-        return
+def terminal_width() -> int:
+    """How many characters fit into a line; into a pipe, as many as there are."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else UNLIMITED
+
+
+def print_text(text: str, indent: str = "", rest: str = "  ") -> None:
+    """A paragraph, wrapped between words on a terminal: its first line after `indent`, the others after `rest`."""
+    width = terminal_width()
     for line in text.split("\n"):
-        click.echo(click.wrap_text(line, shutil.get_terminal_size().columns, subsequent_indent="  "))
+        if width == UNLIMITED:
+            click.echo(indent + line)
+        else:
+            wrapped = fill(line, width, initial_indent=indent, subsequent_indent=rest, break_on_hyphens=False)
+            click.echo(wrapped)
 
 
 def print_table(rows: list[dict[str, Any]], best: Sequence[Collection[str]] = ()) -> None:
@@ -82,9 +93,7 @@ def print_table(rows: list[dict[str, Any]], best: Sequence[Collection[str]] = ()
     for place, row in enumerate(rows):
         marked = best[place] if best else ()
         table.add_row(*(Text(str(value), "bold" if key in marked else "") for key, value in row.items()))
-    # Into a pipe there is no width to fit into: cells must not be cut.
-    width = None if sys.stdout.isatty() else 400
-    Console(highlight=False, width=width).print(table)
+    Console(highlight=False, width=terminal_width()).print(table)
 
 
 def write_page(write: Callable[[], object]) -> str:

@@ -93,8 +93,8 @@ def make_server(folder: Path, port: int = 0) -> ThreadingHTTPServer:
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
+        def log_message(self, *_: object) -> None:
+            pass  # the terminal is for the run
 
     try:
         server = ThreadingHTTPServer((HOST, port), Handler)
