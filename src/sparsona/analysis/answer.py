@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparsona.analysis.format import human_bytes, percent
+from sparsona.analysis.format import human_bytes
 from sparsona.analysis.groups import Group, flatten, group_views, pairs, shared_and_differing
 from sparsona.analysis.statistics import mean_and_spread, paired_difference
 from sparsona.analysis.view import RunView
@@ -40,7 +40,7 @@ class _Result:
 
     @property
     def text(self) -> str:
-        return f"{self.score:.4g}" if self.is_error else f"{percent(self.score)[:-1]}%"
+        return f"{self.score:.4g}" if self.is_error else f"{self.score:.1%}"
 
 
 def answer(views: Sequence[RunView]) -> str:

@@ -36,12 +36,12 @@ from sparsona.cli.peers import gather as gather_peers
 from sparsona.cli.peers import peer
 from sparsona.cli.replay import replay
 from sparsona.cli.reproduce import reproduce
+from sparsona.cli.table import table
 from sparsona.cli.terminal import (
     print_profile,
     print_results,
     print_table,
     print_text,
-    progress_bar,
     show_rows,
     terminal_width,
     write_page,
@@ -50,6 +50,7 @@ from sparsona.cli.tune import tune
 from sparsona.cli.watch import watch
 from sparsona.core.errors import SparsonaError
 from sparsona.core.version import VERSION
+from sparsona.runs.progress import progress_bar
 
 if TYPE_CHECKING:
     from sparsona.methods import Preset
@@ -105,7 +106,7 @@ def run(
 
     check_reserved(api.train, options)
     with progress_bar(method) as bar:
-        result = api.train(method, out=out, observers=[bar, *logs], profile=clock, **options)
+        result = api.train(method, out=out, observers=[bar, *logs], progress=False, profile=clock, **options)
     show_run(result, as_json)
 
 
@@ -149,7 +150,9 @@ def compare(
     check_reserved(api.compare, options)
     with progress_bar(has_seeds=seeds > 1) as bar:
         pairs_of = [(name, own) if (own := table_for(name, tables)) else name for name in names]
-        result = api.compare(pairs_of, seeds=seeds, match=match, jobs=jobs, out=out, observers=[bar, *logs], **options)
+        result = api.compare(
+            pairs_of, seeds=seeds, match=match, jobs=jobs, out=out, observers=[bar, *logs], progress=False, **options
+        )
     show_comparison(result, as_json)
 
 
@@ -196,9 +199,9 @@ def resume(path: str, as_json: bool, jobs: int | None, logs: tuple[str, ...], pr
 
     with progress_bar(has_seeds=is_comparison) as bar:
         if is_comparison:
-            comparison = comparisons.resume_comparison(folder, jobs=jobs or 1, observers=[bar, *logs])
+            comparison = comparisons.resume_comparison(folder, jobs=jobs or 1, observers=[bar, *logs], progress=False)
         else:
-            result = api.resume(folder, observers=[bar, *logs], profile=clock)
+            result = api.resume(folder, observers=[bar, *logs], progress=False, profile=clock)
     if is_comparison:
         show_comparison(comparison, as_json)
     else:
@@ -341,6 +344,7 @@ cli.add_command(targets)
 cli.add_command(figure)
 cli.add_command(bounds)
 cli.add_command(watch)
+cli.add_command(table)
 cli.add_command(keys)
 cli.add_command(federation)
 cli.add_command(replay)

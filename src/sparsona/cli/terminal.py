@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsona.analysis.format import cut, human_bytes
+from sparsona.analysis.format import human_bytes
 from sparsona.core.errors import SparsonaError
 
 if TYPE_CHECKING:
     from sparsona.analysis.view import RunView
-    from sparsona.runs.observers import EvaluationResult, ProgressUpdate, RoundResult, RunEnd
 
 
 UNLIMITED = 400  # characters in a line that nobody looks at: cells must not be cut
@@ -241,68 +240,6 @@ def _print_lines(draw: Callable[[Any, Any], list[Any]], found: Any) -> None:
         console.print(line, no_wrap=True, overflow="ellipsis", crop=True)
 
 
-class Bar:
-    """The observer that shows the progress of one run after another, on stderr.
-
-    A run is labelled `title` or, without one, its method's title, with its seed if there are several. With `total`, a
-    name and a number of rounds, one more bar counts the rounds of all runs, and bars of finished runs go.
-    """
-
-    def __init__(self, progress: Any, title: str | None, has_seeds: bool, total: tuple[str, int] | None = None) -> None:
-        self._progress, self._title, self._has_seeds = progress, title, has_seeds
-        self._tasks: dict[str, Any] = {}
-        self._name = ""
-        self._all, self._done = None, 0
-        if total is not None:
-            self._all = progress.add_task(total[0], total=total[1], accuracy="", doing="")
-
-    def drop_idle(self) -> None:
-        """Remove bars without progress: they would stand above the error message."""
-        for task in list(self._progress.tasks):
-            if not task.completed:
-                self._progress.remove_task(task.id)
-
-    def on_progress(self, progress: ProgressUpdate) -> None:
-        with_seed = f"{progress.title}, seed {progress.seed}"
-        self._name = self._title or (with_seed if self._has_seeds else progress.title)
-        if self._name not in self._tasks:
-            self._tasks[self._name] = self._progress.add_task(
-                self._name, total=progress.rounds, accuracy="", doing="", completed=progress.completed
-            )
-        self._show(progress.completed, doing=progress.doing)
-        if progress.completed >= progress.rounds and not progress.doing:
-            self._drop_finished()  # in a process of its own, whose end is not reported
-
-    def on_round(self, result: RoundResult) -> None:
-        if not result.is_tuning:
-            self._show(result.index + 1)
-
-    def on_evaluation(self, result: EvaluationResult) -> None:
-        if result.accuracy is not None:
-            self._show(result.completed, accuracy=f"accuracy {result.accuracy:.1%}")
-
-    def on_end(self, end: RunEnd) -> None:
-        self._drop_finished()
-
-    def _drop_finished(self) -> None:
-        if self._all is not None and self._name in self._tasks:
-            task = self._tasks.pop(self._name)
-            self._done += int(next(one.completed for one in self._progress.tasks if one.id == task))
-            self._progress.remove_task(task)
-
-    def _show(self, completed: int, accuracy: str | None = None, doing: str = "") -> None:
-        if self._name not in self._tasks:  # finished
-            return
-        task = next(task for task in self._progress.tasks if task.id == self._tasks[self._name])
-        accuracy = task.fields["accuracy"] if accuracy is None else accuracy
-        # The other columns, with the least of a bar, take 38 characters and their texts; they are not to be cut.
-        room = self._progress.console.width - 38 - len(self._name) - len(accuracy) - 2 * len(str(task.total))
-        self._progress.update(task.id, completed=completed, accuracy=accuracy, doing=cut(doing, max(room, 1)))
-        if self._all is not None:
-            running = sum(int(one.completed) for one in self._progress.tasks if one.id != self._all)
-            self._progress.update(self._all, completed=self._done + running)
-
-
 @contextmanager
 def download_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """A bar of bytes; yields a function to call with the bytes done and the total (0: unknown)."""
@@ -341,37 +278,3 @@ def _late_bar(title: str, *columns: Any) -> Iterator[Callable[[int, int], None]]
     finally:
         if progress.task_ids:
             progress.stop()
-
-
-@contextmanager
-def progress_bar(
-    title: str | None = None, has_seeds: bool = False, total: tuple[str, int] | None = None
-) -> Iterator[Bar]:
-    """A `Bar` for the runs inside."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rounds  {task.fields[accuracy]}"),
-        TextColumn("{task.fields[doing]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    ) as progress:
-        bar = Bar(progress, title, has_seeds, total)
-        try:
-            yield bar
-        except SparsonaError:
-            bar.drop_idle()
-            raise
