@@ -43,7 +43,7 @@ def table(paths: tuple[str, ...], kind: str, per: str, every: bool, caption: str
         )
     if caption and kind != "latex":
         raise SparsonaError(f"--caption of {kind}", expected="--format latex", hint="leave it out")
-    from sparsona.analysis.export import to_csv, to_latex, to_markdown
+    from sparsona.analysis.numbers import to_csv, to_latex, to_markdown
     from sparsona.core.files import replace_file
 
     views = read_views(paths)

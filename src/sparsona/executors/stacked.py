@@ -1,4 +1,4 @@
-"""Many clients at once: their models are stacked, and a step is one step of all. For small models on a GPU.
+"""Many clients at once: their models are stacked, and a step is one step of all. For small models.
 
 Agrees with `serial` within rounding. A phase that must not be stacked (its loss mixes examples, its model draws noise,
 or it is not traceable) is run for one client after another.
@@ -7,6 +7,7 @@ or it is not traceable) is run for one client after another.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -139,7 +140,10 @@ def vectorise(predict: Callable[[Work, Tensor], Tensor], works: Sequence[Work]) 
 
 
 def why_not_stacked(context: ClientContext) -> str:
-    """The error of torch for running the model for two clients at once; "" if it can. Tested by a forward pass."""
+    """Why torch cannot run the model for two clients at once, or only one after the other; "" if it can.
+
+    Tested by a forward pass.
+    """
     data, task = context.federation, _channels_first(context.task)
     image = as_inputs(data.x[:1], data.view)
 
@@ -147,11 +151,13 @@ def why_not_stacked(context: ClientContext) -> str:
         return task.forward(params, context.buffers, image, False)[0]
 
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
             over_clients(outputs, stack([context.params] * 2))
     except RuntimeError as error:
         return str(error).splitlines()[0]
-    return ""
+    slow = [str(one.message) for one in said if "batching rule" in str(one.message)]
+    return slow[0].partition(". Please")[0] if slow else ""
 
 
 def _channels_first(task: Task) -> Task:

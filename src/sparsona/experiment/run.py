@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from sparsona.analysis.bounds import Bounds
     from sparsona.analysis.clients import ClientEffects
-    from sparsona.analysis.export import Per
+    from sparsona.analysis.numbers import Per
     from sparsona.analysis.figures import Drawn
     from sparsona.analysis.gates import Gates
     from sparsona.analysis.similarity import Similarity
@@ -392,7 +392,7 @@ class Comparison:
         Returns:
             The frame. Accuracies are from 0 to 1.
         """
-        from sparsona.analysis.export import numbers
+        from sparsona.analysis.numbers import numbers
         from sparsona.analysis.extra import import_extra
 
         return import_extra("pandas", "data frames", "pandas").DataFrame(numbers(self.views(), per))
@@ -407,7 +407,7 @@ class Comparison:
         Returns:
             The text.
         """
-        from sparsona.analysis.export import to_csv
+        from sparsona.analysis.numbers import to_csv
 
         return _write(to_csv(self.views(), per), path)
 
@@ -421,7 +421,7 @@ class Comparison:
         Returns:
             The text.
         """
-        from sparsona.analysis.export import to_markdown
+        from sparsona.analysis.numbers import to_markdown
 
         return _write(to_markdown(self.views(), every), path)
 
@@ -437,7 +437,7 @@ class Comparison:
         Returns:
             The text.
         """
-        from sparsona.analysis.export import to_latex
+        from sparsona.analysis.numbers import to_latex
 
         return _write(to_latex(self.views(), every, caption, label), path)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sparsona.analysis.export import numbers, to_csv, to_latex, to_markdown
+from sparsona.analysis.numbers import numbers, to_csv, to_latex, to_markdown
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError
 
