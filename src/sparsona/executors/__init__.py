@@ -64,7 +64,7 @@ def choose(name: str, context: ClientContext) -> str:
         from sparsona.executors.ray_cluster import check_extra
 
         check_extra()
-    from sparsona.executors.stacked import why_not_stacked
+    from sparsona.executors.stacked import stacks_well, why_not_stacked
     from sparsona.executors.workers import num_cores
 
     is_gpu = context.device.type == "cuda"
@@ -89,7 +89,7 @@ def choose(name: str, context: ClientContext) -> str:
         return "stacked" if is_small and not why_not_stacked(context) else "graphed"
     # A rule of the network and the batch, never of the machine: `stacked` agrees with the others within rounding only.
     step = 3 * context.plan.batch_size * context.task.layout.forward_flops()
-    if step <= SMALL_STEP and not why_not_stacked(context):
+    if step <= SMALL_STEP and stacks_well(context):
         return "stacked"
     return "workers" if num_cores() > 1 and _expected_seconds(context) > WORTH_WORKERS else "serial"
 

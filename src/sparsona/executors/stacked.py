@@ -140,24 +140,31 @@ def vectorise(predict: Callable[[Work, Tensor], Tensor], works: Sequence[Work]) 
 
 
 def why_not_stacked(context: ClientContext) -> str:
-    """Why torch cannot run the model for two clients at once, or only one after the other; "" if it can.
+    """The error of torch for running the model for two clients at once; "" if it can. Tested by a forward pass."""
+    return _try(context)[0]
 
-    Tested by a forward pass.
-    """
+
+def stacks_well(context: ClientContext) -> bool:
+    """Whether torch runs the model for two clients at once, every layer of it: some are run one after the other."""
+    error, is_slow = _try(context)
+    return not error and not is_slow
+
+
+def _try(context: ClientContext) -> tuple[str, bool]:
+    """The error of a forward pass for two clients, if any, and whether torch warns that it is slow."""
     data, task = context.federation, _channels_first(context.task)
     image = as_inputs(data.x[:1], data.view)
 
     def outputs(params: Tree) -> Tensor:
         return task.forward(params, context.buffers, image, False)[0]
 
-    try:
-        with torch.no_grad(), warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
+    with torch.no_grad(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
             over_clients(outputs, stack([context.params] * 2))
-    except RuntimeError as error:
-        return str(error).splitlines()[0]
-    slow = [str(one.message) for one in said if "batching rule" in str(one.message)]
-    return slow[0].partition(". Please")[0] if slow else ""
+        except RuntimeError as error:
+            return str(error).splitlines()[0], False
+    return "", any("batching rule" in str(one.message) for one in said)
 
 
 def _channels_first(task: Task) -> Task:
