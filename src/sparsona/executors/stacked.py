@@ -69,7 +69,7 @@ class Stacked:
                 if not can_be_traced(context):
                     results = [evaluate_own(context, *one) for one in zip(clients, some, strict=True)]
                 else:
-                    tests = [context.federation.examples(client, "test") for client in clients]
+                    tests = [context.federation.packed_examples(client, "test") for client in clients]
                     predict = vectorise(context.method.predict, some)
                     results = evaluate_stacked(clients, predict, context.task, tests)
                 found |= dict(zip(places, results, strict=True))
