@@ -76,7 +76,8 @@ def choose(name: str, context: ClientContext) -> str:
     if name == "stacked" and (why := why_not_stacked(context)):
         raise SparsonaError(
             f"executor stacked with this model: torch cannot run it for several clients at once ({why})",
-            expected="a model whose every layer has a batching rule (torch.func.vmap); nn.LSTM and nn.GRU have none",
+            expected="a model whose every layer has a batching rule (torch.func.vmap), which nn.LSTM and nn.GRU lack, "
+            "and without branches on the values of examples",
             hint="leave --executor out",
         )
     if name != "auto":

@@ -143,12 +143,12 @@ def why_not_stacked(context: ClientContext) -> str:
     data, task = context.federation, _channels_first(context.task)
     image = as_inputs(data.x[:1], data.view)
 
-    def outputs(params: Tree) -> Tensor:
-        return task.forward(params, context.buffers, image, False)[0]
+    def outputs(params: Tree, inputs: Tensor) -> Tensor:
+        return task.forward(params, context.buffers, inputs, False)[0]
 
     try:
         with torch.no_grad():
-            over_clients(outputs, stack([context.params] * 2))
+            over_clients(outputs, stack([context.params] * 2), torch.stack([image] * 2))
     except RuntimeError as error:
         return str(error).splitlines()[0]
     return ""
