@@ -79,7 +79,8 @@ def choose(name: str, context: ClientContext) -> str:
     if name == "stacked" and (why := why_not_stacked(context)):
         raise SparsonaError(
             f"executor stacked with this model: torch cannot run it for several clients at once ({why})",
-            expected="a model whose every layer has a batching rule (torch.func.vmap); nn.LSTM and nn.GRU have none",
+            expected="a model whose every layer has a batching rule (torch.func.vmap), which nn.LSTM and nn.GRU lack, "
+            "and without branches on the values of examples",
             hint="leave --executor out",
         )
     if name != "auto":
@@ -88,7 +89,7 @@ def choose(name: str, context: ClientContext) -> str:
         is_small = context.task.layout.size <= SMALL_MODEL
         return "stacked" if is_small and not why_not_stacked(context) else "graphed"
     # A rule of the network and the batch, never of the machine: `stacked` agrees with the others within rounding only.
-    step = 3 * context.plan.batch_size * context.task.layout.forward_flops()
+    step = context.plan.batch_size * context.task.layout.train_flops()
     if step <= SMALL_STEP and stacks_well(context):
         return "stacked"
     return "workers" if num_cores() > 1 and _expected_seconds(context) > WORTH_WORKERS else "serial"

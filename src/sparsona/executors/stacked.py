@@ -70,7 +70,7 @@ class Stacked:
                 if not can_be_traced(context):
                     results = [evaluate_own(context, *one) for one in zip(clients, some, strict=True)]
                 else:
-                    tests = [context.federation.examples(client, "test") for client in clients]
+                    tests = [context.federation.packed_examples(client, "test") for client in clients]
                     predict = vectorise(context.method.predict, some)
                     results = evaluate_stacked(clients, predict, context.task, tests)
                 found |= dict(zip(places, results, strict=True))
@@ -155,13 +155,13 @@ def _try(context: ClientContext) -> tuple[str, bool]:
     data, task = context.federation, _channels_first(context.task)
     image = as_inputs(data.x[:1], data.view)
 
-    def outputs(params: Tree) -> Tensor:
-        return task.forward(params, context.buffers, image, False)[0]
+    def outputs(params: Tree, inputs: Tensor) -> Tensor:
+        return task.forward(params, context.buffers, inputs, False)[0]
 
     with torch.no_grad(), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            over_clients(outputs, stack([context.params] * 2))
+            over_clients(outputs, stack([context.params] * 2), torch.stack([image] * 2))
         except RuntimeError as error:
             return str(error).splitlines()[0], False
     return "", any("batching rule" in str(one.message) for one in said)

@@ -188,7 +188,13 @@ def describe_run(
         preset=_preset_in_words(config, row),
         num_personal=count_personal(config, context),
         targets=ExampleKind.of(federation).targets,
+        num_frozen=task.layout.frozen.size,
     )
+    if task.gives_probabilities:
+        warn(
+            "the model's outputs are probabilities that sum to 1, as of a softmax, and the loss applies one itself: "
+            "remove it from the model, or training is slow"
+        )
     if (known := facts.warm_start) is not None:
         if not known.same_data:
             warn(

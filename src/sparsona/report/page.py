@@ -349,7 +349,8 @@ def _facts(views: Sequence[RunView], groups: Sequence[Group]) -> list[str]:
     if len(sizes) == 1 and None not in sizes:
         model += f" ({next(iter(sizes)):,} parameters)"
     sampled = shared("per_round")
-    epochs = {str(options["epochs"]) for view in views if "epochs" in (options := view.config.get("options") or {})}
+    own = [options for view in views if isinstance(options := view.config.get("options"), dict)]
+    epochs = {str(options["epochs"]) for options in own if "epochs" in options}
     return [
         *([", ".join(data)] if data else []),
         model,

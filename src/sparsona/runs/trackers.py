@@ -63,7 +63,8 @@ class TensorBoard:
 
     def __init__(self, place: str) -> None:
         self._make = _import("torch.utils.tensorboard", "tensorboard").SummaryWriter
-        self._place, self._writer = Path(place), None
+        self._place = Path(place)
+        self._writer: Any = None
         self._figures = Figures()
 
     def on_start(self, start: RunStart) -> None:
@@ -139,7 +140,8 @@ class WandB:
 
     def __init__(self, place: str) -> None:
         self._wandb = _import("wandb", "wandb")
-        self._place, self._figures, self._run = place, Figures(), None
+        self._place, self._figures = place, Figures()
+        self._run: Any = None
 
     def on_start(self, start: RunStart) -> None:
         self._close(1)
