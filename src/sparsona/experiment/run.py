@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from sparsona.analysis.bounds import Bounds
     from sparsona.analysis.clients import ClientEffects
-    from sparsona.analysis.numbers import Per
     from sparsona.analysis.figures import Drawn
     from sparsona.analysis.gates import Gates
+    from sparsona.analysis.numbers import Per
     from sparsona.analysis.similarity import Similarity
     from sparsona.analysis.targets import Targets
 
@@ -392,8 +392,8 @@ class Comparison:
         Returns:
             The frame. Accuracies are from 0 to 1.
         """
-        from sparsona.analysis.numbers import numbers
         from sparsona.analysis.extra import import_extra
+        from sparsona.analysis.numbers import numbers
 
         return import_extra("pandas", "data frames", "pandas").DataFrame(numbers(self.views(), per))
 
