@@ -1,7 +1,7 @@
 """CPU seconds of `--executor auto` against serial and stacked, for eight networks on a CPU.
 
-CPU seconds rather than seconds on the clock: they can be compared on a machine that does other things, and what `workers`
-spends is what `serial` spends, on more cores.
+CPU seconds rather than seconds on the clock: they can be compared on a machine that does other things, and what
+`workers` spends is what `serial` spends, on more cores.
 
     python benchmarks/executors.py [--method fedavg] [--rounds 3] [--only mlp,...]
 """
