@@ -85,9 +85,9 @@ def rows_of(task: Task, blocks: Blocks) -> tuple[Rows, ...] | None:
     plain = task.plain_layers()
     found = []
     for name, slots in by_layer(blocks.layout).items():
-        if name not in plain or any(strips[slot.name].repeats > 1 for slot in slots):
+        weight = next((slot for slot in slots if len(slot.shape) > 1), None)  # it may be frozen, or a part of it fixed
+        if weight is None or name not in plain or any(strips[slot.name].repeats > 1 for slot in slots):
             return None
-        weight = next(slot for slot in slots if len(slot.shape) > 1)
         bias = next((slot for slot in slots if slot is not weight), None)
         begins, shared = _lay(weight, strips[weight.name])
         inside = tuple(_runs(strips[bias.name])) if bias else ()

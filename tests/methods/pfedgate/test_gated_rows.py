@@ -69,6 +69,12 @@ class Borrowed(nn.Module):
         return self.head(nn.functional.linear(x.flatten(1), self.body.weight, self.body.bias))
 
 
+def half_frozen():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(32, 4), nn.Linear(4, 1))
+    model[1].weight.requires_grad_(False)
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "cut"),
     [
@@ -77,8 +83,9 @@ class Borrowed(nn.Module):
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(32, 4), nn.Dropout(), nn.Linear(4, 1)), CUTS["operators"]),
         (lambda: nn.Sequential(nn.Conv2d(2, 4, 4, groups=2), nn.Flatten(), nn.Linear(4, 1)), CUTS["operators"]),
         (Borrowed, CUTS["operators"]),
+        (half_frozen, CUTS["operators"]),
     ],
-    ids=["columns", "norm", "noise", "groups", "borrowed"],
+    ids=["columns", "norm", "noise", "groups", "borrowed", "frozen"],
 )
 def test_other_networks_have_a_model_for_each_example(model, cut):
     task = task_of(model)
