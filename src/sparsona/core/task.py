@@ -304,7 +304,7 @@ class Task:
         Example:
             >>> task = Task(nn.Linear(4, 3), (4,), 3)
             >>> task.forward_through(*task.init(0), torch.ones(1, 4), {"": torch.zeros_like})
-            tensor([[0., 0., 0.]], grad_fn=<ZerosLikeBackward0>)
+            tensor([[0., 0., 0.]])
         """
         # The hooks run while the pass is traced, stacked or captured: what they see are tensors of that pass.
         hooks = [

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout, Slot
 from sparsona.core.method import Batch, Client, Cost, Grads, PartSize, Phase, Probe, Round, Support, Tick, Tree
+from sparsona.core.outline import Outline
 from sparsona.learning.optimizer import Memory, make_optimizer
 from sparsona.learning.phases import turn_flops
 from sparsona.methods.pfedgate.blocks import Blocks, spread
@@ -119,8 +120,9 @@ class GatedModel:
         switches = (config.paths, config.pre_norm, config.post_norm, config.sigmoid, config.gate_start)
         form = Gate(self.task.input_shape, len(blocks), *switches)
         classes = alike(blocks, config) if config.solver == "exact" else None
-        each = "sample" in (config.gating, config.deploy_gate)
-        rows = rows_of(self.task, blocks) if each and config.compute == "masked" else None
+        each, rows = "sample" in (config.gating, config.deploy_gate), None
+        if each and config.compute == "masked" and not isinstance(self.task, Outline):  # which has costs alone
+            rows = rows_of(self.task, blocks)
         return Cut(blocks, form, Layout((Slot("blocks", (len(blocks),)),)), classes, rows)
 
     def of(self, work: GatedWork) -> tuple[Cut, Budget, float]:
