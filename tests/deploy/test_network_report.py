@@ -164,3 +164,39 @@ def test_bytes_of_evaluations_are_those_of_the_frames(made, tmp_path):  # noqa: 
     run = play_network(network, tmp_path / "run")
     assert run.summary["evaluation_bytes"] == {"up": sum(up), "down": sum(down)}
     assert len(down) >= 2 * NUM
+
+
+def test_a_run_of_which_nobody_tells_a_result_ends(made, tmp_path):  # noqa: F811
+    """All clients have fewer than five test examples: the run ends, and says that nothing was evaluated, and why."""
+    terms, server, keys = made("fedavg", rounds=1, per_round=4, points=["global"])
+    roster, agents = Roster(terms.file.keys()), []
+    for index, key in enumerate(keys):
+        small = own_data(terms, index, "digits", data_rate=0.06, test_rate=0.1)
+        assert 0 < small.sizes()[index][2] < 5
+        agents.append(make_agent(terms, index, small, tmp_path / str(index), key, roster))
+    exchange = in_memory({agent.client: agent.handle for agent in agents})
+    network = Network(terms, exchange, server, roster)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    run = play_network(network, tmp_path / "run")
+    assert "Nothing was evaluated: no client told a result" in run.protocol
+    assert "Without a result: 4 clients with fewer than 5 test examples, whose result is not told." in run.protocol
+    assert run.summary["accuracy"]["mean"] is None
+    assert run.summary["rounds"] == 1
+    assert "not evaluated" in repr(run)
+    assert np.isnan(run.accuracies()).all()
+    assert sp.Comparison(run.path, [run]).table()[0]["accuracy"] == "–"
+    page = run.report(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Nothing was evaluated" in page
+    for command in ("clients", "similarity", "targets"):
+        result = CliRunner().invoke(cli, [command, str(run.path)])
+        assert isinstance(result.exception, SparsonaError), f"{command}: {result.exception}"
+
+
+def test_a_run_whose_only_tested_client_is_lost_ends(made, tmp_path):  # noqa: F811
+    def handles(sites):
+        return {site.index: silent_after_hello(site) for site in sites}
+
+    network, *_ = start(made, tmp_path, "fedavg", handles, deadline=0.1, rounds=1, eval_clients=1)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    run = play_network(network, tmp_path / "run")
+    assert "Without a result: 1 client not heard in the last evaluation." in run.protocol

@@ -55,7 +55,8 @@ def untested_sentence(folder: RunFolder, completed: int) -> str:
         f"{plural(len(few), 'client')} with fewer than {FEWEST} test examples, whose result is not told" if few else "",
         f"{plural(len(silent), 'client')} not heard in the last evaluation" if silent else "",
     ]
-    text = f" Not in the mean: {'; '.join(filter(None, missing))}." if any(missing) else ""
+    where = "Not in the mean" if folder.records.has_evaluations() else "Without a result"
+    text = f" {where}: {'; '.join(filter(None, missing))}." if any(missing) else ""
     if anew:
         text += f" {plural(len(anew), 'client')} had lost the state, and was evaluated as a new one."
     return text
