@@ -415,6 +415,22 @@ def test_another_models_peer_is_refused_before_training(made, tmp_path):
         party.join(index)
 
 
+def test_other_versions_are_told_and_gathered(made, tmp_path):
+    terms, keys = made("dispfl", rounds=1, num=2)
+    party = Party(terms, keys, tmp_path / "peers")
+    old = {"torch": "1.0"}
+    party.before_play = lambda found: (
+        setattr(found, "greeting", replace(found.greeting, environment=old)) if found.client == 0 else None
+    )
+    party.play()
+    assert any(text.startswith("site-0 has torch 1.0 (here ") for text in party.heard[1])
+    journal = party.folders()[0] / "journal.jsonl"
+    first, *lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
+    journal.write_text(json.dumps(json.loads(first) | {"environment": old}) + "\n" + "".join(lines), encoding="utf-8")
+    run = gather(tmp_path / "run", party.folders())
+    assert "Its machines differ in torch (1.0 and " in run.protocol
+
+
 def test_what_cannot_be_gathered(made, tmp_path):
     terms, keys = made("dispfl", rounds=1, num=2)
     party = Party(terms, keys, tmp_path / "peers").play()

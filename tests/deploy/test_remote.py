@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -382,3 +383,24 @@ def test_a_client_that_comes_back_with_other_data_is_refused(made, tmp_path):
     again.gather_guests(tmp_path / "run", NUM, 0.0, lambda there, of: None)  # it is over: nobody is waited for
     assert set(again.guests) == {0, 1, 3}
     assert any("site-2 cannot take part: its data is not what it was" in text for text in heard)
+
+
+def test_other_versions_are_told_on_both_sides_and_recorded(made, tmp_path):
+    """Only another model is refused: another version of torch is reported, and stands in the protocol sentence."""
+    network, sites, heard = start(made, tmp_path, rounds=1)
+    mine = sites[0].agent.greeting
+    other = {**mine.environment, "torch": "1.0\x1b[2J", "python": "2.7"}
+    sites[0].agent.greeting = replace(mine, environment=other)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    (told,) = [text for text in heard if "last bits" in text]
+    here = mine.environment
+    assert told.startswith(
+        f"site-0 has python 2.7 (here {here['python']}), torch 1.0?[2J (here {here['torch']}): results"
+    )
+    assert any(text.startswith(f"the server has python {here['python']} (here 2.7)") for text in sites[0].heard)
+    assert not any("last bits" in text for text in sites[1].heard)
+    run = play_network(network, tmp_path / "run")
+    assert f"Its machines differ in python (2.7 and {here['python']}), torch (1.0?[2J and " in run.protocol
+    assert sp.load(run.path)._folder.facts.differing["python"] == ("2.7", here["python"])
+    guests = json.loads((run.path / "guests.json").read_text(encoding="utf-8"))
+    assert [guest["environment"]["python"] for guest in guests].count("2.7") == 1

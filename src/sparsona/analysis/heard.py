@@ -7,6 +7,7 @@ from typing import Any
 
 from sparsona.analysis.format import plural
 from sparsona.core.points import FEWEST
+from sparsona.deploy.greeting import LAST_BITS
 from sparsona.engine.failures import STARTED_ANEW, TOO_FEW, WITHHELD, kind_of
 from sparsona.runs.folder import RunFolder
 
@@ -60,6 +61,12 @@ def untested_sentence(folder: RunFolder, completed: int) -> str:
     if anew:
         text += f" {plural(len(anew), 'client')} had lost the state, and was evaluated as a new one."
     return text
+
+
+def machines_sentence(folder: RunFolder) -> str:
+    """In what the machines of the run differ; "" if in nothing that matters."""
+    found = [f"{key} ({' and '.join(values)})" for key, values in folder.facts.differing.items()]
+    return f" Its machines differ in {', '.join(found)}: {LAST_BITS}." if found else ""
 
 
 def evaluation_bytes(folder: RunFolder) -> dict[str, int | None] | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from sparsona.analysis.format import plural
 from sparsona.analysis.gates import mean_measures
-from sparsona.analysis.heard import evaluation_bytes, heard, heard_sentence, untested_sentence
+from sparsona.analysis.heard import evaluation_bytes, heard, heard_sentence, machines_sentence, untested_sentence
 from sparsona.analysis.outcomes import (
     ERRORS,
     arrays,
@@ -259,7 +259,7 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
             "round, on what they received in it: other clients from point to point."
         )
     took_part = len(count) - config["novel"]
-    text += untested_sentence(folder, completed) + heard_sentence(folder)
+    text += untested_sentence(folder, completed) + heard_sentence(folder) + machines_sentence(folder)
     if (config.get("eval_clients") or took_part) < took_part:
         text += f" They were drawn once, the same for every evaluation, from the {took_part:,} that took part."
     if config["novel"]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Event, Lock
 from typing import Any
 
@@ -15,6 +15,7 @@ from sparsona.core.points import FEWEST
 from sparsona.core.round import Client
 from sparsona.core.update import SERVER
 from sparsona.deploy.frames import Frame, Signer, Verifier, seal, unseal
+from sparsona.deploy.greeting import Greeting, check_model, other_environment, read_environment
 from sparsona.deploy.jobs import answer_head, read_job, told_points
 from sparsona.deploy.vault import LostStateError, Vault
 from sparsona.engine.clients import LocalClients
@@ -28,41 +29,6 @@ MAX_EXAMPLES = 10_000_000  # of a client: tables with a row for each example are
 MAX_CLIENTS = 1_000_000
 
 Report = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Greeting:
-    """What a client tells the server about itself, and what both must agree on.
-
-    Args:
-        layout: a digest of the model's names and shapes.
-        start: a digest of its initial weights.
-        sizes: its training, validation and test examples.
-        capacity: the highest density that it can hold.
-        environment: versions and machine, on which the last bits of results depend.
-        data: a digest of its examples.
-        label_counts: of its training examples, if it agrees to share them; None for a count from 1 to 4.
-    """
-
-    layout: str
-    start: str
-    sizes: tuple[int, int, int]
-    capacity: float
-    environment: Mapping[str, Any]
-    data: str
-    label_counts: tuple[int | None, ...] | None = None
-
-    def as_plain(self) -> dict[str, Any]:
-        """Values that JSON can write."""
-        return {
-            "layout": self.layout,
-            "start": self.start,
-            "sizes": list(self.sizes),
-            "capacity": float(self.capacity).hex(),
-            "environment": {str(key): str(value) for key, value in self.environment.items()},
-            "data": self.data,
-            "label_counts": None if self.label_counts is None else list(self.label_counts),
-        }
 
 
 class Agent:
@@ -157,14 +123,9 @@ class Agent:
     def _hello(self, frame: Frame) -> bytes:
         """Say who this is; refuse a server whose model is another, before anything is trained."""
         mine = self.greeting
-        for name, told in (("layout", mine.layout), ("start", mine.start)):
-            if frame.head.get(name) != told:
-                what = "names and shapes of its model" if name == "layout" else "initial weights"
-                raise SparsonaError(
-                    f"the server has other {what}",
-                    expected="the same federation file, versions of sparsona and torch, and seed on all sides",
-                    hint=f"this is sparsona {mine.environment.get('sparsona')}, torch {mine.environment.get('torch')}",
-                )
+        check_model(frame.head, mine.layout, mine.start, "the server")
+        if found := other_environment(read_environment(frame.head.get("environment")), mine.environment):
+            self._report(f"the server has {found}")
         self._report("the server is there")
         return self._sealed(frame, mine.as_plain())
 

@@ -27,10 +27,17 @@ from sparsona.core.files import replace_file
 from sparsona.core.method import State
 from sparsona.core.points import FEWEST
 from sparsona.core.round import Client
-from sparsona.deploy.agent import Greeting
 from sparsona.deploy.calendar import Calendar
 from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.frames import MAX_HEAD, Frame, Signer, Verifier, seal, unseal
+from sparsona.deploy.greeting import (
+    Greeting,
+    OtherModelError,
+    check_model,
+    opening_head,
+    other_environment,
+    read_environment,
+)
 from sparsona.deploy.jobs import told_points
 from sparsona.deploy.journal import Entry, Journal, Opening
 from sparsona.deploy.remote import LostError
@@ -224,18 +231,13 @@ class Peer:
 
     def _hello(self) -> dict[str, Any]:
         mine = self.greeting
-        return {"layout": mine.layout, "start": mine.start, "sizes": list(mine.sizes), "done": self._completed}
+        told = opening_head(mine.layout, mine.start, mine.environment)
+        return {**told, "sizes": list(mine.sizes), "done": self._completed}
 
     def _learn(self, frame: Frame) -> None:
         """Take note of a greeting; SparsonaError if its sender cannot take part."""
         head, name = frame.head, self.names[frame.sender]
-        for key, mine in (("layout", self.greeting.layout), ("start", self.greeting.start)):
-            if head.get(key) != mine:
-                what = "names and shapes of its model" if key == "layout" else "initial weights"
-                raise OtherModelError(
-                    f"{name} has other {what}",
-                    expected="the same federation file, versions of sparsona and torch, and seed everywhere",
-                )
+        check_model(head, self.greeting.layout, self.greeting.start, name)
         sizes = head.get("sizes")
         if not (isinstance(sizes, list) and len(sizes) == 3 and all(type(n) is int and n >= 0 for n in sizes)):
             raise SparsonaError(f"{name} tells no numbers of examples", expected="three counts")
@@ -243,6 +245,8 @@ class Peer:
             raise SparsonaError(f"{name} has no training examples", expected="at least one")
         if frame.sender not in self.sizes:
             self._report(f"{name} is there, with {sizes[0]} examples")
+            if found := other_environment(read_environment(head.get("environment")), self.greeting.environment):
+                self._report(f"{name} has {found}")
         self.sizes[frame.sender] = (sizes[0], sizes[1], sizes[2])
         done = head.get("done")
         self._note(frame.sender, done if type(done) is int else 0)
@@ -687,10 +691,6 @@ class Peer:
                 self._changed.wait(left)
         if self._telling is not None:
             self._telling.join(HELLO_SECONDS)
-
-
-class OtherModelError(SparsonaError):
-    """A peer whose model or initial weights are not this one's."""
 
 
 class _Turns:

@@ -14,7 +14,7 @@ from sparsona.core.method import Round, State, Work
 from sparsona.core.round import Client
 from sparsona.core.update import SERVER
 from sparsona.deploy.exchange import Exchange
-from sparsona.deploy.frames import Frame, Signer, Verifier, seal, unseal
+from sparsona.deploy.frames import Frame, Signer, Verifier, printable, seal, unseal
 from sparsona.deploy.jobs import job_frame, read_answer
 from sparsona.deploy.vault import TICKET_BYTES, Ticket
 from sparsona.engine.evaluate import Evaluation
@@ -101,13 +101,8 @@ class Connection:
                 f"an answer to another job, of round {frame.round}", expected=f"one to this job of round {asked.round}"
             )
         if "error" in frame.head:
-            raise UnableError(_printable(str(frame.head["error"])))
+            raise UnableError(printable(str(frame.head["error"])))
         return frame
-
-
-def _printable(text: str) -> str:
-    """The first line of what somebody else wrote, without what a terminal would obey."""
-    return "".join(one if one.isprintable() else "?" for one in (text.splitlines() or [""])[0][:200])
 
 
 class LostError(SparsonaError):

@@ -28,11 +28,19 @@ from sparsona.core.update import SERVER, PartSize
 from sparsona.data import SOURCES
 from sparsona.data.client_index import PARTS, ClientIndex
 from sparsona.data.federation import Federation
-from sparsona.deploy.agent import MAX_EXAMPLES, Agent, Greeting, lone_cards
+from sparsona.deploy.agent import MAX_EXAMPLES, Agent, lone_cards
 from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.federation_file import FederationFile, Member, key_path
 from sparsona.deploy.flower import SocketServer
 from sparsona.deploy.frames import MAX_HEAD, Frame, Signer, Verifier, seal
+from sparsona.deploy.greeting import (
+    Greeting,
+    check_model,
+    differing,
+    opening_head,
+    other_environment,
+    read_environment,
+)
 from sparsona.deploy.identity import KeyFile, Roster, check_certificate
 from sparsona.deploy.jobs import told_counts
 from sparsona.deploy.memory import return_large_buffers, share_memory_among_threads
@@ -280,6 +288,12 @@ def alone(federation: Federation, client: int, index: int, num_clients: int) -> 
     return replace(federation, x=x, y=y, splits=ClientIndex(torch.arange(len(entries)), sizes))
 
 
+def used_environment(device: torch.device) -> dict[str, Any]:
+    """Versions and machine of this process, with the GPU only if it computes there."""
+    found = environment()
+    return found if device.type == "cuda" else {**found, "gpu": None}
+
+
 def make_greeting(context: ClientContext, federation: Federation, index: int, shares_labels: bool) -> Greeting:
     """What a client, or a peer, tells the others about itself."""
     train, validation, test = (int(count) for count in federation.sizes()[index])
@@ -289,7 +303,7 @@ def make_greeting(context: ClientContext, federation: Federation, index: int, sh
         start=context.start_digest,
         sizes=(train, validation, test),
         capacity=context.clients[index].capacity,
-        environment=environment(),
+        environment=used_environment(context.device),
         data=federation.digest(),
         label_counts=None if counts is None else tuple(told_counts(counts[index].tolist())),
     )
@@ -343,7 +357,7 @@ class Guest:
     sizes: tuple[int, int, int] = (0, 0, 0)
     data: str = ""
     label_counts: tuple[int, ...] | None = None  # FEW for a count from 1 to 4
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Network:
@@ -400,6 +414,7 @@ class Network:
         # A session reads the clients' cards where they are: those of late clients are filled in when they come.
         self.client_context = terms.context(terms.no_data(), self._cards, torch.device("cpu"))  # type: ignore[arg-type]
         self.context = self.client_context.server_side
+        self.environment = used_environment(self.client_context.device)
         self._digests = (self.client_context.task.layout.digest.hex(), self.client_context.start_digest)
 
     # What `Session` needs.
@@ -466,7 +481,7 @@ class Network:
 
     def greet(self, clients: Sequence[int]) -> None:
         """Ask clients who they are; those that answer are guests from then on."""
-        connection, head = self.connection, {"layout": self._digests[0], "start": self._digests[1]}
+        connection, head = self.connection, opening_head(*self._digests, self.environment)
         frames = {
             client: Frame(
                 self.terms.run,
@@ -496,6 +511,8 @@ class Network:
                 continue
             self.guests[client] = guest
             self._report(f"{name} is there, with {guest.sizes[0]} examples")
+            if found := other_environment(guest.environment, self.environment):
+                self._report(f"{name} has {found}")
 
     def admit(self, clients: Sequence[int]) -> None:
         """Fill in the cards of these guests: from now on they take part.
@@ -519,9 +536,8 @@ class Network:
 
     def _read_greeting(self, frame: Frame, client: int) -> Guest:
         head = frame.head
-        if (head.get("layout"), head.get("start")) != self._digests:
-            raise SparsonaError("its model or initial weights are others", expected="those of the federation file")
-        sizes, counts, about = head.get("sizes"), head.get("label_counts"), head.get("environment")
+        check_model(head, *self._digests, "it")
+        sizes, counts = head.get("sizes"), head.get("label_counts")
         if not (
             isinstance(sizes, list)
             and len(sizes) == 3
@@ -540,7 +556,7 @@ class Network:
             (sizes[0], sizes[1], sizes[2]),
             str(head.get("data"))[:64],
             None if counts is None else tuple(FEW if n is None else n for n in counts),
-            {str(key): str(value)[:200] for key, value in about.items()} if isinstance(about, dict) else {},
+            read_environment(head.get("environment")),
         )
 
     # What arrives.
@@ -587,8 +603,10 @@ def joint_digest(digests: Sequence[str]) -> str:
     return hashlib.blake2b(json.dumps(list(digests)).encode(), digest_size=16).hexdigest()
 
 
-def with_guests(facts: RunFacts, terms: Terms, guests: Sequence[Guest]) -> RunFacts:
-    """The facts of a run, with what its clients said of their data."""
+def with_guests(
+    facts: RunFacts, terms: Terms, guests: Sequence[Guest], environment: Mapping[str, Any] | None = None
+) -> RunFacts:
+    """The facts of a run, with what its clients said of their data, and in what they and the server differ."""
     counts = [guest.label_counts for guest in guests]
     return replace(
         facts,
@@ -596,6 +614,7 @@ def with_guests(facts: RunFacts, terms: Terms, guests: Sequence[Guest]) -> RunFa
         targets=terms.kind.targets,
         sizes=np.array([guest.sizes for guest in guests], dtype=np.int64),
         label_counts=None if None in counts else np.array(counts, dtype=np.int64),
+        differing=differing([*(guest.environment for guest in guests), environment or {}]),
     )
 
 
@@ -622,7 +641,6 @@ def play_network(
     since = read_guests(network, path) if exists else {}
     network.admit(list(since or network.guests))
     network.admitted |= since
-    network.note_arrival = lambda: write_guests(network, guests_file)
     session = Session(network, ObserverList(observers))
     config, facts = describe_run(network.terms.config, network.client_context, network.terms.row, executor=NETWORK)
     if exists:
@@ -639,8 +657,21 @@ def play_network(
         make_empty_folder(path)
         network.terms.file.write(path / FEDERATION_FILE)  # both first: a folder with a config is a run, and complete
         write_guests(network, guests_file)
-        folder = RunFolder.create(path, dump(config), with_guests(facts, network.terms, guests), None)
+        facts = with_guests(facts, network.terms, guests, network.environment)
+        folder = RunFolder.create(path, dump(config), facts, None)
+
+    def note_arrival() -> None:
+        """What is known of late clients must be there when the summary is made."""
+        write_guests(network, guests_file)
+        guests, sizes = [network.guests[client] for client in network.admitted], folder.facts.sizes.copy()
+        sizes[list(network.admitted)] = [guest.sizes for guest in guests]
+        found = differing([network.environment, *(guest.environment for guest in guests)])
+        folder.learn(replace(folder.facts, sizes=sizes, differing=found))
+
+    network.note_arrival = note_arrival
     with folder:
+        if exists:
+            note_arrival()  # the server, or a client, may be on another machine now
         if served is not None:
             write_atomically(path / SERVER_FILE, (json.dumps(dict(served), indent=2) + "\n").encode())
         try:
@@ -648,10 +679,6 @@ def play_network(
         finally:
             if session.is_finished:
                 network.end()
-        sizes = folder.facts.sizes.copy()
-        for client in network.admitted:
-            sizes[client] = network.guests[client].sizes
-        folder.learn(replace(folder.facts, sizes=sizes))
     return found
 
 
@@ -664,6 +691,7 @@ def write_guests(network: Network, path: Path) -> None:
             "sizes": network.guests[client].sizes,
             "data": network.guests[client].data,
             "label_counts": network.guests[client].label_counts,
+            "environment": network.guests[client].environment,
         }
         for client, since in network.admitted.items()
     ]
@@ -690,7 +718,8 @@ def _written_guests(path: Path) -> dict[int, tuple[int, Guest]]:
     found = {}
     for row in read_json(path / GUESTS_FILE, list):
         counts = None if row["label_counts"] is None else tuple(row["label_counts"])
-        found[row["client"]] = (row["since"], Guest(tuple(row["sizes"]), row["data"], counts))
+        about = read_environment(row.get("environment"))  # runs of older versions lack it
+        found[row["client"]] = (row["since"], Guest(tuple(row["sizes"]), row["data"], counts, about))
     return found
 
 

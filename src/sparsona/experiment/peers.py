@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from sparsona.core.round import Client
 from sparsona.data.federation import Federation
 from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.frames import Signer, Verifier
+from sparsona.deploy.greeting import read_environment
 from sparsona.deploy.identity import Roster, check_certificate
 from sparsona.deploy.journal import Entry, Journal, Opening
 from sparsona.deploy.peer import COMPUTING, Peer
@@ -36,7 +36,7 @@ from sparsona.experiment.network import Guest, Terms, find_key, make_greeting, o
 from sparsona.experiment.run import Run
 from sparsona.experiment.train import NETWORK, describe_run, load
 from sparsona.runs.checkpoint import Checkpoints, Progress
-from sparsona.runs.folder import FEDERATION_FILE, RunFolder, warn
+from sparsona.runs.folder import FEDERATION_FILE, RunFolder
 from sparsona.runs.options import dump
 from sparsona.runs.recorder import Recorder
 from sparsona.runs.records import FailureRow
@@ -304,9 +304,9 @@ def gather(out: str | Path, folders: Iterable[str | Path], partial: bool = False
     if not is_finished and not completed:
         raise SparsonaError("no round is in all of these journals yet", expected="peers that have played a round")
     config, facts = describe_run(terms.config, context, terms.row, executor=NETWORK)
-    _warn_of_environments(told)
+    facts = with_guests(facts, terms, guests)
     seconds = 0.0
-    with RunFolder.create(Path(out), dump(config), with_guests(facts, terms, guests), None) as folder:
+    with RunFolder.create(Path(out), dump(config), facts, None) as folder:
         terms.file.write(folder.path / FEDERATION_FILE)
         with folder.records.writing():
             for index in range(completed + is_finished):
@@ -468,15 +468,6 @@ def _read_journals(folders: Sequence[Path], partial: bool) -> tuple[Terms, dict[
 
 def _guest(opening: Opening) -> Guest:
     greeting = opening.greeting
-    about = {key: str(value) for key, value in greeting.environment.items()}
     counts = greeting.label_counts
     told = None if counts is None else tuple(FEW if count is None else count for count in counts)
-    return Guest(greeting.sizes, greeting.data, told, about)
-
-
-def _warn_of_environments(told: Mapping[int, _Told]) -> None:
-    about = {client: dict(one.opening.greeting.environment) for client, one in told.items()}
-    keys = ("sparsona", "torch", "numpy", "machine", "processor")
-    differ = [key for key in keys if len({json.dumps(one.get(key)) for one in about.values()}) > 1]
-    if differ:
-        warn(f"peers differ in {', '.join(differ)}: a simulation has the same bits only where they do not")
+    return Guest(greeting.sizes, greeting.data, told, read_environment(greeting.environment))

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from sparsona.core.round import Client
-from sparsona.deploy.agent import Agent, Greeting, lone_cards
+from sparsona.deploy.agent import Agent, lone_cards
 from sparsona.deploy.exchange import Exchange, Handle, in_memory
 from sparsona.deploy.frames import UNSIGNED
+from sparsona.deploy.greeting import Greeting
 from sparsona.deploy.remote import Connection, RemoteClients
 from sparsona.deploy.vault import Vault
 from sparsona.engine.context import ClientContext
