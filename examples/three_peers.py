@@ -12,8 +12,9 @@ from sparsona.deploy.exchange import in_threads
 from sparsona.deploy.federation_file import FederationFile
 from sparsona.deploy.identity import KeyFile, Roster
 from sparsona.experiment.agreement import agree
-from sparsona.experiment.network import Terms, own_data
+from sparsona.experiment.client_data import own_data
 from sparsona.experiment.peers import make_peer, play_together
+from sparsona.experiment.terms import Terms
 
 OPTIONS = {"rounds": 4, "epochs": 1, "seed": 0, "graph": "ring"}
 

@@ -17,7 +17,10 @@ from sparsona.core.points import FEW
 from sparsona.deploy.exchange import in_memory
 from sparsona.deploy.frames import unseal
 from sparsona.deploy.identity import Roster
-from sparsona.experiment.network import Network, make_agent, own_data, play_network
+from sparsona.experiment.client_data import own_data
+from sparsona.experiment.client_side import make_agent
+from sparsona.experiment.network import Network
+from sparsona.experiment.server_side import play_network
 from sparsona.runs.records import Records
 
 

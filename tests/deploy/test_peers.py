@@ -21,8 +21,10 @@ from sparsona.deploy.frames import Frame, seal, unseal
 from sparsona.deploy.identity import KeyFile, Roster
 from sparsona.deploy.journal import Journal
 from sparsona.experiment.agreement import agree
-from sparsona.experiment.network import Terms, own_data
-from sparsona.experiment.peers import be_peer, gather, make_peer
+from sparsona.experiment.client_data import own_data
+from sparsona.experiment.gather import gather
+from sparsona.experiment.peers import be_peer, make_peer
+from sparsona.experiment.terms import Terms
 from sparsona.runs.records import Records
 from sparsona.wire.codec import decode, encode
 

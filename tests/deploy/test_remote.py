@@ -18,7 +18,11 @@ from sparsona.deploy.frames import seal, unseal
 from sparsona.deploy.identity import KeyFile, Roster
 from sparsona.deploy.vault import Vault
 from sparsona.experiment.agreement import agree
-from sparsona.experiment.network import Network, Terms, make_agent, own_data, play_network
+from sparsona.experiment.client_data import own_data
+from sparsona.experiment.client_side import make_agent
+from sparsona.experiment.network import Network
+from sparsona.experiment.server_side import play_network
+from sparsona.experiment.terms import Terms
 from sparsona.runs.records import Records
 from sparsona.wire.codec import decode, encode
 
@@ -148,7 +152,7 @@ def test_too_few_updates_change_nothing(made, tmp_path):
     def handles(sites):
         return {site.index: site.handle for site in sites} | {k: silent_after_hello(sites[k]) for k in (0, 1, 2)}
 
-    network, _, _ = start(made, tmp_path, handles=handles, per_round=4, at_least=2, rounds=1)
+    network, _, _ = start(made, tmp_path, handles=handles, per_round=4, min_updates=2, rounds=1)
     network.wait(NUM, 1.0, lambda there, of: None)
     run = play_network(network, tmp_path / "run")
     records = Records(run.path / "records.sqlite")

@@ -121,7 +121,8 @@ def new(
     options = gather(config, pairs, flags, method)
     check_names([method], {"model": model, **options})
     from sparsona.core.spec import as_count
-    from sparsona.deploy.federation_file import FederationFile, Server, key_path, split_address
+    from sparsona.deploy.addresses import split_address
+    from sparsona.deploy.federation_file import FederationFile, Server, key_path
     from sparsona.experiment.agreement import agree
     from sparsona.methods import card
 
@@ -286,7 +287,7 @@ def flower_app(
     (docs/flower.md).
     """
     from sparsona.deploy.flower import write_app
-    from sparsona.experiment.network import read_server
+    from sparsona.experiment.server_side import read_server
 
     read_server(path, key, at_least)
     config: dict[str, Any] = {"federation": str(path.absolute()), "out": str(out.absolute()), "deadline": deadline}

@@ -16,19 +16,17 @@ from sparsona.core.round import Client
 from sparsona.core.update import SERVER
 from sparsona.deploy.frames import Frame, Signer, Verifier, seal, unseal
 from sparsona.deploy.greeting import Greeting, check_model, other_environment, read_environment
-from sparsona.deploy.jobs import answer_head, read_job, told_points
+from sparsona.deploy.jobs import answer_head, in_words, read_job, told_points
 from sparsona.deploy.vault import LostStateError, Vault
 from sparsona.engine.clients import LocalClients
 from sparsona.engine.context import ClientContext
 from sparsona.engine.gossip import loaded
-from sparsona.engine.jobs import Job, Outcome
+from sparsona.engine.jobs import Job, Outcome, Report
 from sparsona.engine.turn import perform
 from sparsona.wire.codec import encode
 
 MAX_EXAMPLES = 10_000_000  # of a client: tables with a row for each example are made by this number
 MAX_CLIENTS = 1_000_000
-
-Report = Callable[[str], None]
 
 
 class Agent:
@@ -107,13 +105,11 @@ class Agent:
     def _answer(self, frame: Frame) -> bytes | None:
         if frame.kind == "hello":
             return self._hello(frame)
-        if frame.kind == "wants":
-            return self._wants(frame)
         if frame.kind == "end":
             self.finished.set()
             return self._sealed(frame, {})
         if frame.kind != "job":
-            raise SparsonaError(f"a frame of kind '{frame.kind}'", expected="hello, job, wants or end")
+            raise SparsonaError(f"a frame of kind '{frame.kind}'", expected="hello, job or end")
         return self._do(frame)
 
     def _sealed(self, frame: Frame, head: Mapping[str, Any], blobs: tuple[bytes, ...] = ()) -> bytes:
@@ -179,7 +175,8 @@ class Agent:
         elif frame.round == context.plan.rounds and job.do == "evaluate":
             states = {} if state is None else {self.client: state}
             self.vault.keep_model(context, LocalClients(context, None, states).work(job))
-        self._report(_in_words(job, outcome))
+        done = {"train": "trained", "evaluate": "tested", "tune": "tuned"}[job.do]
+        self._report(", ".join(filter(None, [f"round {job.round.index}: {done}", in_words(outcome.evaluations)])))
         return answer
 
     def _here(self, context: ClientContext, job: Job, ticket: str) -> Job:
@@ -204,31 +201,10 @@ class Agent:
         finally:
             torch.set_num_threads(threads)
 
-    def _wants(self, frame: Frame) -> bytes:
-        """Which of the available peers' messages this client requests."""
-        context = self._context_of(frame)
-        ticket, available = frame.head.get("ticket"), frame.head.get("available")
-        if not isinstance(ticket, str) or not isinstance(available, list):
-            raise SparsonaError("a question without a ticket", expected="that of a state, and who is available")
-        state = {self.client: self.vault.get(ticket, context.fresh_state(self.client))} if ticket else {}
-        clients = LocalClients(context, None, state)
-        wanted = clients.wanted(self.client, context.plan.round_at(frame.round), tuple(int(one) for one in available))
-        return self._sealed(frame, {"wanted": None if wanted is None else list(wanted)})
-
 
 def _bytes(outcome: Outcome) -> bytes:
     assert outcome.message is not None
     return outcome.message if isinstance(outcome.message, bytes) else encode(outcome.message)
-
-
-def _in_words(job: Job, outcome: Outcome) -> str:
-    done = {"train": "trained", "evaluate": "tested", "tune": "tuned"}[job.do]
-    found = [
-        f"accuracy of the {one.point} model {one.correct / one.count:.1%}"
-        for one in outcome.evaluations
-        if one.correct is not None
-    ]
-    return ", ".join([f"round {job.round.index}: {done}", *found])
 
 
 def lone_cards(card: Client) -> tuple[Client, ...]:

@@ -38,17 +38,16 @@ from sparsona.deploy.greeting import (
     other_environment,
     read_environment,
 )
-from sparsona.deploy.jobs import told_points
+from sparsona.deploy.jobs import in_words, told_points
 from sparsona.deploy.journal import Entry, Journal, Opening
 from sparsona.deploy.remote import LostError
 from sparsona.deploy.vault import LostStateError, Vault
 from sparsona.engine.clients import LocalClients
 from sparsona.engine.context import ClientContext
-from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.failures import ABSENT, ALONE, BARRED, FOREIGN, LOST, REFUSALS, REFUSED, STARTED_ANEW
 from sparsona.engine.gate import check_message, largest_message
 from sparsona.engine.gossip import Gossip, members_of, senders_of
-from sparsona.engine.jobs import Job, Message, Outcome, Tally
+from sparsona.engine.jobs import Job, Message, Outcome, Report, Tally
 from sparsona.engine.population import EvaluationLog, Population, RoundRecord
 from sparsona.engine.rounds import check_plan, received_work
 from sparsona.executors import numeric_mode
@@ -64,7 +63,6 @@ PEERS = "peers.json"
 # States of an answer: the message is in it; it is no longer kept; the round is not played yet, and why.
 SAID, GONE, WAITS, WORKS = "said", "gone", "waits", "works"
 
-Report = Callable[[str], None]
 
 # Torch's random numbers and number of threads belong to the process: peers in one process compute one after another.
 COMPUTING = Lock()
@@ -576,7 +574,7 @@ class Peer:
         outcome = Outcome(self.client, evaluations=tuple(found), withheld=self._turns.take_withheld())
         entry = Entry("evaluation", completed, outcome, lost=lost, jobs=log.jobs, down=log.down)
         self._commit(replace(entry, seconds=time.monotonic() - began))
-        self._report(f"{completed} rounds: {_in_words(found)}")
+        self._report(f"{completed} rounds: {in_words(found)}")
 
     def _finish(self, population: Population, lost: dict[int, str]) -> None:
         """Final tuning and evaluations, and the personal model."""
@@ -716,7 +714,3 @@ class _Turns:
 
     def close(self) -> None:
         pass
-
-
-def _in_words(found: Sequence[Evaluation]) -> str:
-    return ", ".join(f"{one.point} {one.correct / one.count:.1%}" for one in found if one.correct is not None)

@@ -19,12 +19,11 @@ from sparsona.deploy.jobs import job_frame, read_answer
 from sparsona.deploy.vault import TICKET_BYTES, Ticket
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.failures import ABSENT, BARRED, FOREIGN, LOST, REFUSALS, REFUSED, STARTED_ANEW
-from sparsona.engine.jobs import Job, Outcome, settle
+from sparsona.engine.jobs import Job, Outcome, Report, settle
 
 MOST = 2**62  # of what is added up over clients: the records hold 63 bits
 WAITING = 8  # outcomes in memory that wait for those before them; what comes beyond waits in a file
 
-Report = Callable[[str], None]
 Check = Callable[[bytes | None, Client, int], None]
 
 
@@ -48,6 +47,8 @@ class Connection:
         session: the number of this start of the server, larger than all before: older frames are refused.
         greet: asks clients of which nothing is known yet who they are.
         wait: is called before the jobs of a round, and returns when enough clients are there.
+        wants: for clients that send to each other: whose messages a client requests. Peers on a network decide that by
+            themselves; a test that reaches them from one place needs it.
     """
 
     run: str
@@ -64,6 +65,7 @@ class Connection:
     session: int = field(default_factory=time.time_ns)
     greet: Callable[[Sequence[int]], None] = lambda clients: None
     wait: Callable[[], None] = lambda: None
+    wants: Callable[[int, State | None, Round, tuple[int, ...]], tuple[int, ...] | None] = lambda *_: None
     round: int = 0  # of the last job
     done_by: int = 0  # completed rounds with which the last job is done, and in the records
     refusals: dict[int, int] = field(default_factory=dict)
@@ -271,20 +273,7 @@ class RemoteClients:
         self.connection.saved = found
 
     def wanted(self, client: int, round_: Round, available: tuple[int, ...]) -> tuple[int, ...] | None:
-        state = self.states.get(client)
-        ticket = "" if state is None else state.hex
-        job = f"wants-{round_.index}-{ticket}-{hash(available) & 0xFFFFFFFF:x}"
-        head = {**self._more(client), "ticket": ticket, "available": list(available)}
-        connection = self.connection
-        try:
-            answer = connection.ask(Frame(connection.run, "wants", SERVER, client, round_.index, job, head))
-            wanted = answer.head.get("wanted")
-            if wanted is not None and not (isinstance(wanted, list) and all(type(one) is int for one in wanted)):
-                raise SparsonaError("a list of peers that is none", expected="whole numbers")
-        except SparsonaError as error:
-            connection.report(f"client {client}: {error.what}")
-            return ()
-        return None if wanted is None else tuple(wanted)
+        return self.connection.wants(client, self.states.get(client), round_, available)
 
 
 class _Waiting:

@@ -8,8 +8,9 @@ from typing import Any
 
 from sparsona.deploy import flower
 from sparsona.deploy.identity import Roster
-from sparsona.experiment.network import Network, next_session, play_network, read_server
+from sparsona.experiment.network import Network
 from sparsona.experiment.run import Run
+from sparsona.experiment.server_side import next_session, play_network, read_server
 from sparsona.runs.observers import EvaluationResult, RoundResult
 
 HELLO_SECONDS = 60.0  # for a client to say that it is there: Flower starts a process for that
