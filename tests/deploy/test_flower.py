@@ -75,6 +75,7 @@ def test_a_frame_is_relayed(tmp_path):
         assert relay(path, large, 5.0) == ("answered", large[::-1])
         assert relay(path, b"", 5.0) == ("answered", b"")
         assert relay(path, b"silent", 5.0) == ("silent", b"")
+        assert relay(path, large, 5.0, max_bytes=len(large) - 1) == ("absent", b"")  # not read
         assert relay(path, b"fault", 5.0) == ("silent", b"")
         with pytest.raises(SparsonaError, match="somebody answers on"):
             SocketServer(path, handle, faults.append)
@@ -194,6 +195,9 @@ def test_a_link_finds_clients_by_what_their_nodes_say(tmp_path, fast):
         assert dict(link.exchange(items, 0.5)) == {0: b"0", 1: None, 2: None, 3: None}  # 2: nobody on its socket
         assert link.present() == {0, 1, 2}
         assert time.monotonic() - began < 3
+        link.max_bytes = 0
+        assert dict(link.exchange([(0, b"a")], 0.5)) == {0: None}  # its answer is longer
+        link.max_bytes = 9
         late = threading.Timer(0.3, lambda: opened.append(answer(2)))
         opened: list[SocketServer] = []
         late.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from safetensors.torch import load_file
@@ -17,13 +18,14 @@ from sparsona.deploy.federation_file import FederationFile, Server
 from sparsona.deploy.frames import seal, unseal
 from sparsona.deploy.identity import KeyFile, Roster
 from sparsona.deploy.vault import Vault
+from sparsona.engine import gate, jobs
 from sparsona.experiment.agreement import agree
 from sparsona.experiment.client_data import own_data
 from sparsona.experiment.client_side import make_agent
 from sparsona.experiment.network import Network
-from sparsona.experiment.server_side import play_network
+from sparsona.experiment.server_side import play_network, refusals_in_a_row
 from sparsona.experiment.terms import Terms
-from sparsona.runs.records import Records
+from sparsona.runs.records import FailureRow, Records
 from sparsona.wire.codec import decode, encode
 
 NUM = 4
@@ -290,6 +292,46 @@ def test_an_update_that_assumes_another_mask_is_refused_and_the_run_goes_on(made
     assert [reason.startswith("refused") for reason in reasons] == [True, True, True, False, False]
     assert reasons[3].startswith("not asked")
     assert {turn.client for turn in records.turns() if turn.aggregated} == {0, 2, 3}
+    assert [refusals_in_a_row(records, completed) for completed in (0, 2, 5)] == [{}, {1: 2}, {1: 3}]
+    again = Network(network.terms, in_memory({}), network.connection.signer, Roster(network.terms.file.keys()))
+    play_network(again, tmp_path / "run")
+    assert again.connection.refusals == {1: 3}  # a restart of the server does not lift the bar
+
+
+def test_a_message_is_decoded_once(made, tmp_path, monkeypatch):
+    senders = []
+
+    def counting(data, *expected):
+        update = decode(data, *expected)
+        senders.append(update.sender)
+        return update
+
+    for module in (gate, jobs):
+        monkeypatch.setattr(module, "decode", counting)
+    network, *_ = start(made, tmp_path, rounds=1, per_round=4)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    play_network(network, tmp_path / "run")
+    assert sorted(sender for sender in senders if sender != SERVER) == [0, 1, 2, 3]
+
+
+def test_refusals_in_a_row_are_counted_as_a_running_server_does():
+    """Lost turns and what a client says it cannot do count neither way; an update that was used starts again."""
+    reasons = ["refused: x", "no answer within 1 s", "refused: it says that it cannot: x", "refused: x"]
+    assert refusals(reasons) == 2
+    assert refusals([*reasons, ""]) == 0
+    assert refusals([*reasons, "its state was lost: it started anew", "refused: x"]) == 1
+    assert refusals([*reasons, "1 of the 2 updates that a round needs"]) == 0
+
+
+def refusals(reasons):
+    class Told:
+        def failures(self):
+            return [FailureRow(index, 0, reason) for index, reason in enumerate(reasons) if reason]
+
+        def turns(self):
+            return [SimpleNamespace(round=index, client=0, dropped=bool(why)) for index, why in enumerate(reasons)]
+
+    return refusals_in_a_row(Told(), len(reasons)).get(0, 0)
 
 
 @pytest.mark.parametrize("method", ["fedavg-ft", "fedspa"])

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 import sparsona as sp
 from sparsona.cli.app import cli
 from sparsona.core.errors import SparsonaError
+from sparsona.deploy.vault import Vault
 from sparsona.experiment import client_data, client_side, server_side
 from sparsona.experiment.terms import Terms
 from sparsona.runs.records import Records
@@ -109,6 +110,33 @@ def test_mistakes_at_the_start_have_names(tmp_path, monkeypatch, address):
     with pytest.raises(SparsonaError, match="0 of 1 clients came within 0 s"):
         server_side.serve("fed.toml", "runs/x", listen=[address], wait=0, tls=False)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_client_has_its_vault_for_itself(tmp_path, monkeypatch, address):
+    """Over Flower as well: two processes of one client would answer with states that the other does not have."""
+    monkeypatch.chdir(tmp_path)
+    new("fedavg", "digits-cnn", "1x8x8")
+    admit("site-0")
+    other = Vault(tmp_path / "vault" / "mine")
+    other.claim(Terms.read("fed.toml").run, 0, "data")
+    for more in ({"flower": "a.sock"}, {"connect": [address]}):
+        with pytest.raises(SparsonaError, match="in use by another process"):
+            client_side.join("fed.toml", "digits", vault="vault/mine", **more)
+    other.release()
+
+
+def test_options_of_a_clients_data(tmp_path, monkeypatch, address):
+    monkeypatch.chdir(tmp_path)
+    new("fedavg", "digits-cnn", "1x8x8")
+    admit("site-0")
+    with pytest.raises(SparsonaError, match="unknown option of a client's share of a data set 'test_rat'") as told:
+        client_side.join("fed.toml", "digits", connect=[address], test_rat=0.3)
+    assert told.value.hint == "did you mean 'test_rate'?"
+    assert "partition" in told.value.expected
+    assert len(told.value.expected.split(", ")) < 20  # and not all options of a run
+    np.savez("mine.npz", x=np.zeros((40, 1, 8, 8), dtype=np.float32), y=np.arange(40) % 10)
+    with pytest.raises(SparsonaError, match="unknown option of a client's own data 'partition'"):
+        client_side.join("fed.toml", "arrays:mine.npz", connect=[address], partition="iid")
 
 
 def test_data_of_another_shape_is_refused(tmp_path, monkeypatch, address):

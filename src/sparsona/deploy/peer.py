@@ -126,7 +126,7 @@ class Peer:
             )
         self.sizes: dict[int, tuple[int, int, int]] = {client: greeting.sizes}  # of the peers that are known
         self._cards: tuple[Client, ...] = ()
-        self._refusals: dict[int, int] = {}
+        self._refusals = _refusals(self._entries)
         self._absent: set[int] = set()  # those that did not answer in time, the last time that they were asked
         self._stuck: dict[int, Any] = {}  # those that were there then, and how many rounds they had played
         # What threads that answer share with the one that plays.
@@ -689,6 +689,20 @@ class Peer:
                 self._changed.wait(left)
         if self._telling is not None:
             self._telling.join(HELLO_SECONDS)
+
+
+def _refusals(entries: Iterable[Entry]) -> dict[int, int]:
+    """How often each neighbour was refused since it was last heard, by the journal: a restart does not lift a bar."""
+    found: dict[int, int] = {}
+    counted: set[tuple[int, int]] = set()  # what was fetched for a round was also evaluated before it
+    for entry in entries:
+        for peer in entry.traffic:
+            found.pop(peer, None)
+        for peer, why in entry.lost.items():
+            if why.startswith(REFUSED) and (peer, entry.round) not in counted:
+                counted.add((peer, entry.round))
+                found[peer] = found.get(peer, 0) + 1
+    return found
 
 
 class _Turns:

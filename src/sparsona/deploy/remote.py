@@ -12,19 +12,19 @@ from typing import IO, Any
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Round, State, Work
 from sparsona.core.round import Client
-from sparsona.core.update import SERVER
+from sparsona.core.update import SERVER, Update
 from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.frames import Frame, Signer, Verifier, printable, seal, unseal
 from sparsona.deploy.jobs import job_frame, read_answer
 from sparsona.deploy.vault import TICKET_BYTES, Ticket
 from sparsona.engine.evaluate import Evaluation
-from sparsona.engine.failures import ABSENT, BARRED, FOREIGN, LOST, REFUSALS, REFUSED, STARTED_ANEW
+from sparsona.engine.failures import ABSENT, BARRED, FOREIGN, LOST, REFUSALS, REFUSED, STARTED_ANEW, UNABLE
 from sparsona.engine.jobs import Job, Outcome, Report, settle
 
 MOST = 2**62  # of what is added up over clients: the records hold 63 bits
 WAITING = 8  # outcomes in memory that wait for those before them; what comes beyond waits in a file
 
-Check = Callable[[bytes | None, Client, int], None]
+Check = Callable[[bytes | None, Client, int], Update | None]
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Connection:
         verifier: knows the clients' keys.
         clients: what is known of each client: its number of examples, and its capacity.
         check: is called with a client's message (or None if it sent none), the client and the round, after training;
-            raises SparsonaError to refuse it.
+            raises SparsonaError to refuse it, and may return the update in it.
         limit: the most bytes that an answer of a client may have.
         check_evaluation: is called with each result that a client tells, and raises SparsonaError to refuse it.
         deadline: seconds after which a client that has not answered counts as lost.
@@ -170,12 +170,13 @@ class RemoteClients:
             while order and order[0] in ready:
                 client = order.popleft()
                 waiting = ready.pop(client)
+                outcome = self._checked(waiting)
                 self._last = (client, Ticket.of(bytes.fromhex(waiting.ticket)) if waiting.ticket else None)
                 if waiting.tuned:
                     self.tuned[client] = Ticket.of(bytes.fromhex(waiting.tuned))
                 done += 1
                 connection.listen(kind, done)
-                yield waiting.take()
+                yield outcome
 
         for client, data in connection.exchange(items(), connection.deadline):
             job, frame = asked.pop(client)
@@ -223,9 +224,24 @@ class RemoteClients:
         except SparsonaError as error:
             if job.do != "evaluate":
                 self.refuses(client, error)
-            return _Waiting(Outcome(client, failure=f"{REFUSED}{error.what}"), "", "", False)
-        num_bytes = connection.num_received - before
-        return _Waiting(replace(outcome, note=note, num_bytes=num_bytes), ticket, tuned, to_file)
+            why = f"{UNABLE}{error.what}" if isinstance(error, UnableError) else error.what
+            return _Waiting(Outcome(client, failure=f"{REFUSED}{why}"), "", "", False)
+        outcome = replace(outcome, note=note, num_bytes=connection.num_received - before)
+        return _Waiting(outcome, ticket, tuned, to_file, job.round.index if job.do == "train" else None)
+
+    def _checked(self, waiting: _Waiting) -> Outcome:
+        """The outcome, with the update in its message: checked when it is needed, so that it is read once."""
+        outcome = waiting.take()
+        if waiting.trained_in is None:
+            return outcome
+        assert outcome.message is None or isinstance(outcome.message, bytes)
+        try:
+            known = self.connection.clients[outcome.client]
+            return replace(outcome, update=self.connection.check(outcome.message, known, waiting.trained_in))
+        except SparsonaError as error:
+            self.refuses(outcome.client, error)
+            waiting.ticket = waiting.tuned = ""
+            return Outcome(outcome.client, failure=f"{REFUSED}{error.what}")
 
     def _check(self, job: Job, outcome: Outcome) -> None:
         """Refuse an answer that does not fit its job."""
@@ -241,9 +257,6 @@ class RemoteClients:
         counts = outcome.tally.examples, outcome.tally.steps, outcome.tally.train_flops, outcome.tally.search_flops
         if max(counts) > MOST // len(self.connection.clients):
             raise SparsonaError(f"a count of {max(counts)}", expected="what a turn can take")
-        if job.do == "train":
-            assert outcome.message is None or isinstance(outcome.message, bytes)
-            self.connection.check(outcome.message, self.connection.clients[job.client], job.round.index)
 
     def keep(self, client: int) -> None:
         assert self._last is not None
@@ -277,10 +290,13 @@ class RemoteClients:
 
 
 class _Waiting:
-    """An outcome that waits for those before it; in a file if there are many."""
+    """An outcome that waits for those before it; in a file if there are many.
 
-    def __init__(self, outcome: Outcome, ticket: str, tuned: str, to_file: bool) -> None:
-        self.ticket, self.tuned, self._outcome = ticket, tuned, outcome
+    `trained_in`: the round whose training its message is of, and has to be checked for.
+    """
+
+    def __init__(self, outcome: Outcome, ticket: str, tuned: str, to_file: bool, trained_in: int | None = None) -> None:
+        self.ticket, self.tuned, self.trained_in, self._outcome = ticket, tuned, trained_in, outcome
         self._file: IO[bytes] | None = None
         if to_file and isinstance(outcome.message, bytes):
             self._file = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `take`

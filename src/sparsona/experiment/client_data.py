@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from sparsona.core import spec
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.data import SOURCES
 from sparsona.data.client_index import ClientIndex
 from sparsona.data.federation import Federation
@@ -19,7 +19,7 @@ from sparsona.experiment.build import (
     read_data,
 )
 from sparsona.experiment.terms import Terms
-from sparsona.runs.options import RunConfig
+from sparsona.runs.options import RunConfig, in_groups
 from sparsona.runs.validation import validate
 
 
@@ -68,12 +68,22 @@ def everyones_data(
     return [own_data(terms, index, source, data_dir, **options) for index, source in enumerate(sources)]
 
 
+def options_for(is_own: bool) -> list[str]:
+    """The options that say how a client's data is read and split; of its own data, not how it is shared out."""
+    found = [name for name in (*in_groups("reading"), *in_groups("sharing")) if name not in ("clients", "novel")]
+    return ["seed", *(name for name in found if not (is_own and name in ("partition", "partition_seed")))]
+
+
 def _is_own(source: str) -> bool:
     """Whether all of a source is one client's."""
     return spec.parse("data set", source).name not in SOURCES or source.partition(":")[0] in ("arrays", "folder")
 
 
 def _read(terms: Terms, source: str, data_dir: str | None, options: Mapping[str, Any]) -> Federation:
+    for name in options:
+        if name not in (known := options_for(is_own := _is_own(source))):
+            what = "a client's own data" if is_own else "a client's share of a data set"
+            raise unknown_name(f"option of {what}", name, known)
     given = {"seed": terms.config.seed, "data": source, "data_dir": data_dir, **options}
     is_own = _is_own(source)
     own = {"partition": "iid", "clients": 1} if is_own else {"clients": terms.num_clients}

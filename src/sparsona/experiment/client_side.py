@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from sparsona.runs.folder import (
     environment,
 )
 
+WATCH_SECONDS = 1.0  # between two looks at the connection
 UNASKED_SECONDS = 20.0  # after which a client that is connected says that nobody asks for it
 
 
@@ -162,30 +164,44 @@ def join(
 
     name = f"{member.name}: client {member.index} of {terms.num_clients}"
     longest = terms.longest_frame()
-    if flower is not None:
-        with SocketServer(flower, agent.handle, failed, longest):
+    certificates = Tls(terms.file.authority, member.certificate, signer.pem) if tls else None
+    with ExitStack() as stack:
+        agent.vault.claim(terms.run, member.index, agent.greeting.data)
+        stack.callback(agent.vault.release)
+        if flower is not None:
+            stack.enter_context(SocketServer(flower, agent.handle, failed, longest))
             report(f"{name}, answering on {flower}")
             agent.finished.wait()
-            time.sleep(0.5)  # the last answer is on its way
-        return agent.vault.model
-    certificates = Tls(terms.file.authority, member.certificate, signer.pem) if tls else None
-    agent.vault.claim(terms.run, member.index, agent.greeting.data)
-    with ZenohLink(member.index, run=terms.run, connect=addresses, tls=certificates, max_bytes=longest) as link:
-        link.serve(agent.handle, failed=failed)
-        report(f"{name}, looking for {', '.join(addresses)}")
-        trouble, began, warned = "", time.monotonic(), False
-        while not agent.finished.wait(1.0):
-            if link.trouble and link.trouble != trouble:
-                report(link.trouble)
-            trouble = link.trouble
-            if not warned and not agent.is_greeted and link.connected() and time.monotonic() - began > UNASKED_SECONDS:
-                warned = True
-                report(
-                    f"connected, but not asked for: the run may be over, or the server may have another file than "
-                    f"'{path}', whose digest is {terms.run} (`sparsona federation show`)"
-                )
+        else:
+            link = ZenohLink(member.index, run=terms.run, connect=addresses, tls=certificates, max_bytes=longest)
+            stack.enter_context(link)
+            link.serve(agent.handle, failed=failed)
+            report(f"{name}, looking for {', '.join(addresses)}")
+            _watch(link, agent, report, f"'{path}', whose digest is {terms.run}")
         time.sleep(0.5)  # the last answer is on its way
     return agent.vault.model
+
+
+def _watch(link: ZenohLink, agent: Agent, report: Callable[[str], None], file: str) -> None:
+    """Until the run is over, say what becomes of the connection to the server."""
+    trouble, began, warned, was_connected, is_away = "", time.monotonic(), False, False, False
+    while not agent.finished.wait(WATCH_SECONDS):
+        if link.trouble and link.trouble != trouble:
+            report(link.trouble)
+        trouble, is_connected = link.trouble, link.connected()
+        if was_connected and not is_connected:
+            report("the server has gone away: looking for it until it is back")
+            is_away = True
+        elif is_away and is_connected:
+            report("the server is back")
+            is_away = False
+        was_connected = is_connected
+        if not warned and not agent.is_greeted and is_connected and time.monotonic() - began > UNASKED_SECONDS:
+            warned = True
+            report(
+                "connected, but not asked for: the run may be over, or the server may have another file than "
+                f"{file} (`sparsona federation show`)"
+            )
 
 
 def find_key(file: FederationFile, path: Path, key: str | Path | None) -> tuple[KeyFile, Member]:

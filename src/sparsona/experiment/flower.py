@@ -66,6 +66,7 @@ def serve(
     """
     terms, signer = read_server(path, key, at_least)
     roster = Roster(terms.file.keys())
+    link.max_bytes = terms.longest_frame()
     session = next_session(Path(out))
     network = Network(terms, link.exchange, signer, roster, deadline, report, link.present, HELLO_SECONDS, session)
     needed = terms.num_clients if at_least is None else at_least

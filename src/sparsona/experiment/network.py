@@ -13,7 +13,7 @@ import torch
 from sparsona.core.errors import SparsonaError
 from sparsona.core.points import FEW, point
 from sparsona.core.round import Client
-from sparsona.core.update import SERVER
+from sparsona.core.update import SERVER, Update
 from sparsona.data.client_index import PARTS
 from sparsona.deploy.agent import MAX_EXAMPLES
 from sparsona.deploy.exchange import Exchange
@@ -241,12 +241,13 @@ class Network:
         cost = self.context.method.cost(self.context.params.layout, client, self.context.plan.round_at(0))
         return (0 if cost.up is None else largest_message(cost.up)) + 2 * MAX_HEAD
 
-    def _check(self, message: bytes | None, client: Client, index: int) -> None:
+    def _check(self, message: bytes | None, client: Client, index: int) -> Update | None:
         cost = self.context.method.cost(self.context.params.layout, client, self.context.plan.round_at(index))
         if message is not None:
-            check_message(message, cost, client=client, round=index)
-        elif cost.up is not None:
+            return check_message(message, cost, client=client, round=index)
+        if cost.up is not None:
             raise SparsonaError("no message after training", expected="one")
+        return None
 
     def _check_evaluation(self, found: Evaluation) -> None:
         """Refuse a result that this client, with so many examples, cannot have."""

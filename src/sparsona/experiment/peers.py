@@ -199,42 +199,47 @@ def be_peer(
     certificates = Tls(terms.file.authority, member.certificate, signer.pem) if tls else None
     with COMPUTING:
         longest = terms.longest_frame()
-    link: ZenohLink  # made below: when it carries the first question, the peer must be able to answer
-    peer = make_peer(
-        terms,
-        member.index,
-        federation,
-        folder,
-        lambda items, seconds: link.exchange(items, seconds),
-        signer,
-        Roster(terms.file.keys()),
-        deadline=deadline,
-        grace=grace,
-        shares_labels=shares_labels,
-        device=device,
-        report=report,
-    )
-    # The link is closed first: to a peer that leaves early and comes back, others send their questions again.
-    with (
-        closing(peer),
-        ZenohLink(
+    claimed = Vault(folder)
+    claimed.claim(terms.run, member.index, federation.digest())
+    try:
+        link: ZenohLink  # made below: when it carries the first question, the peer must be able to answer
+        peer = make_peer(
+            terms,
             member.index,
-            run=terms.run,
-            listen=tuple(listen),
-            connect=addresses,
-            tls=certificates,
-            max_bytes=longest,
-        ) as link,
-    ):
-        # Every other peer may have one question that waits, and ask another one.
-        link.serve(
-            peer.handle,
-            threads=terms.num_clients + 4,
-            failed=lambda error: report(f"a fault: {type(error).__name__}: {error}"),
+            federation,
+            folder,
+            lambda items, seconds: link.exchange(items, seconds),
+            signer,
+            Roster(terms.file.keys()),
+            deadline=deadline,
+            grace=grace,
+            shares_labels=shares_labels,
+            device=device,
+            report=report,
         )
-        where = [*(f"listening on {one}" for one in listen), *(f"dialling {one}" for one in addresses)]
-        report(f"{member.name}: peer {member.index} of {terms.num_clients}, {', '.join(where)}")
-        peer.wait(at_least, wait, waiting)
-        peer.play(lambda completed, rounds: report(f"{completed} of {rounds} rounds"))
-        time.sleep(0.5)  # the last answers are on their way
+        # The link is closed first: to a peer that leaves early and comes back, others send their questions again.
+        with (
+            closing(peer),
+            ZenohLink(
+                member.index,
+                run=terms.run,
+                listen=tuple(listen),
+                connect=addresses,
+                tls=certificates,
+                max_bytes=longest,
+            ) as link,
+        ):
+            # Every other peer may have one question that waits, and ask another one.
+            link.serve(
+                peer.handle,
+                threads=terms.num_clients + 4,
+                failed=lambda error: report(f"a fault: {type(error).__name__}: {error}"),
+            )
+            where = [*(f"listening on {one}" for one in listen), *(f"dialling {one}" for one in addresses)]
+            report(f"{member.name}: peer {member.index} of {terms.num_clients}, {', '.join(where)}")
+            peer.wait(at_least, wait, waiting)
+            peer.play(lambda completed, rounds: report(f"{completed} of {rounds} rounds"))
+            time.sleep(0.5)  # the last answers are on their way
+    finally:
+        claimed.release()
     return folder

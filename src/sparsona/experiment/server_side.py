@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from sparsona.deploy.identity import KeyFile, Roster, check_certificate
 from sparsona.deploy.memory import return_large_buffers
 from sparsona.deploy.zenoh_link import Tls, ZenohLink
 from sparsona.engine.context import ClientContext
+from sparsona.engine.failures import REFUSED, UNABLE, kind_of
 from sparsona.experiment.guests import Guest, read_guests, with_guests, write_guests
 from sparsona.experiment.network import Network
 from sparsona.experiment.run import Run
@@ -35,6 +37,7 @@ from sparsona.runs.folder import (
 )
 from sparsona.runs.observers import ObserverList
 from sparsona.runs.options import dump
+from sparsona.runs.records import Records
 from sparsona.runs.session import Session
 
 MANY_CLIENTS = 32  # whose messages make a server grow unless freed memory is returned, which costs it some time
@@ -96,6 +99,7 @@ def play_network(
     network.note_arrival = note_arrival
     with folder:
         if exists:
+            network.connection.refusals |= refusals_in_a_row(folder.records, reached(path).completed)
             note_arrival()  # the server, or a client, may be on another machine now
         if served is not None:
             write_atomically(path / SERVER_FILE, (json.dumps(dict(served), indent=2) + "\n").encode())
@@ -105,6 +109,30 @@ def play_network(
             if session.is_finished:
                 network.end()
     return found
+
+
+def refusals_in_a_row(records: Records, completed: int) -> dict[int, int]:
+    """How often each client was refused since it was last heard, by the records: a restart does not lift a bar.
+
+    Args:
+        records: of the run.
+        completed: rounds that the checkpoint has; what was recorded after it is played again.
+
+    Returns:
+        The number for each client that has one. A turn in which a client was lost, or said that it could not, counts
+        neither way, as while a server runs.
+    """
+    reasons = {(row.round, row.client): row.reason for row in records.failures()}
+    found: Counter[int] = Counter()
+    for turn in records.turns():
+        reason = reasons.get((turn.round, turn.client), "")
+        if turn.round >= completed:
+            continue
+        if reason.startswith(REFUSED):
+            found[turn.client] += not reason.startswith(f"{REFUSED}{UNABLE}")
+        elif kind_of(reason) is None if reason else not turn.dropped:
+            del found[turn.client]  # it was heard
+    return {client: number for client, number in found.items() if number}
 
 
 def read_server(path: str | Path, key: str | Path | None, at_least: int | None) -> tuple[Terms, KeyFile]:
