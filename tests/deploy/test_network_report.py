@@ -53,11 +53,15 @@ def played(made, tmp_path_factory):  # noqa: F811
 def test_the_protocol_says_who_was_heard(played):
     text = played.protocol
     assert "2 of 4 clients were not heard in some rounds (no answer: 3 turns, not there yet: 1)." in text
+    assert "Not heard: site-1, site-2." in text  # by the names of the roster
+    assert "Not tested: site-1, site-3." in text
     few, silent = "1 client with fewer than 5 test examples, whose result is not told", "1 client not heard in the last"
     assert f"Not in the mean: {few}; {silent} evaluation." in text
     assert "each point of a learning curve is a mean over the clients that were sampled in that round" in text
     assert "mean over 2 clients" in text
     assert "tokens" not in text
+    assert played.summary["heard"]["names"] == ["site-1", "site-2"]
+    assert sp.load(played.path)._folder.facts.client_names == ("site-0", "site-1", "site-2", "site-3")
     assert played.summary["heard"]["reasons"] == {"no answer": 3, "not there yet": 1}
     assert np.flatnonzero(played.counts()[1]).tolist() == [0, 2]
 

@@ -430,6 +430,9 @@ def test_other_versions_are_told_and_gathered(made, tmp_path):
     first, *lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
     journal.write_text(json.dumps(json.loads(first) | {"environment": old}) + "\n" + "".join(lines), encoding="utf-8")
     run = gather(tmp_path / "run", party.folders())
+    with pytest.raises(SparsonaError, match="is a run already") as told:
+        gather(tmp_path / "run", party.folders())
+    assert "sparsona gather" in told.value.hint
     assert "Its machines differ in torch (1.0 and " in run.protocol
 
 
@@ -440,7 +443,7 @@ def test_what_cannot_be_gathered(made, tmp_path):
     foreign = Party(others, keys, tmp_path / "foreign").play()
     one, two = party.folders()
     for folders, what in (
-        ([one], "the journals of 1 peers are missing: site-1"),
+        ([one], "the journal of site-1 is missing"),
         ([one, foreign.folders()[1]], "is of another run than"),
         ([one, two, two], "is a second journal of site-1"),
         ([one, tmp_path], "has no journal"),

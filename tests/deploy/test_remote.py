@@ -127,11 +127,12 @@ def test_a_client_that_is_silent_is_recorded_and_the_round_goes_on(made, tmp_pat
     def handles(sites):
         return {site.index: site.handle for site in sites} | {1: silent_after_hello(sites[1])}
 
-    network, sites, _heard = start(made, tmp_path, handles=handles, per_round=4)
+    network, sites, heard = start(made, tmp_path, handles=handles, per_round=4)
     network.wait(NUM, 1.0, lambda there, of: None)
     run = play_network(network, tmp_path / "run")
     records = Records(run.path / "records.sqlite")
     assert {(row.client, row.reason) for row in records.failures()} == {(1, "no answer within 1 s")}
+    assert "site-1: no answer within 1 s" in heard
     turns = [turn for turn in records.turns() if turn.client == 1]
     assert all(turn.dropped and not turn.aggregated and turn.steps == 0 and turn.bytes_down for turn in turns)
     assert len(turns) == 3
@@ -284,13 +285,14 @@ def test_an_update_that_assumes_another_mask_is_refused_and_the_run_goes_on(made
         monkeypatch.setattr(type(sites[0].agent), "_perform", lie)
         return {site.index: site.handle for site in sites}
 
-    network, _, _ = start(made, tmp_path, handles=handles, per_round=4, rounds=5)
+    network, _, heard = start(made, tmp_path, handles=handles, per_round=4, rounds=5)
     network.wait(NUM, 1.0, lambda there, of: None)
     run = play_network(network, tmp_path / "run")
     records = Records(run.path / "records.sqlite")
     reasons = [row.reason for row in records.failures() if row.client == 1]
     assert [reason.startswith("refused") for reason in reasons] == [True, True, True, False, False]
     assert reasons[3].startswith("not asked")
+    assert heard.count("site-1 is not asked: its last 3 answers were refused") == 1
     assert {turn.client for turn in records.turns() if turn.aggregated} == {0, 2, 3}
     assert [refusals_in_a_row(records, completed) for completed in (0, 2, 5)] == [{}, {1: 2}, {1: 3}]
     again = Network(network.terms, in_memory({}), network.connection.signer, Roster(network.terms.file.keys()))

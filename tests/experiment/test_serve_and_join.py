@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -110,6 +111,25 @@ def test_mistakes_at_the_start_have_names(tmp_path, monkeypatch, address):
     with pytest.raises(SparsonaError, match="0 of 1 clients came within 0 s"):
         server_side.serve("fed.toml", "runs/x", listen=[address], wait=0, tls=False)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_client_says_when_the_server_goes_away_and_is_back(monkeypatch):
+    monkeypatch.setattr(client_side, "WATCH_SECONDS", 0.001)
+    states = iter([False, False, True, True, False, False, True])
+    finished, heard = threading.Event(), []
+
+    class Link:
+        trouble = ""
+
+        def connected(self):
+            try:
+                return next(states)
+            except StopIteration:
+                finished.set()
+                return True
+
+    client_side._watch(Link(), SimpleNamespace(finished=finished, is_greeted=False), heard.append, "fed.toml")
+    assert [text.split(":")[0] for text in heard] == ["the server has gone away", "the server is back"]
 
 
 def test_a_client_has_its_vault_for_itself(tmp_path, monkeypatch, address):

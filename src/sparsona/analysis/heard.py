@@ -11,6 +11,8 @@ from sparsona.deploy.greeting import LAST_BITS
 from sparsona.engine.failures import STARTED_ANEW, TOO_FEW, WITHHELD, kind_of
 from sparsona.runs.folder import RunFolder
 
+MOST_NAMES = 8  # in a sentence
+
 
 def heard(folder: RunFolder) -> dict[str, Any] | None:
     """Turns in which clients were not heard, by reason, and what else happened to them; None where nothing did."""
@@ -21,6 +23,7 @@ def heard(folder: RunFolder) -> dict[str, Any] | None:
     return {
         "turns": len(silent),
         "clients": len({client for client, _ in silent}),
+        "names": _names(folder, {client for client, _ in silent}),
         "reasons": dict(Counter(kind for _, kind in silent).most_common()),
         "started_anew": sum(STARTED_ANEW in row.reason for row in rows),
         "rounds_without_effect": len({row.round for row in rows if row.reason.endswith(TOO_FEW)}),
@@ -39,6 +42,7 @@ def heard_sentence(folder: RunFolder) -> str:
         reasons = ", ".join([f"{first}: {plural(count, 'turn')}", *(f"{kind}: {n}" for kind, n in others)])
         be = "was" if found["clients"] == 1 else "were"
         text += f" {found['clients']} of {plural(num, 'client')} {be} not heard in some rounds ({reasons})."
+        text += f" Not heard: {_listed(found['names'])}."
     if found["started_anew"]:
         text += f" A client that had lost its state started anew in {plural(found['started_anew'], 'turn')}."
     if found["rounds_without_effect"]:
@@ -58,9 +62,21 @@ def untested_sentence(folder: RunFolder, completed: int) -> str:
     ]
     where = "Not in the mean" if folder.records.has_evaluations() else "Without a result"
     text = f" {where}: {'; '.join(filter(None, missing))}." if any(missing) else ""
+    text += f" Not tested: {_listed(_names(folder, few | silent))}." if text else ""
     if anew:
         text += f" {plural(len(anew), 'client')} had lost the state, and was evaluated as a new one."
     return text
+
+
+def _names(folder: RunFolder, clients: set[int]) -> list[str]:
+    """What clients are called: by the roster, or by their numbers."""
+    known = folder.facts.client_names
+    return [known[client] if client < len(known) else f"client {client}" for client in sorted(clients)]
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {plural(more, 'other')}" if more > 0 else "")
 
 
 def machines_sentence(folder: RunFolder) -> str:

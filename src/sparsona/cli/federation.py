@@ -260,7 +260,10 @@ def show(path: Path, as_json: bool) -> None:
     click.echo("clients: " + (str(len(found.clients)) if found.clients else "none yet: `sparsona federation admit`"))
     if rows:
         print_table(rows)
-    print_table([{"option": key, "value": _text(value)} for key, value in options.items()])
+    if options.get("per_round", 1) is None:
+        options["per_round"] = "half of the clients"
+    # What else is none is not chosen.
+    print_table([{"option": key, "value": _text(value)} for key, value in options.items() if value is not None])
 
 
 @federation.command("flower")

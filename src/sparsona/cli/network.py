@@ -94,7 +94,7 @@ class Waiting:
     def __call__(self, there: int, of: int) -> None:
         if there != self._there:
             self._there = there
-            say(f"{there} of {of} {self._who} are there")
+            say(f"{there} of {of} {self._who if of != 1 else self._who.removesuffix('s')} there")
 
 
 @click.command()

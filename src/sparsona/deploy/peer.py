@@ -286,7 +286,7 @@ class Peer:
             others = [error for error in wrong.values() if isinstance(error, OtherModelError)]
             if others and len(others) >= len(there):
                 raise SparsonaError(
-                    f"this peer's model is another than that of {len(others)} peers: {others[0].what}",
+                    f"this peer's model is another than that of {len(others)} of the others: {others[0].what}",
                     expected=others[0].expected,
                     hint=f"this is sparsona {self.greeting.environment.get('sparsona')}, torch "
                     f"{self.greeting.environment.get('torch')}",
@@ -297,7 +297,7 @@ class Peer:
             if seconds is not None and time.monotonic() - began > seconds:
                 missing = [name for peer, name in enumerate(self.names) if peer not in there]
                 raise SparsonaError(
-                    f"{len(there)} of {wanted} peers were there within {seconds:g} s",
+                    f"{len(there)} of {wanted} peer{'s' * (wanted != 1)} there within {seconds:g} s",
                     expected=f"{', '.join(missing[:8])}{' and others' * (len(missing) > 8)}",
                     hint="start them with `sparsona peer`, or lower --at-least",
                 )

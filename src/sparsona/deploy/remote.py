@@ -47,6 +47,7 @@ class Connection:
         session: the number of this start of the server, larger than all before: older frames are refused.
         greet: asks clients of which nothing is known yet who they are.
         wait: is called before the jobs of a round, and returns when enough clients are there.
+        name: of a client, for people to read.
         wants: for clients that send to each other: whose messages a client requests. Peers on a network decide that by
             themselves; a test that reaches them from one place needs it.
     """
@@ -65,6 +66,7 @@ class Connection:
     session: int = field(default_factory=time.time_ns)
     greet: Callable[[Sequence[int]], None] = lambda clients: None
     wait: Callable[[], None] = lambda: None
+    name: Callable[[int], str] = lambda client: f"client {client}"
     wants: Callable[[int, State | None, Round, tuple[int, ...]], tuple[int, ...] | None] = lambda *_: None
     round: int = 0  # of the last job
     done_by: int = 0  # completed rounds with which the last job is done, and in the records
@@ -205,7 +207,7 @@ class RemoteClients:
             answer = connection.open(data, frame)
             if answer.head.get("lost_state") is True:
                 note = STARTED_ANEW
-                connection.report(f"client {client}: {note}")
+                connection.report(f"{connection.name(client)}: {note}")
                 job = job.again() if job.resend is not None else job
                 frame = self._frame(job, ticket="")
                 answer = connection.ask(frame)
@@ -219,7 +221,7 @@ class RemoteClients:
             self._check(job, outcome)
             ticket, tuned = (_ticket(answer.head.get(name)) for name in ("ticket", "tuned"))
         except LostError as error:
-            connection.report(f"client {client}: {error.what}")
+            connection.report(f"{connection.name(client)}: {error.what}")
             return _Waiting(Outcome(client, failure=error.what), "", "", False)
         except SparsonaError as error:
             if job.do != "evaluate":
@@ -269,7 +271,9 @@ class RemoteClients:
         connection = self.connection
         if not isinstance(error, UnableError):
             connection.refusals[client] = connection.refusals.get(client, 0) + 1
-        connection.report(f"client {client} in round {connection.round}: refused: {error.what}")
+        connection.report(f"{connection.name(client)} in round {connection.round}: refused: {error.what}")
+        if connection.refusals.get(client, 0) == REFUSALS:
+            connection.report(f"{connection.name(client)} is {BARRED}")
         return True
 
     def blank_state(self, client: int) -> State:

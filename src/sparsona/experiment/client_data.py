@@ -62,7 +62,7 @@ def everyones_data(
         return [_share(terms, shared, index, sources[0]) for index in range(num)]
     if len(sources) != num:
         raise SparsonaError(
-            f"data of {len(sources)} clients",
+            f"data of {len(sources)} client{'s' * (len(sources) != 1)}",
             expected=f"a data set that is shared out, or one source for each of {num}",
         )
     return [own_data(terms, index, source, data_dir, **options) for index, source in enumerate(sources)]

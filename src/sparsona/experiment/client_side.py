@@ -184,18 +184,15 @@ def join(
 
 def _watch(link: ZenohLink, agent: Agent, report: Callable[[str], None], file: str) -> None:
     """Until the run is over, say what becomes of the connection to the server."""
-    trouble, began, warned, was_connected, is_away = "", time.monotonic(), False, False, False
+    trouble, began, warned, was_there, is_away = "", time.monotonic(), False, False, False
     while not agent.finished.wait(WATCH_SECONDS):
         if link.trouble and link.trouble != trouble:
             report(link.trouble)
         trouble, is_connected = link.trouble, link.connected()
-        if was_connected and not is_connected:
-            report("the server has gone away: looking for it until it is back")
-            is_away = True
-        elif is_away and is_connected:
-            report("the server is back")
-            is_away = False
-        was_connected = is_connected
+        was_there = was_there or is_connected or agent.is_greeted
+        if was_there and is_connected == is_away:
+            is_away = not is_connected
+            report("the server has gone away: looking for it until it is back" if is_away else "the server is back")
         if not warned and not agent.is_greeted and is_connected and time.monotonic() - began > UNASKED_SECONDS:
             warned = True
             report(

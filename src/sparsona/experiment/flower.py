@@ -70,7 +70,7 @@ def serve(
     session = next_session(Path(out))
     network = Network(terms, link.exchange, signer, roster, deadline, report, link.present, HELLO_SECONDS, session)
     needed = terms.num_clients if at_least is None else at_least
-    network.gather_guests(Path(out), needed, wait, lambda there, of: report(f"{there} of {of} clients are there"))
+    network.gather_guests(Path(out), needed, wait, lambda there, of: report(f"{there} of {of} clients there"))
     run = play_network(network, Path(out), [_Rounds(report)], {"flower": True, "session": session})
     report(f"the run is over: {out}")
     return run

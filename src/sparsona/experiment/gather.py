@@ -63,6 +63,12 @@ def gather(out: str | Path, folders: Iterable[str | Path], partial: bool = False
     Returns:
         The run. The peers' models are not in it.
     """
+    if (Path(out) / "config.json").exists():
+        raise SparsonaError(
+            f"'{out}' is a run already",
+            expected="a new folder for the gathered run",
+            hint=f"gather into another one: `sparsona gather {out}-2 PEER...`; or remove it first",
+        )
     terms, told = _read_journals([Path(folder) for folder in folders], partial)
     plan = terms.plan()
     guests = [_guest(told[one.index].opening) if one.index in told else Guest() for one in terms.file.clients]
@@ -232,7 +238,9 @@ def _read_journals(folders: Sequence[Path], partial: bool) -> tuple[Terms, dict[
     missing = [one.name for one in terms.file.clients if one.index not in told]
     if missing and not partial:
         raise SparsonaError(
-            f"the journals of {len(missing)} peers are missing: {', '.join(missing[:8])}",
+            f"the journal{'s' * (len(missing) > 1)} of {', '.join(missing[:8])}"
+            + (f" and {len(missing) - 8} others" * (len(missing) > 8))
+            + f" {'are' if len(missing) > 1 else 'is'} missing",
             expected=f"those of all {terms.num_clients}",
             hint="--partial makes a run without them",
         )

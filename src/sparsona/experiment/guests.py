@@ -52,6 +52,7 @@ def with_guests(
         targets=terms.kind.targets,
         sizes=np.array([guest.sizes for guest in guests], dtype=np.int64),
         label_counts=None if None in counts else np.array(counts, dtype=np.int64),
+        client_names=tuple(one.name for one in terms.file.clients),
         differing=differing([*(guest.environment for guest in guests), environment or {}]),
     )
 

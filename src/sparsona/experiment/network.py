@@ -87,6 +87,7 @@ class Network:
         )
         self.connection.greet, self.connection.wait = self._admit_late, self._wait_for_clients
         self.connection.check_evaluation = self._check_evaluation
+        self.connection.name = lambda client: terms.file.clients[client].name
         self._refused: set[tuple[int, str]] = set()  # greetings, each reported once
         self.note_arrival: Callable[[], None] = lambda: None
         self.clients: Clients = RemoteClients(self.connection)
@@ -131,7 +132,7 @@ class Network:
             if seconds is not None and time.monotonic() - began > seconds:
                 missing = [one.name for one in self.terms.file.clients if one.index not in self.guests]
                 raise SparsonaError(
-                    f"{len(self.guests)} of {at_least} clients came within {seconds:g} s",
+                    f"{len(self.guests)} of {at_least} client{'s' * (at_least != 1)} came within {seconds:g} s",
                     expected=f"{', '.join(missing[:8])}{' and others' * (len(missing) > 8)}",
                     hint="start them with `sparsona join`, or lower --at-least",
                 )
@@ -155,7 +156,7 @@ class Network:
         needed, said = max(1, self.terms.config.min_updates), False
         while len(self._present() & set(range(self.terms.num_clients))) < needed:
             if not said:
-                self._report(f"waiting: fewer than {needed} clients are there")
+                self._report("waiting: nobody is there" if needed == 1 else f"waiting: fewer than {needed} are there")
                 said = True
             time.sleep(0.2)
 
