@@ -14,10 +14,7 @@ from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.data import SOURCES
 from sparsona.data.client_index import ClientIndex
 from sparsona.data.federation import Federation
-from sparsona.experiment.build import (
-    ExampleKind,
-    read_data,
-)
+from sparsona.experiment.build import ExampleKind, read_data
 from sparsona.experiment.terms import Terms
 from sparsona.runs.options import RunConfig, in_groups
 from sparsona.runs.validation import validate

@@ -18,9 +18,7 @@ from sparsona.deploy.agent import Agent, lone_cards
 from sparsona.deploy.federation_file import FederationFile, Member
 from sparsona.deploy.flower import SocketServer
 from sparsona.deploy.frames import Signer, Verifier
-from sparsona.deploy.greeting import (
-    Greeting,
-)
+from sparsona.deploy.greeting import Greeting
 from sparsona.deploy.identity import KeyFile, Roster, check_certificate
 from sparsona.deploy.jobs import told_counts
 from sparsona.deploy.memory import share_memory_among_threads
@@ -30,9 +28,7 @@ from sparsona.engine.context import ClientContext
 from sparsona.executors import choose_device
 from sparsona.experiment.client_data import own_data
 from sparsona.experiment.terms import Terms
-from sparsona.runs.folder import (
-    environment,
-)
+from sparsona.runs.folder import environment
 
 WATCH_SECONDS = 1.0  # between two looks at the connection
 UNASKED_SECONDS = 20.0  # after which a client that is connected says that nobody asks for it

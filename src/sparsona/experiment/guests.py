@@ -13,17 +13,10 @@ import numpy as np
 
 from sparsona.core.round import Client
 from sparsona.deploy.federation_file import Member
-from sparsona.deploy.greeting import (
-    differing,
-    read_environment,
-)
+from sparsona.deploy.greeting import differing, read_environment
 from sparsona.experiment.terms import Terms
 from sparsona.runs.facts import RunFacts
-from sparsona.runs.folder import (
-    GUESTS_FILE,
-    read_json,
-    write_atomically,
-)
+from sparsona.runs.folder import GUESTS_FILE, read_json, write_atomically
 
 
 @dataclass

@@ -18,12 +18,7 @@ from sparsona.data.client_index import PARTS
 from sparsona.deploy.agent import MAX_EXAMPLES
 from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.frames import MAX_HEAD, Frame, Signer, Verifier, seal
-from sparsona.deploy.greeting import (
-    check_model,
-    opening_head,
-    other_environment,
-    read_environment,
-)
+from sparsona.deploy.greeting import check_model, opening_head, other_environment, read_environment
 from sparsona.deploy.remote import Connection, RemoteClients
 from sparsona.engine.clients import Clients
 from sparsona.engine.evaluate import Evaluation, confusion_shape
@@ -33,9 +28,7 @@ from sparsona.executors import numeric_mode
 from sparsona.experiment.client_side import used_environment
 from sparsona.experiment.guests import Cards, Guest, read_guests
 from sparsona.experiment.terms import Terms
-from sparsona.runs.folder import (
-    reached,
-)
+from sparsona.runs.folder import reached
 from sparsona.runs.session import Listen
 from sparsona.runs.traits import TraitRecord
 

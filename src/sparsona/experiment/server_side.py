@@ -13,9 +13,7 @@ from typing import Any
 from sparsona.core.errors import SparsonaError
 from sparsona.core.update import SERVER
 from sparsona.deploy.federation_file import FederationFile, key_path
-from sparsona.deploy.greeting import (
-    differing,
-)
+from sparsona.deploy.greeting import differing
 from sparsona.deploy.identity import KeyFile, Roster, check_certificate
 from sparsona.deploy.memory import return_large_buffers
 from sparsona.deploy.zenoh_link import Tls, ZenohLink
@@ -91,10 +89,12 @@ def play_network(
     def note_arrival() -> None:
         """What is known of late clients must be there when the summary is made."""
         write_guests(path, network.guests, network.admitted)
-        guests, sizes = [network.guests[client] for client in network.admitted], folder.facts.sizes.copy()
-        sizes[list(network.admitted)] = [guest.sizes for guest in guests]
-        found = differing([network.environment, *(guest.environment for guest in guests)])
-        folder.learn(replace(folder.facts, sizes=sizes, differing=found))
+        sizes = folder.facts.sizes.copy()
+        environments: list[Mapping[str, Any]] = [{**folder.environment, "gpu": None}, network.environment]
+        for client in network.admitted:
+            sizes[client] = network.guests[client].sizes
+            environments.append(network.guests[client].environment)
+        folder.learn(replace(folder.facts, sizes=sizes, differing=differing(environments)))
 
     network.note_arrival = note_arrival
     with folder:

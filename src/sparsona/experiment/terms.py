@@ -23,13 +23,7 @@ from sparsona.deploy.frames import MAX_HEAD
 from sparsona.engine.context import ClientContext
 from sparsona.engine.gate import largest_message
 from sparsona.engine.plan import Plan
-from sparsona.experiment.build import (
-    GIVEN,
-    ExampleKind,
-    make_plan,
-    make_task,
-    method_maker,
-)
+from sparsona.experiment.build import GIVEN, ExampleKind, make_plan, make_task, method_maker
 from sparsona.experiment.train import NETWORK
 from sparsona.methods import MethodCard
 from sparsona.runs.options import RunConfig
