@@ -41,7 +41,7 @@ def parse_address(text: str) -> Address:
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 < int(match["port"]) < 65536:
         hint = "an IPv6 address stands in brackets" if text.count(":") > 1 else "a port is a number from 1 to 65535"
-        raise SparsonaError(f"{text[:80]!r} is no address", expected="host:port, :port or [IPv6]:port", hint=hint)
+        raise SparsonaError(f"the address {text[:80]!r}", expected="host:port, :port or [IPv6]:port", hint=hint)
     return Address(match["scheme"] or "", match["host"], int(match["port"]))
 
 
