@@ -108,7 +108,7 @@ def test_mistakes_at_the_start_have_names(tmp_path, monkeypatch, address):
         server_side.serve("fed.toml", "runs/x", key="stranger.key")
     with pytest.raises(SparsonaError, match="--at-least 2"):
         server_side.serve("fed.toml", "runs/x", at_least=2)
-    with pytest.raises(SparsonaError, match="0 of 1 clients came within 0 s"):
+    with pytest.raises(SparsonaError, match="0 of 1 client came within 0 s"):
         server_side.serve("fed.toml", "runs/x", listen=[address], wait=0, tls=False)
     assert not (tmp_path / "runs").exists()
 
