@@ -138,7 +138,7 @@ def traces(run: Path) -> dict[str, Any]:
 def serve() -> None:
     # All that a command would import, so that its process starts at once.
     names = ("rich.progress", "rich.table", "safetensors.torch", "sparsona.experiment.train", "sparsona.cli.app")
-    for name in (*names, "sparsona.experiment.network", "zenoh"):
+    for name in (*names, "sparsona.experiment.client_side", "sparsona.experiment.server_side", "zenoh"):
         import_module(name)
     for name in ("fedavg", "fedspa"):
         import_module(f"sparsona.methods.{name}")

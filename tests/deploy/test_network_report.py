@@ -17,7 +17,10 @@ from sparsona.core.points import FEW
 from sparsona.deploy.exchange import in_memory
 from sparsona.deploy.frames import unseal
 from sparsona.deploy.identity import Roster
-from sparsona.experiment.network import Network, make_agent, own_data, play_network
+from sparsona.experiment.client_data import own_data
+from sparsona.experiment.client_side import make_agent
+from sparsona.experiment.network import Network
+from sparsona.experiment.server_side import play_network
 from sparsona.runs.records import Records
 
 
@@ -50,11 +53,15 @@ def played(made, tmp_path_factory):  # noqa: F811
 def test_the_protocol_says_who_was_heard(played):
     text = played.protocol
     assert "2 of 4 clients were not heard in some rounds (no answer: 3 turns, not there yet: 1)." in text
+    assert "Not heard: site-1, site-2." in text  # by the names of the roster
+    assert "Not tested: site-1, site-3." in text
     few, silent = "1 client with fewer than 5 test examples, whose result is not told", "1 client not heard in the last"
     assert f"Not in the mean: {few}; {silent} evaluation." in text
     assert "each point of a learning curve is a mean over the clients that were sampled in that round" in text
     assert "mean over 2 clients" in text
     assert "tokens" not in text
+    assert played.summary["heard"]["names"] == ["site-1", "site-2"]
+    assert sp.load(played.path)._folder.facts.client_names == ("site-0", "site-1", "site-2", "site-3")
     assert played.summary["heard"]["reasons"] == {"no answer": 3, "not there yet": 1}
     assert np.flatnonzero(played.counts()[1]).tolist() == [0, 2]
 
@@ -164,3 +171,39 @@ def test_bytes_of_evaluations_are_those_of_the_frames(made, tmp_path):  # noqa: 
     run = play_network(network, tmp_path / "run")
     assert run.summary["evaluation_bytes"] == {"up": sum(up), "down": sum(down)}
     assert len(down) >= 2 * NUM
+
+
+def test_a_run_of_which_nobody_tells_a_result_ends(made, tmp_path):  # noqa: F811
+    """All clients have fewer than five test examples: the run ends, and says that nothing was evaluated, and why."""
+    terms, server, keys = made("fedavg", rounds=1, per_round=4, points=["global"])
+    roster, agents = Roster(terms.file.keys()), []
+    for index, key in enumerate(keys):
+        small = own_data(terms, index, "digits", data_rate=0.06, test_rate=0.1)
+        assert 0 < small.sizes()[index][2] < 5
+        agents.append(make_agent(terms, index, small, tmp_path / str(index), key, roster))
+    exchange = in_memory({agent.client: agent.handle for agent in agents})
+    network = Network(terms, exchange, server, roster)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    run = play_network(network, tmp_path / "run")
+    assert "Nothing was evaluated: no client told a result" in run.protocol
+    assert "Without a result: 4 clients with fewer than 5 test examples, whose result is not told." in run.protocol
+    assert run.summary["accuracy"]["mean"] is None
+    assert run.summary["rounds"] == 1
+    assert "not evaluated" in repr(run)
+    assert np.isnan(run.accuracies()).all()
+    assert sp.Comparison(run.path, [run]).table()[0]["accuracy"] == "–"
+    page = run.report(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Nothing was evaluated" in page
+    for command in ("clients", "similarity", "targets"):
+        result = CliRunner().invoke(cli, [command, str(run.path)])
+        assert isinstance(result.exception, SparsonaError), f"{command}: {result.exception}"
+
+
+def test_a_run_whose_only_tested_client_is_lost_ends(made, tmp_path):  # noqa: F811
+    def handles(sites):
+        return {site.index: silent_after_hello(site) for site in sites}
+
+    network, *_ = start(made, tmp_path, "fedavg", handles, deadline=0.1, rounds=1, eval_clients=1)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    run = play_network(network, tmp_path / "run")
+    assert "Without a result: 1 client not heard in the last evaluation." in run.protocol

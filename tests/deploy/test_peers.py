@@ -21,8 +21,10 @@ from sparsona.deploy.frames import Frame, seal, unseal
 from sparsona.deploy.identity import KeyFile, Roster
 from sparsona.deploy.journal import Journal
 from sparsona.experiment.agreement import agree
-from sparsona.experiment.network import Terms, own_data
-from sparsona.experiment.peers import be_peer, gather, make_peer
+from sparsona.experiment.client_data import own_data
+from sparsona.experiment.gather import gather
+from sparsona.experiment.peers import be_peer, make_peer
+from sparsona.experiment.terms import Terms
 from sparsona.runs.records import Records
 from sparsona.wire.codec import decode, encode
 
@@ -415,6 +417,25 @@ def test_another_models_peer_is_refused_before_training(made, tmp_path):
         party.join(index)
 
 
+def test_other_versions_are_told_and_gathered(made, tmp_path):
+    terms, keys = made("dispfl", rounds=1, num=2)
+    party = Party(terms, keys, tmp_path / "peers")
+    old = {"torch": "1.0"}
+    party.before_play = lambda found: (
+        setattr(found, "greeting", replace(found.greeting, environment=old)) if found.client == 0 else None
+    )
+    party.play()
+    assert any(text.startswith("site-0 has torch 1.0 (here ") for text in party.heard[1])
+    journal = party.folders()[0] / "journal.jsonl"
+    first, *lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
+    journal.write_text(json.dumps(json.loads(first) | {"environment": old}) + "\n" + "".join(lines), encoding="utf-8")
+    run = gather(tmp_path / "run", party.folders())
+    with pytest.raises(SparsonaError, match="is a run already") as told:
+        gather(tmp_path / "run", party.folders())
+    assert "sparsona gather" in told.value.hint
+    assert "Its machines differ in torch (1.0 and " in run.protocol
+
+
 def test_what_cannot_be_gathered(made, tmp_path):
     terms, keys = made("dispfl", rounds=1, num=2)
     party = Party(terms, keys, tmp_path / "peers").play()
@@ -422,7 +443,7 @@ def test_what_cannot_be_gathered(made, tmp_path):
     foreign = Party(others, keys, tmp_path / "foreign").play()
     one, two = party.folders()
     for folders, what in (
-        ([one], "the journals of 1 peers are missing: site-1"),
+        ([one], "the journal of site-1 is missing"),
         ([one, foreign.folders()[1]], "is of another run than"),
         ([one, two, two], "is a second journal of site-1"),
         ([one, tmp_path], "has no journal"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparsona.experiment.network import Terms
+from sparsona.experiment.terms import Terms
 
 
 @pytest.fixture(autouse=True)

@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from sparsona.core.method import Round, State
 from sparsona.core.round import Client
-from sparsona.deploy.agent import Agent, Greeting, lone_cards
+from sparsona.deploy.agent import Agent, lone_cards
 from sparsona.deploy.exchange import Exchange, Handle, in_memory
 from sparsona.deploy.frames import UNSIGNED
+from sparsona.deploy.greeting import Greeting
 from sparsona.deploy.remote import Connection, RemoteClients
 from sparsona.deploy.vault import Vault
+from sparsona.engine.clients import LocalClients
 from sparsona.engine.context import ClientContext
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.rounds import engine_for
@@ -80,6 +83,13 @@ def remote_clients(context: ClientContext, vaults: dict[int, Vault], reach: Reac
 
     handles = {client.index: agent(client).handle for client in context.clients}
 
-    return RemoteClients(
-        Connection(RUN, reach(handles), UNSIGNED, UNSIGNED, context.clients, lambda message, client, index: None)
+    connection = Connection(
+        RUN, reach(handles), UNSIGNED, UNSIGNED, context.clients, lambda message, client, index: None
     )
+
+    def wants(client: int, ticket: State | None, round_: Round, available: tuple[int, ...]) -> tuple[int, ...] | None:
+        states = {} if ticket is None else {client: vaults[client].get(ticket.hex, context.fresh_state(client))}
+        return LocalClients(context, None, states).wanted(client, round_, available)
+
+    connection.wants = wants
+    return RemoteClients(connection)
