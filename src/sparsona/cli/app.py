@@ -409,7 +409,7 @@ def show_comparison(result: Any, as_json: bool) -> None:
             )
         )
         return
-    from sparsona.analysis.table import differences, rows
+    from sparsona.analysis.table import difference_unit, differences, rows
 
     views = result.views()
     table = rows(views)
@@ -417,7 +417,7 @@ def show_comparison(result: Any, as_json: bool) -> None:
     for note in result.notes():
         print_text(f"note: {note}")
     if compared := differences(views):
-        what = f"Difference to {table[0]['method']}, in percentage points of mean accuracy"
+        what = f"Difference to {table[0]['method']}, in {difference_unit(views)}"
         weighted = " (weighted: by test size)" if "weighted" in compared[0] else ""
         click.echo(f"\n{what}{weighted}, paired by seed (95% interval):")
         print_table(compared)

@@ -157,7 +157,7 @@ class Terms:
     def task(self) -> Task:
         """A new task of this run."""
         assert self.config.model is not None
-        return make_task(self.config.model, self.kind)
+        return make_task(self.config.model, self.kind, self.config)
 
     def make_method(self) -> Callable[[Task], Method]:
         return method_maker(self.config, self.row, self.method_config)
@@ -183,9 +183,12 @@ class Terms:
     def no_data(self) -> Federation:
         """A federation of these clients whose data is elsewhere."""
         x = torch.zeros((0, *self.kind.shape), dtype=torch.int32 if self.kind.has_tokens else torch.float32)
-        y = torch.zeros(0, dtype=torch.float32 if self.kind.targets == "numbers" else torch.int64)
+        has_columns = self.kind.targets in ("numbers", "labels")
+        y = torch.zeros((0, self.kind.num_classes) if has_columns else 0, dtype=torch.float32)
+        y = y if has_columns else y.long()
         empty = np.zeros((self.num_clients, 3), dtype=np.int64)
-        return Federation(x, y, ClientIndex(torch.zeros(0, dtype=torch.int64), empty), self.kind.num_classes)
+        index = ClientIndex(torch.zeros(0, dtype=torch.int64), empty)
+        return Federation(x, y, index, self.kind.num_classes, task=self.kind.task)
 
 
 # A client.
@@ -244,7 +247,9 @@ def _is_own(source: str) -> bool:
 def _read(terms: Terms, source: str, data_dir: str | None, options: Mapping[str, Any]) -> Federation:
     given = {"seed": terms.config.seed, "data": source, "data_dir": data_dir, **options}
     is_own = _is_own(source)
-    own = {"partition": "iid", "clients": 1} if is_own else {"clients": terms.num_clients}
+    own: dict[str, Any] = {"partition": "iid", "clients": 1} if is_own else {"clients": terms.num_clients}
+    if terms.kind.targets not in ("classes", "tokens"):  # a client's targets need not tell, such as whole numbers
+        own["task"] = terms.kind.task
     config = validate(RunConfig, {"method": terms.config.method, **own, **given}, "the client's data")
     # A client need not have every class: how many there are, the file says.
     is_classes = is_own and terms.kind.targets == "classes"
@@ -532,7 +537,7 @@ class Network:
             raise SparsonaError("it has no training examples", expected="at least one")
         if counts is not None and not (
             isinstance(counts, list)
-            and len(counts) == self.terms.kind.num_classes
+            and len(counts) == self.terms.kind.num_labels
             and all(n is None or (type(n) is int and n >= 0) for n in counts)
         ):
             raise SparsonaError("its label counts are none", expected="a count for each class")
@@ -568,6 +573,9 @@ class Network:
             raise SparsonaError("a result of another kind of task", expected=f"one of {kind.targets}")
         if found.confusion is not None and tuple(found.confusion.shape) != confusion_shape(self.client_context.task):
             raise SparsonaError("a confusion matrix of another shape", expected="a row for each class")
+        known = self.client_context.task.metrics
+        if strange := [name for name in found.metrics if name not in known]:
+            raise SparsonaError(f"the metric '{strange[0]}' of a run", expected=f"one of {', '.join(known) or 'none'}")
 
     def end(self) -> None:
         """Tell the clients that the run is over."""

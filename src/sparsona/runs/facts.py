@@ -48,7 +48,8 @@ class RunFacts:
     training decides by validation data. `has_one_size`: clients have models of one size, though some have little
     capacity. `preset` has the options that a preset set to other values than the defaults, and what of it the run has
     otherwise, in words. `num_personal` is how many parameters of a client's model are its own, and no other client's;
-    None: the method does not say. `targets` are classes, tokens or numbers; "" in runs of older versions.
+    None: the method does not say. `targets` are classes, binary (by one logit), labels, tokens or numbers; "" in runs
+    of older versions, as `loss` is. `class_weights` are as they were counted, `metrics` the names of those evaluated.
     """
 
     method: str
@@ -79,6 +80,9 @@ class RunFacts:
     num_personal: int | None = None
     warm_start: WarmStartFacts | None = None
     targets: str = ""
+    loss: str = ""
+    class_weights: tuple[float, ...] | None = None
+    metrics: tuple[str, ...] = ()
     format: int = field(default=FORMAT)
 
     @property
@@ -92,6 +96,8 @@ class RunFacts:
         plain["sizes"] = self.sizes.tolist()
         plain["label_counts"] = None if self.label_counts is None else self.label_counts.tolist()
         plain["left_out"], plain["novel"] = dict(self.left_out), list(self.novel)
+        plain["metrics"] = list(self.metrics)
+        plain["class_weights"] = None if self.class_weights is None else list(self.class_weights)
         plain["warm_start"] = None if self.warm_start is None else asdict(self.warm_start)
         return {"format": plain.pop("format"), **plain}
 
@@ -111,7 +117,9 @@ class RunFacts:
                 raise ValueError(f"it lacks {', '.join(missing)}")
             known["sizes"] = _freeze(known["sizes"])
             known["label_counts"] = None if known["label_counts"] is None else _freeze(known["label_counts"])
-            known["novel"] = tuple(known.get("novel", ()))
+            known["novel"], known["metrics"] = (tuple(known.get(name, ())) for name in ("novel", "metrics"))
+            if known.get("class_weights") is not None:
+                known["class_weights"] = tuple(map(float, known["class_weights"]))
             if known.get("warm_start") is not None:
                 known["warm_start"] = WarmStartFacts(**known["warm_start"])
             return cls(**known)
