@@ -70,12 +70,15 @@ def measure_of(folder: RunFolder) -> Measure:
 
 
 def metric_values(folder: RunFolder, completed: int, point: str) -> dict[str, np.ndarray]:
-    """Each client's value of each metric, in the order of the run's metrics; NaN where it is undefined or not known."""
+    """Each client's value of each metric, in the order of the run's metrics; NaN where it is undefined or not known.
+
+    Empty where an older version made the run.
+    """
     rows, num = folder.records.metrics(completed, point), len(folder.facts.sizes)
     found = {name: np.full(num, np.nan) for name in (*folder.facts.metrics, *(row.name for row in rows))}
     for row in rows:
         found[row.name][row.client] = row.value
-    return {name: values for name, values in found.items() if not np.isnan(values).all()}
+    return found
 
 
 def client_scores(folder: RunFolder, measure: Measure, completed: int, point: str) -> np.ndarray:
@@ -103,13 +106,14 @@ def measure_curve(folder: RunFolder, measure: Measure, point: str) -> list[tuple
     return [(one.completed, one.mean) for one in found]
 
 
-def summarize_metrics(folder: RunFolder, completed: int, point: str) -> dict[str, dict[str, float | int | str]]:
+def summarize_metrics(folder: RunFolder, completed: int, point: str) -> dict[str, dict[str, float | int | str | None]]:
     """Metrics at a point: the mean over the clients that they are defined for, how many those are, and the worst."""
     tested = len(folder.records.evaluations(completed, point))
-    found: dict[str, dict[str, float | int | str]] = {}
+    found: dict[str, dict[str, float | int | str | None]] = {}
     for name, values in metric_values(folder, completed, point).items():
         known, measure = values[~np.isnan(values)], measure_of_metric(name)
-        found[name] = {"mean": float(known.mean()), "clients": len(known), "tested": tested, "better": measure.better}
-        if measure.better != "neither":
+        mean = float(known.mean()) if len(known) else None
+        found[name] = {"mean": mean, "clients": len(known), "tested": tested, "better": measure.better}
+        if measure.better != "neither" and len(known):
             found[name]["worst"] = float(known.min() if measure.better == "high" else known.max())
     return found

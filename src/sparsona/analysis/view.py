@@ -149,8 +149,8 @@ def _read_view(folder: RunFolder) -> RunView:
         metrics=metrics,
         metric_curves={
             name: {at: measure_curve(folder, measure_of_metric(name), at) for at in tested}
-            for name in metrics
-            if name != "accuracy"
+            for name, values in metrics.items()
+            if name != "accuracy" and not np.isnan(values).all()
         },
     )
 

@@ -238,8 +238,8 @@ class Federation:
         Example:
             >>> import numpy as np
             >>> import sparsona as sp
-            >>> y = np.array([0] * 30 + [1] * 10)
-            >>> sp.federate(np.eye(40), y, clients=2, partition="iid", validation_rate=0).balanced_weights()
+            >>> x, y = np.eye(4), [0, 0, 0, 1]
+            >>> sp.Federation.from_clients([(x, y, x, y)] * 2, validation_rate=0).balanced_weights()
             (0.6666666666666666, 2.0)
         """
         y = self.y.cpu().numpy()[self._splits.clients_of("train")[1]]

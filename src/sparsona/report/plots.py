@@ -144,7 +144,7 @@ def client_metrics(views: Sequence[RunView], name: str) -> Figure:
     shown = [
         replace(view, measure=measure_of_metric(name), scores=view.metrics[name])
         for view in views
-        if name in view.metrics
+        if name in view.metric_curves
     ]
     return client_accuracies(shown) if shown else _figure(height=110)
 
