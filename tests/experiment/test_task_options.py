@@ -12,7 +12,12 @@ import sparsona as sp
 from sparsona.core.targets import METRICS
 from sparsona.deploy.jobs import told_metrics
 from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.population import EvaluationLog
+from sparsona.engine.rounds import simulate
+from sparsona.executors.graphed import Graphed
+from sparsona.executors.serial import Serial
 from sparsona.experiment.agreement import agree
+from sparsona.experiment.build import make_config, make_context
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(80, 4)).astype(np.float32)
@@ -91,6 +96,20 @@ def test_executors_agree(runs, executor, kind, tmp_path):
         (row.client, row.name, row.point) for row in expected
     ]
     np.testing.assert_allclose([row.value for row in rows], [row.value for row in expected], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_captured_steps_agree(kind):
+    """The executor of large models, without its GPU."""
+    data, net = federation_of(kind)
+    config = make_config("fedavg", {**SMALL, "metrics": METRICS[kind], **KINDS[kind][3]}, data, net)
+    context, found = make_context(config, data, net), []
+    for engine in (simulate(context, Serial(context)), simulate(context, Graphed(context, 2))):
+        population, _ = engine.play(engine.start(), 0)
+        found.append(sorted(engine.evaluate(population, 1, EvaluationLog()), key=lambda one: one.client))
+    for one, other in zip(*found, strict=True):
+        assert other.metrics == pytest.approx(dict(one.metrics), rel=1e-4)
+        assert other.loss == pytest.approx(one.loss, rel=1e-4)
 
 
 def focal(outputs, targets):
