@@ -101,7 +101,9 @@ def _undefined_notes(views: Sequence[RunView]) -> list[str]:
             clients, tested = (sum(one[key] for one in known) for key in ("clients", "tested"))
             if clients < tested:
                 few.setdefault(name, []).append(f"{clients:,} of {tested:,} clients of {group.label}")
-    return [f"{TITLES.get(name, name)} is defined for {', '.join(texts)}." for name, texts in few.items()]
+    # Clients on other machines may keep to themselves what would tell their label counts.
+    verb = "is told by" if any(view.config.get("executor") == "network" for view in views) else "is defined for"
+    return [f"{TITLES.get(name, name)} {verb} {', '.join(texts)}." for name, texts in few.items()]
 
 
 def _effort_notes(views: Sequence[RunView]) -> list[str]:
