@@ -29,8 +29,9 @@ def test_one_logit():
     )
 
 
-def test_equal_scores_have_an_auc_of_a_half():
+def test_equal_scores_say_nothing():
     assert found("binary", [[0.3]] * 5, [1, 0, 0, 1, 0], "auc") == {"auc": 0.5}
+    assert found("binary", [[0.3]] * 5, [1, 1, 1, 1, 0], "balanced-accuracy") == {"balanced-accuracy": 0.5}
 
 
 def test_classes():
