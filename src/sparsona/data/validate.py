@@ -20,7 +20,7 @@ def check_inputs(x: Any, where: str = "", *, as_bytes: bool = False, as_tokens: 
 
     With `as_bytes`, uint8 stays uint8; with `as_tokens`, whole numbers become int32.
     """
-    array = _array("x", x, where)
+    array = as_array("x", x, where)
     if array.dtype.kind not in "fiub" or not array.ndim:
         raise SparsonaError(
             f"{where}x is an array of {array.dtype} of shape {array.shape}",
@@ -50,7 +50,7 @@ def check_inputs(x: Any, where: str = "", *, as_bytes: bool = False, as_tokens: 
     return torch.from_numpy(array)
 
 
-def _array(name: str, value: Any, where: str) -> Array:
+def as_array(name: str, value: Any, where: str) -> Array:
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         # numpy has no bfloat16
@@ -66,7 +66,7 @@ def _array(name: str, value: Any, where: str) -> Array:
 
 def check_labels(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
     """Labels as an int64 tensor of one dimension; with `as_tokens`, of two dimensions if they have two."""
-    y = _array("y", y, where)
+    y = as_array("y", y, where)
     if y.ndim != 1 and not (as_tokens and y.ndim == 2):
         raise SparsonaError(
             f"{where}y has shape {y.shape}",
@@ -102,7 +102,7 @@ def find_task(targets: Sequence[Any], task: str = "auto") -> str:
         return task
     if task != "auto":
         raise unknown_name("task", task, ("auto", *TASKS))
-    arrays = [_array("y", y, "") for y in targets]
+    arrays = [as_array("y", y, "") for y in targets]
     if not all(array.dtype.kind == "f" and array.ndim in (1, 2) for array in arrays):
         # A mixture is found out when each is checked.
         arrays = [array for array in arrays if array.dtype.kind == "f" and array.ndim in (1, 2)]
@@ -119,7 +119,7 @@ def task_of(y: Any, said: str, found: str) -> str:
     Whole numbers that are floats are a regression's if other clients have fractions. Integers may be classes that were
     mixed up with numbers.
     """
-    return found if said == "auto" and found != "classification" and _array("y", y, "").dtype.kind == "f" else said
+    return found if said == "auto" and found != "classification" and as_array("y", y, "").dtype.kind == "f" else said
 
 
 def _has_fraction(array: Array) -> bool:
@@ -133,7 +133,7 @@ def _is_zero_or_one(array: Array) -> bool:
 def check_targets(y: Any, where: str = "", *, as_tokens: bool = False, task: str = "auto") -> Tensor:
     """Targets as they are stored: int64 (N,) of classes, (N, length) of tokens, float32 (N, outputs) of labels and of
     numbers."""
-    array = _array("y", y, where)
+    array = as_array("y", y, where)
     said, task = task, find_task([array], task)
     if task == "regression":
         if said == "auto" and array.dtype.kind != "f":

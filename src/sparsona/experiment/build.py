@@ -19,6 +19,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.losses import check_losses, make_losses
 from sparsona.core.method import Method
 from sparsona.core.metrics import make_metrics
+from sparsona.core.packing import Packing
 from sparsona.core.round import client_kinds
 from sparsona.core.seeds import Seeds
 from sparsona.core.targets import GIVEN, TASKS, USUAL_METRICS, given_name
@@ -197,17 +198,20 @@ class ExampleKind:
         targets: what is predicted: one class per example ("classes", or "binary" by one logit), "labels", "numbers", or
             the next token at each position ("tokens").
         has_tokens: inputs are tokens.
+        packing: an example is several inputs, packed.
     """
 
     shape: tuple[int, ...]
     num_classes: int
     targets: str = "classes"
     has_tokens: bool = False
+    packing: Packing | None = None
 
     @classmethod
     def of(cls, federation: Federation) -> ExampleKind:
         """That of a federation's examples."""
-        return cls(federation.input_shape, federation.num_classes, federation.targets, federation.has_tokens)
+        shape, outputs = federation.input_shape, federation.num_classes
+        return cls(shape, outputs, federation.targets, federation.has_tokens, federation.packing)
 
     @property
     def num_labels(self) -> int:
@@ -256,6 +260,7 @@ def make_task(
         tokens=kind.has_tokens,
         targets=kind.targets,
         metrics=_metrics(config, kind),
+        packing=kind.packing,
     )
     if own is not None:
         outputs = torch.zeros(2, kind.num_classes)
@@ -341,7 +346,7 @@ def make_context(
     if method_config is None:
         method_config = validate(methods.factory(row)[1], config.options, config.method)
     if start is not None:
-        check_layout(start.weights, task.layout, f"'{start.facts.run}'")
+        check_layout(start.weights, task.layout, f"'{start.facts.run}'", task.frozen)
         _check_new_parameters(start, task, getattr(method_config, "personal", None), config.rounds)
         task.begin_with(start.weights)
     if config.subnetwork is not None:

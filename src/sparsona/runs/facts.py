@@ -50,6 +50,7 @@ class RunFacts:
     otherwise, in words. `num_personal` is how many parameters of a client's model are its own, and no other client's;
     None: the method does not say. `targets` are classes, binary (by one logit), labels, tokens or numbers; "" in runs
     of older versions, as `loss` is. `class_weights` are as they were counted, `metrics` the names of those evaluated.
+    `num_frozen` parameters of the model are frozen, and not among its `num_parameters`.
     """
 
     method: str
@@ -83,6 +84,7 @@ class RunFacts:
     loss: str = ""
     class_weights: tuple[float, ...] | None = None
     metrics: tuple[str, ...] = ()
+    num_frozen: int = 0
     format: int = field(default=FORMAT)
 
     @property
