@@ -421,7 +421,7 @@ def show_comparison(result: Any, as_json: bool) -> None:
         return
     from sparsona.analysis.answer import differing
     from sparsona.analysis.groups import group_views
-    from sparsona.analysis.table import differences
+    from sparsona.analysis.table import difference_unit, differences
 
     views = result.views()
     print_results(views)
@@ -431,7 +431,7 @@ def show_comparison(result: Any, as_json: bool) -> None:
         print_text(f"What differs between the methods: {'; '.join(unequal)}.")
     # One seed has no interval, and the table has the differences themselves.
     if len({view.seed for view in views}) > 1 and (compared := differences(views)):
-        what = f"Difference to {group_views(views)[0].label}, in percentage points of mean accuracy"
+        what = f"Difference to {group_views(views)[0].label}, in {difference_unit(views)}"
         weighted = " (weighted: by test size)" if "weighted" in compared[0] else ""
         click.echo(f"\n{what}{weighted}, paired by seed (95% interval):")
         print_table(compared)

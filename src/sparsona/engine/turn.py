@@ -61,12 +61,12 @@ class ClientProbe(Probe):
 
     def label_counts(self) -> Tensor:
         targets = self._train.targets
-        if self._task.is_regression or targets.dim() != 1:
+        if targets.is_floating_point() or targets.dim() != 1:
             raise SparsonaError(
                 "label_counts() of examples that have no class",
                 expected="a task whose examples each belong to one class",
             )
-        return torch.bincount(targets, minlength=self._task.num_classes)
+        return torch.bincount(targets, minlength=self._task.num_labels)
 
     def searching(self) -> AbstractContextManager[None]:
         return self._clock.measure(SEARCH)

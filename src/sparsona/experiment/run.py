@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparsona.analysis import summary as summaries
+from sparsona.analysis.measure import measure_curve, measure_of_metric, metric_values
 from sparsona.analysis.outcomes import keeps_the_shared_model
 from sparsona.analysis.view import RunView, read_view
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.files import replace_file
 from sparsona.core.points import RECEIVED
 from sparsona.engine.context import ClientContext
@@ -56,9 +58,11 @@ class Run:
         self.summary: dict[str, Any] = folder.summary or summaries.summary_of(folder)
 
     def __repr__(self) -> str:
-        accuracy, error = self.summary["accuracy"]["mean"], self.summary.get("error", {}).get("mse")
-        reached = "not evaluated" if error is None else f"MSE {error:.4g}"
-        reached = reached if accuracy is None else f"accuracy {accuracy:.1%}"
+        accuracy, error = self.summary["accuracy"]["mean"], self.summary.get("error", {})
+        reached = "not evaluated" if accuracy is None else f"accuracy {accuracy:.1%}"
+        for key, title in (("mse", "MSE"), ("loss", "loss")):
+            if accuracy is None and reached == "not evaluated" and error.get(key) is not None:
+                reached = f"{title} {error[key]:.4g}"
         return f"Run({self.summary['method']}, {self.summary['rounds']} rounds, {reached}, '{self.path}')"
 
     @property
@@ -86,7 +90,7 @@ class Run:
             raise SparsonaError(
                 f"'{self.path}' predicts numbers: there is no accuracy",
                 expected="a run on classes",
-                hint="run.errors() has each client's mean squared error",
+                hint="run.errors() has each client's mean loss, run.metric('rmse') its other figures",
             )
         correct, count = self.counts(point)
         return np.where(count > 0, correct / np.maximum(count, 1), np.nan)
@@ -104,7 +108,7 @@ class Run:
         return correct, count
 
     def errors(self, point: str | None = None) -> np.ndarray:
-        """Each client's mean loss on its own test data: in a regression, its squared error; NaN for those not tested.
+        """Each client's mean loss on its own test data, such as a regression's squared error; NaN for those not tested.
 
         Args:
             point: as for `accuracies`.
@@ -113,6 +117,40 @@ class Run:
             float64 [clients].
         """
         return summaries.losses(self._folder, point)
+
+    def metric(self, name: str, point: str | None = None) -> np.ndarray:
+        """Each client's value of one of the run's metrics; NaN where it is undefined or was not tested.
+
+        Args:
+            name: one of `run.summary["metrics"]`.
+            point: as for `accuracies`.
+
+        Returns:
+            float64 [clients].
+
+        Example:
+            >>> import sparsona as sp
+            >>> run = sp.train("local", clients=4, rounds=1, data_rate=0.2, metrics=["f1", "auc"])
+            >>> run.metric("f1").shape, sorted(run.summary["metrics"])
+            ((4,), ['auc', 'f1'])
+        """
+        at, completed, _, _ = summaries.headline(self._folder) if point is None else summaries.at(self._folder, point)
+        found = metric_values(self._folder, completed, at)
+        if name not in found:
+            raise unknown_name("metric of this run", name, found)
+        return found[name]
+
+    def metric_curve(self, name: str, point: str = RECEIVED) -> list[tuple[int, float]]:
+        """The mean of a metric, over the clients that it is defined for, against completed rounds.
+
+        Args:
+            name: one of the run's metrics.
+            point: one of `points`.
+
+        Returns:
+            Pairs of completed rounds and mean.
+        """
+        return measure_curve(self._folder, measure_of_metric(name), point)
 
     @property
     def points(self) -> list[str]:
@@ -125,7 +163,7 @@ class Run:
         return list(self._folder.facts.novel)
 
     def curve(self, point: str = RECEIVED) -> list[tuple[int, float]]:
-        """Mean accuracy (of a regression: squared error) over clients against completed rounds.
+        """Mean accuracy (of a regression: loss) over clients against completed rounds.
 
         Args:
             point: one of `points`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from sparsona import methods
 from sparsona.analysis import summary as summaries
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
+from sparsona.core.targets import LOSSES
+from sparsona.core.task import Task
 from sparsona.data.federation import Federation
 from sparsona.engine.context import ClientContext
 from sparsona.engine.final import has_partial_global
@@ -34,6 +36,7 @@ from sparsona.experiment.build import (
     latency_digest,
     make_configs,
     make_context,
+    name_functions,
 )
 from sparsona.experiment.run import Run
 from sparsona.methods import MethodCard
@@ -79,7 +82,8 @@ def train(
         profile: measure where the time goes, for `run.profile()`: the run takes longer, its result is the same. Pass a
             Clock instead of True to include time before this call.
         progress: whether to show a progress bar. None: in notebooks, and where stderr is a terminal.
-        options: those of the run and of the method, as `sparsona run --help` and `sparsona methods` list them.
+        options: those of the run and of the method, as `sparsona run --help` and `sparsona methods` list them. `loss`
+            and the `metrics` may be functions of outputs and targets (docs/experiments.md).
 
     Returns:
         The finished (or stopped) run.
@@ -188,6 +192,9 @@ def describe_run(
         preset=_preset_in_words(config, row),
         num_personal=count_personal(config, context),
         targets=ExampleKind.of(federation).targets,
+        loss=config.loss or LOSSES[task.targets][0],
+        class_weights=_known_weights(task),
+        metrics=tuple(task.metrics),
         num_frozen=task.layout.frozen.size,
     )
     if task.gives_probabilities:
@@ -204,6 +211,12 @@ def describe_run(
         if known.taken < known.of and "personal" not in config.options:  # a personal part is meant to be new
             warn(f"{known.taken} of {known.of} parameters are taken from '{known.run}', the others are new")
     return config, facts
+
+
+def _known_weights(task: Task) -> tuple[float, ...] | None:
+    """The weights of classes that a task has, as numbers."""
+    weights = getattr(task.losses, "weights", None)
+    return None if weights is None else tuple(weights.tolist())
 
 
 def _preset_in_words(config: RunConfig, row: MethodCard) -> str:
@@ -263,6 +276,8 @@ def resume(
     model: Any = None,
     *,
     method: MethodCard | Callable[..., Any] | None = None,
+    loss: Callable[..., Any] | None = None,
+    metrics: Sequence[Callable[..., Any]] = (),
     observers: Sequence[object] = (),
     profile: bool | Clock = False,
     progress: bool | None = None,
@@ -274,6 +289,8 @@ def resume(
         federation: the data, again, if the run was started with a federation.
         model: the model, again, if the run was started with a module or function.
         method: the method, again, if the run was started with a MethodCard or factory.
+        loss: the function, again, if the run was started with one.
+        metrics: the functions, again, that the run was started with.
         observers: as for `train`.
         profile: as for `train`. A profiled run stays profiled.
         progress: as for `train`.
@@ -287,8 +304,9 @@ def resume(
         >>> run.summary["rounds"], sp.resume("runs/stopped").summary["rounds"]  # the limit counts anew
         (1, 2)
     """
+    functions = given_functions(loss, metrics)
     with hint_resume(Path(path)), shown_progress(progress, observers) as everyone:
-        return resume_run(Path(path), federation, model, ObserverList(everyone), profile, method)
+        return resume_run(Path(path), federation, model, ObserverList(everyone), profile, method, functions)
 
 
 def resume_run(
@@ -298,6 +316,7 @@ def resume_run(
     observers: ObserverList,
     profile: bool | Clock = False,
     method: Any = None,
+    functions: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Run:
     clock = _make_clock(profile or is_profiled(path))
     folder = RunFolder.open(path)
@@ -310,7 +329,7 @@ def resume_run(
             if folder.facts.peers
             else f"`sparsona resume {path}`, or sparsona.experiment.server_side.resume_served",
         )
-    config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
+    config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'").with_functions(functions or {})
     row = _find_row(folder, config.method, method)
     with folder:
         if folder.summary is None:
@@ -331,6 +350,8 @@ def load(
     model: Any = None,
     *,
     method: MethodCard | Callable[..., Any] | None = None,
+    loss: Callable[..., Any] | None = None,
+    metrics: Sequence[Callable[..., Any]] = (),
 ) -> Run:
     """Load a run's result without resuming it.
 
@@ -339,6 +360,8 @@ def load(
         federation: the data, again, if the run was started with a federation; needed for its models only.
         model: the model, again, if the run was started with a module or function; likewise.
         method: the method, again, if the run was started with a MethodCard or factory; likewise.
+        loss: the function, again, if the run was started with one; likewise.
+        metrics: the functions, again, that the run was started with; likewise.
 
     Returns:
         The run, finished or not; it must have evaluated a round.
@@ -349,8 +372,18 @@ def load(
         >>> sp.load("runs/loaded").curve() == run.curve()
         True
     """
-    folder = RunFolder.open(Path(path))
-    config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
+    return load_run(Path(path), federation, model, method, given_functions(loss, metrics))
+
+
+def load_run(
+    path: Path,
+    federation: Federation | None,
+    model: Any,
+    method: Any = None,
+    functions: Mapping[str, Callable[..., Any]] | None = None,
+) -> Run:
+    folder = RunFolder.open(path)
+    config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'").with_functions(functions or {})
 
     def context() -> ClientContext:
         if config.executor == NETWORK:
@@ -358,6 +391,13 @@ def load(
         return _rebuild_context(folder, config, federation, model, _find_row(folder, config.method, method))
 
     return Run(folder, context)
+
+
+def given_functions(
+    loss: Callable[..., Any] | None, metrics: Sequence[Callable[..., Any]]
+) -> dict[str, Callable[..., Any]]:
+    """Functions that are passed again to a run, as RunConfig keeps them."""
+    return name_functions({"loss": loss, "metrics": metrics})[1]
 
 
 def models_elsewhere(path: Path) -> SparsonaError:

@@ -48,10 +48,11 @@ class RunFacts:
     training decides by validation data. `has_one_size`: clients have models of one size, though some have little
     capacity. `preset` has the options that a preset set to other values than the defaults, and what of it the run has
     otherwise, in words. `num_personal` is how many parameters of a client's model are its own, and no other client's;
-    None: the method does not say. `targets` are classes, tokens or numbers; "" in runs of older versions. `num_frozen`
-    parameters of the model are frozen, and not among its `num_parameters`. `client_names` are empty where clients have
-    none. `differing`: in which versions and parts of machines the sides of a run on several machines differ, and what
-    is in use.
+    None: the method does not say. `targets` are classes, binary (by one logit), labels, tokens or numbers; "" in runs
+    of older versions, as `loss` is. `class_weights` are as they were counted, `metrics` the names of those evaluated.
+    `num_frozen` parameters of the model are frozen, and not among its `num_parameters`. `client_names` are empty where
+    clients have none. `differing`: in which versions and parts of machines the sides of a run on several machines
+    differ, and what is in use.
     """
 
     method: str
@@ -82,6 +83,9 @@ class RunFacts:
     num_personal: int | None = None
     warm_start: WarmStartFacts | None = None
     targets: str = ""
+    loss: str = ""
+    class_weights: tuple[float, ...] | None = None
+    metrics: tuple[str, ...] = ()
     num_frozen: int = 0
     client_names: tuple[str, ...] = ()
     differing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -100,6 +104,8 @@ class RunFacts:
         plain["client_names"] = list(self.client_names)
         plain["differing"] = {name: list(values) for name, values in self.differing.items()}
         plain["left_out"], plain["novel"] = dict(self.left_out), list(self.novel)
+        plain["metrics"] = list(self.metrics)
+        plain["class_weights"] = None if self.class_weights is None else list(self.class_weights)
         plain["warm_start"] = None if self.warm_start is None else asdict(self.warm_start)
         return {"format": plain.pop("format"), **plain}
 
@@ -121,7 +127,9 @@ class RunFacts:
             known["label_counts"] = None if known["label_counts"] is None else _freeze(known["label_counts"])
             known["differing"] = {name: tuple(values) for name, values in known.get("differing", {}).items()}
             known["client_names"] = tuple(map(str, known.get("client_names", ())))
-            known["novel"] = tuple(known.get("novel", ()))
+            known["novel"], known["metrics"] = (tuple(known.get(name, ())) for name in ("novel", "metrics"))
+            if known.get("class_weights") is not None:
+                known["class_weights"] = tuple(map(float, known["class_weights"]))
             if known.get("warm_start") is not None:
                 known["warm_start"] = WarmStartFacts(**known["warm_start"])
             return cls(**known)
