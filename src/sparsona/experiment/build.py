@@ -24,6 +24,7 @@ from sparsona.core.task import Task
 from sparsona.core.transform import with_chain
 from sparsona.data.federate import share_out
 from sparsona.data.federation import Federation
+from sparsona.data.pool import View
 from sparsona.data.read import read
 from sparsona.data.split_plan import SplitPlan
 from sparsona.engine.context import ClientContext, Placement
@@ -34,6 +35,7 @@ from sparsona.executors import choose_device
 from sparsona.learning.partial import split_model
 from sparsona.methods import MethodCard
 from sparsona.runs.declaration import as_tuple
+from sparsona.runs.facts import ExampleFacts, RunFacts
 from sparsona.runs.listing import find_run
 from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, in_groups
 from sparsona.runs.request import Chosen, choose, fit_clients, parse_method
@@ -188,6 +190,38 @@ class ExampleKind:
         return cls(federation.input_shape, federation.num_classes, targets, federation.has_tokens)
 
 
+def describe_examples(federation: Federation) -> ExampleFacts:
+    """What a run keeps of its examples, for its models to be used without them."""
+    view = federation.view
+    return ExampleFacts(
+        shape=tuple(federation.x.shape[1:]),
+        dtype=str(federation.x.dtype).removeprefix("torch."),
+        num_outputs=federation.num_classes,
+        mean=view.mean,
+        std=view.std,
+        crop=view.crop,
+        test_resize=view.test_resize,
+        name=federation.name,
+    )
+
+
+def view_of(examples: ExampleFacts) -> View:
+    """How a test example of such a run becomes a model's input."""
+    return View(examples.mean, examples.std, crop=examples.crop, test_resize=examples.test_resize)
+
+
+def outline(facts: RunFacts) -> Federation:
+    """The federation of a run without its examples; only of facts that describe them."""
+    examples = facts.examples
+    assert examples is not None
+    width = {"tokens": examples.shape, "numbers": (examples.num_outputs,)}.get(facts.targets, ())
+    kind = torch.float32 if facts.targets == "numbers" else torch.int64
+    x = torch.zeros((0, *examples.shape), dtype=getattr(torch, examples.dtype))
+    y = torch.zeros((0, *width), dtype=kind)
+    view, counts = view_of(examples), facts.label_counts
+    return Federation.outline(facts.sizes, x, y, examples.num_outputs, examples.name, view, counts)
+
+
 _LOSSES = {
     "classes": (cross_entropy, argmax_score),
     "tokens": (token_cross_entropy, token_score),
@@ -230,8 +264,7 @@ def make_context(
         if found := config.conflicts():
             raise merge_errors(found)
     if model is None or isinstance(model, str):
-        source = spec.parse("data set", config.data).name
-        model = config.model or (data.SOURCES[source].default_model if source in data.SOURCES else None)
+        model = network_name(config.model, config.data)
         if model is None:
             raise SparsonaError(
                 f"no model for {config.data}",
@@ -260,6 +293,12 @@ def make_context(
         raise _lacks_validation(row, f"{len(without)} clients have none (client {without[0]} is the first)")
     _check_batches(context, config.batch_size)
     return context
+
+
+def network_name(model: str | None, source: str) -> str | None:
+    """The network of a run by its options: the one that is named, or the default of the data set."""
+    name = spec.parse("data set", source).name
+    return model or (data.SOURCES[name].default_model if name in data.SOURCES else None)
 
 
 def _check_new_parameters(start: WarmStart, task: Task, personal: tuple[str, ...] | None, rounds: int) -> None:

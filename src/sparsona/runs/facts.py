@@ -35,6 +35,31 @@ class WarmStartFacts:
     same_data: bool = True
 
 
+@dataclass(frozen=True)
+class ExampleFacts:
+    """What a run's examples look like, so that its models can be used without them.
+
+    `shape` and `dtype` are those of a stored input; `num_outputs` is the number of classes, of tokens or of outputs. The
+    others are those of the federation's View that matter to a test example, and the name of the data.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    num_outputs: int
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    crop: int | None = None
+    test_resize: bool = False
+    name: str = ""
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> ExampleFacts:
+        """What `asdict` wrote."""
+        known: dict[str, Any] = {one.name: values[one.name] for one in fields(cls) if one.name in values}
+        lists = {key: tuple(value) for key, value in known.items() if isinstance(value, list)}
+        return cls(**known | lists)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunFacts:
     """What is known about a run besides its options. Digests identify data and models.
@@ -48,7 +73,8 @@ class RunFacts:
     training decides by validation data. `has_one_size`: clients have models of one size, though some have little
     capacity. `preset` has the options that a preset set to other values than the defaults, and what of it the run has
     otherwise, in words. `num_personal` is how many parameters of a client's model are its own, and no other client's;
-    None: the method does not say. `targets` are classes, tokens or numbers; "" in runs of older versions.
+    None: the method does not say. `targets` are classes, tokens or numbers; "" in runs of older versions, which have no
+    `examples` either.
     """
 
     method: str
@@ -79,6 +105,7 @@ class RunFacts:
     num_personal: int | None = None
     warm_start: WarmStartFacts | None = None
     targets: str = ""
+    examples: ExampleFacts | None = None
     format: int = field(default=FORMAT)
 
     @property
@@ -93,6 +120,7 @@ class RunFacts:
         plain["label_counts"] = None if self.label_counts is None else self.label_counts.tolist()
         plain["left_out"], plain["novel"] = dict(self.left_out), list(self.novel)
         plain["warm_start"] = None if self.warm_start is None else asdict(self.warm_start)
+        plain["examples"] = None if self.examples is None else asdict(self.examples)
         return {"format": plain.pop("format"), **plain}
 
     @classmethod
@@ -114,8 +142,10 @@ class RunFacts:
             known["novel"] = tuple(known.get("novel", ()))
             if known.get("warm_start") is not None:
                 known["warm_start"] = WarmStartFacts(**known["warm_start"])
+            if known.get("examples") is not None:
+                known["examples"] = ExampleFacts.from_json(known["examples"])
             return cls(**known)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError) as error:
             raise SparsonaError(
                 f"'{where}' is damaged: its facts cannot be read ({error})",
                 expected="about.json as sparsona wrote it",

@@ -60,6 +60,12 @@ def read_arrays(request: Request) -> Pool:
     return Pool(path.stem, inputs.numpy(), y, num_classes, num_train, owners, view)
 
 
+def read_pair(path: Path) -> tuple[Array, Array]:
+    """Examples to evaluate a model on: the arrays x and y of a file, or x_test and y_test where it has these."""
+    x, y, num_train, _ = _read(path)
+    return x[num_train or 0 :], y[num_train or 0 :]
+
+
 def read_published(request: Request) -> Pool | None:
     """A published set of images that was saved as NAME.npz; it has the published size."""
     paths = None if request.resize else find(request.places, f"{request.name}.npz")
