@@ -120,7 +120,7 @@ def read_examples(federation: Federation, x: Any, y: Any) -> Examples:
         )
     if inputs.dtype != stored.dtype:
         raise SparsonaError(
-            f"x is {str(np.asarray(x).dtype)}, and the run's data was images of bytes",
+            f"x is {np.asarray(x).dtype}, and the run's data was images of bytes",
             expected="uint8 from 0 to 255, not normalised: that is done here as it was in the run",
             hint="x.astype(numpy.uint8) of values from 0 to 255",
         )

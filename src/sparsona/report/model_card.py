@@ -127,8 +127,7 @@ def write_card(card: Card) -> str:
     lines = [
         f"# {facts.title}: {whose}",
         "",
-        f"A model of the run `{about['run']}`, trained by {facts.title} on {about['data']} and exported by "
-        f"{about['tool']} as {card.format}.",
+        f"A model of the run `{about['run']}`, exported by {about['tool']} as {card.format}.",
         "",
         "| | |",
         "|---|---|",
@@ -182,10 +181,8 @@ def _measured(card: Card) -> list[str]:
     after = f"after {card.about['rounds']} rounds, at the point `{card.about['point']}`"
     if found.num_clients is not None:
         assert found.accuracy is not None
-        return [
-            f"Accuracy {found.accuracy:.1%}: the mean over {found.num_clients} clients, each on its own test data "
-            f"({found.count:,} {unit} together), {after}. One seed."
-        ]
+        on = f"the mean over {found.num_clients} clients, each on its own test data ({found.count:,} {unit} together)"
+        return [f"Accuracy {found.accuracy:.1%}: {on}, {after}. One seed."]
     of = f"on {found.count:,} test {unit} of this client, {after}. One seed."
     if found.accuracy is None:
         return [f"Mean squared error {found.loss:.4g} {of}"]
@@ -208,8 +205,8 @@ def _sizes(card: Card) -> list[str]:
         f"| that are not 0 | | {sizes.nonzero:,} ({density:.1%} of the network's) |",
         f"| bytes | {sizes.bytes_before:,} as float32 | {sizes.bytes:,} |",
         "",
-        f"The file was read back and compared with the run's own predictions on random inputs: outputs differ by at most "
-        f"{difference:.2g}, where the largest is {most:.3g}.",
+        "The file was read back and compared with the run's own predictions on random inputs.",
+        f"Outputs differ by at most {difference:.2g}; the largest is {most:.3g}.",
     ]
     if card.infer_flops is not None:
         lines += ["", f"Counted, not timed: {card.infer_flops:,} FLOPs for the prediction of one example."]

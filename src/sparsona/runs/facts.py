@@ -39,8 +39,8 @@ class WarmStartFacts:
 class ExampleFacts:
     """What a run's examples look like, so that its models can be used without them.
 
-    `shape` and `dtype` are those of a stored input; `num_outputs` is the number of classes, of tokens or of outputs. The
-    others are those of the federation's View that matter to a test example, and the name of the data.
+    `shape` and `dtype` are those of a stored input; `num_outputs` is the number of classes, of tokens or of outputs.
+    The others are those of the federation's View that matter to a test example, and the name of the data.
     """
 
     shape: tuple[int, ...]

@@ -1,8 +1,9 @@
 """Networks without their dead units: channels and neurons that change no prediction, because a mask removed them.
 
-A unit is dead if everything that reads it has weight 0 for it, or if its own output is always 0: no weight, no bias, and
-after it only what leaves 0 at 0. Leaving it out changes no sum but for the order of additions. The network is read by
-tracing it; where that fails, or where units are mixed on their way (attention, GroupNorm, shortcuts), nothing is dropped.
+A unit is dead if everything that reads it has weight 0 for it, or if its own output is always 0: no weight, no bias,
+and after it only what leaves 0 at 0. Leaving it out changes no sum but for the order of additions. The network is read
+by tracing it; where that fails, or where units are mixed on their way (attention, GroupNorm, shortcuts), nothing is
+dropped.
 """
 
 from __future__ import annotations
