@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load, save
+from safetensors import SafetensorError
+from safetensors.torch import load, load_file, save
 from torch import Tensor, nn
 
 from sparsona.analysis.statistics import wilson_interval
@@ -25,7 +26,7 @@ from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.points import point as point_of
 from sparsona.core.version import VERSION
 from sparsona.data.augment import as_inputs
-from sparsona.experiment.build import GIVEN, describe_examples, network_name, view_of
+from sparsona.experiment.build import GIVEN, describe_examples, make_task, network_name, view_of
 from sparsona.experiment.stored_models import StoredModel, StoredModels
 from sparsona.report.model_card import Card, Measured, Sizes, write_card
 from sparsona.runs.facts import ExampleFacts
@@ -95,24 +96,13 @@ class Exporter:
     ) -> Exported:
         """Write one model, as `Run.export` says."""
         kind = format_of(path, format)
-        if sparse and kind != "safetensors":
-            raise SparsonaError(
-                f"sparse {kind}",
-                expected="sparse with safetensors: the others have no such tensors",
-                hint="leave it out",
-            )
-        if path.exists():
-            raise SparsonaError(f"'{path}' exists already", expected="a new file", hint="give it another name")
+        _check_place(path, kind, sparse)
         found = self._models.shared() if client is None else self._models.personal(client, guarded)
         module = found.module()
         examples = self._folder.facts.examples or describe_examples(self._models.context.federation)
         about = self._about(found, examples, kind)
         trial = Trial(examples, self._folder.facts.targets, found.predict)
-        data, largest, counts = _MAKERS[kind](module, trial, about, sparse)
-        sizes = Sizes(self._folder.facts.num_parameters, *counts, len(data))
-        with explain_disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, data)
+        sizes, largest = _write(path, kind, module, trial, about, self._folder.facts.num_parameters, sparse)
         beside = None
         if card:
             beside = path.with_name(f"{path.name}.md")
@@ -192,6 +182,70 @@ class Exporter:
             infer_flops=flops,
             client=model.client,
         )
+
+
+def _check_place(path: Path, kind: str, sparse: bool) -> None:
+    if sparse and kind != "safetensors":
+        raise SparsonaError(
+            f"sparse {kind}", expected="sparse with safetensors: the others have no such tensors", hint="leave it out"
+        )
+    if path.exists():
+        raise SparsonaError(f"'{path}' exists already", expected="a new file", hint="give it another name")
+
+
+def _write(
+    path: Path, kind: str, module: nn.Module, trial: Trial, about: dict[str, str], num_parameters: int, sparse: bool
+) -> tuple[Sizes, tuple[float, float]]:
+    """Make a file, check it, and write it: all of it or nothing."""
+    data, largest, counts = _MAKERS[kind](module, trial, about, sparse)
+    with explain_disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, data)
+    return Sizes(num_parameters, *counts, len(data)), largest
+
+
+def export_client(weights: Path, federation: Path, path: Path, format: str | None = None) -> Exported:  # noqa: A002
+    """Write the model that a client of a run on several machines keeps in its vault.
+
+    Args:
+        weights: the vault's model.safetensors.
+        federation: the federation file, which says what the network is.
+        path: the file to write, which must not exist.
+        format: as for `Run.export`.
+
+    Returns:
+        The path, sizes, and the largest difference to the network's own outputs.
+    """
+    from sparsona.experiment.network import Terms
+
+    kind, terms = format_of(path, format), Terms.read(federation)
+    _check_place(path, kind, sparse=False)
+    examples = ExampleFacts(
+        terms.kind.shape, "int32" if terms.kind.has_tokens else "float32", terms.kind.num_classes, name="the client's"
+    )
+    task = make_task(terms.config.model, terms.kind)
+    module = task.module(*task.init(0))
+    try:
+        module.load_state_dict(load_file(weights))
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise SparsonaError(
+            f"'{weights}' is not the network of '{federation}': {_first_line(error)}",
+            expected="the federation file of the run, and a method whose models have the network's shape",
+            hint="export it as .safetensors, which takes any model",
+        ) from error
+    about = {
+        "tool": f"sparsona {VERSION}",
+        "run": terms.file.name,
+        "method": terms.row.title,
+        "model": str(terms.config.model),
+        "targets": terms.kind.targets,
+        "num_outputs": str(terms.kind.num_classes),
+        **describe_inputs(examples, in_graph=False),
+        "input_preparation": "as the client's data is prepared: its normalisation is not in this file",
+    }
+    trial = Trial(examples, terms.kind.targets, module)
+    sizes, largest = _write(path, kind, module, trial, about, task.whole_layout.size, sparse=False)
+    return Exported(path, None, None, kind, sizes, *largest)
 
 
 def format_of(path: Path, given: str | None) -> str:

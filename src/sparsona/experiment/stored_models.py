@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from sparsona.engine.rounds import received_work, shared_model, simulate
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.runs.folder import RunFolder
 from sparsona.runs.warm_start import GLOBAL_FILE
+
+NETWORK = "network"  # the executor of a run whose clients are on other machines
 
 MakeContext = Callable[[], ClientContext]
 
@@ -68,6 +71,8 @@ class StoredModels:
         Returns:
             The model.
         """
+        if self._folder.config.get("executor") == NETWORK:
+            raise models_elsewhere(self._folder.path)
         number = self.number(client)
         if guarded and not self.context.plan.guard:
             raise SparsonaError(
@@ -200,6 +205,15 @@ class StoredModels:
         return self.context.task.module(*made) if isinstance(made, tuple) else made.eval()
 
 
+def models_elsewhere(path: Path) -> SparsonaError:
+    """The error for what needs clients' models, masks or data where they are on other machines."""
+    return SparsonaError(
+        f"the models, masks and data of '{path}' are with its clients, on several machines",
+        expected="a simulated run",
+        hint="`sparsona vault export FILE` on a client's machine, or `sparsona replay`, whose run has them",
+    )
+
+
 def load_progress(folder: RunFolder, context: ClientContext) -> Progress:
     """A run's checkpoint."""
     engine = simulate(context)
@@ -209,7 +223,7 @@ def load_progress(folder: RunFolder, context: ClientContext) -> Progress:
     return progress
 
 
-def _read_tree(path: Any, context: ClientContext) -> Tree:
+def _read_tree(path: Path, context: ClientContext) -> Tree:
     try:
         named = {name: value.clone() for name, value in load_file(path).items()}
         if {name: value.shape for name, value in named.items()} != {

@@ -39,6 +39,7 @@ from sparsona.experiment.build import (
     outline,
 )
 from sparsona.experiment.run import Run
+from sparsona.experiment.stored_models import NETWORK, models_elsewhere
 from sparsona.methods import MethodCard
 from sparsona.runs.declaration import options_of
 from sparsona.runs.facts import RunFacts
@@ -60,7 +61,6 @@ from sparsona.runs.warm_start import (
 )
 
 RUNS = Path("runs")
-NETWORK = "network"  # the executor of a run whose clients are on other machines
 
 
 def train(
@@ -363,15 +363,6 @@ def load(
         return _model_context(folder, config, model, _find_row(folder, config.method, method))
 
     return Run(folder, context, context if folder.facts.examples is None else model_context)
-
-
-def models_elsewhere(path: Path) -> SparsonaError:
-    """The error for what needs clients' models, masks or data where they are on other machines."""
-    return SparsonaError(
-        f"the models, masks and data of '{path}' are with its clients, on several machines",
-        expected="a simulated run",
-        hint="`sparsona vault export FILE` on a client's machine, or `sparsona replay`, whose run has them",
-    )
 
 
 def _find_row(folder: RunFolder, name: str, method: Any) -> MethodCard:
