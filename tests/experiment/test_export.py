@@ -16,7 +16,7 @@ import sparsona as sp
 from sparsona.core.points import GUARDED
 from sparsona.data.client_index import Split
 from sparsona.experiment import export as exports
-from sparsona.experiment.export import Prepared, describe_inputs, restore
+from sparsona.experiment.export import Prepared, Trial, describe_inputs, restore
 from sparsona.runs.facts import ExampleFacts
 
 CLASSES = 3
@@ -182,6 +182,15 @@ def test_a_wrong_file_is_an_error_and_is_not_written(loaded, tmp_path, monkeypat
     assert not list(tmp_path.iterdir())
 
 
+def test_outputs_that_are_not_finite_are_compared():
+    facts = ExampleFacts((4,), "float32", 4)
+    trial = Trial(facts, "classes", lambda inputs: inputs.masked_fill(inputs < 0.2, -torch.inf))
+    assert trial.check(lambda inputs: inputs.masked_fill(inputs < 0.2, -torch.inf), "it")[0] == 0
+    for wrong in (lambda inputs: inputs, lambda inputs: inputs * torch.nan, lambda inputs: inputs[:, :3]):
+        with pytest.raises(sp.SparsonaError, match="it predicts something else"):
+            trial.check(wrong, "it")
+
+
 def test_a_network_that_is_smaller_but_not_the_same_is_left_out(loaded, tmp_path, monkeypatch):
     """Dropping units is tried, and not trusted."""
     monkeypatch.setattr(exports, "drop_dead_units", lambda module: (net().eval(), {"0": 1}))
@@ -345,6 +354,7 @@ def test_methods(method, tmp_path):
         full = sp.load(run.path, federation, small)
         made = full.export(client, tmp_path / "one.safetensors")
         assert made.largest_difference < 1e-5
+        assert ("at the point `novel" in made.card.read_text(encoding="utf-8")) == bool(run.novel)
 
 
 def test_a_run_of_an_older_version_still_needs_its_data(run, federation, tmp_path):

@@ -121,7 +121,7 @@ class Twice(nn.Module):
         if self.kind == "sequence":
             return self.wide(torch.flatten(torch.relu(self.one(x)), 1))
         if self.kind == "pooled":
-            return self.wide(torch.flatten(F.max_pool1d(self.one(x), 1), 1))
+            return self.two(F.max_pool1d(self.one(x), 3, 1, 1))  # over units
         return self.two(self.one(x)) if x.sum() > 0 else self.one(x)
 
 

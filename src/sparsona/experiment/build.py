@@ -35,7 +35,7 @@ from sparsona.executors import choose_device
 from sparsona.learning.partial import split_model
 from sparsona.methods import MethodCard
 from sparsona.runs.declaration import as_tuple
-from sparsona.runs.facts import ExampleFacts, RunFacts
+from sparsona.runs.facts import DTYPES, ExampleFacts, RunFacts
 from sparsona.runs.listing import find_run
 from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, in_groups
 from sparsona.runs.request import Chosen, choose, fit_clients, parse_method
@@ -190,12 +190,14 @@ class ExampleKind:
         return cls(federation.input_shape, federation.num_classes, targets, federation.has_tokens)
 
 
-def describe_examples(federation: Federation) -> ExampleFacts:
-    """What a run keeps of its examples, for its models to be used without them."""
-    view = federation.view
+def describe_examples(federation: Federation) -> ExampleFacts | None:
+    """What a run keeps of its examples, for its models to be used without them; None: they are of no known type."""
+    view, dtype = federation.view, str(federation.x.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        return None
     return ExampleFacts(
         shape=tuple(federation.x.shape[1:]),
-        dtype=str(federation.x.dtype).removeprefix("torch."),
+        dtype=dtype,
         num_outputs=federation.num_classes,
         mean=view.mean,
         std=view.std,

@@ -100,6 +100,12 @@ class Exporter:
         found = self._models.shared() if client is None else self._models.personal(client, guarded)
         module = found.module()
         examples = self._folder.facts.examples or describe_examples(self._models.context.federation)
+        if examples is None:
+            raise SparsonaError(
+                f"the run's data is {self._models.context.federation.x.dtype}",
+                expected="float32, bytes or tokens",
+                hint="run.personal_model(client) is the module",
+            )
         about = self._about(found, examples, kind)
         trial = Trial(examples, self._folder.facts.targets, found.predict)
         sizes, largest = _write(path, kind, module, trial, about, self._folder.facts.num_parameters, sparse)

@@ -14,6 +14,7 @@ import numpy as np
 from sparsona.core.errors import SparsonaError
 
 FORMAT = 2  # of a run folder that this version writes and resumes
+DTYPES = ("float32", "uint8", "int32")  # of stored inputs
 READABLE = (1, 2)  # of those that it reads: format 1 lacks nothing that a report needs
 
 
@@ -57,7 +58,16 @@ class ExampleFacts:
         """What `asdict` wrote."""
         known: dict[str, Any] = {one.name: values[one.name] for one in fields(cls) if one.name in values}
         lists = {key: tuple(value) for key, value in known.items() if isinstance(value, list)}
-        return cls(**known | lists)
+        found = cls(**known | lists)
+        sides = (*found.shape, found.num_outputs, *(() if found.crop is None else (found.crop,)))
+        numbers = (*found.mean, *found.std)
+        if (
+            found.dtype not in DTYPES
+            or not all(type(side) is int and side > 0 for side in sides)
+            or not all(type(number) in (int, float) for number in numbers)
+        ):
+            raise ValueError(f"examples of {found}")
+        return found
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
