@@ -108,7 +108,8 @@ class Exporter:
             )
         about = self._about(found, examples, kind)
         trial = Trial(examples, self._folder.facts.targets, found.predict)
-        sizes, largest = _write(path, kind, module, trial, about, self._folder.facts.num_parameters, sparse)
+        num_before = self._folder.facts.num_parameters + self._folder.facts.num_frozen
+        sizes, largest = _write(path, kind, module, trial, about, num_before, sparse)
         beside = None
         if card:
             beside = path.with_name(f"{path.name}.md")
@@ -274,6 +275,13 @@ def format_of(path: Path, given: str | None) -> str:
 
 def describe_inputs(examples: ExampleFacts, in_graph: bool) -> dict[str, str]:
     """What the inputs of an exported model must look like; `in_graph`: bytes are cropped and normalised by it."""
+    if (packing := examples.packing) is not None:
+        named = {one.name or f"input_{place}": one for place, one in enumerate(packing.fields)}
+        return {
+            "input_shape": json.dumps({name: list(one.shape) for name, one in named.items()}),
+            "input_dtype": json.dumps({name: one.kind for name, one in named.items()}),
+            "input_preparation": f"none: pass them as {'**' if packing.has_names else '*'}inputs",
+        }
     shape, steps, dtype = list(examples.shape), [], examples.dtype
     if examples.crop is not None and examples.test_resize:
         steps.append(f"resize to {examples.crop} x {examples.crop} (bilinear, antialias)")
@@ -344,17 +352,23 @@ class Trial:
             stored = torch.randint(0, examples.num_outputs if targets == "tokens" else 2, whole, generator=generator)
         else:
             stored = torch.rand(whole, generator=generator)
+        if (packing := examples.packing) is not None:  # whole numbers and bools among them: 0 and 1 are in every table
+            columns = stored.split([one.size for one in packing.fields], dim=1)
+            kinds = [one.kind for one in packing.fields]
+            parts = [part if kind == "float32" else part.round() for part, kind in zip(columns, kinds, strict=True)]
+            stored = torch.cat(parts, dim=1)
         with torch.no_grad():
             seen = stored if examples.dtype == "int32" else as_inputs(stored, self.view)
-            self.stored, self.inputs = stored.split(BATCHES), seen.split(BATCHES)
-            self.outputs = [predict(inputs).float() for inputs in self.inputs]
+            self.outputs = [predict(inputs).float() for inputs in seen.split(BATCHES)]
+        unpack: Any = packing.unpack if packing is not None else lambda rows: rows
+        self.stored, self.inputs = ([unpack(rows) for rows in one.split(BATCHES)] for one in (stored, seen))
 
-    def check(self, predict: Callable[[Tensor], Tensor], what: str, stored: bool = True) -> tuple[float, float]:
+    def check(self, predict: Callable[..., Tensor], what: str, stored: bool = True) -> tuple[float, float]:
         """The largest difference of outputs, and the largest output; SparsonaError where they are not the same."""
         found, most = 0.0, 0.0
         with torch.no_grad():
             for inputs, expected in zip(self.stored if stored else self.inputs, self.outputs, strict=True):
-                outputs = predict(inputs)
+                outputs = call(predict, inputs)
                 if outputs.shape != expected.shape:
                     raise _not_the_same(what, f"outputs of shape {tuple(outputs.shape)}, not {tuple(expected.shape)}")
                 finite = expected.isfinite()
@@ -368,6 +382,13 @@ class Trial:
         if found > RELATIVE * most + ABSOLUTE:
             raise _not_the_same(what, f"outputs that differ by {found:.3g}; the largest is {most:.3g}")
         return found, most
+
+
+def call(predict: Callable[..., Tensor], inputs: Any) -> Tensor:
+    """The outputs for one input, or for several in a tuple or by name."""
+    if isinstance(inputs, dict):
+        return predict(**inputs)
+    return predict(*inputs) if isinstance(inputs, tuple) else predict(inputs)
 
 
 def _not_the_same(what: str, how: str) -> SparsonaError:
@@ -460,10 +481,14 @@ def restore(stored: dict[str, Tensor], about: dict[str, str]) -> dict[str, Tenso
 
 def _as_program(module: nn.Module, trial: Trial) -> Any:
     """A torch.export program that takes stored examples in batches of any size."""
-    batch = torch.export.Dim("batch", min=1)
-    whole = Prepared(module, trial.examples).eval().requires_grad_(False)
+    batch, inputs = torch.export.Dim("batch", min=1), trial.stored[-1]
+    several = trial.examples.packing is not None  # which have no View
+    whole = (module if several else Prepared(module, trial.examples)).eval().requires_grad_(False)
+    named = inputs if isinstance(inputs, dict) else {}
+    args = () if named else inputs if isinstance(inputs, tuple) else (inputs,)
+    shapes: Any = {name: {0: batch} for name in named} or tuple({0: batch} for _ in args)
     try:
-        return torch.export.export(whole, (trial.stored[-1],), dynamic_shapes=({0: batch},))
+        return torch.export.export(whole, args, dict(named), dynamic_shapes=shapes)
     except Exception as error:  # whatever a person's own forward() may raise under a tracer
         raise SparsonaError(
             f"torch.export does not take this network: {_first_line(error)}",
@@ -484,13 +509,14 @@ def _as_onnx(module: nn.Module, trial: Trial, about: dict[str, str], sparse: boo
     runtime = _extra("onnxruntime")
     _extra("onnxscript")
     _extra("onnx")
-    kept = smaller(module, trial)
+    kept, packing = smaller(module, trial), trial.examples.packing
+    names = ["inputs"]
+    if packing is not None:
+        names = [one.name or f"input_{place}" for place, one in enumerate(packing.fields)]
     with _quiet():
         program = _as_program(kept, trial)
         try:
-            made = torch.onnx.export(
-                program, dynamo=True, input_names=["inputs"], output_names=["outputs"], verbose=False
-            )
+            made = torch.onnx.export(program, dynamo=True, input_names=names, output_names=["outputs"], verbose=False)
             assert made is not None
             made.model.metadata_props.update(about)
             data: bytes = made.model_proto.SerializeToString()
@@ -502,8 +528,9 @@ def _as_onnx(module: nn.Module, trial: Trial, about: dict[str, str], sparse: boo
             ) from error
         session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
 
-    def predict(inputs: Tensor) -> Tensor:
-        return torch.from_numpy(session.run(None, {"inputs": inputs.numpy()})[0])
+    def predict(*inputs: Tensor, **named: Tensor) -> Tensor:
+        given = named or dict(zip(names, inputs, strict=True))
+        return torch.from_numpy(session.run(None, {name: value.numpy() for name, value in given.items()})[0])
 
     return data, trial.check(predict, "the ONNX file"), count(kept)
 

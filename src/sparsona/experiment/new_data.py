@@ -16,6 +16,7 @@ from sparsona.data import validate
 from sparsona.data.augment import as_inputs
 from sparsona.data.batches import Examples, as_targets
 from sparsona.data.federation import Federation
+from sparsona.data.packing import is_several, pack
 from sparsona.data.readers.images import channels_first
 from sparsona.data.readers.npz import read_pair
 from sparsona.engine.evaluate import Evaluation, evaluate
@@ -108,6 +109,13 @@ def evaluate_models(
 def read_examples(federation: Federation, x: Any, y: Any) -> Examples:
     """New examples, checked to be of the kind that a federation has, as a model takes them."""
     stored = federation.x
+    if federation.packing is not None:
+        if not is_several(x):
+            raise SparsonaError(
+                f"x is a {type(x).__name__}",
+                expected=f"the inputs of the run, a dict or tuple of arrays: {federation.packing.describe()}",
+            )
+        x = pack(x, expected=federation.packing)[0]
     is_bytes = stored.dtype == torch.uint8
     if is_bytes and isinstance(x, np.ndarray) and x.dtype == np.uint8:
         x = channels_first(x)

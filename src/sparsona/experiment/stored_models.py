@@ -226,9 +226,8 @@ def load_progress(folder: RunFolder, context: ClientContext) -> Progress:
 def _read_tree(path: Path, context: ClientContext) -> Tree:
     try:
         named = {name: value.clone() for name, value in load_file(path).items()}
-        if {name: value.shape for name, value in named.items()} != {
-            slot.name: torch.Size(slot.shape) for slot in context.params.layout.slots
-        }:
+        slots = context.params.layout.slots
+        if any(slot.name not in named or named[slot.name].shape != torch.Size(slot.shape) for slot in slots):
             raise ValueError("its tensors are not those of the run's network")
         return Tree.of(named, context.params.layout)
     except (OSError, SafetensorError, ValueError) as error:

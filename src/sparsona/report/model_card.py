@@ -41,13 +41,13 @@ net.load_state_dict(weights)  # net: the network ({model})
 import torch
 
 net = torch.export.load("{file}").module()
-outputs = net(inputs)  # {dtype}, (batch, {shape})
+outputs = net({how})  # {dtype}, (batch, {shape})
 ```""",
     "onnx": """```python
 import onnxruntime
 
 session = onnxruntime.InferenceSession("{file}")
-(outputs,) = session.run(None, {{"inputs": inputs}})  # {dtype}, (batch, {shape})
+(outputs,) = session.run(None, {feed})  # {dtype}, (batch, {shape})
 ```""",
 }
 
@@ -233,12 +233,16 @@ def _outputs(about: Mapping[str, str]) -> str:
 
 
 def _use(card: Card) -> str:
+    how = card.about["input_preparation"].rpartition(" ")[2]
+    how = how if how.startswith("*") else "inputs"
     form = "sparse" if "sparse" in card.about else card.format
     return USE[form].format(
         file=card.file,
         model=card.about["model"],
         dtype=card.about["input_dtype"],
         shape=_shape(card.about),
+        how=how,
+        feed='{"inputs": inputs}' if how == "inputs" else "inputs",
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.packing import Packing
 
 FORMAT = 2  # of a run folder that this version writes and resumes
 DTYPES = ("float32", "uint8", "int32")  # of stored inputs
@@ -41,7 +42,8 @@ class ExampleFacts:
     """What a run's examples look like, so that its models can be used without them.
 
     `shape` and `dtype` are those of a stored input; `num_outputs` is the number of classes, of tokens or of outputs.
-    The others are those of the federation's View that matter to a test example, and the name of the data.
+    The others are those of the federation's View that matter to a test example, the name of the data, and where in a
+    stored row several inputs are, as Packing has it.
     """
 
     shape: tuple[int, ...]
@@ -52,12 +54,15 @@ class ExampleFacts:
     crop: int | None = None
     test_resize: bool = False
     name: str = ""
+    packing: Packing | None = None
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ExampleFacts:
         """What `asdict` wrote."""
         known: dict[str, Any] = {one.name: values[one.name] for one in fields(cls) if one.name in values}
-        lists = {key: tuple(value) for key, value in known.items() if isinstance(value, list)}
+        lists: dict[str, Any] = {key: tuple(value) for key, value in known.items() if isinstance(value, list)}
+        if known.get("packing") is not None:
+            lists["packing"] = Packing.from_json(known["packing"]["fields"])
         found = cls(**known | lists)
         sides = (*found.shape, found.num_outputs, *(() if found.crop is None else (found.crop,)))
         numbers = (*found.mean, *found.std)
@@ -84,7 +89,7 @@ class RunFacts:
     capacity. `preset` has the options that a preset set to other values than the defaults, and what of it the run has
     otherwise, in words. `num_personal` is how many parameters of a client's model are its own, and no other client's;
     None: the method does not say. `targets` are classes, tokens or numbers; "" in runs of older versions, which have no
-    `examples` either.
+    `examples` either. `num_frozen` parameters of the model are frozen, and not among its `num_parameters`.
     """
 
     method: str
@@ -116,6 +121,7 @@ class RunFacts:
     warm_start: WarmStartFacts | None = None
     targets: str = ""
     examples: ExampleFacts | None = None
+    num_frozen: int = 0
     format: int = field(default=FORMAT)
 
     @property
@@ -155,7 +161,7 @@ class RunFacts:
             if known.get("examples") is not None:
                 known["examples"] = ExampleFacts.from_json(known["examples"])
             return cls(**known)
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, KeyError, SparsonaError) as error:
             raise SparsonaError(
                 f"'{where}' is damaged: its facts cannot be read ({error})",
                 expected="about.json as sparsona wrote it",
