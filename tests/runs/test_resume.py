@@ -277,7 +277,7 @@ def test_records_are_on_the_disk_before_the_manifest_says_so(tmp_path, monkeypat
     monkeypatch.setattr(checkpoint, "write_atomically", spy)
     monkeypatch.setattr(session, "CHECKPOINT_SECONDS", 0)
     monkeypatch.setattr(session, "CHECKPOINT_SHARE", 1e9)
-    sp.train("fedavg", rounds=3, clients=4, epochs=1, executor="serial", out=tmp_path / "run")
+    sp.train("fedavg", rounds=3, clients=4, epochs=1, data_rate=0.1, executor="serial", out=tmp_path / "run")
     assert found == [(1, 1), (2, 2), (3, 3), (3, 3)]
 
 
