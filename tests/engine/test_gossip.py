@@ -357,7 +357,7 @@ def test_only_peers_of_a_comparison_are_on_the_graph(tmp_path):
 
 def test_tuning_may_start_from_everybodys_models(tmp_path):
     """On a ring of five each hears two, and all four others if it asks for all; costs say the same."""
-    options = {"clients": 5, "rounds": 1, "tune_epochs": 1, "data_rate": 0.2, "graph": "ring"}
+    options = {"clients": 5, "rounds": 1, "tune_epochs": 1, "graph": "ring"}
     for whose, links in (("neighbours", 2), ("all", 4)):
         run = sp.train(
             "dispfl", out=tmp_path / whose, epochs=1, data_rate=0.2, executor="serial", tune_from=whose, **options
