@@ -21,8 +21,11 @@ from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.federation_file import FederationFile, Server, key_path
 from sparsona.deploy.identity import KeyFile, Roster
 from sparsona.experiment.agreement import agree
-from sparsona.experiment.network import Network, Terms, make_agent, own_data
+from sparsona.experiment.client_data import own_data
+from sparsona.experiment.client_side import make_agent
+from sparsona.experiment.network import Network
 from sparsona.experiment.run import Run
+from sparsona.experiment.terms import Terms
 from sparsona.runs.records import Records
 
 EXAMPLES = 40  # of each client

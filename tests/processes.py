@@ -161,9 +161,15 @@ def traces(run: Path) -> dict[str, Any]:
 def serve() -> None:
     # All that a command would import, so that its process starts at once.
     names = ("rich.progress", "rich.table", "safetensors.torch", "sparsona.experiment.train", "sparsona.cli.app")
-    for name in (*names, "sparsona.experiment.network", "zenoh"):
+    for name in (
+        *names,
+        "sparsona.experiment.client_side",
+        "sparsona.experiment.server_side",
+        "sparsona.experiment.peers",
+        "zenoh",
+    ):
         import_module(name)
-    for name in ("fedavg", "fedspa"):
+    for name in ("fedavg", "fedspa", "dispfl"):
         import_module(f"sparsona.methods.{name}")
     for line in sys.stdin:
         request = json.loads(line)

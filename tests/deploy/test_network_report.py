@@ -17,8 +17,12 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.points import FEW
 from sparsona.deploy.exchange import in_memory
 from sparsona.deploy.frames import unseal
-from sparsona.experiment.network import make_agent, own_data, play_network
+from sparsona.experiment.client_data import own_data
+from sparsona.experiment.client_side import make_agent
+from sparsona.experiment.server_side import play_network
 from sparsona.runs.records import Records
+
+FEWEST = {"data_rate": 0.06, "test_rate": 0.1}  # fewer than five test examples
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +32,7 @@ def played(tmp_path_factory):
     options = {"rounds": 3, "evaluate": "participants", "per_round": 4, "points": ["global"]}
     made = make(folder / "federation", "fedspa", NUM, data=DATA, **options)
     sites = made.sites(folder / "vaults")
-    small = own_data(made.terms, 3, "digits", data_rate=0.06, test_rate=0.1)
+    small = own_data(made.terms, 3, "digits", **FEWEST)
     sizes = small.sizes()[3].tolist()
     assert 0 < sizes[2] < 5 < sizes[0]
     sites[3].agent = make_agent(made.terms, 3, small, folder / "vaults" / "few", sites[3].key, made.roster)
@@ -51,11 +55,15 @@ def played(tmp_path_factory):
 def test_the_protocol_says_who_was_heard(played):
     text = played.protocol
     assert "2 of 4 clients were not heard in some rounds (no answer: 3 turns, not there yet: 1)." in text
+    assert "Not heard: site-1, site-2." in text  # by the names of the roster
+    assert "Not tested: site-1, site-3." in text
     few, silent = "1 client with fewer than 5 test examples, whose result is not told", "1 client not heard in the last"
     assert f"Not in the mean: {few}; {silent} evaluation." in text
     assert "each point of a learning curve is a mean over the clients that were sampled in that round" in text
     assert "mean over 2 clients" in text
     assert "tokens" not in text
+    assert played.summary["heard"]["names"] == ["site-1", "site-2"]
+    assert sp.load(played.path)._folder.facts.client_names == ("site-0", "site-1", "site-2", "site-3")
     assert played.summary["heard"]["reasons"] == {"no answer": 3, "not there yet": 1}
     assert np.flatnonzero(played.counts()[1]).tolist() == [0, 2]
 
@@ -162,3 +170,36 @@ def test_bytes_of_evaluations_are_those_of_the_frames(tmp_path):
     run = play_network(network, tmp_path / "run")
     assert run.summary["evaluation_bytes"] == {"up": sum(up), "down": sum(down)}
     assert len(down) >= 2 * NUM
+
+
+def test_a_run_of_which_nobody_tells_a_result_ends(tmp_path):
+    """All clients have fewer than five test examples: the run ends, and says that nothing was evaluated, and why."""
+    options = {"rounds": 1, "per_round": 4, "points": ["global"]}
+    made = make(tmp_path / "federation", "fedavg", NUM, data=FEWEST, **options)
+    sites = made.sites(tmp_path / "vaults")
+    assert all(0 < made.own_data(site.index).sizes()[site.index][2] < 5 for site in sites)
+    network = made.network(in_memory({site.index: site.handle for site in sites}))
+    network.wait(NUM, 1.0, lambda there, of: None)
+    run = play_network(network, tmp_path / "run")
+    assert "Nothing was evaluated: no client told a result" in run.protocol
+    assert "Without a result: 4 clients with fewer than 5 test examples, whose result is not told." in run.protocol
+    assert run.summary["accuracy"]["mean"] is None
+    assert run.summary["rounds"] == 1
+    assert "not evaluated" in repr(run)
+    assert np.isnan(run.accuracies()).all()
+    assert sp.Comparison(run.path, [run]).table()[0]["accuracy"] == "–"
+    page = run.report(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Nothing was evaluated" in page
+    for command in ("clients", "similarity", "targets"):
+        result = CliRunner().invoke(cli, [command, str(run.path)])
+        assert isinstance(result.exception, SparsonaError), f"{command}: {result.exception}"
+
+
+def test_a_run_whose_only_tested_client_is_lost_ends(tmp_path):
+    def handles(sites):
+        return {site.index: silent_after_hello(site) for site in sites}
+
+    network, *_ = start(tmp_path, "fedavg", handles, deadline=0.1, rounds=1, eval_clients=1)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    run = play_network(network, tmp_path / "run")
+    assert "Without a result: 1 client not heard in the last evaluation." in run.protocol

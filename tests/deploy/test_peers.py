@@ -19,7 +19,8 @@ from sparsona.deploy.exchange import in_threads
 from sparsona.deploy.frames import Frame, seal, unseal
 from sparsona.deploy.journal import Journal
 from sparsona.deploy.remote import LostError
-from sparsona.experiment.peers import gather, make_peer
+from sparsona.experiment.gather import gather
+from sparsona.experiment.peers import make_peer
 from sparsona.runs.records import Records
 from sparsona.wire.codec import decode, encode
 
@@ -459,12 +460,30 @@ def test_another_models_peer_is_refused_before_training(tmp_path):
         party.join(index)
 
 
+def test_other_versions_are_told_and_gathered(tmp_path):
+    party = Party(tmp_path, rounds=1, num=2)
+    old = {"torch": "1.0"}
+    party.before_play = lambda found: (
+        setattr(found, "greeting", replace(found.greeting, environment=old)) if found.client == 0 else None
+    )
+    party.play()
+    assert any(text.startswith("site-0 has torch 1.0 (here ") for text in party.heard[1])
+    journal = party.folders()[0] / "journal.jsonl"
+    first, *lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
+    journal.write_text(json.dumps(json.loads(first) | {"environment": old}) + "\n" + "".join(lines), encoding="utf-8")
+    run = party.gather()
+    with pytest.raises(SparsonaError, match="is a run already") as told:
+        party.gather()
+    assert "sparsona gather" in told.value.hint
+    assert "Its machines differ in torch (1.0 and " in run.protocol
+
+
 def test_what_cannot_be_gathered(tmp_path):
     party = Party(tmp_path, rounds=1, num=2).play()
     foreign = Party(tmp_path / "foreign", rounds=1, num=2, seed=8).play()
     one, two = party.folders()
     for folders, what in (
-        ([one], "the journals of 1 peers are missing: site-1"),
+        ([one], "the journal of site-1 is missing"),
         ([one, foreign.folders()[1]], "is of another run than"),
         ([one, two, two], "is a second journal of site-1"),
         ([one, tmp_path], "has no journal"),

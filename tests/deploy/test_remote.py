@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from federations import make
 from safetensors.torch import load_file
 
+import sparsona as sp
 from sparsona.core.errors import SparsonaError
 from sparsona.core.update import SERVER, Support
 from sparsona.deploy.exchange import in_memory
 from sparsona.deploy.frames import seal, unseal
 from sparsona.deploy.vault import Vault
-from sparsona.experiment.network import Network, play_network
-from sparsona.runs.records import Records
+from sparsona.engine import gate, jobs
+from sparsona.experiment.network import Network
+from sparsona.experiment.server_side import play_network, refusals_in_a_row
+from sparsona.runs.records import FailureRow, Records
 from sparsona.wire.codec import decode, encode
 
 NUM = 4
@@ -71,11 +76,12 @@ def test_a_client_that_is_silent_is_recorded_and_the_round_goes_on(tmp_path):
     def handles(sites):
         return {site.index: site.handle for site in sites} | {1: silent_after_hello(sites[1])}
 
-    network, sites, _heard = start(tmp_path, handles=handles, per_round=4)
+    network, sites, heard = start(tmp_path, handles=handles, per_round=4)
     network.wait(NUM, 1.0, lambda there, of: None)
     run = play_network(network, tmp_path / "run")
     records = Records(run.path / "records.sqlite")
     assert {(row.client, row.reason) for row in records.failures()} == {(1, "no answer within 1 s")}
+    assert "site-1: no answer within 1 s" in heard
     turns = [turn for turn in records.turns() if turn.client == 1]
     assert all(turn.dropped and not turn.aggregated and turn.steps == 0 and turn.bytes_down for turn in turns)
     assert len(turns) == 3
@@ -98,7 +104,7 @@ def test_too_few_updates_change_nothing(tmp_path):
     def handles(sites):
         return {site.index: site.handle for site in sites} | {k: silent_after_hello(sites[k]) for k in (0, 1, 2)}
 
-    network, _, _ = start(tmp_path, handles=handles, per_round=4, at_least=2, rounds=1)
+    network, _, _ = start(tmp_path, handles=handles, per_round=4, min_updates=2, rounds=1)
     network.wait(NUM, 1.0, lambda there, of: None)
     run = play_network(network, tmp_path / "run")
     records = Records(run.path / "records.sqlite")
@@ -228,14 +234,55 @@ def test_an_update_that_assumes_another_mask_is_refused_and_the_run_goes_on(tmp_
         monkeypatch.setattr(type(sites[0].agent), "_perform", lie)
         return {site.index: site.handle for site in sites}
 
-    network, _, _ = start(tmp_path, handles=handles, per_round=4, rounds=5)
+    network, _, heard = start(tmp_path, handles=handles, per_round=4, rounds=5)
     network.wait(NUM, 1.0, lambda there, of: None)
     run = play_network(network, tmp_path / "run")
     records = Records(run.path / "records.sqlite")
     reasons = [row.reason for row in records.failures() if row.client == 1]
     assert [reason.startswith("refused") for reason in reasons] == [True, True, True, False, False]
     assert reasons[3].startswith("not asked")
+    assert heard.count("site-1 is not asked: its last 3 answers were refused") == 1
     assert {turn.client for turn in records.turns() if turn.aggregated} == {0, 2, 3}
+    assert [refusals_in_a_row(records, completed) for completed in (0, 2, 5)] == [{}, {1: 2}, {1: 3}]
+    again = Network(network.terms, in_memory({}), network.connection.signer, network.connection.verifier)
+    play_network(again, tmp_path / "run")
+    assert again.connection.refusals == {1: 3}  # a restart of the server does not lift the bar
+
+
+def test_a_message_is_decoded_once(tmp_path, monkeypatch):
+    senders = []
+
+    def counting(data, *expected):
+        update = decode(data, *expected)
+        senders.append(update.sender)
+        return update
+
+    for module in (gate, jobs):
+        monkeypatch.setattr(module, "decode", counting)
+    network, *_ = start(tmp_path, rounds=1, per_round=4)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    play_network(network, tmp_path / "run")
+    assert sorted(sender for sender in senders if sender != SERVER) == [0, 1, 2, 3]
+
+
+def test_refusals_in_a_row_are_counted_as_a_running_server_does():
+    """Lost turns and what a client says it cannot do count neither way; an update that was used starts again."""
+    reasons = ["refused: x", "no answer within 1 s", "refused: it says that it cannot: x", "refused: x"]
+    assert refusals(reasons) == 2
+    assert refusals([*reasons, ""]) == 0
+    assert refusals([*reasons, "its state was lost: it started anew", "refused: x"]) == 1
+    assert refusals([*reasons, "1 of the 2 updates that a round needs"]) == 0
+
+
+def refusals(reasons):
+    class Told:
+        def failures(self):
+            return [FailureRow(index, 0, reason) for index, reason in enumerate(reasons) if reason]
+
+        def turns(self):
+            return [SimpleNamespace(round=index, client=0, dropped=bool(why)) for index, why in enumerate(reasons)]
+
+    return refusals_in_a_row(Told(), len(reasons)).get(0, 0)
 
 
 @pytest.mark.parametrize("method", ["fedavg-ft", "fedspa"])
@@ -333,3 +380,24 @@ def test_a_client_that_comes_back_with_other_data_is_refused(tmp_path):
     again.gather_guests(tmp_path / "run", NUM, 0.0, lambda there, of: None)  # it is over: nobody is waited for
     assert set(again.guests) == {0, 1, 3}
     assert any("site-2 cannot take part: its data is not what it was" in text for text in heard)
+
+
+def test_other_versions_are_told_on_both_sides_and_recorded(tmp_path):
+    """Only another model is refused: another version of torch is reported, and stands in the protocol sentence."""
+    network, sites, heard = start(tmp_path, rounds=1)
+    mine = sites[0].agent.greeting
+    other = {**mine.environment, "torch": "1.0\x1b[2J", "python": "2.7"}
+    sites[0].agent.greeting = replace(mine, environment=other)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    (told,) = [text for text in heard if "last bits" in text]
+    here = mine.environment
+    assert told.startswith(
+        f"site-0 has python 2.7 (here {here['python']}), torch 1.0?[2J (here {here['torch']}): results"
+    )
+    assert any(text.startswith(f"the server has python {here['python']} (here 2.7)") for text in sites[0].heard)
+    assert not any("last bits" in text for text in sites[1].heard)
+    run = play_network(network, tmp_path / "run")
+    assert f"Its machines differ in python (2.7 and {here['python']}), torch (1.0?[2J and " in run.protocol
+    assert sp.load(run.path)._folder.facts.differing["python"] == ("2.7", here["python"])
+    guests = json.loads((run.path / "guests.json").read_text(encoding="utf-8"))
+    assert [guest["environment"]["python"] for guest in guests].count("2.7") == 1

@@ -13,7 +13,8 @@ from sparsona.cli.app import cli
 from sparsona.core.errors import SparsonaError
 from sparsona.deploy.exchange import in_memory
 from sparsona.deploy.frames import seal, unseal
-from sparsona.experiment.network import Network, play_network
+from sparsona.experiment.network import Network
+from sparsona.experiment.server_side import play_network
 from sparsona.runs.records import Records
 
 
@@ -76,7 +77,7 @@ def test_a_run_with_failures_is_replayed_to_the_same_bits(tmp_path, method, eval
         }
 
     network, sites, _ = start(
-        tmp_path, method, handles, deadline=0.3, per_round=4, rounds=3, evaluate=evaluate, at_least=2
+        tmp_path, method, handles, deadline=0.3, per_round=4, rounds=3, evaluate=evaluate, min_updates=2
     )
     network.wait(NUM - 1, 1.0, lambda there, of: None)
     run = play_network(network, tmp_path / "run", [Lose(sites[2], 0)])

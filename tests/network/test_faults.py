@@ -26,7 +26,7 @@ from sparsona.deploy.frames import Frame, seal, unseal
 from sparsona.deploy.identity import Roster, write_new_key
 from sparsona.deploy.remote import BARRED
 from sparsona.deploy.zenoh_link import ZenohLink
-from sparsona.experiment.network import play_network
+from sparsona.experiment.server_side import play_network
 from sparsona.runs.records import Records
 from sparsona.wire.codec import decode, encode
 

@@ -20,7 +20,7 @@ import sparsona.deploy.vault as vault_module
 import sparsona.runs.checkpoint as checkpoint_module
 import sparsona.runs.folder as folder_module
 from sparsona.deploy.vault import Vault
-from sparsona.experiment.network import play_network
+from sparsona.experiment.server_side import play_network
 from sparsona.runs.records import Records
 from sparsona.runs.session import Session
 

@@ -29,6 +29,8 @@ from sparsona.runs.folder import RunFolder
 from sparsona.runs.observers import ClassCounts, class_counts
 from sparsona.runs.records import ClassesRow, EvaluationRow
 
+ERRORS = ("mse", "weighted", "worst")  # what `errors` returns
+
 
 def errors(folder: RunFolder, completed: int, point: str) -> dict[str, Any] | None:
     """Mean squared errors of the clients at one point: over clients, over examples, and the worst client's."""

@@ -10,6 +10,8 @@ import numpy as np
 
 from sparsona.core.errors import SparsonaError
 
+ACCURACIES = ("mean", "weighted", "bottom_decile", "worst", "std")  # what `accuracy_summary` returns
+
 
 @dataclass(frozen=True)
 class Difference:

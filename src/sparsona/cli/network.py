@@ -56,7 +56,7 @@ def server(
       sparsona server fed.toml --listen 0.0.0.0:7447 --out runs/x
     """
     from sparsona.cli.app import show_run
-    from sparsona.experiment.network import serve
+    from sparsona.experiment.server_side import serve
 
     with progress_bar() as bar:
         run = serve(
@@ -78,7 +78,7 @@ def server(
 def resume_server(folder: Path, as_json: bool) -> None:
     """Resume the run in a server's folder."""
     from sparsona.cli.app import show_run
-    from sparsona.experiment.network import resume_served
+    from sparsona.experiment.server_side import resume_served
 
     with progress_bar() as bar:
         run = resume_served(folder, [bar], report=say, waiting=Waiting())
@@ -94,7 +94,7 @@ class Waiting:
     def __call__(self, there: int, of: int) -> None:
         if there != self._there:
             self._there = there
-            say(f"{there} of {of} {self._who} are there")
+            say(f"{there} of {of} {self._who if of != 1 else self._who.removesuffix('s')} there")
 
 
 @click.command()
@@ -140,7 +140,7 @@ def join(
       sparsona join fed.toml --data arrays:mine.npz
       sparsona join fed.toml --data digits            # a trial: this client's share of a data set
     """
-    from sparsona.experiment.network import join as be_client
+    from sparsona.experiment.client_side import join as be_client
 
     options: dict[str, Any] = gather(None, pairs, {}, None)
     try:

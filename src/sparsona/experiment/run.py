@@ -52,8 +52,9 @@ class Run:
         self.summary: dict[str, Any] = folder.summary or summaries.summary_of(folder)
 
     def __repr__(self) -> str:
-        accuracy = self.summary["accuracy"]["mean"]
-        reached = f"MSE {self.summary['error']['mse']:.4g}" if accuracy is None else f"accuracy {accuracy:.1%}"
+        accuracy, error = self.summary["accuracy"]["mean"], self.summary.get("error", {}).get("mse")
+        reached = "not evaluated" if error is None else f"MSE {error:.4g}"
+        reached = reached if accuracy is None else f"accuracy {accuracy:.1%}"
         return f"Run({self.summary['method']}, {self.summary['rounds']} rounds, {reached}, '{self.path}')"
 
     @property

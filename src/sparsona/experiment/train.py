@@ -296,7 +296,7 @@ def resume_run(
             expected="a simulated run",
             hint="`sparsona peer` goes on where it is played, and `sparsona gather` makes a run of it anew"
             if folder.facts.peers
-            else f"`sparsona resume {path}`, or sparsona.experiment.network.resume_served",
+            else f"`sparsona resume {path}`, or sparsona.experiment.server_side.resume_served",
         )
     config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
     row = _find_row(folder, config.method, method)

@@ -249,7 +249,9 @@ SECTIONS = {
 
 def _figures(views: Sequence[RunView], is_comparison: bool) -> list[Chart]:
     """The sections that these runs have the data for. One method alone has no more than its clients' capacities."""
-    charts = []
+    charts: list[Chart] = []
+    if not all(view.count.any() for view in views):  # of some nothing was evaluated
+        return charts
     for key, (title, caption, names) in SECTIONS.items():
         if is_comparison or key == "capacity":
             found = {label: FIGURES[name].make(views, ()) for label, name in names.items()}

@@ -126,7 +126,7 @@ def client_differences(views: Sequence[RunView], method: int) -> Figure | None:
     reference, group = groups[0], groups[method]
     bars: list[tuple[float, str]] = []
     for before, after in pairs(reference, group):
-        for client in np.flatnonzero(before.count > 0):
+        for client in np.flatnonzero((before.count > 0) & (after.count > 0)):
             old, new = (100 * view.correct[client] / view.count[client] for view in (before, after))
             note = f"<b>client {client}</b>, seed {after.seed}<br>{html.escape(group.label)}: {new:.1f}%"
             note += f"<br>{html.escape(reference.label)}: {old:.1f}%<br>{int(before.count[client])} test examples"

@@ -48,7 +48,9 @@ class RunFacts:
     training decides by validation data. `has_one_size`: clients have models of one size, though some have little
     capacity. `preset` has the options that a preset set to other values than the defaults, and what of it the run has
     otherwise, in words. `num_personal` is how many parameters of a client's model are its own, and no other client's;
-    None: the method does not say. `targets` are classes, tokens or numbers; "" in runs of older versions.
+    None: the method does not say. `targets` are classes, tokens or numbers; "" in runs of older versions. `differing`:
+    in which versions and parts of machines the sides of a run on several machines differ, and what is in use.
+    `client_names` are empty where clients have none.
     """
 
     method: str
@@ -79,6 +81,8 @@ class RunFacts:
     num_personal: int | None = None
     warm_start: WarmStartFacts | None = None
     targets: str = ""
+    client_names: tuple[str, ...] = ()
+    differing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     format: int = field(default=FORMAT)
 
     @property
@@ -91,6 +95,8 @@ class RunFacts:
         plain = {one.name: getattr(self, one.name) for one in fields(self)}
         plain["sizes"] = self.sizes.tolist()
         plain["label_counts"] = None if self.label_counts is None else self.label_counts.tolist()
+        plain["client_names"] = list(self.client_names)
+        plain["differing"] = {name: list(values) for name, values in self.differing.items()}
         plain["left_out"], plain["novel"] = dict(self.left_out), list(self.novel)
         plain["warm_start"] = None if self.warm_start is None else asdict(self.warm_start)
         return {"format": plain.pop("format"), **plain}
@@ -111,6 +117,8 @@ class RunFacts:
                 raise ValueError(f"it lacks {', '.join(missing)}")
             known["sizes"] = _freeze(known["sizes"])
             known["label_counts"] = None if known["label_counts"] is None else _freeze(known["label_counts"])
+            known["differing"] = {name: tuple(values) for name, values in known.get("differing", {}).items()}
+            known["client_names"] = tuple(map(str, known.get("client_names", ())))
             known["novel"] = tuple(known.get("novel", ()))
             if known.get("warm_start") is not None:
                 known["warm_start"] = WarmStartFacts(**known["warm_start"])

@@ -7,14 +7,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from sparsona.core.errors import SparsonaError
+from sparsona.core.method import Round, State, Update
 from sparsona.core.round import Client
-from sparsona.deploy.agent import Agent, Greeting, lone_cards
+from sparsona.deploy.agent import Agent, lone_cards
 from sparsona.deploy.exchange import Exchange, Handle, in_memory
 from sparsona.deploy.frames import UNSIGNED
+from sparsona.deploy.greeting import Greeting
 from sparsona.deploy.remote import Connection, RemoteClients
 from sparsona.deploy.vault import Vault
+from sparsona.engine.clients import LocalClients
 from sparsona.engine.context import ClientContext
 from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.gate import check_message
 from sparsona.engine.rounds import engine_for
 from sparsona.testing.case import Case, fingerprint, require
 
@@ -80,6 +85,22 @@ def remote_clients(context: ClientContext, vaults: dict[int, Vault], reach: Reac
 
     handles = {client.index: agent(client).handle for client in context.clients}
 
-    return RemoteClients(
-        Connection(RUN, reach(handles), UNSIGNED, UNSIGNED, context.clients, lambda message, client, index: None)
-    )
+    def check(message: bytes | None, client: Client, index: int) -> Update | None:
+        """As a server does: the gate lets pass what an honest client sends."""
+        cost = context.method.cost(context.params.layout, client, context.plan.round_at(index))
+        require((message is None) == (cost.up is None), f"client {client.index}: its cost does not say what it sends")
+        if message is None:
+            return None
+        try:
+            return check_message(message, cost, client=client, round=index)
+        except SparsonaError as error:
+            raise AssertionError(f"client {client.index}'s message is refused: {error.what}") from error
+
+    connection = Connection(RUN, reach(handles), UNSIGNED, UNSIGNED, context.clients, check)
+
+    def wants(client: int, ticket: State | None, round_: Round, available: tuple[int, ...]) -> tuple[int, ...] | None:
+        states = {} if ticket is None else {client: vaults[client].get(ticket.hex, context.fresh_state(client))}
+        return LocalClients(context, None, states).wanted(client, round_, available)
+
+    connection.wants = wants
+    return RemoteClients(connection)
