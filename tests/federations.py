@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -107,6 +108,7 @@ def make(
     *,
     data: dict[str, Any] | None = None,
     addresses: tuple[str, ...] = (),
+    keys_of: Made | None = None,
     **options: Any,
 ) -> Made:
     """A federation in a folder of its own.
@@ -117,9 +119,13 @@ def make(
         num_clients: how many clients or peers it has.
         data: how clients split the digits; None: `EXAMPLES` each.
         addresses: where the first peers listen.
+        keys_of: another federation, whose members have the same keys in this one.
         options: of the run; None leaves one to its default.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if keys_of is not None:
+        for own in (*keys_of.path.parent.glob("site-*"), *keys_of.path.parent.glob("fed.server.key")):
+            shutil.copy(own, folder)
     path, is_served = folder / "fed.toml", not methods.METHODS[method].peers
     authority = identity.new_authority("fed", folder / "fed.authority.key")
     usual = {"rounds": 4, "epochs": 1, "batch_size": 10, "seed": 7, "evaluate": "everyone"}
@@ -128,12 +134,15 @@ def make(
     run = agree(method, options, model="digits-cnn", classes=10, input_shape=(1, 8, 8))
     server = None
     if is_served:
-        key = identity.write_new_key(key_path(path, "server"))
+        own = key_path(path, "server")
+        key = KeyFile.read(own) if own.exists() else identity.write_new_key(own)
         certificate = identity.certify(identity.Request("server", key.public), authority, hosts=identity.LOCAL_HOSTS)
         server = Server(key.public, certificate)
     file = FederationFile("fed", run, authority.certificate, server)
     for index in range(num_clients):
-        request = identity.read_request(identity.new_key(f"site-{index}", folder)[1])
+        if not (folder / f"site-{index}.pub").exists():
+            identity.new_key(f"site-{index}", folder)
+        request = identity.read_request(folder / f"site-{index}.pub")
         where = {} if is_served else {"addresses": addresses[index : index + 1], "hosts": identity.LOCAL_HOSTS}
         file = file.admit(request, authority, **where)
     file.write(path)

@@ -351,8 +351,8 @@ def test_an_answer_to_an_earlier_question_is_not_heard(tmp_path):
 
 @pytest.fixture(scope="module")
 def overheard(tmp_path_factory):
-    """Two runs that are over, of the same peers' keys and of others, and all questions and answers of both."""
-    folder, heard = tmp_path_factory.mktemp("overheard"), []
+    """Two runs of the same peers that are over, and all questions and answers of both."""
+    folder, heard, first = tmp_path_factory.mktemp("overheard"), [], None
 
     def listen(party):
         def exchange(index):
@@ -369,7 +369,8 @@ def overheard(tmp_path_factory):
         return said
 
     for name, graph in (("one", "ring"), ("other", "full")):
-        party = Party(folder / name, graph=graph, rounds=4)
+        party = Party(folder / name, graph=graph, rounds=4, keys_of=first)
+        first = first or party.made
         said = listen(party)
         party.play()
         assert party.errors == {}

@@ -251,7 +251,8 @@ def captured(made, folder):
 @pytest.mark.parametrize("number", [200, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_replayed_and_foreign_frames_are_not_answered(made, tmp_path, number):
     seen, sites, network = captured(made, tmp_path / "one")
-    other = make(tmp_path / "other", rounds=5, per_round=3, eval_every=10)
+    other = make(tmp_path / "other", keys_of=made, rounds=5, per_round=3, eval_every=10, seed=8)
+    assert [other.key(index).public for index in range(3)] == [made.key(index).public for index in range(3)]
     foreign, _, _ = captured(other, tmp_path / "two")
     last = {index: data for index, data in seen}  # noqa: C416  # the last of each: it is answered again
     old = [(index, data) for index, data in seen if data is not last[index]]
