@@ -13,6 +13,7 @@ from sparsona.data import validate
 from sparsona.data.client_index import ClientIndex
 from sparsona.data.federation import Federation
 from sparsona.data.holdout import HELD_OUT, TESTS, Holdout, Published, Rows, choose_holdout, hold_out
+from sparsona.data.packing import is_several, pack, refuse_other
 from sparsona.data.partition import parse
 from sparsona.data.partition import partition as partition_labels
 from sparsona.data.partition.by_owner import count_by_owner, find_by_owner, keep_eligible, number_owners
@@ -42,7 +43,8 @@ def federate(
     Args:
         x: One row per example, a numpy array or torch tensor. Rows keep their shape. Whole numbers become float32 as
             they are: scaling them (say, by 255) is the caller's job, unless there is a `view`. Float32 inputs are
-            shared with the caller, who must not change them afterwards.
+            shared with the caller, who must not change them afterwards. A tuple of arrays, or a dict of them by name,
+            are several inputs, passed as `model(*x)` or `model(**x)`: real numbers as float32, whole ones as int64.
         y: One class per example, whole numbers from 0. Numbers with a fraction, (N,) or (N, outputs), are targets of a
             regression: the loss is the squared error.
         clients: The number of clients; None: one for every owner (`partition="natural"`) or as many as the file has.
@@ -72,7 +74,12 @@ def federate(
         >>> federation.num_clients, federation.sizes()[0].tolist()
         (5, [26, 4, 10])
     """
-    x = validate.check_inputs(x, as_bytes=view is not None, as_tokens=tokens)
+    packing = None
+    if is_several(x):
+        x, packing = pack(x)
+        refuse_other(packing, view, tokens)
+    else:
+        x = validate.check_inputs(x, as_bytes=view is not None, as_tokens=tokens)
     y = validate.check_targets(y, as_tokens=tokens)
     validate.check_lengths(x, y)
     if not len(x):
@@ -87,7 +94,7 @@ def federate(
         if len(owners) != len(x):
             raise SparsonaError(f"{len(owners)} owners for {len(x)} examples", expected="one owner per example")
         owners = number_owners(owners)
-    pool = Pool(name, x.numpy(), y.numpy(), num_classes, num_train, owners, view or View())
+    pool = Pool(name, x.numpy(), y.numpy(), num_classes, num_train, owners, view or View(), packing=packing)
     return share_out(pool, SplitPlan(clients=clients, partition=partition, seed=seed, **options))
 
 
@@ -155,6 +162,7 @@ def share_out(pool: Pool, plan: SplitPlan) -> Federation:
         pool.view,
         HELD_OUT if plan.holdout_rate else holdout.tested_on,
         left_out,
+        pool.packing,
     )
 
 

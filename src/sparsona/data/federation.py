@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.files import replace_file
+from sparsona.core.packing import Packing
 from sparsona.core.round import Client
 from sparsona.core.seeds import Seeds
 from sparsona.data import validate
@@ -32,11 +33,12 @@ from sparsona.data.holdout import (
     strata,
     take_stratified,
 )
+from sparsona.data.packing import is_several, pack, refuse_other
 from sparsona.data.pool import Array, View, has_scored_token
 from sparsona.data.split_plan import SplitPlan
 
 MANIFEST = "federation.json"
-FORMAT = 2
+FORMAT, PACKED_FORMAT = 2, 3  # the second with several inputs, which versions that know only the first cannot read
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +54,7 @@ class Federation:
         view: How stored examples become a model's inputs.
         tested_on: How test examples were chosen.
         left_out: How many owners of the data set are no clients, by what they lack.
+        packing: Each example is several inputs, packed into a row of `x`; None: it is one.
 
     Example:
         >>> import numpy as np
@@ -70,6 +73,7 @@ class Federation:
     view: View = field(default_factory=View)
     tested_on: str = "given"
     left_out: Mapping[str, int] = field(default_factory=dict)
+    packing: Packing | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.splits, ClientIndex):
@@ -86,7 +90,7 @@ class Federation:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one example as a model sees it."""
+        """The shape of one example as a model sees it; of several inputs, that of their packed row."""
         return self.view.shape(tuple(self.x.shape[1:]))
 
     @property
@@ -151,7 +155,8 @@ class Federation:
             part: "train", "validation" or "test".
 
         Returns:
-            Inputs and targets, and the view under which they are still to be seen.
+            Inputs and targets, and the view under which they are still to be seen. Several inputs are a tuple or a
+            dict, as the model is passed them.
 
         Example:
             >>> import numpy as np
@@ -160,6 +165,11 @@ class Federation:
             >>> federation.examples(0, "test").inputs.shape
             torch.Size([3, 40])
         """
+        found = self.packed_examples(client, part)
+        return found if self.packing is None else replace(found, inputs=self.packing.unpack(found.inputs))
+
+    def packed_examples(self, client: int, part: str) -> Examples:
+        """`examples`, with several inputs packed into rows, as batches are made of them."""
         index = self._indices(client, part)
         inputs, targets = self.x.index_select(0, index), as_targets(self.y.index_select(0, index))
         if part == "train" and self.view.augments:
@@ -282,6 +292,8 @@ class Federation:
             state.update(f"{array.dtype.str}{array.shape}".encode())
             state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         state.update((repr(self.view) + ", test_resize" * self.view.test_resize).encode())
+        if self.packing is not None:
+            state.update(json.dumps(self.packing.as_json()).encode())
         return state.hexdigest()
 
     def _indices(self, client: int, part: str) -> Tensor:
@@ -318,13 +330,15 @@ class Federation:
             with replace_file(folder / f"{name}.npy") as file:
                 np.save(file, array, allow_pickle=False)
         manifest = {
-            "format": FORMAT,
+            "format": FORMAT if self.packing is None else PACKED_FORMAT,
             "name": self.name,
             "num_classes": self.num_classes,
             "view": asdict(self.view),
             "tested_on": self.tested_on,
             "left_out": dict(self.left_out),
         }
+        if self.packing is not None:
+            manifest["packing"] = self.packing.as_json()
         with replace_file(folder / MANIFEST) as file:
             file.write((json.dumps(manifest) + "\n").encode())
 
@@ -351,11 +365,14 @@ class Federation:
         folder = Path(folder)
         try:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-            if manifest["format"] != FORMAT:
+            if manifest["format"] not in (FORMAT, PACKED_FORMAT):
                 raise ValueError(f"format {manifest['format']} instead of {FORMAT}")
+            packing = Packing.from_json(manifest["packing"]) if manifest["format"] == PACKED_FORMAT else None
             # "c", copy on write: torch warns of arrays that cannot be written to.
             x, y = (np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in ("x", "y"))
             index, sizes = (np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("index", "sizes"))
+            if packing is not None and x.shape[1:] != (packing.size,):
+                raise ValueError(f"rows of shape {x.shape[1:]} for the inputs {packing.describe()}")
             if sizes.sum() != len(index) or len(x) != len(y):
                 raise ValueError("its files do not belong together")
             splits = ClientIndex(torch.from_numpy(index), sizes)
@@ -363,7 +380,7 @@ class Federation:
             view = View(**seen | {"mean": tuple(seen["mean"]), "std": tuple(seen["std"])})
             tensors = (torch.from_numpy(x), torch.from_numpy(y))
             known = {key: manifest[key] for key in ("num_classes", "name", "tested_on")}
-            return cls(*tensors, splits, view=view, left_out=manifest.get("left_out", {}), **known)
+            return cls(*tensors, splits, view=view, left_out=manifest.get("left_out", {}), packing=packing, **known)
         except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
             raise SparsonaError(
                 f"'{folder}' holds no federation that can be read: {error}",
@@ -387,7 +404,7 @@ class Federation:
         Args:
             clients: For each client (x_train, y_train, x_test, y_test), where validation examples are then taken out
                 of the training examples class by class; or (x_train, y_train, x_validation, y_validation, x_test,
-                y_test). Arrays are checked and converted as by `federate`.
+                y_test). Arrays are checked and converted as by `federate`; an x may be several inputs, as there.
             validation_rate: Share of a client's training examples held for validation, where it has no such arrays.
             seed: Decides which examples those are.
             num_classes: The number of classes; None: as many as there are labels.
@@ -412,6 +429,7 @@ class Federation:
         xs: list[Tensor] = []
         ys: list[Tensor] = []
         sizes: list[dict[str, int]] = []
+        packing: Packing | None = None
         for index, arrays in enumerate(clients):
             if len(arrays) not in (4, 6):
                 raise SparsonaError(
@@ -422,7 +440,15 @@ class Federation:
             sizes.append(dict.fromkeys(PARTS, 0))
             for part, x, y in zip(parts, arrays[::2], arrays[1::2], strict=True):
                 where = f"client {index}, {part}: "
-                x = validate.check_inputs(x, where, as_bytes=view is not None, as_tokens=tokens)
+                if packing is not None or (is_several(x) and not xs):
+                    if not is_several(x):
+                        raise SparsonaError(
+                            f"{where}one array of inputs", expected=f"{packing and packing.describe()}, as client 0 has"
+                        )
+                    x, packing = pack(x, where, packing)
+                    refuse_other(packing, view, tokens, where)
+                else:
+                    x = validate.check_inputs(x, where, as_bytes=view is not None, as_tokens=tokens)
                 y = validate.check_targets(y, where, as_tokens=tokens)
                 validate.check_lengths(x, y, where)
                 if not x.shape[0] and part != "validation":
@@ -458,4 +484,6 @@ class Federation:
             test = start + num_train + num_validation
             if y.dim() == 2 and not has_scored_token(y[test : test + num_test].numpy()).any():
                 raise nothing_to_score(index)
-        return cls(x, y, ClientIndex(torch.from_numpy(entries), counts), num_classes, name, view or View())
+        return cls(
+            x, y, ClientIndex(torch.from_numpy(entries), counts), num_classes, name, view or View(), packing=packing
+        )

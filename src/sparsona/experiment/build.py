@@ -18,6 +18,7 @@ from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
 from sparsona.core.losses import argmax_score, cross_entropy, no_score, squared_error, token_cross_entropy, token_score
 from sparsona.core.method import Method
+from sparsona.core.packing import Packing
 from sparsona.core.round import client_kinds
 from sparsona.core.seeds import Seeds
 from sparsona.core.task import Task
@@ -35,15 +36,13 @@ from sparsona.learning.partial import split_model
 from sparsona.methods import MethodCard
 from sparsona.runs.declaration import as_tuple
 from sparsona.runs.listing import find_run
-from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, in_groups
+from sparsona.runs.options import GIVEN, OF_DATA, OPTIONS, RunConfig, in_groups
 from sparsona.runs.request import Chosen, choose, fit_clients, parse_method
 from sparsona.runs.validation import check, merge_errors, validate
 from sparsona.runs.warm_start import WarmStart, check_layout
 from sparsona.sparsity.masks import random_mask
 from sparsona.sparsity.search import mask_counts
 from sparsona.transforms import read_transforms
-
-GIVEN = "given"  # in a config: the data, partition or model came from Python and has no name
 
 
 def make_config(
@@ -174,18 +173,20 @@ class ExampleKind:
         num_classes: the number of classes, of tokens in the vocabulary, or of outputs of a regression.
         targets: what is predicted: one class per example, the next token at each position, or numbers.
         has_tokens: inputs are tokens.
+        packing: an example is several inputs, packed.
     """
 
     shape: tuple[int, ...]
     num_classes: int
     targets: str = "classes"
     has_tokens: bool = False
+    packing: Packing | None = None
 
     @classmethod
     def of(cls, federation: Federation) -> ExampleKind:
         """That of a federation's examples."""
         targets = "numbers" if federation.is_regression else "tokens" if federation.predicts_tokens else "classes"
-        return cls(federation.input_shape, federation.num_classes, targets, federation.has_tokens)
+        return cls(federation.input_shape, federation.num_classes, targets, federation.has_tokens, federation.packing)
 
 
 _LOSSES = {
@@ -200,7 +201,9 @@ def make_task(model: Any, kind: ExampleKind) -> Task:
     if isinstance(model, str):
         model = models.builder(model, kind.shape, kind.num_classes)
     losses, score = _LOSSES[kind.targets]
-    return Task(model, kind.shape, kind.num_classes, losses=losses, score=score, tokens=kind.has_tokens)
+    return Task(
+        model, kind.shape, kind.num_classes, losses=losses, score=score, tokens=kind.has_tokens, packing=kind.packing
+    )
 
 
 def method_maker(config: RunConfig, row: MethodCard, method_config: BaseModel) -> Callable[[Task], Method]:
@@ -242,7 +245,7 @@ def make_context(
     if method_config is None:
         method_config = validate(methods.factory(row)[1], config.options, config.method)
     if start is not None:
-        check_layout(start.weights, task.layout, f"'{start.facts.run}'")
+        check_layout(start.weights, task.layout, f"'{start.facts.run}'", task.frozen)
         _check_new_parameters(start, task, getattr(method_config, "personal", None), config.rounds)
         task.begin_with(start.weights)
     device = choose_device(config.device, config.precision)

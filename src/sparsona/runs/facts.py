@@ -48,9 +48,10 @@ class RunFacts:
     training decides by validation data. `has_one_size`: clients have models of one size, though some have little
     capacity. `preset` has the options that a preset set to other values than the defaults, and what of it the run has
     otherwise, in words. `num_personal` is how many parameters of a client's model are its own, and no other client's;
-    None: the method does not say. `targets` are classes, tokens or numbers; "" in runs of older versions. `differing`:
-    in which versions and parts of machines the sides of a run on several machines differ, and what is in use.
-    `client_names` are empty where clients have none.
+    None: the method does not say. `targets` are classes, tokens or numbers; "" in runs of older versions. `num_frozen`
+    parameters of the model are frozen, and not among its `num_parameters`. `client_names` are empty where clients have
+    none. `differing`: in which versions and parts of machines the sides of a run on several machines differ, and what
+    is in use.
     """
 
     method: str
@@ -81,6 +82,7 @@ class RunFacts:
     num_personal: int | None = None
     warm_start: WarmStartFacts | None = None
     targets: str = ""
+    num_frozen: int = 0
     client_names: tuple[str, ...] = ()
     differing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     format: int = field(default=FORMAT)
