@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from federations import free_address
 from safetensors.torch import load_file
 
 import sparsona as sp
@@ -41,9 +41,7 @@ def admit(name: str) -> None:
 
 @pytest.fixture
 def address() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
+    return free_address()
 
 
 @pytest.mark.long

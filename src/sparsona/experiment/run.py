@@ -47,7 +47,7 @@ class Run:
 
     Example:
         >>> import sparsona as sp
-        >>> run = sp.train("fedavg", clients=4, rounds=1, data_rate=0.2, out="runs/doc")
+        >>> run = sp.train("fedavg", clients=4, rounds=1, data_rate=0.1, out="runs/doc")
         >>> run.config["clients"], run.summary["method"], run.points
         (4, 'fedavg', ['received'])
     """
@@ -88,7 +88,7 @@ class Run:
 
         Example:
             >>> import sparsona as sp
-            >>> sp.train("local", clients=4, rounds=1, data_rate=0.2).accuracies().shape
+            >>> sp.train("local", clients=4, rounds=1, data_rate=0.1).accuracies().shape
             (4,)
         """
         import numpy as np
@@ -192,7 +192,7 @@ class Run:
 
         Example:
             >>> import sparsona as sp
-            >>> run = sp.train("fedspa", clients=4, rounds=1, data_rate=0.2)
+            >>> run = sp.train("fedspa", clients=4, rounds=1, data_rate=0.1)
             >>> run.personal_model(0).training
             False
         """
@@ -295,7 +295,7 @@ class Run:
 
         Example:
             >>> import sparsona as sp
-            >>> run = sp.train("fedspa", clients=4, rounds=1, data_rate=0.2, points=["global"])
+            >>> run = sp.train("fedspa", clients=4, rounds=1, data_rate=0.1, points=["global"])
             >>> [change.name for change in run.clients().changes]
             ['test']
         """
@@ -313,7 +313,7 @@ class Run:
 
         Example:
             >>> import sparsona as sp
-            >>> gates = sp.train("pfedgate", clients=4, rounds=2, data_rate=0.2).gates()
+            >>> gates = sp.train("pfedgate", clients=4, rounds=2, data_rate=0.1).gates()
             >>> gates.rounds, gates.turns[0].density_used <= 0.5
             ([1, 2], True)
         """
@@ -382,7 +382,7 @@ class Run:
 
         Example:
             >>> import sparsona as sp
-            >>> run = sp.train("fedalt", clients=4, rounds=1, data_rate=0.2)
+            >>> run = sp.train("fedalt", clients=4, rounds=1, data_rate=0.1)
             >>> [bound.theorem for bound in run.bounds(clients=2, batches=2).bounds]
             ['FedAlt, Theorem 2', 'FedSim, Theorem 1, Eq. (6)']
         """
@@ -428,7 +428,7 @@ class Run:
 
         Example:
             >>> import sparsona as sp
-            >>> sp.train("local", clients=4, rounds=1, data_rate=0.2).report("page.html").name
+            >>> sp.train("local", clients=4, rounds=1, data_rate=0.1).report("page.html").name
             'page.html'
         """
         from sparsona.report.page import write_report
@@ -473,7 +473,7 @@ class Comparison:
 
     Example:
         >>> import sparsona as sp
-        >>> both = sp.compare(["local", "fedavg"], clients=4, rounds=1, data_rate=0.2)
+        >>> both = sp.compare(["local", "fedavg"], clients=4, rounds=1, data_rate=0.1)
         >>> len(both.runs), [row["method"] for row in both.differences()]
         (2, ['FedAvg'])
     """
@@ -659,7 +659,7 @@ class Comparison:
 
         Example:
             >>> import sparsona as sp
-            >>> both = sp.compare(["local", "fedavg"], clients=4, rounds=1, data_rate=0.2)
+            >>> both = sp.compare(["local", "fedavg"], clients=4, rounds=1, data_rate=0.1)
             >>> [row["to 99%"] for row in both.rounds_to([99]).rows()]
             ['>1', '>1']
         """
@@ -679,7 +679,7 @@ class Comparison:
 
         Example:
             >>> import sparsona as sp
-            >>> both = sp.compare(["local", "fedavg"], clients=4, rounds=2, data_rate=0.2)
+            >>> both = sp.compare(["local", "fedavg"], clients=4, rounds=2, data_rate=0.1)
             >>> [row["series"] for row in both.figure("accuracy-by-rounds").rows()][:2]
             ['Local', 'Local']
         """
