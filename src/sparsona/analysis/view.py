@@ -35,7 +35,8 @@ class RunView:
     `cumulative_bytes` as the papers count; `results` has right predictions and examples of each client for every
     point, on any data, at its last evaluation; `num_personal` is how many of the model's `num_parameters` are a
     client's own, and `search_time` what mask search took of a profiled run; None: not known. `has_few`: clients did not
-    tell counts from 1 to 4 of the confusion, which lacks them.
+    tell counts from 1 to 4 of the confusion, which lacks them. `data` is what the data set is called ("": not known);
+    `client_names` and `class_names` are empty where there are none.
     """
 
     name: str
@@ -68,6 +69,9 @@ class RunView:
     search_time: Mapping[str, Any] | None = None
     gates: Gates | None = None
     has_few: bool = False
+    data: str = ""
+    client_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
 
 
 def read_view(folder: RunFolder) -> RunView:
@@ -121,6 +125,9 @@ def _read_view(folder: RunFolder) -> RunView:
         num_personal=facts.num_personal,
         search_time=search_time(folder.path),
         gates=recorded_gates(folder),
+        data=facts.data,
+        client_names=facts.client_names,
+        class_names=facts.class_names,
     )
 
 

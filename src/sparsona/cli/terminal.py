@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from sparsona.runs.observers import EvaluationResult, ProgressUpdate, RoundResult, RunEnd
 
 
+MOST_CLIENTS = 40  # that a table lists by name
+
+
 def show_rows(rows: list[dict[str, Any]], as_json: bool, hint: str) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=2))
@@ -67,7 +70,8 @@ def print_table(rows: list[dict[str, Any]]) -> None:
         table.add_row(*(str(value) for value in row.values()))
     # Into a pipe there is no width to fit into: cells must not be cut.
     width = None if sys.stdout.isatty() else 400
-    Console(highlight=False, width=width).print(table)
+    # Cells may be names from users' data: no text of theirs is markup.
+    Console(highlight=False, width=width, markup=False, emoji=False).print(table)
 
 
 def write_page(write: Callable[[], object]) -> str:
@@ -144,6 +148,13 @@ def print_clients(effects: Any) -> None:
     click.echo("percentage points of accuracy; with samples: rank correlation with the number of training examples")
     for sentence in effects.sentences():
         print_text(sentence)
+    change = effects.changes[0] if effects.changes else None
+    if change is not None and change.labels:
+        rows = change.client_rows()
+        click.echo(f"\nclient by client, on {change.name} data")
+        print_table(rows if len(rows) <= MOST_CLIENTS else rows[: MOST_CLIENTS // 2] + rows[-MOST_CLIENTS // 2 :])
+        if len(rows) > MOST_CLIENTS:
+            click.echo(f"{len(rows) - MOST_CLIENTS:,} clients between the most hurt and the most helped are left out")
     _print_lines(clients_lines, effects)
 
 

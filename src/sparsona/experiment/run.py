@@ -12,6 +12,7 @@ from sparsona.analysis.outcomes import keeps_the_shared_model
 from sparsona.analysis.view import RunView, read_view
 from sparsona.core.errors import SparsonaError
 from sparsona.core.points import RECEIVED
+from sparsona.data.names import find_client, name_of
 from sparsona.engine.context import ClientContext
 from sparsona.engine.rounds import received_work, shared_model, simulate
 from sparsona.runs.checkpoint import Checkpoints, Progress
@@ -86,6 +87,36 @@ class Run:
         correct, count = self.counts(point)
         return np.where(count > 0, correct / np.maximum(count, 1), np.nan)
 
+    @property
+    def client_names(self) -> tuple[str, ...] | None:
+        """The names of the clients, in order; None: they have none."""
+        return self._folder.facts.client_names or None
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """The names of the classes, in order; None: they have none."""
+        return self._folder.facts.class_names or None
+
+    def accuracies_by_name(self, point: str | None = None) -> dict[str, float]:
+        """The same as `accuracies`, by the clients' names: only those that were tested.
+
+        Args:
+            point: as for `accuracies`.
+
+        Returns:
+            Accuracy by name, or by number as text where clients have no names.
+
+        Example:
+            >>> import numpy as np
+            >>> import sparsona as sp
+            >>> x, y = np.eye(12), np.arange(12) % 2
+            >>> federation = sp.Federation.from_clients({"north": (x, y), "south": (x, y)})
+            >>> list(sp.train("local", federation, rounds=1).accuracies_by_name())
+            ['north', 'south']
+        """
+        found = enumerate(self.accuracies(point).tolist())
+        return {name_of(self.client_names, client): value for client, value in found if value == value}
+
     def counts(self, point: str | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Each client's right predictions and its number of test examples, 0 for those not tested.
 
@@ -130,11 +161,11 @@ class Run:
         """
         return summaries.curve(self._folder, point)
 
-    def personal_model(self, client: int, guarded: bool = False) -> nn.Module:
+    def personal_model(self, client: int | str, guarded: bool = False) -> nn.Module:
         """A client's own model as a plain nn.Module in evaluation mode, its mask applied.
 
         Args:
-            client: the number of the client.
+            client: the number of the client, or its name.
             guarded: return the shared model instead if the client keeps that one; for a run with `guard=True`.
 
         Returns:
@@ -146,9 +177,8 @@ class Run:
             >>> run.personal_model(0).training
             False
         """
+        client = find_client(client, self.client_names, len(self._folder.facts.sizes))
         context = self._make_context()
-        if not 0 <= client < len(context.clients):
-            raise SparsonaError(f"there is no client {client}", expected=f"0 to {len(context.clients) - 1}")
         if guarded and not context.plan.guard:
             raise SparsonaError(
                 f"'{self.path}' was run without a guard",

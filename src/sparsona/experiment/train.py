@@ -16,6 +16,7 @@ from sparsona import methods
 from sparsona.analysis import summary as summaries
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
+from sparsona.data import SOURCES
 from sparsona.data.federation import Federation
 from sparsona.engine.context import ClientContext
 from sparsona.engine.final import has_partial_global
@@ -27,6 +28,7 @@ from sparsona.experiment.build import (
     GIVEN,
     ExampleKind,
     count_personal,
+    default_model,
     graph_digest,
     has_one_size,
     headline_of,
@@ -70,7 +72,8 @@ def train(
             your own, as a MethodCard or a factory `f(task, config)`: see docs/add-a-method.md.
         federation: your own data. None: the data set that the option `data` names.
         model: an nn.Module (its current weights are the start), a function that builds one (called under the seed), or
-            the name of a built-in network. None: the default of the data set.
+            the name of a built-in network. None: the default of the data set; for your own data one that fits the
+            shape of its examples (docs/data.md).
         out: the run's folder, which must not exist yet. None: a new one in ./runs.
         observers: receive typed records of what happens: objects with `on_round` and the like, functions, or texts
             such as "run.jsonl" (docs/observers.md). `observers=[print]` shows progress.
@@ -90,7 +93,7 @@ def train(
     clock = _make_clock(profile)
     row = None if isinstance(method, str) else methods.as_card(method)
     config, own = make_configs(row or str(method), options, federation, model)
-    path = Path(out) if out else _new_path(config)
+    path = Path(out) if out else _new_path(config, federation)
     with hint_resume(path):
         return start_run(config, federation, model, path, ObserverList(observers), clock, own, row)
 
@@ -154,6 +157,8 @@ def describe_run(
     resolved["executor"] = executor or choose(config.executor, context)
     config = config.model_copy(update=resolved)
     method, federation, task = context.method, context.federation, context.task
+    if config.model is None and config.data not in SOURCES:
+        config = config.model_copy(update={"model": default_model(config, federation)})
     counts, digest = federation.label_counts("train"), federation.digest()
     facts = RunFacts(
         method=config.method,
@@ -184,6 +189,9 @@ def describe_run(
         preset=_preset_in_words(config, row),
         num_personal=count_personal(config, context),
         targets=ExampleKind.of(federation).targets,
+        data=federation.name,
+        client_names=federation.client_names or (),
+        class_names=federation.class_names or (),
     )
     if (known := facts.warm_start) is not None:
         if not known.same_data:
@@ -420,9 +428,10 @@ def _rebuild_context(
     return context
 
 
-def _new_path(config: RunConfig) -> Path:
+def _new_path(config: RunConfig, federation: Federation | None) -> Path:
     source = spec.parse("data set", config.data)
-    own = re.sub("[^A-Za-z0-9._+]+", "-", Path(source.argument or "").stem).strip("-.")
+    name = Path(source.argument or "").stem if federation is None else federation.name
+    own = re.sub("[^A-Za-z0-9._+]+", "-", name).strip("-.")[:60]
     return RUNS / f"{config.method}-{own or source.name}-seed{config.seed}-{timestamp()}"
 
 

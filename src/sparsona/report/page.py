@@ -29,6 +29,7 @@ from sparsona.report.pictures import draw
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+GIVEN, UNNAMED = "given", "arrays"  # data that was passed from Python, and what it is called where nobody named it
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
 
@@ -288,10 +289,12 @@ def _pictures(found: Sequence[tuple[RunView, ClientEffects | Similarity]]) -> di
 
 
 def _partition(view: RunView) -> Partition:
-    title = ", ".join(str(view.config[key]) for key in ("data", "partition") if key in view.config)
-    title = "Data of the clients' own" if title == "given, given" else title
+    shared = str(view.config.get("partition", ""))
+    data = view.data or str(view.config.get("data", ""))
+    title = ", ".join(filter(None, (data, "" if shared == GIVEN else shared)))
+    title = "Data of the clients' own" if title in (GIVEN, UNNAMED) else title
     sizes = dict(zip(PARTS, view.sizes.T, strict=True))
-    return Partition(title or view.name, sizes, view.label_counts)
+    return Partition(title or view.name, sizes, view.label_counts, view.client_names, view.class_names)
 
 
 def _drop_missing(figures: dict[str, Figure | None]) -> dict[str, Figure]:

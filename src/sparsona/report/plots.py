@@ -14,11 +14,12 @@ import numpy as np
 
 from sparsona.analysis.curves import common_rounds, drawn_point, spent_by
 from sparsona.analysis.extra import import_extra
-from sparsona.analysis.format import human_bytes
+from sparsona.analysis.format import cut, human_bytes
 from sparsona.analysis.groups import Group, group_views, pairs
 from sparsona.analysis.partition import drawn_counts
 from sparsona.analysis.view import RunView
 from sparsona.core.points import POINTS, TUNED
+from sparsona.data.names import name_of
 from sparsona.report.palette import BETTER, COLOURS, DASHES, HEAT, WORSE
 
 if TYPE_CHECKING:
@@ -128,7 +129,8 @@ def client_differences(views: Sequence[RunView], method: int) -> Figure | None:
     for before, after in pairs(reference, group):
         for client in np.flatnonzero(before.count > 0):
             old, new = (100 * view.correct[client] / view.count[client] for view in (before, after))
-            note = f"<b>client {client}</b>, seed {after.seed}<br>{html.escape(group.label)}: {new:.1f}%"
+            who = html.escape(name_of(after.client_names, int(client)))
+            note = f"<b>client {who}</b>, seed {after.seed}<br>{html.escape(group.label)}: {new:.1f}%"
             note += f"<br>{html.escape(reference.label)}: {old:.1f}%<br>{int(before.count[client])} test examples"
             bars.append((float(new - old), note))
     if not bars:
@@ -175,8 +177,15 @@ def confusion(views: Sequence[RunView], method: int) -> Figure | None:
         hovertemplate="true %{y}, predicted %{x}<br><b>%{text}</b>, %{z:.1f}% of its class<extra></extra>",
         colorbar={"ticksuffix": "%", "thickness": 10, "outlinewidth": 0},
     )
-    figure.update_xaxes(title_text="predicted class", showgrid=False, **_index_ticks(classes))
-    figure.update_yaxes(title_text="true class", autorange="reversed", showgrid=False, **_index_ticks(classes))
+    ticks = _index_ticks(classes)
+    if names := [html.escape(cut(name, 30)) for name in group.views[0].class_names]:
+        ticks = {"tickmode": "array", "tickvals": list(range(classes)), "ticktext": names} if classes <= 25 else ticks
+        figure.update_traces(
+            customdata=[[f"true {true}, predicted {guess}" for guess in names] for true in names],
+            hovertemplate="%{customdata}<br><b>%{text}</b>, %{z:.1f}% of its class<extra></extra>",
+        )
+    figure.update_xaxes(title_text="predicted class", showgrid=False, **ticks)
+    figure.update_yaxes(title_text="true class", autorange="reversed", showgrid=False, **ticks)
     return figure
 
 
@@ -318,17 +327,21 @@ def _client_dots(view: RunView) -> list[tuple[float, str]]:
     dots = []
     for client in np.flatnonzero(view.count > 0):
         accuracy = 100 * float(view.correct[client] / view.count[client])
-        note = f"<b>client {client}: {accuracy:.1f}%</b>, seed {view.seed}<br>{int(view.count[client])} test"
+        who = html.escape(name_of(view.client_names, int(client)))
+        note = f"<b>client {who}: {accuracy:.1f}%</b>, seed {view.seed}<br>{int(view.count[client])} test"
         if view.label_counts is not None:
             labels = drawn_counts(view.label_counts[client])
-            note += f", {int(labels.sum())} training examples<br>{_label_mix(labels)}"
+            note += f", {int(labels.sum())} training examples<br>{_label_mix(labels, view.class_names)}"
         dots.append((accuracy, note))
     return dots
 
 
-def _label_mix(labels: np.ndarray, shown: int = 4) -> str:
+def _label_mix(labels: np.ndarray, names: Sequence[str], shown: int = 4) -> str:
     held = [int(c) for c in np.argsort(-labels, kind="stable") if labels[c] > 0]
-    mix = [f"class {c}: {100 * labels[c] / labels.sum():.0f}%" for c in held[:shown]]
+    mix = [
+        f"{'' if names else 'class '}{html.escape(name_of(names, c))}: {100 * labels[c] / labels.sum():.0f}%"
+        for c in held[:shown]
+    ]
     return ", ".join(mix + ([f"{len(held) - shown} more"] if len(held) > shown else []))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sparsona.core.errors import SparsonaError
+from sparsona.data.names import clean_name, clean_names
 
 FORMAT = 2  # of a run folder that this version writes and resumes
 READABLE = (1, 2)  # of those that it reads: format 1 lacks nothing that a report needs
@@ -48,7 +49,8 @@ class RunFacts:
     training decides by validation data. `has_one_size`: clients have models of one size, though some have little
     capacity. `preset` has the options that a preset set to other values than the defaults, and what of it the run has
     otherwise, in words. `num_personal` is how many parameters of a client's model are its own, and no other client's;
-    None: the method does not say. `targets` are classes, tokens or numbers; "" in runs of older versions.
+    None: the method does not say. `targets` are classes, tokens or numbers; "" in runs of older versions. `data` is
+    what the data set is called; `client_names` and `class_names` are empty where they have none.
     """
 
     method: str
@@ -79,6 +81,9 @@ class RunFacts:
     num_personal: int | None = None
     warm_start: WarmStartFacts | None = None
     targets: str = ""
+    data: str = ""
+    client_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
     format: int = field(default=FORMAT)
 
     @property
@@ -92,6 +97,7 @@ class RunFacts:
         plain["sizes"] = self.sizes.tolist()
         plain["label_counts"] = None if self.label_counts is None else self.label_counts.tolist()
         plain["left_out"], plain["novel"] = dict(self.left_out), list(self.novel)
+        plain["client_names"], plain["class_names"] = list(self.client_names), list(self.class_names)
         plain["warm_start"] = None if self.warm_start is None else asdict(self.warm_start)
         return {"format": plain.pop("format"), **plain}
 
@@ -112,10 +118,16 @@ class RunFacts:
             known["sizes"] = _freeze(known["sizes"])
             known["label_counts"] = None if known["label_counts"] is None else _freeze(known["label_counts"])
             known["novel"] = tuple(known.get("novel", ()))
+            for name, what, count in (
+                ("client_names", "clients", len(known["sizes"])),
+                ("class_names", "classes", None if known["label_counts"] is None else known["label_counts"].shape[1]),
+            ):
+                known[name] = clean_names(known[name], what, count) if known.get(name) else ()
+            known["data"] = clean_name(known.get("data", ""))
             if known.get("warm_start") is not None:
                 known["warm_start"] = WarmStartFacts(**known["warm_start"])
             return cls(**known)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, SparsonaError) as error:
             raise SparsonaError(
                 f"'{where}' is damaged: its facts cannot be read ({error})",
                 expected="about.json as sparsona wrote it",
