@@ -393,9 +393,10 @@ class Federation:
             known = {key: manifest[key] for key in ("num_classes", "name", "tested_on")}
             known |= {key: manifest.get(key) for key in ("client_names", "class_names")}
             return cls(*tensors, splits, view=view, left_out=manifest.get("left_out", {}), **known)
-        except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+        except (OSError, ValueError, KeyError, TypeError, EOFError, SparsonaError) as error:
+            why = error.what if isinstance(error, SparsonaError) else error
             raise SparsonaError(
-                f"'{folder}' holds no federation that can be read: {error}",
+                f"'{folder}' holds no federation that can be read: {why}",
                 expected="a folder written by Federation.save",
                 hint="save the federation again",
             ) from error
