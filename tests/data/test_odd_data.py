@@ -184,6 +184,16 @@ def test_a_data_frame():
     assert apart.input_shape == (1,)
 
 
+def test_a_data_frame_and_its_labels_apart():
+    """As scikit-learn takes them: all columns are inputs."""
+    table = frame(c=X[:, 2].tolist())
+    expected = np.stack([X[:, 0], X[:, 1], (Y > 1), X[:, 2]], axis=1)
+    same_examples(federate(table, Series(NAMES[Y]), clients=2, partition="iid"), expected, Y)
+    same_examples(Federation.from_clients({"a": (table, Series(Y.tolist()))}), expected, Y)
+    with pytest.raises(SparsonaError, match=r"columns that are no numbers: 'sex'(.|\n)*get_dummies"):
+        federate(Frame(sex=Series(["f", "m"] * 12, np.dtype(object))), Y, clients=2)
+
+
 def test_a_column_of_the_libraries_own_numbers():
     ages = Series([None if i == 5 else i for i in range(24)], types.SimpleNamespace(kind="i"))
     with pytest.raises(SparsonaError, match="x holds NaN or infinity in 1 of 24 examples, the first is example 5"):
@@ -278,7 +288,7 @@ def test_what_is_refused(kind):
     ("arguments", "options", "message"),
     [
         ((X,), {"clients": 2}, "x without y"),
-        ((frame(y=Y.tolist()), Y), {"clients": 2}, "a Frame together with y"),
+        ((Stream(), Y), {"clients": 2}, "a Stream together with y"),
         ((frame(y=Y.tolist()),), {"target": "yy"}, r"unknown column of the data: 'yy'(.|\n)*did you mean 'y'"),
         ((two(X, Y),), {"clients": 2}, "'clients' together with a dict of clients"),
         ((two(X, Y),), {"min_size": 2}, "unknown option for a dict of clients 'min_size'"),

@@ -86,7 +86,10 @@ def read_client(client: Any, where: str, columns: Columns, seed: int) -> dict[st
         }
     if isinstance(client, list | tuple) and len(client) in (4, 6):
         parts = ("train", "test") if len(client) == 4 else PARTS
-        return {part: Given(x, y) for part, x, y in zip(parts, client[::2], client[1::2], strict=True)}
+        return {
+            part: Given(_inputs(x, f"{where}, {part}"), y)
+            for part, x, y in zip(parts, client[::2], client[1::2], strict=True)
+        }
     if isinstance(client, list | tuple) and len(client) != 2:
         raise SparsonaError(
             f"{where} has {len(client)} arrays",
@@ -105,13 +108,13 @@ def is_clients(source: Any) -> bool:
 def read_pool(x: Any, y: Any, columns: Columns, seed: int) -> Given:
     """Examples of all owners together: arrays, a table, or a dict of tables for training and testing."""
     if y is not None:
-        if is_table(x):
+        if is_table(x) and not _is_frame(x):
             raise SparsonaError(
                 f"a {type(x).__name__} together with y",
                 expected="one of the two: such data has its targets with it",
                 hint="leave y out; target='label' names the column of a table",
             )
-        return Given(x, y)
+        return Given(_inputs(x, "x"), y)
     if not (is_table(x) or isinstance(x, Mapping)):
         raise SparsonaError("x without y", expected="the targets of the examples", hint="federate(x, y, clients=20)")
     if not (isinstance(x, Mapping) and set(x) & set(PARTS)):
@@ -143,8 +146,8 @@ def read_pool(x: Any, y: Any, columns: Columns, seed: int) -> Given:
 
 def read_examples(source: Any, where: str, columns: Columns, seed: int) -> Given:
     """The inputs and targets of (x, y), a Dataset, a DataLoader or a table."""
-    if isinstance(source, list | tuple) and len(source) == 2 and not is_table(source[0]):
-        return Given(source[0], source[1])
+    if isinstance(source, list | tuple) and len(source) == 2 and not is_table(source[1]):
+        return Given(_inputs(source[0], where), source[1])
     if isinstance(source, DataLoader):
         return _from_items(_loader_items(source, where), where, columns, seed)
     if _is_frame(source):
@@ -322,16 +325,32 @@ def _from_frame(frame: Any, where: str, columns: Columns) -> Given:
     by_name = dict(zip(names, frame.columns, strict=True))
     target, inputs, owner = _choose(names, where, columns)
     table = {name: frame[by_name[name]] for name in (*inputs, target, *([owner] if owner else []))}
-    found = {name: _numbers(table[name]) for name in inputs}
+    x = _frame_inputs({name: table[name] for name in inputs}, where)
+    return Given(x, np.asarray(table[target]), None if owner is None else np.asarray(table[owner]))
+
+
+def _inputs(x: Any, where: str) -> Any:
+    """Inputs that are given apart from their targets: of a frame, all columns."""
+    if _is_frame(x):
+        return _frame_inputs({str(name): x[name] for name in x.columns}, where)
+    if is_table(x):
+        raise SparsonaError(
+            f"{where}: a {type(x).__name__} together with y", expected="one of the two: it has its targets with it"
+        )
+    return x
+
+
+def _frame_inputs(columns: Mapping[str, Any], where: str) -> Array:
+    """Columns of a frame side by side."""
+    found = {name: _numbers(column) for name, column in columns.items()}
     if text := [name for name, array in found.items() if array is None]:
-        kinds = ", ".join(f"'{name}' ({table[name].dtype})" for name in text[:5])
+        kinds = ", ".join(f"'{clean_name(name)}' ({columns[name].dtype})" for name in text[:5])
         raise SparsonaError(
             f"{where}: columns that are no numbers: {kinds}",
             expected="numbers in every input column",
             hint=f"frame = pandas.get_dummies(frame, columns={text[:5]!r}), or choose columns with inputs=[...]",
         )
-    x = np.stack([np.asarray(array, np.float32) for array in found.values()], axis=1)
-    return Given(x, np.asarray(table[target]), None if owner is None else np.asarray(table[owner]))
+    return np.stack([np.asarray(array, np.float32) for array in found.values()], axis=1)
 
 
 def _numbers(column: Any) -> Array | None:
