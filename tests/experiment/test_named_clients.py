@@ -13,6 +13,7 @@ import sparsona as sp
 from sparsona.analysis.partition import Partition
 from sparsona.cli.app import cli as main
 from sparsona.core.errors import SparsonaError
+from sparsona.report import plots
 from sparsona.report.pictures import draw
 
 RNG = np.random.default_rng(1)
@@ -92,6 +93,19 @@ def test_a_page_shows_names_as_text(runs, tmp_path):
         assert shown in page
     data = page[page.index("Who holds what") :]
     assert "client plain &amp; simple: 11 train, 1 validation" in data
+
+
+def test_figures_escape_names(runs):
+    """Plotly reads HTML in every text."""
+    views = [run.view for run in runs]
+    notes = plots.client_accuracies(views).data[0].customdata
+    assert [note.partition(":")[0] for note in notes[:1]] == ["<b>client &lt;script&gt;alert(1)&lt;/script&gt;"]
+    assert "&lt;b&gt;up&lt;/b&gt;: 5" in notes[0]
+    bars = plots.client_differences(views, 1).data[0].customdata
+    assert any(note.startswith("<b>client [red]$x$[/]") for note in bars)
+    confusion = plots.confusion(views, 0)
+    assert list(confusion.layout.xaxis.ticktext) == ["&lt;b&gt;up&lt;/b&gt;", "[/down]"]
+    assert confusion.data[0].customdata[0][1] == "true &lt;b&gt;up&lt;/b&gt;, predicted [/down]"
 
 
 def test_pictures_take_any_name(runs):
