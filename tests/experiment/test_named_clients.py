@@ -13,6 +13,7 @@ import sparsona as sp
 from sparsona.analysis.partition import Partition
 from sparsona.cli.app import cli as main
 from sparsona.core.errors import SparsonaError
+from sparsona.deploy.jobs import told_points
 from sparsona.report import plots
 from sparsona.report.pictures import draw
 
@@ -184,6 +185,11 @@ def test_a_client_without_tests_trains_as_others_do(tmp_path):
         assert torch.equal(a, b)
     assert other.counts()[1].tolist() == [4, 4, 0]
     assert sp.Federation.from_clients(untested).hold_out(0.3).sizes()[2].tolist()[2] > 0
+
+
+def test_on_a_machine_of_its_own_it_withholds_what_it_lacks():
+    """Even where every count is told: there is nothing to tell."""
+    assert told_points(("received", "received/train"), (12, 0, 0), fewest=0) == (("received/train",), ("received",))
 
 
 # From the shell.
