@@ -210,6 +210,28 @@ def test_hugging_face_columns_names_and_published_split():
     assert (published.tested_on, len(published.x)) == ("shares", 48)
 
 
+SEVERAL = {
+    "dict x": (({"image": X, "age": np.arange(24)}, Y), ("age", "image")),
+    "tuple x": (((X, np.arange(24)), Y), (0, 1)),
+    "items with a dict x": (Items(lambda i: ({"image": X[i], "age": i}, Y[i])), ("age", "image")),
+    "items with a tuple x": (Items(lambda i: ((X[i], np.int64(i)), Y[i])), (0, 1)),
+    "columns of several shapes": ({"image": X, "age": np.arange(24), "label": Y}, ("age", "image")),
+}
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_several_inputs(kind):
+    """They reach the model apart, as a tuple or by name."""
+    source, keys = SEVERAL[kind]
+    federation = Federation.from_clients({"n": source, "s": {"train": source}})
+    inputs = federation["n"].examples("test").inputs
+    assert sorted(inputs if isinstance(inputs, dict) else range(len(inputs))) == list(keys)
+    image, age = (inputs["image"], inputs["age"]) if isinstance(inputs, dict) else inputs
+    assert image.tolist() == X[age.numpy()].tolist()
+    with pytest.raises(SparsonaError, match="no network fits examples of several inputs"):
+        sp.train("local", federation, rounds=1)
+
+
 def test_a_class_nobody_else_has():
     """Absent at one client, present at the other: classes are those of all."""
     y = np.array(["a", "b"])[np.arange(12) % 2]
@@ -246,7 +268,6 @@ REFUSED = {
         r"client 0: x has examples of several shapes: \(1,\), \(2,\)",
     ),
     "which is the target": ([{"a": X[:, 0], "b": Y}], r"client 0: which column is the target(.|\n)*one of a, b"),
-    "columns of several shapes": ([{"a": X, "b": X[:, 0], "y": Y}], r"client 0: several inputs(.|\n)*inputs='a'"),
     "a column of text": ([{"a": NAMES[Y], "b": X[:, 0], "y": Y}], "client 0: columns that are no numbers: 'a'"),
     "object columns": (
         [Frame(a=X[:, 0].tolist(), sex=Series(["f", "m"] * 12, np.dtype(object)), y=Y.tolist())],

@@ -12,6 +12,7 @@ from sparsona.analysis.groups import Group, group_views, pairs
 from sparsona.analysis.statistics import mean_and_spread, paired_difference
 from sparsona.analysis.view import RunView
 
+FEWEST_UNSEEN = 10  # examples of unseen classes, of all clients and seeds, of which a share says something
 UNEQUAL = 1.2  # local steps of the method that took most over those of the one that took fewest: worth a note
 
 
@@ -103,12 +104,12 @@ def notes(views: Sequence[RunView]) -> list[str]:
 def class_rows(views: Sequence[RunView]) -> list[dict[str, str]]:
     """Accuracy on classes that a client has among its training data, and on those it has not: a dict per method.
 
-    Empty where no client was tested on a class that it never saw.
+    Empty where clients were not tested on classes that they never saw, or on a few examples of them only.
     """
     found = []
     for group in group_views(views):
         blocks = [view.summary["classes"] for view in group.views if view.summary.get("classes")]
-        if any(block["unseen"]["clients"] for block in blocks):
+        if sum(block["unseen"]["examples"] for block in blocks) >= FEWEST_UNSEEN:
             found.append(
                 {"method": group.label} | {name: _format_seen([b[name] for b in blocks]) for name in ("seen", "unseen")}
             )
@@ -151,7 +152,7 @@ def _difference(matched: Sequence[tuple[RunView, RunView]], key: str) -> tuple[s
 
 def _column_cells(column: Column, groups: Sequence[Group]) -> list[Cell]:
     means = [_mean_and_spread(column, group) for group in groups]
-    known = [found[0] for found in means if found is not None]
+    known = [found[0] for found in means if found is not None and (found[0] or column.marks_zero)]
     best = None
     if column.better != "neither" and len({column.show(mean) for mean in known}) > 1:
         best = column.show(max(known) if column.better == "high" else min(known))

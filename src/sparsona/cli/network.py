@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from sparsona.cli.options import gather
-from sparsona.cli.terminal import print_table, progress_bar
+from sparsona.cli.terminal import print_table
 from sparsona.core.errors import SparsonaError
+from sparsona.runs.progress import progress_bar
 
 FILE = click.argument("path", metavar="FED.TOML", type=click.Path(path_type=Path))
 KEY = click.option("--key", type=click.Path(path_type=Path), help="The secret key.  [the one beside the file]")

@@ -43,6 +43,7 @@ class Outline:
     uncounted: tuple[str, ...] = ()  # matrices whose FLOPs are not known
     norm_groups: Mapping[str, int] = field(default_factory=dict)  # as Task.norm_groups
     half: None = None  # as Task.half: nothing is computed
+    frozen: tuple[str, ...] = ()  # of no outline: networks by name are trained whole
 
     @property
     def whole_layout(self) -> Layout:

@@ -16,6 +16,7 @@ from sparsona.data.federation import Federation
 from sparsona.data.given import Columns, is_clients, name_classes, owner_names, read_pool
 from sparsona.data.holdout import HELD_OUT, TESTS, Holdout, Published, Rows, choose_holdout, hold_out
 from sparsona.data.names import clean_names, name_of
+from sparsona.data.packing import is_several, pack, refuse_other
 from sparsona.data.partition import parse
 from sparsona.data.partition import partition as partition_labels
 from sparsona.data.partition.by_owner import count_by_owner, find_by_owner, keep_eligible, number_owners
@@ -49,9 +50,11 @@ def federate(
     Args:
         x: One row per example, a numpy array or torch tensor. Rows keep their shape. Whole numbers become float32 as
             they are: scaling them (say, by 255) is the caller's job, unless there is a `view`. Float32 inputs are
-            shared with the caller, who must not change them afterwards. Or, without `y`: a torch Dataset or DataLoader,
-            a Hugging Face dataset or a data frame; a dict {"train": ..., "test": ...} of these, which is a published
-            split; or a dict of clients by name, as for `Federation.from_clients`.
+            shared with the caller, who must not change them afterwards. A tuple of arrays, or a dict of them by name,
+            are several inputs, passed as `model(*x)` or `model(**x)`: real numbers as float32, whole ones as int64. Or,
+            without `y`: a torch Dataset or DataLoader, a Hugging Face dataset or a data frame; a dict {"train": ...,
+            "test": ...} of these, which is a published split; or a dict of clients by name, as for
+            `Federation.from_clients`.
         y: One class per example, whole numbers from 0, or texts, which become classes with these names, sorted. Numbers
             with a fraction, (N,) or (N, outputs), are targets of a regression: the loss is the squared error.
         clients: The number of clients; None: one for every owner (`partition="natural"`) or as many as the file has.
@@ -117,7 +120,12 @@ def federate(
         view = View()  # bytes are stored as such, and divided by 255
     classes = table.class_names if class_names is None else clean_names(class_names, "classes")
     (y,), classes = name_classes([table.y], [""], classes)
-    x = validate.check_inputs(table.x, as_bytes=view is not None, as_tokens=tokens)
+    packing = None
+    if is_several(table.x):
+        x, packing = pack(table.x)
+        refuse_other(packing, view, tokens)
+    else:
+        x = validate.check_inputs(table.x, as_bytes=view is not None, as_tokens=tokens)
     y = validate.check_targets(y, as_tokens=tokens)
     validate.check_lengths(x, y)
     if not len(x):
@@ -136,7 +144,9 @@ def federate(
         if len(owners) != len(x):
             raise SparsonaError(f"{len(owners)} owners for {len(x)} examples", expected="one owner per example")
         owners = number_owners(owners)
-    pool = Pool(name, x.numpy(), y.numpy(), num_classes, num_train, owners, view or View(), 0, of_owners, classes)
+    pool = Pool(
+        name, x.numpy(), y.numpy(), num_classes, num_train, owners, view or View(), 0, packing, of_owners, classes
+    )
     if partition is None:
         partition = SplitPlan.partition if owners is None else "natural"
     return share_out(pool, SplitPlan(clients=clients, partition=partition, seed=seed, **options))
@@ -209,6 +219,7 @@ def share_out(pool: Pool, plan: SplitPlan) -> Federation:
         pool.view,
         HELD_OUT if plan.holdout_rate else holdout.tested_on,
         left_out,
+        pool.packing,
         client_names=names,
         class_names=pool.class_names,
     )

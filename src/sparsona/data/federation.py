@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.files import replace_file
+from sparsona.core.packing import Packing
 from sparsona.core.round import Client
 from sparsona.core.seeds import Seeds
 from sparsona.data import validate
@@ -36,11 +37,12 @@ from sparsona.data.holdout import (
     take_stratified,
 )
 from sparsona.data.names import Names, clean_names, find_client, name_of
+from sparsona.data.packing import is_several, pack, refuse_other
 from sparsona.data.pool import Array, View, has_scored_token
 from sparsona.data.split_plan import SplitPlan
 
 MANIFEST = "federation.json"
-FORMAT = 2
+FORMAT, PACKED_FORMAT = 2, 3  # the second with several inputs, which versions that know only the first cannot read
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +58,7 @@ class Federation:
         view: How stored examples become a model's inputs.
         tested_on: How test examples were chosen.
         left_out: How many owners of the data set are no clients, by what they lack.
+        packing: Each example is several inputs, packed into a row of `x`; None: it is one.
         client_names: What clients are called in results, in order; None: by their numbers.
         class_names: What classes are called, likewise.
 
@@ -76,6 +79,7 @@ class Federation:
     view: View = field(default_factory=View)
     tested_on: str = "given"
     left_out: Mapping[str, int] = field(default_factory=dict)
+    packing: Packing | None = None
     client_names: Names = None
     class_names: Names = None
 
@@ -109,7 +113,7 @@ class Federation:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one example as a model sees it."""
+        """The shape of one example as a model sees it; of several inputs, that of their packed row."""
         return self.view.shape(tuple(self.x.shape[1:]))
 
     @property
@@ -175,7 +179,8 @@ class Federation:
             part: "train", "validation" or "test".
 
         Returns:
-            Inputs and targets, and the view under which they are still to be seen.
+            Inputs and targets, and the view under which they are still to be seen. Several inputs are a tuple or a
+            dict, as the model is passed them.
 
         Example:
             >>> import numpy as np
@@ -184,6 +189,11 @@ class Federation:
             >>> federation.examples(0, "test").inputs.shape
             torch.Size([3, 40])
         """
+        found = self.packed_examples(client, part)
+        return found if self.packing is None else replace(found, inputs=self.packing.unpack(found.inputs))
+
+    def packed_examples(self, client: int | str, part: str) -> Examples:
+        """`examples`, with several inputs packed into rows, as batches are made of them."""
         index = self._indices(client, part)
         inputs, targets = self.x.index_select(0, index), as_targets(self.y.index_select(0, index))
         if part == "train" and self.view.augments:
@@ -310,6 +320,8 @@ class Federation:
             state.update(f"{array.dtype.str}{array.shape}".encode())
             state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         state.update((repr(self.view) + ", test_resize" * self.view.test_resize).encode())
+        if self.packing is not None:
+            state.update(json.dumps(self.packing.as_json()).encode())
         return state.hexdigest()
 
     def _indices(self, client: int | str, part: str) -> Tensor:
@@ -344,7 +356,7 @@ class Federation:
             with replace_file(folder / f"{name}.npy") as file:
                 np.save(file, array, allow_pickle=False)
         manifest = {
-            "format": FORMAT,
+            "format": FORMAT if self.packing is None else PACKED_FORMAT,
             "name": self.name,
             "num_classes": self.num_classes,
             "view": asdict(self.view),
@@ -353,6 +365,8 @@ class Federation:
             "client_names": self.client_names,
             "class_names": self.class_names,
         }
+        if self.packing is not None:
+            manifest["packing"] = self.packing.as_json()
         with replace_file(folder / MANIFEST) as file:
             file.write((json.dumps(manifest) + "\n").encode())
 
@@ -379,11 +393,14 @@ class Federation:
         folder = Path(folder)
         try:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-            if manifest["format"] != FORMAT:
+            if manifest["format"] not in (FORMAT, PACKED_FORMAT):
                 raise ValueError(f"format {manifest['format']} instead of {FORMAT}")
+            packing = Packing.from_json(manifest["packing"]) if manifest["format"] == PACKED_FORMAT else None
             # "c", copy on write: torch warns of arrays that cannot be written to.
             x, y = (np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in ("x", "y"))
             index, sizes = (np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("index", "sizes"))
+            if packing is not None and x.shape[1:] != (packing.size,):
+                raise ValueError(f"rows of shape {x.shape[1:]} for the inputs {packing.describe()}")
             if sizes.sum() != len(index) or len(x) != len(y):
                 raise ValueError("its files do not belong together")
             splits = ClientIndex(torch.from_numpy(index), sizes)
@@ -392,7 +409,7 @@ class Federation:
             tensors = (torch.from_numpy(x), torch.from_numpy(y))
             known = {key: manifest[key] for key in ("num_classes", "name", "tested_on")}
             known |= {key: manifest.get(key) for key in ("client_names", "class_names")}
-            return cls(*tensors, splits, view=view, left_out=manifest.get("left_out", {}), **known)
+            return cls(*tensors, splits, view=view, left_out=manifest.get("left_out", {}), packing=packing, **known)
         except (OSError, ValueError, KeyError, TypeError, EOFError, SparsonaError) as error:
             why = error.what if isinstance(error, SparsonaError) else error
             raise SparsonaError(
@@ -432,7 +449,8 @@ class Federation:
 
         Args:
             clients: What each client has, as a list, or as a dict by the clients' names. Arrays are checked and
-                converted as by `federate`; labels that are texts become classes with these names, sorted.
+                converted as by `federate`; an x may be several inputs, as there. Labels that are texts become classes
+                with these names, sorted.
             validation_rate: Share of a client's training examples held for validation, where it has no such arrays.
             seed: Decides which examples those are.
             num_classes: The number of classes; None: as many as there are labels.
@@ -489,8 +507,17 @@ class Federation:
         ys: list[Tensor] = []
         sizes = np.zeros((len(clients), len(PARTS)), dtype=np.int64)
         first = wheres[0].rstrip(": ")
+        packing: Packing | None = None
         for (index, part, given), where, labels in zip(found, wheres, targets, strict=True):
-            x = validate.check_inputs(given.x, where, as_bytes=view is not None, as_tokens=tokens)
+            if packing is not None or (is_several(given.x) and not xs):
+                if not is_several(given.x):
+                    raise SparsonaError(
+                        f"{where}one array of inputs", expected=f"{packing and packing.describe()}, as of {first}"
+                    )
+                x, packing = pack(given.x, where, packing)
+                refuse_other(packing, view, tokens, where)
+            else:
+                x = validate.check_inputs(given.x, where, as_bytes=view is not None, as_tokens=tokens)
             y = validate.check_targets(labels, where, as_tokens=tokens)
             validate.check_lengths(x, y, where)
             if not x.shape[0]:
@@ -527,7 +554,8 @@ class Federation:
                 hint='pass (x, y), of which test_rate are split off, or {"train": ..., "test": ...}',
             )
         splits = ClientIndex(torch.from_numpy(entries), counts)
-        return cls(x, y, splits, num_classes, name, view or View(), client_names=names, class_names=classes)
+        shown = view or View()
+        return cls(x, y, splits, num_classes, name, shown, packing=packing, client_names=names, class_names=classes)
 
 
 def _split_parts(

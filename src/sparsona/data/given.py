@@ -314,7 +314,7 @@ def _from_items(items: Iterator[Any], where: str, columns: Columns, seed: int) -
             expected="(x, y), or dicts with the same names in each",
             hint="wrap it in a Dataset whose __getitem__ returns (x, y)",
         )
-    x, is_image = _stack([x for x, _ in found], f"{where}: x")
+    x, is_image = _stack_inputs([x for x, _ in found], f"{where}: x")
     return Given(x, _stack([y for _, y in found], f"{where}: y")[0], None, None, is_image)
 
 
@@ -377,12 +377,7 @@ def _from_columns(table: Mapping[str, Any], where: str, columns: Columns) -> Giv
             hint="turn them into numbers first, or choose columns with inputs=[...]",
         )
     if any(array.ndim != 1 for array in found.values()):
-        shapes = ", ".join(f"'{name}' {array.shape[1:]}" for name, array in found.items())
-        raise SparsonaError(
-            f"{where}: several inputs of which some are no single numbers: {shapes}",
-            expected="one input, or columns of single numbers",
-            hint=f"choose one with inputs='{inputs[0]}'",
-        )
+        return Given(found, y, owners)  # several inputs, by name
     return Given(np.stack([np.asarray(array, np.float32) for array in found.values()], axis=1), y, owners)
 
 
@@ -413,6 +408,17 @@ def _with_label_names(found: Given, features: Any, columns: Columns) -> Given:
     likely = [columns.target] if columns.target else [name for name in TARGETS if name in (features or {})]
     names = getattr(features[likely[0]], "names", None) if features and likely else None
     return replace(found, class_names=clean_names(names, "classes")) if names else found
+
+
+def _stack_inputs(items: list[Any], where: str) -> tuple[Any, bool]:
+    """Inputs of all items; an item of several inputs, a dict or a tuple of arrays, becomes several arrays."""
+    first = items[0]
+    if isinstance(first, Mapping) and all(isinstance(one, Mapping) and set(one) == set(first) for one in items):
+        return {name: _stack([one[name] for one in items], f"{where}['{name}']")[0] for name in first}, False
+    is_tuple = isinstance(first, tuple) and all(hasattr(part, "shape") for part in first)
+    if is_tuple and all(isinstance(one, tuple) and len(one) == len(first) for one in items):
+        return tuple(_stack(list(each), f"{where}[{k}]")[0] for k, each in enumerate(zip(*items, strict=True))), False
+    return _stack(items, where)
 
 
 def _stack(values: Any, where: str) -> tuple[Any, bool]:

@@ -18,7 +18,7 @@ def check_inputs(x: Any, where: str = "", *, as_bytes: bool = False, as_tokens: 
 
     With `as_bytes`, uint8 stays uint8; with `as_tokens`, whole numbers become int32.
     """
-    array = _array("x", x, where)
+    array = as_array("x", x, where)
     if array.dtype.kind not in "fiub" or not array.ndim:
         raise SparsonaError(
             f"{where}x is an array of {array.dtype} of shape {array.shape}",
@@ -48,7 +48,7 @@ def check_inputs(x: Any, where: str = "", *, as_bytes: bool = False, as_tokens: 
     return torch.from_numpy(array)
 
 
-def _array(name: str, value: Any, where: str) -> Array:
+def as_array(name: str, value: Any, where: str) -> Array:
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         # numpy has no bfloat16
@@ -74,7 +74,7 @@ def _array(name: str, value: Any, where: str) -> Array:
 
 def check_labels(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
     """Labels as an int64 tensor of one dimension; with `as_tokens`, of two dimensions if they have two."""
-    y = _array("y", y, where)
+    y = as_array("y", y, where)
     if y.ndim != 1 and not (as_tokens and y.ndim == 2):
         raise SparsonaError(
             f"{where}y has shape {y.shape}", expected="one label per example, shape (N,)", hint="y.reshape(-1), perhaps"
@@ -92,7 +92,7 @@ def check_labels(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
 
 def check_owners(owners: Any) -> Tensor:
     """Owners as an int64 tensor of one dimension."""
-    array = _array("owners", owners, "")
+    array = as_array("owners", owners, "")
     if array.ndim != 1 or array.dtype.kind not in "iu":
         some = ", ".join(map(repr, array.reshape(-1)[:3].tolist()))
         raise SparsonaError(
@@ -105,7 +105,7 @@ def check_owners(owners: Any) -> Tensor:
 
 def check_targets(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
     """Classes or tokens as by `check_labels`; numbers with a fraction as float32 (N, outputs), for a regression."""
-    array = _array("y", y, where)
+    array = as_array("y", y, where)
     if array.dtype.kind != "f" or array.ndim not in (1, 2) or (array == np.round(array)).all():
         return check_labels(array, where, as_tokens=as_tokens)  # also 0.0, 1.0, 2.0: classes stored as floats
     with np.errstate(over="ignore"):  # raised below

@@ -140,7 +140,9 @@ class ClientContext:
 
     def __post_init__(self) -> None:
         place = Placement(self.device)
-        params, buffers = self.task.init(self.plan.seeds.shared("model"))
+        seed = self.plan.seeds.shared("model")
+        self.task.set_frozen(seed, self.device)
+        params, buffers = self.task.init(seed)
         for name, value in (
             ("method", self.make_method(self.task)),
             ("clients", self.federation.clients(self.capacities) if self.cards is None else self.cards),
@@ -172,10 +174,14 @@ class ClientContext:
 
     @property
     def start_digest(self) -> str:
-        """A digest of the initial weights and buffers, which may come from a module passed from Python."""
+        """A digest of the initial weights and buffers, which may come from a module passed from Python, and of frozen
+        parameters."""
         state = hashlib.blake2b(digest_size=16)
         for tree in (self.params, self.buffers):
             state.update(tree.flat.cpu().numpy().tobytes())
+        for name, value in self.task.frozen.items():
+            state.update(f"{name}{value.dtype}{tuple(value.shape)}".encode())
+            state.update(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return state.hexdigest()
 
     def fresh_state(self, client: int) -> State:

@@ -127,7 +127,7 @@ def at_points(job: Job, found: Evaluation) -> tuple[Evaluation, ...]:
 
 def evaluate_own(context: ClientContext, client: int, work: Work) -> Evaluation:
     """A client's own model on its test data, at no point yet."""
-    test = context.federation.examples(client, "test")
+    test = context.federation.packed_examples(client, "test")
     return evaluate(client, "", partial(context.method.predict, work), context.task, test)
 
 
@@ -143,7 +143,7 @@ def evaluate_other_points(context: ClientContext, job: Job, state: State, work: 
             model = context.params if point.model == "start" else job.shared_model
             assert model is not None
             predict = partial(_predict_plainly, context.task, model, state.buffers)
-        examples = context.federation.examples(job.client, point.data)
+        examples = context.federation.packed_examples(job.client, point.data)
         with context.clock.measure("evaluate"):
             found.append(evaluate(job.client, name, predict, context.task, examples))
     return tuple(found)

@@ -50,7 +50,7 @@ class ClientProbe(Probe):
         self._num_batches += 1
         seed = self._round.seeds.own(f"probe/{self._num_batches}")
         batch = next(shuffled(self._train, self._round.batch_size, seed))
-        self._charge(len(batch.targets), 3 * self._task.layout.forward_flops())
+        self._charge(len(batch.targets), self._task.layout.train_flops())
         return batch
 
     def train(self, flops: int | None = None) -> Iterator[Batch]:
@@ -129,7 +129,7 @@ def begin(context: ClientContext, job: Job) -> OpenTurn:
 def _begin(context: ClientContext, job: Job) -> OpenTurn:
     round_ = replace(job.round.on(context.clients[job.client]), is_new=job.state is None)
     state = context.fresh_state(job.client) if job.state is None else loaded(job.state)
-    train, validation = (context.federation.examples(job.client, part) for part in ("train", "validation"))
+    train, validation = (context.federation.packed_examples(job.client, part) for part in ("train", "validation"))
     tally = Tally()
     # Evaluation is part of the simulation, not of the client's work: data that a method reads for it is not charged.
     charged = tally if job.do != "evaluate" else Tally()
@@ -195,7 +195,7 @@ def adapted_work(context: ClientContext, turn: OpenTurn) -> Work:
     uncharged = ClientProbe(
         context.task,
         turn.train,
-        context.federation.examples(turn.job.client, "validation"),
+        context.federation.packed_examples(turn.job.client, "validation"),
         turn.round,
         Tally(),
     )
@@ -288,7 +288,7 @@ def run_phase(phase: Phase, work: Work, task: Task, train: Examples, probe: Prob
                 work = phase.after_batch(work, batch, tick)
     is_finite = all(bool(finite) for finite in are_finite(phase, work, 0))
     used = None if phase.used_flops is None else phase.used_flops(before, work)
-    record_phase(tally, round_, examples, steps, flops, float(loss_sum), is_finite, used)
+    record_phase(task, tally, round_, examples, steps, flops, float(loss_sum), is_finite, used)
     return work
 
 
@@ -299,6 +299,7 @@ def are_finite(phase: Phase, work: Work, kept_dims: int) -> list[Tensor]:
 
 
 def record_phase(
+    task: Task,
     tally: Tally,
     round_: Round,
     examples: int,
@@ -320,7 +321,10 @@ def record_phase(
         raise SparsonaError(
             f"training diverged: client {round_.client.index}'s {what} in round {round_.index}",
             expected="finite numbers",
-            hint="lower the learning rate (--lr), or clip gradients (--set clip_norm=1)",
+            hint="lower the learning rate (--lr), or clip gradients (--set clip_norm=1)"
+            if (name := task.undefined_at_zero()) is None
+            else f"this network has no value where a row of '{name}' is zero (weight_norm divides by its norm): "
+            "if this method sets weights to zero, take the norm out (remove_parametrizations); otherwise lower --lr",
         )
 
 
@@ -331,7 +335,7 @@ def phase_batch_size(phase: Phase, train: Examples, round_: Round) -> int:
 
 def phase_flops(phase: Phase, work: Work, task: Task) -> tuple[int, int]:
     """FLOPs of an example in a step, and of a step whatever its number of examples."""
-    per_example = 3 * task.layout.forward_flops() if phase.flops is None else phase.flops(work)
+    per_example = task.layout.train_flops() if phase.flops is None else phase.flops(work)
     return per_example, 0 if phase.step_flops is None else phase.step_flops(work)
 
 

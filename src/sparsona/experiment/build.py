@@ -18,6 +18,7 @@ from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
 from sparsona.core.losses import argmax_score, cross_entropy, no_score, squared_error, token_cross_entropy, token_score
 from sparsona.core.method import Method
+from sparsona.core.packing import Packing
 from sparsona.core.round import client_kinds
 from sparsona.core.seeds import Seeds
 from sparsona.core.task import Task
@@ -37,15 +38,13 @@ from sparsona.learning.partial import split_model
 from sparsona.methods import MethodCard
 from sparsona.runs.declaration import as_tuple
 from sparsona.runs.listing import find_run
-from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, in_groups
+from sparsona.runs.options import GIVEN, OF_DATA, OPTIONS, RunConfig, in_groups
 from sparsona.runs.request import Chosen, choose, fit_clients, parse_method
 from sparsona.runs.validation import check, merge_errors, validate
 from sparsona.runs.warm_start import WarmStart, check_layout
 from sparsona.sparsity.masks import random_mask
 from sparsona.sparsity.search import mask_counts
 from sparsona.transforms import read_transforms
-
-GIVEN = "given"  # in a config: the data, partition or model came from Python and has no name
 
 
 def make_config(
@@ -179,18 +178,20 @@ class ExampleKind:
         num_classes: the number of classes, of tokens in the vocabulary, or of outputs of a regression.
         targets: what is predicted: one class per example, the next token at each position, or numbers.
         has_tokens: inputs are tokens.
+        packing: an example is several inputs, packed.
     """
 
     shape: tuple[int, ...]
     num_classes: int
     targets: str = "classes"
     has_tokens: bool = False
+    packing: Packing | None = None
 
     @classmethod
     def of(cls, federation: Federation) -> ExampleKind:
         """That of a federation's examples."""
         targets = "numbers" if federation.is_regression else "tokens" if federation.predicts_tokens else "classes"
-        return cls(federation.input_shape, federation.num_classes, targets, federation.has_tokens)
+        return cls(federation.input_shape, federation.num_classes, targets, federation.has_tokens, federation.packing)
 
 
 _LOSSES = {
@@ -205,7 +206,9 @@ def make_task(model: Any, kind: ExampleKind) -> Task:
     if isinstance(model, str):
         model = models.builder(model, kind.shape, kind.num_classes)
     losses, score = _LOSSES[kind.targets]
-    return Task(model, kind.shape, kind.num_classes, losses=losses, score=score, tokens=kind.has_tokens)
+    return Task(
+        model, kind.shape, kind.num_classes, losses=losses, score=score, tokens=kind.has_tokens, packing=kind.packing
+    )
 
 
 def default_model(config: RunConfig, federation: Federation) -> str:
@@ -214,10 +217,15 @@ def default_model(config: RunConfig, federation: Federation) -> str:
     if source in data.SOURCES:
         return data.SOURCES[source].default_model
     kind = ExampleKind.of(federation)
-    found = models.suggest(kind.shape, kind.num_classes, kind.targets, kind.has_tokens)
+    found = None
+    what = f"examples of shape {kind.shape}" + " of tokens, with one class each" * kind.has_tokens
+    if kind.packing is None:
+        found = models.suggest(kind.shape, kind.num_classes, kind.targets, kind.has_tokens)
+    else:
+        what = f"examples of several inputs: {kind.packing.describe()}"
     if found is None:
         raise SparsonaError(
-            f"no network fits examples of shape {kind.shape}" + " of tokens, with one class each" * kind.has_tokens,
+            f"no network fits {what}",
             expected="a torch.nn.Module or a row of `sparsona models`",
             hint="model=net in Python, --model NAME on the command line",
         )
@@ -256,7 +264,7 @@ def make_context(
     if method_config is None:
         method_config = validate(methods.factory(row)[1], config.options, config.method)
     if start is not None:
-        check_layout(start.weights, task.layout, f"'{start.facts.run}'")
+        check_layout(start.weights, task.layout, f"'{start.facts.run}'", task.frozen)
         _check_new_parameters(start, task, getattr(method_config, "personal", None), config.rounds)
         task.begin_with(start.weights)
     device = choose_device(config.device, config.precision)

@@ -35,6 +35,7 @@ from sparsona.experiment.train import (
 from sparsona.runs.folder import make_empty_folder, warn, write_atomically
 from sparsona.runs.observers import ObserverList, ProgressUpdate
 from sparsona.runs.options import CONDITIONS, MATCHES, OF_DATA, OPTIONS, Matched, RunConfig
+from sparsona.runs.progress import shown_progress
 from sparsona.runs.request import parse_method
 from sparsona.runs.validation import merge_errors, validate
 
@@ -61,6 +62,7 @@ def compare(
     jobs: int = 1,
     out: str | Path | None = None,
     observers: Sequence[object] = (),
+    progress: bool | None = None,
     **options: Any,
 ) -> Comparison:
     """Train several methods under the same seeds: same partition, split, initial weights and sampled clients.
@@ -77,6 +79,7 @@ def compare(
         jobs: runs at a time, each in a process of its own; the results are the same.
         out: the folder of the comparison, which must not exist yet. None: a new one in ./runs.
         observers: as for `train`; they receive the records of one run after another.
+        progress: whether to show progress bars, as for `train`.
         options: as for `train`. An option, or a preset, that only some of the methods have is given to those.
 
     Returns:
@@ -88,8 +91,22 @@ def compare(
         >>> [row["method"] for row in both.table()]
         ['Local', 'FedAvg']
     """
-    observer_list = ObserverList(observers)
     check_jobs(jobs)
+    with shown_progress(progress, observers, has_seeds=seeds != 1) as everyone:
+        return _start(names, federation, model, seeds, match, jobs, out, ObserverList(everyone), options)
+
+
+def _start(
+    names: Sequence[str | tuple[str, Mapping[str, Any]]],
+    federation: Federation | None,
+    model: Any,
+    seeds: int | Sequence[int],
+    match: str,
+    jobs: int,
+    out: str | Path | None,
+    observers: ObserverList,
+    options: Mapping[str, Any],
+) -> Comparison:
     _, planned = _plan(names, federation, model, seeds, match, options)
     path = Path(out) if out else RUNS / f"compare-{timestamp()}"
     make_empty_folder(path)
@@ -104,7 +121,7 @@ def compare(
     folders = [path / str(entry["folder"]) for entry in found]
     runs = [(folder, config, own) for folder, (config, own) in zip(folders, planned.values(), strict=True)]
     with hint_resume(path):
-        return _compare(path, runs, federation, model, observer_list, jobs)
+        return _compare(path, runs, federation, model, observers, jobs)
 
 
 Planned = dict[tuple[str, int], tuple[RunConfig, BaseModel]]  # by how a method was written, and seed
@@ -422,14 +439,15 @@ def resume_comparison(
     *,
     jobs: int = 1,
     observers: Sequence[object] = (),
+    progress: bool | None = None,
 ) -> Comparison:
     """Resume a comparison: finished runs are kept, the others are resumed or started."""
     path = Path(path)
     check_jobs(jobs)
-    with hint_resume(path):
+    with hint_resume(path), shown_progress(progress, observers, has_seeds=True) as everyone:
         where = f"'{path / 'comparison.json'}'"
         runs = [(folder, validate(RunConfig, values, where), None) for folder, values in planned_runs(path)]
-        return _compare(path, runs, federation, model, ObserverList(observers), jobs)
+        return _compare(path, runs, federation, model, ObserverList(everyone), jobs)
 
 
 def _compare(

@@ -255,6 +255,12 @@ def _share(terms: Terms, shared: Federation, index: int, source: str) -> Federat
     """What a client has of the data that was read, checked against the terms."""
     found = alone(shared, 0 if _is_own(source) else index, index, terms.num_clients)
     kind = ExampleKind.of(found)
+    if kind.packing is not None:
+        raise SparsonaError(
+            f"examples of several inputs: {kind.packing.describe()}",
+            expected=f"one array of inputs, which '{terms.file.path}' describes",
+            hint="concatenate them, and split them in the model; or simulate the run in one process",
+        )
     if kind != terms.kind and (kind.shape, kind.targets) != (terms.kind.shape, terms.kind.targets):
         raise SparsonaError(
             f"examples of shape {kind.shape} that have {kind.targets}",

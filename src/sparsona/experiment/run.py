@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sparsona.analysis import summary as summaries
 from sparsona.analysis.outcomes import keeps_the_shared_model
 from sparsona.analysis.view import RunView, read_view
 from sparsona.core.errors import SparsonaError
+from sparsona.core.files import replace_file
 from sparsona.core.points import RECEIVED
 from sparsona.data.names import find_client, name_of
 from sparsona.engine.context import ClientContext
@@ -22,12 +23,15 @@ from sparsona.runs.traits import check_traits, compared_clients, read_traits
 
 if TYPE_CHECKING:
     import numpy as np
+    from pandas import DataFrame
+    from plotly.graph_objects import Figure
     from torch import nn
 
     from sparsona.analysis.bounds import Bounds
     from sparsona.analysis.clients import ClientEffects
     from sparsona.analysis.figures import Drawn
     from sparsona.analysis.gates import Gates
+    from sparsona.analysis.numbers import Per
     from sparsona.analysis.similarity import Similarity
     from sparsona.analysis.targets import Targets
 
@@ -363,6 +367,29 @@ class Run:
         """The run as plain data, for tables and reports."""
         return read_view(self._folder)
 
+    @property
+    def _alone(self) -> Comparison:
+        return Comparison(self.path, [self])
+
+    def to_frame(self, per: Per = "round") -> DataFrame:
+        """Results as a pandas DataFrame: `Comparison.to_frame`, of this run alone."""
+        return self._alone.to_frame(per)
+
+    def to_csv(self, path: str | Path | None = None, per: Per = "round") -> str:
+        """The same as CSV: `Comparison.to_csv`, of this run alone."""
+        return self._alone.to_csv(path, per)
+
+    def plot_curves(self, against: Literal["rounds", "bytes", "paper bytes", "steps"] = "rounds") -> Figure:
+        """The learning curve as a Plotly figure: `Comparison.plot_curves`, of this run alone."""
+        return self._alone.plot_curves(against)
+
+    def plot_clients(self) -> Figure:
+        """Every client's accuracy as a Plotly figure: `Comparison.plot_clients`, of this run alone."""
+        return self._alone.plot_clients()
+
+    def _repr_html_(self) -> str:
+        return self._alone._repr_html_()
+
 
 class Comparison:
     """Several runs of the same experiment, method by method and seed by seed. `compare` returns it.
@@ -380,6 +407,113 @@ class Comparison:
 
     def __init__(self, path: Path, runs: list[Run]) -> None:
         self.path, self.runs = path, runs
+
+    def __repr__(self) -> str:
+        from sparsona.analysis.answer import answer
+
+        return f"Comparison({len(self.runs)} runs, '{self.path}': {answer(self.views())})"
+
+    def to_frame(self, per: Per = "method") -> DataFrame:
+        """Results as a pandas DataFrame of numbers; pandas must be installed.
+
+        Args:
+            per: a line for each "method" (mean and spread over seeds), "client" or "round".
+
+        Returns:
+            The frame. Accuracies are from 0 to 1.
+        """
+        from sparsona.analysis.extra import import_extra
+        from sparsona.analysis.numbers import numbers
+
+        return import_extra("pandas", "data frames", "pandas").DataFrame(numbers(self.views(), per))
+
+    def to_csv(self, path: str | Path | None = None, per: Per = "method") -> str:
+        """The same numbers as CSV.
+
+        Args:
+            path: a file to write as well.
+            per: as for `to_frame`.
+
+        Returns:
+            The text.
+        """
+        from sparsona.analysis.numbers import to_csv
+
+        return _write(to_csv(self.views(), per), path)
+
+    def to_markdown(self, path: str | Path | None = None, every: bool = False) -> str:
+        """The table as Markdown.
+
+        Args:
+            path: a file to write as well.
+            every: all columns instead of the first ones.
+
+        Returns:
+            The text.
+        """
+        from sparsona.analysis.numbers import to_markdown
+
+        return _write(to_markdown(self.views(), every), path)
+
+    def to_latex(self, path: str | Path | None = None, every: bool = False, caption: str = "", label: str = "") -> str:
+        r"""The table for LaTeX, with the package booktabs.
+
+        Args:
+            path: a file to write as well.
+            every: all columns instead of the first ones.
+            caption: with one, the tabular stands in a table.
+            label: of that table, for \\ref.
+
+        Returns:
+            The text.
+        """
+        from sparsona.analysis.numbers import to_latex
+
+        return _write(to_latex(self.views(), every, caption, label), path)
+
+    def plot_curves(self, against: Literal["rounds", "bytes", "paper bytes", "steps"] = "rounds") -> Figure:
+        """Mean accuracy over clients against rounds, bytes or local steps, as a Plotly figure.
+
+        Args:
+            against: what is drawn across.
+
+        Returns:
+            The figure; needs the extra `report`.
+        """
+        from sparsona.report import plots
+
+        return plots.learning_curves(self.views(), against)
+
+    def plot_clients(self) -> Figure:
+        """Every client's accuracy, a box for each method, as a Plotly figure.
+
+        Returns:
+            The figure; needs the extra `report`.
+        """
+        from sparsona.report import plots
+
+        return plots.client_accuracies(self.views())
+
+    def _repr_html_(self) -> str:
+        from sparsona.report.notebook import results_html
+
+        return results_html(self.views())
+
+    def plot_tradeoff(self, counting: Literal["encoded", "paper"] = "encoded") -> Figure:
+        """Accuracy against bytes sent, a mark for each method, as a Plotly figure.
+
+        Args:
+            counting: bytes as encoded, or as the papers count.
+
+        Returns:
+            The figure; needs the extra `report`.
+        """
+        from sparsona.report import plots
+
+        found = plots.tradeoff(self.views(), counting)
+        if found is None:
+            raise SparsonaError("none of these methods sends anything", expected="a method that does")
+        return found
 
     def report(self, path: str | Path | None = None) -> Path:
         """Write one self-contained HTML page about all runs; needs the extra `report`.
@@ -479,6 +613,13 @@ class Comparison:
         from sparsona.analysis.figures import figure_of
 
         return figure_of(name, self.views(), [run.view for run in against])
+
+
+def _write(text: str, path: str | Path | None) -> str:
+    if path is not None:
+        with replace_file(Path(path)) as file:
+            file.write(text.encode())
+    return text
 
 
 def views_in(path: str | Path) -> list[RunView]:

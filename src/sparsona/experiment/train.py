@@ -45,6 +45,7 @@ from sparsona.runs.folder import RunFolder, environment, warn
 from sparsona.runs.observers import ObserverList, ProgressUpdate
 from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, dump
 from sparsona.runs.profile import is_profiled
+from sparsona.runs.progress import shown_progress
 from sparsona.runs.request import samples_all
 from sparsona.runs.session import Session
 from sparsona.runs.simulation import Simulation
@@ -63,6 +64,7 @@ def train(
     out: str | Path | None = None,
     observers: Sequence[object] = (),
     profile: bool | Clock = False,
+    progress: bool | None = None,
     **options: Any,
 ) -> Run:
     """Train a method and return the finished run.
@@ -79,6 +81,7 @@ def train(
             such as "run.jsonl" (docs/observers.md). `observers=[print]` shows progress.
         profile: measure where the time goes, for `run.profile()`: the run takes longer, its result is the same. Pass a
             Clock instead of True to include time before this call.
+        progress: whether to show a progress bar. None: in notebooks, and where stderr is a terminal.
         options: those of the run and of the method, as `sparsona run --help` and `sparsona methods` list them.
 
     Returns:
@@ -94,8 +97,9 @@ def train(
     row = None if isinstance(method, str) else methods.as_card(method)
     config, own = make_configs(row or str(method), options, federation, model)
     path = Path(out) if out else _new_path(config, federation)
-    with hint_resume(path):
-        return start_run(config, federation, model, path, ObserverList(observers), clock, own, row)
+    title = method if isinstance(method, str) else None
+    with hint_resume(path), shown_progress(progress, observers, title) as everyone:
+        return start_run(config, federation, model, path, ObserverList(everyone), clock, own, row)
 
 
 def _make_clock(profile: bool | Clock) -> Clock:
@@ -189,10 +193,16 @@ def describe_run(
         preset=_preset_in_words(config, row),
         num_personal=count_personal(config, context),
         targets=ExampleKind.of(federation).targets,
+        num_frozen=task.layout.frozen.size,
         data=federation.name,
         client_names=federation.client_names or (),
         class_names=federation.class_names or (),
     )
+    if task.gives_probabilities:
+        warn(
+            "the model's outputs are probabilities that sum to 1, as of a softmax, and the loss applies one itself: "
+            "remove it from the model, or training is slow"
+        )
     if (known := facts.warm_start) is not None:
         if not known.same_data:
             warn(
@@ -263,6 +273,7 @@ def resume(
     method: MethodCard | Callable[..., Any] | None = None,
     observers: Sequence[object] = (),
     profile: bool | Clock = False,
+    progress: bool | None = None,
 ) -> Run:
     """Resume a run from its last checkpoint; the result is the same as without the interruption.
 
@@ -273,6 +284,7 @@ def resume(
         method: the method, again, if the run was started with a MethodCard or factory.
         observers: as for `train`.
         profile: as for `train`. A profiled run stays profiled.
+        progress: as for `train`.
 
     Returns:
         The finished (or stopped) run.
@@ -283,8 +295,8 @@ def resume(
         >>> run.summary["rounds"], sp.resume("runs/stopped").summary["rounds"]  # the limit counts anew
         (1, 2)
     """
-    with hint_resume(Path(path)):
-        return resume_run(Path(path), federation, model, ObserverList(observers), profile, method)
+    with hint_resume(Path(path)), shown_progress(progress, observers) as everyone:
+        return resume_run(Path(path), federation, model, ObserverList(everyone), profile, method)
 
 
 def resume_run(

@@ -474,13 +474,13 @@ def _tune(
             done = sum(len(one.trials) for one in tuned.values())
             listen(done, done, "now training the chosen options on all training data")
         if (refit / "comparison.json").exists():
-            result.comparison = resume_comparison(refit, federation, model, jobs=jobs)
+            result.comparison = resume_comparison(refit, federation, model, jobs=jobs, progress=False)
         else:
             pairs = list(result.with_trials().items())
             trained = {**request.options, "seed": request.seed}
             seeds, match = request.refit_seeds, request.match
             result.comparison = compare(
-                pairs, federation, model, seeds=seeds, match=match, jobs=jobs, out=refit, **trained
+                pairs, federation, model, seeds=seeds, match=match, jobs=jobs, out=refit, progress=False, **trained
             )
     return result
 

@@ -175,6 +175,8 @@ def _names(task: Task, part: str) -> Iterable[str]:
     if part not in ROLES:
         if found := [name for name in layout.names if fnmatchcase(name, part)]:
             return found
+        if any(fnmatchcase(name, part) for name in task.frozen):
+            raise _is_frozen(f"'{part}'")
         raise SparsonaError(
             f"no parameter is called '{part}'",
             expected=f"one of {', '.join(NAMES)}, or a pattern of {', '.join(layout.names)}",
@@ -186,7 +188,17 @@ def _names(task: Task, part: str) -> Iterable[str]:
     return found
 
 
+def _is_frozen(what: str) -> SparsonaError:
+    return SparsonaError(
+        f"{what} is frozen in this model",
+        expected="a personal part that is trained",
+        hint="call requires_grad_(True) on it, or name another part",
+    )
+
+
 def _missing(task: Task, part: str) -> SparsonaError:
+    if task.frozen and part in ("input", "output", "norm"):
+        return _is_frozen(f"'{part}', if there is one,")
     have = [role for role in ROLES if getattr(task.roles, role)]
     known = {"adapter": WITH_ADAPTERS, "split": WITH_SPLIT, "norm": WITH_NORMS}
     return SparsonaError(

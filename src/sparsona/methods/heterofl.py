@@ -233,7 +233,7 @@ def heterofl(task: Task, config: HeteroFLConfig) -> Method:
         labels = (PartSize("labels", labels_layout, task.num_classes, is_mask=True),) if masks else ()
         gain = (PartSize("gain", GAIN, 1),) if config.scaler else ()
         memory = optimizer.sizes("memory", own)
-        per_example, per_step = 3 * own.forward_flops(), optimizer.flops * own.size
+        per_example, per_step = own.train_flops(), optimizer.flops * own.size
         return Cost(
             (model,),
             (model, *labels),
@@ -276,7 +276,7 @@ def heterofl(task: Task, config: HeteroFLConfig) -> Method:
         return HeteroFLServer(*server_step(config, server.params, mean, server.moments))
 
     phase = replace(
-        training_phase(task, config, flops=lambda work: 3 * work.params.layout.forward_flops()),
+        training_phase(task, config, flops=lambda work: work.params.layout.train_flops()),
         loss=loss,
         step_flops=(lambda work: optimizer.flops * work.params.layout.size) if optimizer.flops else None,
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparsona.analysis.answer import answer, differing
 from sparsona.analysis.clients import ClientEffects
 from sparsona.analysis.columns import columns_for
 from sparsona.analysis.curves import drawn_point
@@ -24,12 +25,14 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.files import replace_file
 from sparsona.core.points import POINTS
 from sparsona.report import plots
+from sparsona.report.palette import COLOURS, DARK
 from sparsona.report.pictures import draw
+from sparsona.runs.options import GIVEN
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-GIVEN, UNNAMED = "given", "arrays"  # data that was passed from Python, and what it is called where nobody named it
+UNNAMED = "arrays"  # what data that was passed from Python is called where nobody named it
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
 
@@ -95,12 +98,16 @@ def render_report(
     title: str | None = None,
     sections: Sequence[Section] = (),
     charts: Sequence[Chart] = (),
+    status: str = "",
 ) -> str:
-    """The report's HTML."""
+    """The report's HTML; `status` says how far runs are that still train."""
     jinja2 = import_extra("jinja2", "reports")
     plotly = import_extra("plotly.offline", "reports")
     groups = group_views(views)
-    charts = [*charts, *(_charts(views, groups) if views else ())]
+    own = _charts(views, groups) if views else []
+    first = [chart for chart in own if chart.key == "traffic"]  # with the answer, before the table
+    charts = [*charts, *(chart for chart in own if chart not in first)]
+    columns = columns_for(views) if views else ()
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -108,23 +115,34 @@ def render_report(
     return page.render(
         title=title or _title(groups),
         facts=_facts(views, groups) if views else [],
+        answer=answer(views),
+        status=status,
+        first=first,
         sections=sections,
         protocols=_protocols(groups),
-        columns=columns_for(views) if views else (),
+        columns=columns,
+        first_columns=[i for i, column in enumerate(columns) if column.is_first],
         rows=table(views),
         many_seeds=any(len(group.views) > 1 for group in groups),
         reference=groups[0].label if groups else "",
-        differences=differences(views) if views else (),
+        # One seed has no interval, and the table has the differences themselves.
+        differences=differences(views) if len({view.seed for view in views}) > 1 else (),
         notes=notes(views),
+        unequal=differing(views),
         classes=class_rows(views),
         charts=charts,
-        figures={chart.key: [_dump(figure) for figure in chart.figures.values()] for chart in charts if chart.figures},
+        figures={
+            chart.key: [_dump(figure) for figure in chart.figures.values()]
+            for chart in (*first, *charts)
+            if chart.figures
+        },
         settings=[
             ("Configuration", *_settings(views, [flatten(view.config) for view in views])),
             ("Environment", *_settings(views, [flatten(view.environment) for view in views])),
         ]
         if views
         else [],
+        dark=(COLOURS[0], DARK[COLOURS[0]]),
         plotly=_inline_script(plotly.get_plotlyjs()),
     )
 
@@ -149,7 +167,17 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
         curves["by bytes as papers count"] = plots.learning_curves(views, against="paper bytes")
     if any(taken for view in views for _, taken in view.cumulative_steps):
         curves["by local steps"] = plots.learning_curves(views, against="steps")
+    traffic = {
+        "bytes as encoded": plots.tradeoff(views),
+        "bytes as papers count": plots.tradeoff(views, "paper"),
+    }
     charts = [
+        Chart(
+            "traffic",
+            "Accuracy against traffic",
+            "Where each method ends: up is better for clients, left is cheaper. Dotted: how it got there.",
+            _drop_missing(traffic) if len(groups) > 1 else {},
+        ),
         Chart(
             "curves", "Learning curves", f"Mean accuracy over clients after each round.{changing}{band}{star}", curves
         ),
@@ -219,11 +247,6 @@ SECTIONS = {
         "Rounds to a target",
         "How many rounds it took until the mean accuracy over clients reached a target.",
         {"": "rounds-to-target"},
-    ),
-    "traffic": (
-        "Accuracy by traffic",
-        "Where each method ends in bytes sent and accuracy; dotted: how it got there.",
-        {"bytes as encoded": "accuracy-by-bytes", "bytes as papers count": "accuracy-by-paper-bytes"},
     ),
     "density": (
         "Results by density",
@@ -315,12 +338,32 @@ def _title(groups: Sequence[Group]) -> str:
 
 
 def _facts(views: Sequence[RunView], groups: Sequence[Group]) -> list[str]:
-    """The size of the experiment, for the line under the title."""
+    """Data, model and the size of the experiment, for the line under the title."""
+
+    def shared(name: str) -> str | None:
+        values = {str(view.config.get(name)) for view in views}
+        return values.pop() if len(values) == 1 and values != {"None"} else None
+
+    called = {view.data or str(view.config.get("data")) for view in views}  # the name, and not the path of a file
+    parts = (called.pop() if len(called) == 1 else None, shared("partition"))
+    data = [value for value in parts if value is not None and value not in (GIVEN, UNNAMED, "None")]
+    sizes = {view.num_parameters for view in views}
+    model = shared("model")
+    if model in (None, GIVEN):
+        model = "a model of the user's" if model else "its usual model"
+    if len(sizes) == 1 and None not in sizes:
+        model += f" ({next(iter(sizes)):,} parameters)"
+    sampled = shared("per_round")
+    own = [options for view in views if isinstance(options := view.config.get("options"), dict)]
+    epochs = {str(options["epochs"]) for options in own if "epochs" in options}
     return [
+        *([", ".join(data)] if data else []),
+        model,
         _range([len(groups)], "method"),
         _range([len({view.seed for view in views})], "seed"),
-        _range([len(view.count) for view in views], "client"),
+        _range([len(view.count) for view in views], "client") + (f", {sampled} a round" if sampled else ""),
         _range([int(view.summary["rounds"]) for view in views], "round"),
+        *([plural(int(epochs.pop()), "epoch") + " a turn"] if len(epochs) == 1 else []),
     ]
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from sparsona.analysis.charts import accuracy_by_bytes
 from sparsona.analysis.curves import common_rounds, drawn_point, spent_by
 from sparsona.analysis.extra import import_extra
 from sparsona.analysis.format import cut, human_bytes
@@ -20,11 +22,14 @@ from sparsona.analysis.partition import drawn_counts
 from sparsona.analysis.view import RunView
 from sparsona.core.points import POINTS, TUNED
 from sparsona.data.names import name_of
-from sparsona.report.palette import BETTER, COLOURS, DASHES, HEAT, WORSE
+from sparsona.report.palette import BETTER, COLOURS, DASHES, HEAT, SYMBOLS, WORSE
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+
+WIDTH = 2.5  # of a line
+COINCIDE = 0.3  # percentage points by which lines may differ that a reader cannot tell apart
 
 # What curves are drawn against besides rounds, and where a run has it.
 SPENT = {"bytes": "cumulative_bytes", "paper bytes": "cumulative_paper_bytes", "steps": "cumulative_steps"}
@@ -46,6 +51,7 @@ def learning_curves(
     groups = group_views(views)
     is_traffic = against in ("bytes", "paper bytes")
     most = max((sent for view in views for _, sent in getattr(view, SPENT[against])), default=0) if is_traffic else 0
+    lines: list[tuple[int, list[float], np.ndarray, list[str], bool]] = []
     for index, group in enumerate(groups):
         point = drawn_point(group)
         curves = [dict(view.curves.get(point, [])) for view in group.views]
@@ -59,7 +65,11 @@ def learning_curves(
         values = 100 * np.array([[curve[r] for r in rounds] for curve in curves])
         sent = _sent(group, rounds)
         notes = [f"{point}, round {r}, {human_bytes(b)} sent" for r, b in zip(rounds, sent, strict=True)]
-        _add_line(figure, group, index, x, values, notes, level)
+        lines.append((index, x, values, notes, level))
+    widths = _widths([(x, values.mean(axis=0)) for _, x, values, _, _ in lines])
+    for (index, x, values, notes, level), width in zip(lines, widths, strict=True):
+        group, point = groups[index], drawn_point(groups[index])
+        _add_line(figure, group, index, x, values, notes, level, width=width)
         if point != group.views[0].point:
             _add_headline(figure, group, index, against)
         for other in group.views[0].curves:
@@ -75,6 +85,63 @@ def learning_curves(
         figure.update_xaxes(title_text="local steps, of all clients together", rangemode="tozero")
     else:
         figure.update_xaxes(title_text="completed rounds", rangemode="tozero")
+    return figure
+
+
+def tradeoff(views: Sequence[RunView], counting: Literal["encoded", "paper"] = "encoded") -> Figure | None:
+    """Where each method ends in bytes sent and accuracy: up and to the left is better.
+
+    A thin dotted line is how a method got there; a level line is a method that sends nothing.
+
+    Args:
+        views: the runs; those of one method that differ in density are one series.
+        counting: bytes as encoded, or as the papers count.
+
+    Returns:
+        The figure; None where nobody sends anything.
+    """
+    chart = accuracy_by_bytes(views, counting)
+    if chart is None:
+        return None
+    figure = _figure(height=420)
+    ends = [series for series in chart.series if not series.is_faint]
+    most = max(mark.x for series in chart.series for mark in series.marks)
+    for series in chart.series:
+        index = series.place or 0
+        colour, name = _colour(index), html.escape(series.label)
+        if series.is_faint:
+            figure.add_scatter(
+                x=[mark.x for mark in series.marks],
+                y=[mark.y for mark in series.marks],
+                mode="lines",
+                line={"color": colour, "width": 1.2, "dash": "dot"},
+                opacity=0.6,
+                hoverinfo="skip",
+                legendgroup=str(index),
+                showlegend=False,
+            )
+            continue
+        level = series.style == "level"
+        marks = [replace(series.marks[0], x=x) for x in (0, most)] if level else list(series.marks)
+        name += f" {html.escape(marks[0].text)}" if len(marks) == 1 and marks[0].text else ""
+        figure.add_scatter(
+            x=[mark.x for mark in marks],
+            y=[mark.y for mark in marks],
+            error_y=None if level else {"type": "data", "array": [mark.spread or 0 for mark in marks]},
+            name=name,
+            mode="lines" if level else "lines+markers" if len(marks) > 1 else "markers",
+            line={"color": colour, "width": 1.5, "dash": "dash" if level else "solid"},
+            marker={"color": colour, "size": 13, "symbol": SYMBOLS[index % len(SYMBOLS)]},
+            customdata=[chart.write_y(mark) + f"<br>{human_bytes(mark.x)} sent" * (not level) for mark in marks],
+            hovertemplate=f"<b>{_literal(name)}</b><br>%{{customdata}}<extra></extra>",
+            legendgroup=str(index),
+            cliponaxis=False,
+        )
+    # Methods differ by points where their first rounds are tens of points below.
+    reached = [mark.y for series in ends for mark in series.marks]
+    room = max(0.25 * (max(reached) - min(reached)), 2.0)
+    figure.update_yaxes(title_text=chart.y_title, ticksuffix="%", range=[min(reached) - room, max(reached) + room])
+    figure.update_xaxes(title_text=chart.x_title, tickformat="~s", ticksuffix="B", rangemode="tozero")
     return figure
 
 
@@ -225,6 +292,7 @@ def _add_line(
     notes: Sequence[str],
     level: bool = False,
     unit: str = "%",
+    width: float = WIDTH,
 ) -> None:
     colour, name = _colour(index), html.escape(group.label)
     if len(values) > 1:
@@ -240,18 +308,29 @@ def _add_line(
             legendgroup=str(index),
             showlegend=False,
         )
-    dash = "dot" if level else DASHES[index % len(DASHES)]
+    dash = "dot" if level else DASHES[index // len(COLOURS) % len(DASHES)]
     figure.add_scatter(
         x=list(x),
         y=values.mean(axis=0).tolist(),
         name=name,
         mode="lines" if len(x) > 1 else "markers",
-        line={"color": colour, "width": 2.5, "dash": dash},
+        line={"color": colour, "width": width, "dash": dash},
+        opacity=1 if width == WIDTH else 0.6,
         marker={"color": colour, "size": 9},
         customdata=["sends nothing"] * len(x) if level else list(notes),
         hovertemplate=f"<b>{_literal(name)}</b>: %{{y:.4~g}}{unit}<br>%{{customdata}}<extra></extra>",
         legendgroup=str(index),
     )
+
+
+def _widths(lines: Sequence[tuple[Sequence[float], np.ndarray]]) -> list[float]:
+    """Of each line: wider for every later one that lies on it, so that its colour is seen on both sides of that one."""
+    found = []
+    for place, (x, y) in enumerate(lines):
+        later = lines[place + 1 :]
+        covered = sum(x == other_x and float(np.abs(y - other).max()) < COINCIDE for other_x, other in later)
+        found.append(WIDTH + 4 * covered)
+    return found
 
 
 def _add_headline(figure: Figure, group: Group, index: int, against: str) -> None:
@@ -305,7 +384,7 @@ def trait_distances(views: Sequence[RunView]) -> Figure:
                     y=[float(np.mean([curve[r] for curve in curves])) for r in rounds],
                     name=name,
                     mode="lines" if len(rounds) > 1 else "markers",
-                    line={"color": _colour(index), "width": 2.5, "dash": "solid" if place == 1 else "dot"},
+                    line={"color": _colour(index), "width": WIDTH, "dash": "solid" if place == 1 else "dot"},
                     marker={"color": _colour(index), "size": 9},
                     hovertemplate=f"<b>{_literal(name)}</b>: %{{y:.4~g}}<br>round %{{x}}<extra></extra>",
                 )

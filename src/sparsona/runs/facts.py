@@ -49,8 +49,9 @@ class RunFacts:
     training decides by validation data. `has_one_size`: clients have models of one size, though some have little
     capacity. `preset` has the options that a preset set to other values than the defaults, and what of it the run has
     otherwise, in words. `num_personal` is how many parameters of a client's model are its own, and no other client's;
-    None: the method does not say. `targets` are classes, tokens or numbers; "" in runs of older versions. `data` is
-    what the data set is called; `client_names` and `class_names` are empty where they have none.
+    None: the method does not say. `targets` are classes, tokens or numbers; "" in runs of older versions. `num_frozen`
+    parameters of the model are frozen, and not among its `num_parameters`. `data` is what the data set is called;
+    `client_names` and `class_names` are empty where they have none.
     """
 
     method: str
@@ -81,6 +82,7 @@ class RunFacts:
     num_personal: int | None = None
     warm_start: WarmStartFacts | None = None
     targets: str = ""
+    num_frozen: int = 0
     data: str = ""
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()

@@ -317,6 +317,9 @@ OBSERVERS = {
     "jsonl": ObserverRow(
         "sparsona.runs.json_lines:JsonLines", "a line of JSON for the start, each round and evaluation, and the end"
     ),
+    "tensorboard": ObserverRow("sparsona.runs.trackers:TensorBoard", "a folder for TensorBoard"),
+    "mlflow": ObserverRow("sparsona.runs.trackers:MLflow", "a tracking URI of MLflow"),
+    "wandb": ObserverRow("sparsona.runs.trackers:WandB", "a project of Weights & Biases, offline by default"),
 }
 
 
@@ -330,7 +333,7 @@ def make_observer(text: str) -> object:
     if name not in OBSERVERS or not place:
         raise SparsonaError(
             f"log '{text}'",
-            expected=" or ".join(f"FILE.{name} ({row.text})" for name, row in OBSERVERS.items()),
+            expected="FILE.jsonl, or " + ", ".join(f"{name}:PLACE ({row.text})" for name, row in OBSERVERS.items()),
             hint="for example --log run.jsonl",
         )
     module, _, kind = OBSERVERS[name].where.partition(":")

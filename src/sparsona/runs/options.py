@@ -79,6 +79,9 @@ class Matched(BaseModel):
     exact: bool = True
 
 
+GIVEN = "given"  # in a config: the data, partition or model came from Python and has no name
+
+
 class RunConfig(Stopping):
     """Everything that decides a run's result, and where it runs. Options of the method itself are in `options`."""
 

@@ -79,9 +79,13 @@ def stored_start(folder: RunFolder) -> WarmStart:
     return WarmStart(weights, known)
 
 
-def check_layout(weights: Mapping[str, Tensor], layout: Layout, where: str) -> None:
-    """Refuse weights of another network. One with more parameters (adapters, say) may begin with those of fewer."""
+def check_layout(
+    weights: Mapping[str, Tensor], layout: Layout, where: str, frozen: Mapping[str, Tensor] | None = None
+) -> None:
+    """Refuse weights of another network. One with more parameters (adapters, say) may begin with those of fewer; some
+    of them may be frozen in this one."""
     shapes = {slot.name: tuple(slot.shape) for slot in layout.slots}
+    shapes |= {name: tuple(value.shape) for name, value in (frozen or {}).items()}
     hint = "train both runs with the same --model, or one that only adds parameters"
     if not any(name in shapes for name in weights):
         raise SparsonaError(

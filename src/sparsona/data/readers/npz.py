@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.packing import Packing
 from sparsona.data.names import Names, clean_name, clean_names
 from sparsona.data.partition.by_owner import number_owners
 from sparsona.data.pool import Array, Pool, View
@@ -23,7 +24,7 @@ MAX_TOKENS = 10_000_000  # each has a vector in the model
 NOT_SAVED = (ValueError, OSError, EOFError, AttributeError, TypeError, MemoryError, zipfile.BadZipFile, zlib.error)
 EXPECTED = (
     "x and y; or x_train, y_train, x_test and y_test; and perhaps owners, or owners_train and owners_test, and "
-    "class_names"
+    "class_names; for several inputs x_NAME in place of x, and x_NAME_train in place of x_train"
 )
 OWNERS = ("owners", "owner")
 
@@ -80,7 +81,7 @@ def read_arrays(request: Request) -> Pool:
     y = labels.numpy()
     if y.dtype != np.float32:
         y = y.astype(np.int32 if has_tokens else np.int64)
-    return Pool(path.stem, inputs.numpy(), y, num_classes, num_train, owners, view, 0, names, classes)
+    return Pool(path.stem, inputs.numpy(), y, num_classes, num_train, owners, view, 0, found.packing, names, classes)
 
 
 def has_owners(path: Path) -> bool:
@@ -117,6 +118,7 @@ class Saved:
     owners: Array | None
     owner_names: Names
     class_names: Array | None
+    packing: Packing | None
 
 
 def _read(path: Path) -> Saved:
@@ -128,12 +130,18 @@ def _read(path: Path) -> Saved:
         )
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
-            known = {name: saved[name] for name in saved.files if name in _KNOWN}
             unknown = [name for name in saved.files if name not in _KNOWN]
-        if junk := [name for name, array in known.items() if not isinstance(array, np.ndarray)]:
+            # Those that begin with x_ may be several inputs.
+            read = [name for name in saved.files if name in _KNOWN or name.startswith("x_")]
+            saved_arrays = {name: saved[name] for name in read}
+        if junk := [name for name, array in saved_arrays.items() if not isinstance(array, np.ndarray)]:
             raise ValueError(f"'{junk[0]}' is not an array")
     except NOT_SAVED as error:
         raise damaged(path, error, "a file saved with numpy.savez, without objects in it") from error
+    packing = _pack_inputs(saved_arrays, path)
+    if packing is not None:
+        unknown = [name for name in unknown if not name.startswith("x_")]
+    known = {name: array for name, array in saved_arrays.items() if name in _KNOWN}
     arrays = {name.replace("owner_", "owners_") if name != "owner" else "owners": one for name, one in known.items()}
     if len(arrays) < len(known):
         raise damaged(path, "it has both 'owner' and 'owners'", EXPECTED)
@@ -166,7 +174,7 @@ def _read(path: Path) -> Saved:
     classes = arrays.get("class_names")
     if classes is not None and (classes.ndim != 1 or classes.dtype.kind not in "US"):
         raise damaged(path, f"class_names is {classes.dtype} of shape {classes.shape}", "a name for each class")
-    return Saved(x, y, num_train, owners, names, classes)
+    return Saved(x, y, num_train, owners, names, classes, packing)
 
 
 _KNOWN = frozenset(
@@ -198,6 +206,25 @@ def _tell_unknown(path: Path, unknown: list[str]) -> None:
 def _warn_once(text: str) -> None:
     """A comparison reads the same file for every run."""
     print(f"warning: {text}", file=sys.stderr)
+
+
+def _pack_inputs(arrays: dict[str, Array], path: Path) -> Packing | None:
+    """Several inputs in a file, x_NAME or x_NAME_train and x_NAME_test, packed into x or x_train and x_test; None where
+    there is one."""
+    if "x" in arrays or "x_train" in arrays or "x_test" in arrays:
+        return None
+    packing = None
+    for part in [""] if "y" in arrays else ["_train", "_test"]:
+        names = [
+            name for name in arrays if name.startswith("x_") and name.endswith(part) and name not in ("x_", "x" + part)
+        ]
+        inputs = {name[2 : len(name) - len(part)]: arrays[name] for name in names}
+        if inputs:
+            from sparsona.data.packing import pack  # needs torch
+
+            rows, packing = pack(inputs, f"'{path}', " + (f"{part[1:]}, " if part else ""), packing)
+            arrays[f"x{part}"] = rows.numpy()
+    return packing
 
 
 def _refuse_views(request: Request, path: Path) -> None:
