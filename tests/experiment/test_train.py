@@ -187,7 +187,6 @@ def test_from_arrays_with_a_built_in_model(tmp_path, monkeypatch):
         ({"model": nn.Linear(5, 4)}, "does not take one example of shape"),
         ({"model": nn.Linear(6, 2)}, "but the data has 4 classes"),
         ({"model": nn.Flatten()}, r"output is \(1, 6\)|no parameters"),
-        ({"model": None}, "no model"),
         ({"dansity": 0.5}, "unknown option of fedspa 'dansity'"),
         ({"per_round": 10}, "cannot sample 10 clients per round: only 9 take part"),
     ],

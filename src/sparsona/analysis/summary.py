@@ -263,6 +263,9 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
             " Before the end, each point of a learning curve is a mean over the clients that were sampled in that "
             "round, on what they received in it: other clients from point to point."
         )
+    if untested := int(((facts.sizes[:, 2] == 0) & (facts.sizes[:, 0] > 0)).sum()):
+        text += f" {plural(untested, 'client')} {'has' if untested == 1 else 'have'} no test data and"
+        text += f" {'is' if untested == 1 else 'are'} not among them."
     took_part = len(count) - config["novel"]
     text += untested_sentence(folder, completed) + heard_sentence(folder) + machines_sentence(folder)
     if (config.get("eval_clients") or took_part) < took_part:

@@ -44,7 +44,8 @@ class RunView:
     `cumulative_bytes` as the papers count; `results` has right predictions and examples of each client for every
     point, on any data, at its last evaluation; `num_personal` is how many of the model's `num_parameters` are a
     client's own, and `search_time` what mask search took of a profiled run; None: not known. `has_few`: clients did not
-    tell counts from 1 to 4 of the confusion, which lacks them.
+    tell counts from 1 to 4 of the confusion, which lacks them. `data` is what the data set is called ("": not known);
+    `client_names` and `class_names` are empty where there are none.
 
     `measure` is what the run is judged by: accuracy, and of a regression another figure, of which `curves` are then.
     `scores` has each client's value of it at the headline point, NaN where there is none. `metrics` are the same of
@@ -81,6 +82,9 @@ class RunView:
     search_time: Mapping[str, Any] | None = None
     gates: Gates | None = None
     has_few: bool = False
+    data: str = ""
+    client_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
     measure: Measure = ACCURACY
     scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
     metrics: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -163,6 +167,9 @@ def _read_view(folder: RunFolder) -> RunView:
             for name, values in metrics.items()
             if name != "accuracy" and not np.isnan(values).all()
         },
+        data=facts.data,
+        client_names=facts.client_names,
+        class_names=facts.class_names,
     )
 
 

@@ -58,9 +58,19 @@ def as_array(name: str, value: Any, where: str) -> Array:
         return array
     try:
         return np.asarray(value)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
+        rows = list(value)[:100] if isinstance(value, list | tuple) else []
+        shapes = list(dict.fromkeys(str(np.shape(row)) for row in rows if hasattr(row, "shape")))
+        if len(shapes) > 1:
+            raise SparsonaError(
+                f"{where}{name} is a {type(value).__name__} of {len(value)} arrays of shapes {', '.join(shapes[:4])}",
+                expected="one array with a row for each example, rows of equal shape",
+                hint="pad or crop examples to one shape",
+            ) from error
         raise SparsonaError(
-            f"{where}{name} is not an array: {error}", expected="a numpy array or a torch tensor, rows of equal shape"
+            f"{where}{name} is not an array: its rows differ in length",
+            expected="a numpy array or a torch tensor, rows of equal shape",
+            hint="pad or crop examples to one shape",
         ) from error
 
 
@@ -85,6 +95,19 @@ def check_labels(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
             f"{where}labels of type {y.dtype}: {some}, ...", expected="whole numbers from 0, one per class", hint=hint
         )
     return torch.from_numpy(y.astype(np.int64))
+
+
+def check_owners(owners: Any) -> Tensor:
+    """Owners as an int64 tensor of one dimension."""
+    array = as_array("owners", owners, "")
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        some = ", ".join(map(repr, array.reshape(-1)[:3].tolist()))
+        raise SparsonaError(
+            f"owners are {array.dtype} of shape {array.shape}: {some}, ...",
+            expected="one for each example: a name, or a whole number from 0 (below 0: unknown)",
+            hint="owners=[str(one) for one in owners] makes names of them",
+        )
+    return torch.from_numpy(array.astype(np.int64))
 
 
 def find_task(targets: Sequence[Any], task: str = "auto") -> str:

@@ -97,7 +97,7 @@ def told_points(
         fewest: examples whose result is told.
     """
     held = dict(zip(("train", "validation", "test"), sizes, strict=True))
-    told = tuple(name for name in points if held[point(name).data] >= fewest)
+    told = tuple(name for name in points if held[point(name).data] >= max(fewest, 1))
     return told, tuple(name for name in points if name not in told)
 
 

@@ -27,8 +27,10 @@ from sparsona.core.task import Task
 from sparsona.core.transform import with_chain
 from sparsona.data.federate import share_out
 from sparsona.data.federation import Federation
+from sparsona.data.names import name_of
 from sparsona.data.pool import View
 from sparsona.data.read import read
+from sparsona.data.readers.npz import has_owners
 from sparsona.data.split_plan import SplitPlan
 from sparsona.engine.context import ClientContext, Placement
 from sparsona.engine.graphs import read_graph
@@ -114,6 +116,9 @@ def make_configs(
     source = str(values.get("data", "")).strip()
     if "partition" not in values and source in data.SOURCES and data.SOURCES[source].is_natural:
         values["partition"] = "natural"  # each example belongs to its owner
+    file = spec.parse("data set", source)
+    if "partition" not in values and file.name == "arrays" and file.argument and has_owners(Path(file.argument)):
+        values["partition"] = "natural"
     if model is not None:
         values["model"] = model if isinstance(model, str) else GIVEN
     if (named := values.get("headline") or row.headline) is not None:
@@ -346,6 +351,27 @@ def _function(config: RunConfig, option: str, name: str) -> Callable[..., Any]:
     return found
 
 
+def default_model(config: RunConfig, federation: Federation) -> str:
+    """The network of a run that names none: the data set's, or of the user's own data the one that fits its shape."""
+    source = spec.parse("data set", config.data).name
+    if source in data.SOURCES:
+        return data.SOURCES[source].default_model
+    kind = ExampleKind.of(federation)
+    found = None
+    what = f"examples of shape {kind.shape}" + " of tokens, with one class each" * kind.has_tokens
+    if kind.packing is None:
+        found = models.suggest(kind.shape, kind.num_classes, kind.targets, kind.has_tokens)
+    else:
+        what = f"examples of several inputs: {kind.packing.describe()}"
+    if found is None:
+        raise SparsonaError(
+            f"no network fits {what}",
+            expected="a torch.nn.Module or a row of `sparsona models`",
+            hint="model=net in Python, --model NAME on the command line",
+        )
+    return found
+
+
 def method_maker(config: RunConfig, row: MethodCard, method_config: BaseModel) -> Callable[[Task], Method]:
     """A function that makes the method of a run for a task, with the transforms of its messages."""
     return with_chain(partial(methods.make, row=row, config=method_config), read_transforms(config.transform))
@@ -373,13 +399,7 @@ def make_context(
         if found := config.conflicts():
             raise merge_errors(found)
     if model is None or isinstance(model, str):
-        model = network_name(config.model, config.data)
-        if model is None:
-            raise SparsonaError(
-                f"no model for {config.data}",
-                expected="a torch.nn.Module or a row of `sparsona models`",
-                hint="model=net in Python, --model NAME on the command line",
-            )
+        model = config.model or default_model(config, federation)
     device = choose_device(config.device, config.precision)
     task = make_task(model, ExampleKind.of(federation), config, federation, device)
     if method_config is None:
@@ -399,7 +419,8 @@ def make_context(
     if row.decides_by_validation(config.options) and (
         without := [one.index for one in context.clients if not one.num_validation]
     ):
-        raise _lacks_validation(row, f"{len(without)} clients have none (client {without[0]} is the first)")
+        first = name_of(federation.client_names, without[0])
+        raise _lacks_validation(row, f"{len(without)} clients have none (client {first} is the first)")
     _check_batches(context, config.batch_size)
     return context
 

@@ -114,7 +114,8 @@ def _share(terms: Terms, shared: Federation, index: int, source: str) -> Federat
             expected=f"at most {terms.kind.num_classes}, as '{terms.file.path}' says",
             hint="labels are whole numbers from 0",
         )
-    return replace(found, num_classes=terms.kind.num_classes)
+    names = found.class_names if found.num_classes == terms.kind.num_classes else None
+    return replace(found, num_classes=terms.kind.num_classes, class_names=names)
 
 
 def alone(federation: Federation, client: int, index: int, num_clients: int) -> Federation:
@@ -124,4 +125,5 @@ def alone(federation: Federation, client: int, index: int, num_clients: int) -> 
     sizes = np.zeros((num_clients, 3), dtype=np.int64)
     sizes[index] = [len(split.train), len(split.validation), len(split.test)]
     x, y = federation.x[entries].clone(), federation.y[entries].clone()
-    return replace(federation, x=x, y=y, splits=ClientIndex(torch.arange(len(entries)), sizes))
+    # The others' names are not known here.
+    return replace(federation, x=x, y=y, splits=ClientIndex(torch.arange(len(entries)), sizes), client_names=None)

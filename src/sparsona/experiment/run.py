@@ -13,6 +13,7 @@ from sparsona.analysis.view import RunView, read_view
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.files import replace_file
 from sparsona.core.points import RECEIVED
+from sparsona.data.names import name_of
 from sparsona.engine.context import ClientContext
 from sparsona.experiment.stored_models import StoredModels, load_progress
 from sparsona.runs.checkpoint import Progress
@@ -101,6 +102,36 @@ class Run:
             )
         correct, count = self.counts(point)
         return np.where(count > 0, correct / np.maximum(count, 1), np.nan)
+
+    @property
+    def client_names(self) -> tuple[str, ...] | None:
+        """The names of the clients, in order; None: they have none."""
+        return self._folder.facts.client_names or None
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """The names of the classes, in order; None: they have none."""
+        return self._folder.facts.class_names or None
+
+    def accuracies_by_name(self, point: str | None = None) -> dict[str, float]:
+        """The same as `accuracies`, by the clients' names: only those that were tested.
+
+        Args:
+            point: as for `accuracies`.
+
+        Returns:
+            Accuracy by name, or by number as text where clients have no names.
+
+        Example:
+            >>> import numpy as np
+            >>> import sparsona as sp
+            >>> x, y = np.eye(12), np.arange(12) % 2
+            >>> federation = sp.Federation.from_clients({"north": (x, y), "south": (x, y)})
+            >>> list(sp.train("local", federation, rounds=1).accuracies_by_name())
+            ['north', 'south']
+        """
+        found = enumerate(self.accuracies(point).tolist())
+        return {name_of(self.client_names, client): value for client, value in found if value == value}
 
     def counts(self, point: str | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Each client's right predictions and its number of test examples, 0 for those not tested.

@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sparsona.analysis.outcomes import keeps_the_shared_model
-from sparsona.core.errors import DataNeededError, SparsonaError, unknown_name
+from sparsona.core.errors import DataNeededError, SparsonaError
 from sparsona.core.method import Tree, Work
 from sparsona.core.points import GUARDED, NOVEL, NOVEL_TUNED, RECEIVED, TUNED
+from sparsona.data.names import find_client
 from sparsona.engine.context import ClientContext
 from sparsona.engine.rounds import received_work, shared_model, simulate
 from sparsona.runs.checkpoint import Checkpoints, Progress
@@ -139,20 +140,10 @@ class StoredModels:
 
     def number(self, client: int | str) -> int:
         """The number of a client, given that or its name."""
-        names = getattr(self._folder.facts, "client_names", None)
-        if isinstance(client, str):
-            if names and client in names:
-                return list(names).index(client)
-            if not client.isdecimal() or len(client) > 9:
-                if names:
-                    raise unknown_name("client", client, names)
-                raise SparsonaError(
-                    f"there is no client '{client}'", expected="a number: the clients of this run have no names"
-                )
-        number, count = int(client), len(self.context.clients)
-        if not 0 <= number < count:
-            raise SparsonaError(f"there is no client {number}", expected=f"0 to {count - 1}")
-        return number
+        names = self._folder.facts.client_names
+        if isinstance(client, str) and client not in names and client.isdecimal() and len(client) < 10:
+            client = int(client)  # as it was written on the command line
+        return find_client(client, names or None, len(self.context.clients))
 
     @property
     def progress(self) -> Progress:

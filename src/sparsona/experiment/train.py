@@ -19,6 +19,7 @@ from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
 from sparsona.core.targets import LOSSES
 from sparsona.core.task import Task
+from sparsona.data import SOURCES
 from sparsona.data.federation import Federation
 from sparsona.engine.context import ClientContext
 from sparsona.engine.final import has_partial_global
@@ -30,6 +31,7 @@ from sparsona.experiment.build import (
     GIVEN,
     ExampleKind,
     count_personal,
+    default_model,
     describe_examples,
     graph_digest,
     has_one_size,
@@ -85,7 +87,8 @@ def train(
             your own, as a MethodCard or a factory `f(task, config)`: see docs/add-a-method.md.
         federation: your own data. None: the data set that the option `data` names.
         model: an nn.Module (its current weights are the start), a function that builds one (called under the seed), or
-            the name of a built-in network. None: the default of the data set.
+            the name of a built-in network. None: the default of the data set; for your own data one that fits the
+            shape of its examples (docs/data.md).
         out: the run's folder, which must not exist yet. None: a new one in ./runs.
         observers: receive typed records of what happens: objects with `on_round` and the like, functions, or texts
             such as "run.jsonl" (docs/observers.md). `observers=[print]` shows progress.
@@ -107,7 +110,7 @@ def train(
     clock = _make_clock(profile)
     row = None if isinstance(method, str) else methods.as_card(method)
     config, own = make_configs(row or str(method), options, federation, model)
-    path = Path(out) if out else _new_path(config)
+    path = Path(out) if out else _new_path(config, federation)
     title = method if isinstance(method, str) else None
     with hint_resume(path), shown_progress(progress, observers, title) as everyone:
         return start_run(config, federation, model, path, ObserverList(everyone), clock, own, row)
@@ -173,6 +176,8 @@ def describe_run(
     resolved["executor"] = executor or choose(config.executor, context)
     config = config.model_copy(update=resolved)
     method, federation, task = context.method, context.federation, context.task
+    if config.model is None and config.data not in SOURCES:
+        config = config.model_copy(update={"model": default_model(config, federation)})
     counts, digest = federation.label_counts("train"), federation.digest()
     facts = RunFacts(
         method=config.method,
@@ -208,6 +213,9 @@ def describe_run(
         metrics=tuple(task.metrics),
         examples=describe_examples(federation),
         num_frozen=task.layout.frozen.size,
+        data=federation.name,
+        client_names=federation.client_names or (),
+        class_names=federation.class_names or (),
     )
     if task.gives_probabilities:
         warn(
@@ -501,9 +509,10 @@ def _check_same(folder: RunFolder, config: RunConfig, context: ClientContext) ->
         )
 
 
-def _new_path(config: RunConfig) -> Path:
+def _new_path(config: RunConfig, federation: Federation | None) -> Path:
     source = spec.parse("data set", config.data)
-    own = re.sub("[^A-Za-z0-9._+]+", "-", Path(source.argument or "").stem).strip("-.")
+    name = Path(source.argument or "").stem if federation is None else federation.name
+    own = re.sub("[^A-Za-z0-9._+]+", "-", name).strip("-.")[:60]
     return RUNS / f"{config.method}-{own or source.name}-seed{config.seed}-{timestamp()}"
 
 

@@ -33,6 +33,7 @@ from sparsona.report.pictures import draw
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+UNNAMED = "arrays"  # what data that was passed from Python is called where nobody named it
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
 
@@ -345,10 +346,12 @@ def _pictures(found: Sequence[tuple[RunView, ClientEffects | Similarity]]) -> di
 
 
 def _partition(view: RunView) -> Partition:
-    title = ", ".join(str(view.config[key]) for key in ("data", "partition") if key in view.config)
-    title = "Data of the clients' own" if title == "given, given" else title
+    shared = str(view.config.get("partition", ""))
+    data = view.data or str(view.config.get("data", ""))
+    title = ", ".join(filter(None, (data, "" if shared == GIVEN else shared)))
+    title = "Data of the clients' own" if title in (GIVEN, UNNAMED) else title
     sizes = dict(zip(PARTS, view.sizes.T, strict=True))
-    return Partition(title or view.name, sizes, view.label_counts)
+    return Partition(title or view.name, sizes, view.label_counts, view.client_names, view.class_names)
 
 
 def _drop_missing(figures: dict[str, Figure | None]) -> dict[str, Figure]:
@@ -375,7 +378,9 @@ def _facts(views: Sequence[RunView], groups: Sequence[Group]) -> list[str]:
         values = {str(view.config.get(name)) for view in views}
         return values.pop() if len(values) == 1 and values != {"None"} else None
 
-    data = [value for name in ("data", "partition") if (value := shared(name)) not in (None, GIVEN)]
+    called = {view.data or str(view.config.get("data")) for view in views}  # the name, and not the path of a file
+    parts = (called.pop() if len(called) == 1 else None, shared("partition"))
+    data = [value for value in parts if value is not None and value not in (GIVEN, UNNAMED, "None")]
     sizes = {view.num_parameters for view in views}
     model = shared("model")
     if model in (None, GIVEN):

@@ -16,12 +16,13 @@ import numpy as np
 from sparsona.analysis.charts import accuracy_by_bytes
 from sparsona.analysis.curves import common_rounds, drawn_point, spent_by
 from sparsona.analysis.extra import import_extra
-from sparsona.analysis.format import human_bytes
+from sparsona.analysis.format import cut, human_bytes
 from sparsona.analysis.groups import Group, group_views, pairs
 from sparsona.analysis.measure import measure_of_metric
 from sparsona.analysis.partition import drawn_counts
 from sparsona.analysis.view import RunView
 from sparsona.core.points import POINTS, TUNED
+from sparsona.data.names import name_of
 from sparsona.report.palette import BETTER, COLOURS, DASHES, HEAT, SYMBOLS, WORSE
 
 if TYPE_CHECKING:
@@ -230,7 +231,8 @@ def client_differences(views: Sequence[RunView], method: int) -> Figure | None:
     for before, after in pairs(reference, group):
         for client in np.flatnonzero(np.isfinite(before.scores) & np.isfinite(after.scores)):
             old, new = (measure.scale * view.scores[client] for view in (before, after))
-            note = f"<b>client {client}</b>, seed {after.seed}<br>{html.escape(group.label)}: {new:{form}}{unit}"
+            who = html.escape(name_of(after.client_names, int(client)))
+            note = f"<b>client {who}</b>, seed {after.seed}<br>{html.escape(group.label)}: {new:{form}}{unit}"
             note += f"<br>{html.escape(reference.label)}: {old:{form}}{unit}"
             note += f"<br>{int(before.count[client])} test examples"
             bars.append((float(measure.sign * (new - old)), note))
@@ -281,8 +283,15 @@ def confusion(views: Sequence[RunView], method: int) -> Figure | None:
         hovertemplate="true %{y}, predicted %{x}<br><b>%{text}</b>, %{z:.1f}% of its class<extra></extra>",
         colorbar={"ticksuffix": "%", "thickness": 10, "outlinewidth": 0},
     )
-    figure.update_xaxes(title_text="predicted class", showgrid=False, **_index_ticks(classes))
-    figure.update_yaxes(title_text="true class", autorange="reversed", showgrid=False, **_index_ticks(classes))
+    ticks = _index_ticks(classes)
+    if names := [html.escape(cut(name, 30)) for name in group.views[0].class_names]:
+        ticks = {"tickmode": "array", "tickvals": list(range(classes)), "ticktext": names} if classes <= 25 else ticks
+        figure.update_traces(
+            customdata=[[f"true {true}, predicted {guess}" for guess in names] for true in names],
+            hovertemplate="%{customdata}<br><b>%{text}</b>, %{z:.1f}% of its class<extra></extra>",
+        )
+    figure.update_xaxes(title_text="predicted class", showgrid=False, **ticks)
+    figure.update_yaxes(title_text="true class", autorange="reversed", showgrid=False, **ticks)
     return figure
 
 
@@ -439,17 +448,21 @@ def _client_dots(view: RunView) -> list[tuple[float, str]]:
     for client in np.flatnonzero(np.isfinite(view.scores)):
         accuracy = measure.scale * float(view.scores[client])
         shown = f"{accuracy:.1f}%" if measure.unit else f"{measure.title} {accuracy:.4g}"
-        note = f"<b>client {client}: {html.escape(shown)}</b>, seed {view.seed}<br>{int(view.count[client])} test"
+        who = html.escape(name_of(view.client_names, int(client)))
+        note = f"<b>client {who}: {html.escape(shown)}</b>, seed {view.seed}<br>{int(view.count[client])} test"
         if view.label_counts is not None:
             labels = drawn_counts(view.label_counts[client])
-            note += f", {int(labels.sum())} training examples<br>{_label_mix(labels)}"
+            note += f", {int(labels.sum())} training examples<br>{_label_mix(labels, view.class_names)}"
         dots.append((accuracy, note))
     return dots
 
 
-def _label_mix(labels: np.ndarray, shown: int = 4) -> str:
+def _label_mix(labels: np.ndarray, names: Sequence[str], shown: int = 4) -> str:
     held = [int(c) for c in np.argsort(-labels, kind="stable") if labels[c] > 0]
-    mix = [f"class {c}: {100 * labels[c] / labels.sum():.0f}%" for c in held[:shown]]
+    mix = [
+        f"{'' if names else 'class '}{html.escape(name_of(names, c))}: {100 * labels[c] / labels.sum():.0f}%"
+        for c in held[:shown]
+    ]
     return ", ".join(mix + ([f"{len(held) - shown} more"] if len(held) > shown else []))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.packing import Packing
+from sparsona.data.names import clean_name, clean_names
 
 FORMAT = 2  # of a run folder that this version writes and resumes
 DTYPES = ("float32", "uint8", "int32")  # of stored inputs
@@ -91,8 +92,9 @@ class RunFacts:
     None: the method does not say. `targets` are classes, binary (by one logit), labels, tokens or numbers; "" in runs
     of older versions, as `loss` is, which have no `examples` either. `class_weights` are as they were counted,
     `metrics` the names of those evaluated. `num_frozen` parameters of the model are frozen, and not among its
-    `num_parameters`. `client_names` are empty where clients have none. `differing`: in which versions and parts of
-    machines the sides of a run on several machines differ, and what is in use.
+    `num_parameters`. `data` is what the data set is called; `client_names` and `class_names` are empty where there are
+    none. `differing`: in which versions and parts of machines the sides of a run on several machines differ, and what
+    is in use.
     """
 
     method: str
@@ -128,7 +130,9 @@ class RunFacts:
     metrics: tuple[str, ...] = ()
     examples: ExampleFacts | None = None
     num_frozen: int = 0
+    data: str = ""
     client_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
     differing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     format: int = field(default=FORMAT)
 
@@ -147,6 +151,7 @@ class RunFacts:
         plain["left_out"], plain["novel"] = dict(self.left_out), list(self.novel)
         plain["metrics"] = list(self.metrics)
         plain["class_weights"] = None if self.class_weights is None else list(self.class_weights)
+        plain["class_names"] = list(self.class_names)
         plain["warm_start"] = None if self.warm_start is None else asdict(self.warm_start)
         plain["examples"] = None if self.examples is None else asdict(self.examples)
         return {"format": plain.pop("format"), **plain}
@@ -168,10 +173,15 @@ class RunFacts:
             known["sizes"] = _freeze(known["sizes"])
             known["label_counts"] = None if known["label_counts"] is None else _freeze(known["label_counts"])
             known["differing"] = {name: tuple(values) for name, values in known.get("differing", {}).items()}
-            known["client_names"] = tuple(map(str, known.get("client_names", ())))
             known["novel"], known["metrics"] = (tuple(known.get(name, ())) for name in ("novel", "metrics"))
             if known.get("class_weights") is not None:
                 known["class_weights"] = tuple(map(float, known["class_weights"]))
+            for name, what, count in (
+                ("client_names", "clients", len(known["sizes"])),
+                ("class_names", "classes", None if known["label_counts"] is None else known["label_counts"].shape[1]),
+            ):
+                known[name] = clean_names(known[name], what, count) if known.get(name) else ()
+            known["data"] = clean_name(known.get("data", ""))
             if known.get("warm_start") is not None:
                 known["warm_start"] = WarmStartFacts(**known["warm_start"])
             if known.get("examples") is not None:

@@ -135,7 +135,13 @@ class RunConfig(Stopping):
     options: dict[str, Any] = Field(default_factory=dict, description="options of the method")
     matched: Matched | None = Field(None, description="what a comparison equalised, and to what")
 
-    data: str = _data("digits", "data set, a row of `sparsona data`", flag=True, cost=True, paths=("arrays", "folder"))
+    data: str = _data(
+        "digits",
+        "data set, a row of `sparsona data`, or the path of your own: mine.npz, or a folder of pictures",
+        flag=True,
+        cost=True,
+        paths=("arrays", "folder"),
+    )
     data_dir: str | None = _data(
         None, "folder that is searched first for the data's files", none="the cache alone", flag=True, paths=("",)
     )
