@@ -177,13 +177,14 @@ def test_a_regression_in_the_terminal_and_on_a_page(tmp_path, say):
     small = ("--model", "mlp:hidden=0", "--rounds", 1, "--executor", "serial", "--device", "cpu")
     said = say("compare", "local", "fedavg", *data, *small, "--set", "metrics=mae,r2", "--out", "both")
     assert said.code == 0, said
-    assert "MAE" in said.out
-    assert "in mean MAE (low is better)" in said.out
+    assert said.out.startswith("FedAvg serves clients best, ")  # whose error is the lower one
+    assert "(MAE); next is Local" in said.out
     said = say("report", "both", "--out", "page.html")
     assert said.code == 0, said
     page = (tmp_path / "page.html").read_text()
     assert "Mean MAE over clients after each round. Lower is better." in page
     assert "client MAE" in page
+    assert "MAE against traffic" in page
 
 
 @pytest.mark.parametrize(
