@@ -29,6 +29,8 @@ from sparsona.runs.folder import RunFolder
 from sparsona.runs.observers import ClassCounts, class_counts
 from sparsona.runs.records import ClassesRow, EvaluationRow
 
+ERRORS = ("mse", "weighted", "worst")  # what `errors` returns
+
 
 def errors(folder: RunFolder, completed: int, point: str) -> dict[str, Any] | None:
     """Mean losses of a regression's clients at one point: over clients (also as `mse`, where it is the squared error),

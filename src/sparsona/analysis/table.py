@@ -169,6 +169,8 @@ def _difference(matched: Sequence[tuple[RunView, RunView]], key: str) -> tuple[s
     if measure != ACCURACY:
         return _measure_difference(matched)
     figures = [[view.summary["accuracy"][key] for view in pair] for pair in matched]
+    if any(figure is None for pair in figures for figure in pair):
+        return UNKNOWN, "nothing was evaluated"
     before, after = ([float(pair[which]) for pair in figures] for which in (0, 1))
     found = paired_difference(after, before)
     interval = "one seed: no interval"

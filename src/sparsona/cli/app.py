@@ -15,6 +15,7 @@ from sparsona.cli.analysis import clients, figure, gates, read_views, similarity
 from sparsona.cli.bounds import bounds
 from sparsona.cli.cost import cost
 from sparsona.cli.data import data
+from sparsona.cli.export import evaluate, export
 from sparsona.cli.federation import federation, keys
 from sparsona.cli.latency import latency
 from sparsona.cli.network import join, server, vault
@@ -336,6 +337,8 @@ cli.add_command(data)
 cli.add_command(cost)
 cli.add_command(latency)
 cli.add_command(tune)
+cli.add_command(export)
+cli.add_command(evaluate)
 cli.add_command(clients)
 cli.add_command(gates)
 cli.add_command(similarity)

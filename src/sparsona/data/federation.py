@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.errors import DataNeededError, SparsonaError, unknown_name
 from sparsona.core.files import replace_file
 from sparsona.core.packing import Packing
 from sparsona.core.round import Client
@@ -58,6 +58,7 @@ class Federation:
         left_out: How many owners of the data set are no clients, by what they lack.
         task: What is predicted: "classification", "binary", "multilabel" or "regression"; "auto": as `y` tells.
         packing: Each example is several inputs, packed into a row of `x`; None: it is one.
+        train_counts: Of a federation without its examples, how many of each class each client trains on.
 
     Example:
         >>> import numpy as np
@@ -78,6 +79,7 @@ class Federation:
     left_out: Mapping[str, int] = field(default_factory=dict)
     task: str = "auto"
     packing: Packing | None = None
+    train_counts: Array | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.task == "auto":
@@ -125,6 +127,32 @@ class Federation:
     def num_labels(self) -> int:
         """The number of classes that examples have: two where one logit tells them apart."""
         return 2 if self.task == "binary" else self.num_classes
+
+    @property
+    def has_examples(self) -> bool:
+        """Whether the examples are here, and not only their shapes and the sizes of the clients' parts."""
+        return self._splits.is_filled
+
+    @classmethod
+    def outline(
+        cls, sizes: Array, x: Tensor, y: Tensor, num_classes: int, name: str, view: View, train_counts: Array | None
+    ) -> Federation:
+        """The shapes and sizes of a federation, without its examples: enough for models, not for training.
+
+        Args:
+            sizes: how many examples each client trains, validates and tests on, int64 [clients, 3].
+            x: an empty tensor of inputs, whose shape and type are those of the examples.
+            y: likewise of targets.
+            num_classes: as of a federation.
+            name: likewise.
+            view: likewise.
+            train_counts: likewise.
+
+        Returns:
+            A federation whose `examples` raise DataNeededError.
+        """
+        splits = ClientIndex(torch.zeros(0, dtype=torch.int64), sizes)
+        return cls(x, y, splits, num_classes, name, view, train_counts=train_counts)
 
     def to(self, device: torch.device) -> Federation:
         """The same federation with everything on `device`."""
@@ -188,6 +216,7 @@ class Federation:
 
     def packed_examples(self, client: int, part: str) -> Examples:
         """`examples`, with several inputs packed into rows, as batches are made of them."""
+        self._check_examples(f"the {part} data of client {client}")
         index = self._indices(client, part)
         inputs, targets = self.x.index_select(0, index), as_targets(self.y.index_select(0, index))
         if part == "train" and self.view.augments:
@@ -233,6 +262,9 @@ class Federation:
             return None
         if part not in PARTS:
             raise unknown_name("part of the data", part, PARTS)
+        if not self.has_examples and part == "train" and self.train_counts is not None:
+            return torch.from_numpy(self.train_counts.copy())
+        self._check_examples("the labels")
         client, example = self._splits.clients_of(part)
         cells = client * self.num_labels + self.y.cpu().numpy()[example]
         found = np.bincount(cells, minlength=self.num_clients * self.num_labels)
@@ -342,6 +374,14 @@ class Federation:
         if self.packing is not None:
             state.update(json.dumps(self.packing.as_json()).encode())
         return state.hexdigest()
+
+    def _check_examples(self, what: str) -> None:
+        if not self.has_examples:
+            raise DataNeededError(
+                f"only the sizes of {what} are here",
+                expected="the federation that the run was started with",
+                hint="call sparsona.load with the same federation",
+            )
 
     def _indices(self, client: int, part: str) -> Tensor:
         if part not in PARTS:

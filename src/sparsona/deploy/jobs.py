@@ -215,6 +215,16 @@ def _can_be(confusion: Tensor, least: Tensor, count: int) -> bool:
     return low <= count <= low + num_few * (FEWEST - 2)
 
 
+def in_words(found: Sequence[Evaluation]) -> str:
+    """Results of a client, as it reads them in its terminal."""
+    return ", ".join(
+        f"loss of the {one.point} model {one.loss:.4g}"
+        if one.correct is None
+        else f"accuracy of the {one.point} model {one.correct / one.count:.1%}"
+        for one in found
+    )
+
+
 class _Head:
     """Reads plain values of a known type from a head: whatever is missing or of another type is a SparsonaError."""
 

@@ -6,7 +6,7 @@ A process may hold one of the two. The simulator holds both and passes messages 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -68,7 +68,7 @@ class ServerContext:
 
     method: Method
     plan: Plan
-    clients: tuple[Client, ...]
+    clients: Sequence[Client]
     params: Tree
     place: Placement
     spill_store: SpillStore
@@ -84,7 +84,7 @@ class ServerContext:
         task: Task,
         make_method: Callable[[Task], Method],
         plan: Plan,
-        clients: tuple[Client, ...],
+        clients: Sequence[Client],
         device: torch.device | None = None,
     ) -> ServerContext:
         """The context of a process that is a server only.
@@ -130,9 +130,9 @@ class ClientContext:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     precision: str = "fp32"
     clock: Clock = OFF
-    cards: tuple[Client, ...] | None = None
+    cards: Sequence[Client] | None = None
     method: Method = field(init=False)
-    clients: tuple[Client, ...] = field(init=False)
+    clients: Sequence[Client] = field(init=False)
     params: Tree = field(init=False)
     buffers: Tree = field(init=False)
     spill_store: SpillStore = field(init=False)  # holds clients' states between their turns

@@ -34,7 +34,7 @@ class Plan:
     tune_lr_scale: float = 1.0  # the learning rate of tuning, as a share of the first round's
     tune_from: Literal["neighbours", "all"] = "neighbours"  # whose messages a peer mixes before it is tuned
     drop_rate: float = 0.0  # probability that a trained client's update is lost
-    at_least: int = 0  # updates that a round needs to have an effect, where there is a server
+    min_updates: int = 0  # that that a round needs to have an effect, where there is a server
     everyone_trains: bool = False  # all train every round; only `per_round` of them are aggregated
     stateless: bool = False  # clients keep no State between rounds
     num_novel: int = 0  # clients that take no part until the end
@@ -93,7 +93,7 @@ class Participation:
     dropped: frozenset[int]
 
 
-def novel_clients(plan: Plan, clients: tuple[Client, ...]) -> frozenset[int]:
+def novel_clients(plan: Plan, clients: Sequence[Client]) -> frozenset[int]:
     """Clients held out of training, drawn once."""
     if not plan.num_novel:
         return frozenset()
@@ -101,7 +101,7 @@ def novel_clients(plan: Plan, clients: tuple[Client, ...]) -> frozenset[int]:
     return frozenset(int(place) for place in order[: plan.num_novel])
 
 
-def tested_clients(plan: Plan, clients: tuple[Client, ...]) -> list[int]:
+def tested_clients(plan: Plan, clients: Sequence[Client]) -> list[int]:
     """The clients that are tested after rounds: all that take part, or `eval_clients` of them, drawn once."""
     held_out = novel_clients(plan, clients)
     pool = [place for place in range(len(clients)) if place not in held_out]
@@ -111,7 +111,7 @@ def tested_clients(plan: Plan, clients: tuple[Client, ...]) -> list[int]:
     return sorted(pool[place] for place in order[: plan.eval_clients].tolist())
 
 
-def turn_points(plan: Plan, clients: tuple[Client, ...], index: int) -> dict[int, tuple[str, ...]]:
+def turn_points(plan: Plan, clients: Sequence[Client], index: int) -> dict[int, tuple[str, ...]]:
     """The points at which clients are evaluated at the end of their turn in a round: of those that are tested."""
     points = select(plan.points, "turn")
     if not points or not plan.evaluates_after(index + 1):
@@ -119,7 +119,7 @@ def turn_points(plan: Plan, clients: tuple[Client, ...], index: int) -> dict[int
     return dict.fromkeys(tested_clients(plan, clients), points)
 
 
-def start_points(plan: Plan, clients: tuple[Client, ...], index: int) -> dict[int, tuple[str, ...]]:
+def start_points(plan: Plan, clients: Sequence[Client], index: int) -> dict[int, tuple[str, ...]]:
     """The points at which clients are evaluated when their turn in a round starts, before they train: of their own
     model, as the rounds before left it. A shared model would be a message of its own."""
     if plan.evaluate == "everyone" or not index or not plan.evaluates_after(index):
@@ -128,13 +128,13 @@ def start_points(plan: Plan, clients: tuple[Client, ...], index: int) -> dict[in
     return dict.fromkeys(tested_clients(plan, clients), own)
 
 
-def training_points(plan: Plan, clients: tuple[Client, ...], index: int) -> dict[int, tuple[str, ...]]:
+def training_points(plan: Plan, clients: Sequence[Client], index: int) -> dict[int, tuple[str, ...]]:
     """All points at which clients are evaluated in their turn in a round, before and after they train."""
     first, last = start_points(plan, clients, index), turn_points(plan, clients, index)
     return {client: (*first.get(client, ()), *last.get(client, ())) for client in {**first, **last}}
 
 
-def participation(plan: Plan, clients: tuple[Client, ...], index: int) -> Participation:
+def participation(plan: Plan, clients: Sequence[Client], index: int) -> Participation:
     """Who takes part in a round. Depends on the seed and the round alone, so every method has the same clients."""
     held_out = novel_clients(plan, clients)
     pool: Sequence[int] = range(len(clients))  # a client's index is its position

@@ -88,8 +88,8 @@ class Star:
                 clients.keep(client)
             record.turns.append(Turn(client, outcome.tally, traffic + up, aggregated, dropped, failure=outcome.note))
             record.add_evaluations(outcome)
-        if half is not None and num_added < plan.at_least:
-            return population, without_effect(record, f"{num_added} of the {plan.at_least} {TOO_FEW}")
+        if half is not None and num_added < plan.min_updates:
+            return population, without_effect(record, f"{num_added} of the {plan.min_updates} {TOO_FEW}")
         if half is not None and num_added:
             with context.clock.measure("aggregate"):
                 server = half.step(server, total, round_)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from sparsona.core.task import Task
 from sparsona.core.transform import with_chain
 from sparsona.data.federate import share_out
 from sparsona.data.federation import Federation
+from sparsona.data.pool import View
 from sparsona.data.read import read
 from sparsona.data.split_plan import SplitPlan
 from sparsona.engine.context import ClientContext, Placement
@@ -37,6 +38,7 @@ from sparsona.executors import choose_device
 from sparsona.learning.partial import split_model
 from sparsona.methods import MethodCard
 from sparsona.runs.declaration import as_tuple
+from sparsona.runs.facts import DTYPES, ExampleFacts, RunFacts
 from sparsona.runs.listing import find_run
 from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, in_groups
 from sparsona.runs.request import Chosen, choose, fit_clients, parse_method
@@ -224,6 +226,44 @@ class ExampleKind:
         return next((task for task, targets in TASKS.items() if targets == self.targets), "auto")
 
 
+def describe_examples(federation: Federation) -> ExampleFacts | None:
+    """What a run keeps of its examples, for its models to be used without them; None: they are of no known type."""
+    view, dtype = federation.view, str(federation.x.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        return None
+    return ExampleFacts(
+        shape=tuple(federation.x.shape[1:]),
+        dtype=dtype,
+        num_outputs=federation.num_classes,
+        mean=view.mean,
+        std=view.std,
+        crop=view.crop,
+        test_resize=view.test_resize,
+        name=federation.name,
+        packing=federation.packing,
+    )
+
+
+def view_of(examples: ExampleFacts) -> View:
+    """How a test example of such a run becomes a model's input."""
+    return View(examples.mean, examples.std, crop=examples.crop, test_resize=examples.test_resize)
+
+
+def outline(facts: RunFacts) -> Federation:
+    """The federation of a run without its examples; only of facts that describe them."""
+    examples = facts.examples
+    assert examples is not None
+    has_columns = facts.targets in ("numbers", "labels")
+    width = examples.shape if facts.targets == "tokens" else (examples.num_outputs,) if has_columns else ()
+    kind = torch.float32 if has_columns else torch.int64
+    x = torch.zeros((0, *examples.shape), dtype=getattr(torch, examples.dtype))
+    y = torch.zeros((0, *width), dtype=kind)
+    view, counts = view_of(examples), facts.label_counts
+    found = Federation.outline(facts.sizes, x, y, examples.num_outputs, examples.name, view, counts)
+    task = next((name for name, targets in TASKS.items() if targets == facts.targets), "auto")
+    return replace(found, packing=examples.packing, task=task)
+
+
 def make_task(
     model: Any,
     kind: ExampleKind,
@@ -333,8 +373,7 @@ def make_context(
         if found := config.conflicts():
             raise merge_errors(found)
     if model is None or isinstance(model, str):
-        source = spec.parse("data set", config.data).name
-        model = config.model or (data.SOURCES[source].default_model if source in data.SOURCES else None)
+        model = network_name(config.model, config.data)
         if model is None:
             raise SparsonaError(
                 f"no model for {config.data}",
@@ -363,6 +402,12 @@ def make_context(
         raise _lacks_validation(row, f"{len(without)} clients have none (client {without[0]} is the first)")
     _check_batches(context, config.batch_size)
     return context
+
+
+def network_name(model: str | None, source: str) -> str | None:
+    """The network of a run by its options: the one that is named, or the default of the data set."""
+    name = spec.parse("data set", source).name
+    return model or (data.SOURCES[name].default_model if name in data.SOURCES else None)
 
 
 def _check_new_parameters(start: WarmStart, task: Task, personal: tuple[str, ...] | None, rounds: int) -> None:

@@ -304,7 +304,8 @@ SECTIONS = {
 def _figures(views: Sequence[RunView], is_comparison: bool) -> list[Chart]:
     """The sections that these runs have the data for. One method alone has no more than its clients' capacities."""
     charts: list[Chart] = []
-    if views[0].measure != ACCURACY:  # the papers draw accuracies
+    # The papers draw accuracies; of some runs, nothing was evaluated.
+    if views[0].measure != ACCURACY or not all(view.count.any() for view in views):
         return charts
     for key, (title, caption, names) in SECTIONS.items():
         if is_comparison or key == "capacity":

@@ -299,7 +299,7 @@ class RunConfig(Stopping):
         ge=0,
         lt=1,
     )
-    at_least: int = _plan(
+    min_updates: int = _plan(
         0,
         "updates that a round needs: with fewer, neither the server nor any client changes in it",
         condition=True,
@@ -461,12 +461,12 @@ class RunConfig(Stopping):
                     hint="lower --per-round or raise --clients",
                 )
             )
-        elif self.at_least > self.sampled:
+        elif self.min_updates > self.sampled:
             found.append(
                 SparsonaError(
-                    f"rounds that need {self.at_least} updates, of {self.sampled} clients per round",
-                    expected=f"at_least from 0 to {self.sampled}",
-                    hint="lower at_least or raise --per-round",
+                    f"rounds that need {self.min_updates} updates, of {self.sampled} clients per round",
+                    expected=f"min_updates from 0 to {self.sampled}",
+                    hint="lower min_updates or raise --per-round",
                 )
             )
         if taking_part is not None and 1 <= taking_part < (self.eval_clients or 0):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -69,6 +70,20 @@ def read_arrays(request: Request) -> Pool:
     if y.dtype != np.float32:
         y = y.astype(np.int32 if has_tokens else np.int64)
     return Pool(path.stem, inputs.numpy(), y, num_classes, num_train, owners, view, task=task, packing=packing)
+
+
+def read_pair(path: Path) -> tuple[Any, Array]:
+    """Examples to evaluate a model on: x and y of a file, or x_test and y_test where it has these; several inputs as a
+    dict."""
+    import torch
+
+    x, y, num_train, _, packing = _read(path)
+    x, y = x[num_train or 0 :], y[num_train or 0 :]
+    if packing is None:
+        return x, y
+    found = packing.unpack(torch.from_numpy(x))
+    assert isinstance(found, dict), "inputs in a file have names"
+    return {name: value.numpy() for name, value in found.items()}, y
 
 
 def read_published(request: Request) -> Pool | None:
