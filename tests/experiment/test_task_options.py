@@ -77,6 +77,12 @@ def test_each_kind_has_its_figures(runs, kind, tmp_path):
     elif kind == "numbers":
         assert run.metric("mae")[1] == pytest.approx(float((outputs - data.targets).abs().mean()), rel=1e-5)
         assert run.errors()[1] == pytest.approx(float(F.huber_loss(outputs, data.targets)), rel=1e-5)
+    again = sp.load(run.path, model=federation_of(kind)[1])  # its models need no data
+    (row,) = again.evaluate(1, X[:30], KINDS[kind][0][:30]).rows()
+    assert set(METRICS[kind]) - {"accuracy"} <= set(row)
+    if kind != "classes":
+        with pytest.raises(sp.SparsonaError):
+            again.evaluate(1, X[:30], np.zeros((30, 7)) + 2)
     page = run.report(tmp_path / "page.html").read_text()
     for title in {"classes": ["AUC", "F1"], "binary": ["AUC"], "labels": ["F1"], "numbers": ["RMSE", "MAE"]}[kind]:
         assert title in page
