@@ -77,6 +77,12 @@ def test_each_kind_has_its_figures(runs, kind, tmp_path):
     elif kind == "numbers":
         assert run.metric("mae")[1] == pytest.approx(float((outputs - data.targets).abs().mean()), rel=1e-5)
         assert run.errors()[1] == pytest.approx(float(F.huber_loss(outputs, data.targets)), rel=1e-5)
+    again = sp.load(run.path, model=federation_of(kind)[1])  # its models need no data
+    (row,) = again.evaluate(1, X[:30], KINDS[kind][0][:30]).rows()
+    assert set(METRICS[kind]) - {"accuracy"} <= set(row)
+    if kind != "classes":
+        with pytest.raises(sp.SparsonaError):
+            again.evaluate(1, X[:30], np.zeros((30, 7)) + 2)
     page = run.report(tmp_path / "page.html").read_text()
     for title in {"classes": ["AUC", "F1"], "binary": ["AUC"], "labels": ["F1"], "numbers": ["RMSE", "MAE"]}[kind]:
         assert title in page
@@ -177,13 +183,14 @@ def test_a_regression_in_the_terminal_and_on_a_page(tmp_path, say):
     small = ("--model", "mlp:hidden=0", "--rounds", 1, "--executor", "serial", "--device", "cpu")
     said = say("compare", "local", "fedavg", *data, *small, "--set", "metrics=mae,r2", "--out", "both")
     assert said.code == 0, said
-    assert "MAE" in said.out
-    assert "in mean MAE (low is better)" in said.out
+    assert said.out.startswith("FedAvg serves clients best, ")  # whose error is the lower one
+    assert "(MAE); next is Local" in said.out
     said = say("report", "both", "--out", "page.html")
     assert said.code == 0, said
     page = (tmp_path / "page.html").read_text()
     assert "Mean MAE over clients after each round. Lower is better." in page
     assert "client MAE" in page
+    assert "MAE against traffic" in page
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,12 @@ def read_examples(federation: Federation, x: Any, y: Any) -> Examples:
         )
     if federation.is_regression:
         targets = _numbers(y, federation.num_classes)
+    elif federation.task in ("binary", "multilabel"):
+        targets = validate.check_targets(y, task=federation.task)
+        if targets.dim() == 2 and targets.shape[1] != federation.num_classes:
+            raise SparsonaError(
+                f"y has {targets.shape[1]} labels", expected=f"{federation.num_classes}, as in the run's data"
+            )
     else:
         targets = validate.check_labels(y, as_tokens=federation.predicts_tokens)
         if federation.predicts_tokens and targets.shape != inputs.shape:
