@@ -19,7 +19,9 @@ from sparsona.deploy.exchange import in_threads
 from sparsona.deploy.federation_file import FederationFile
 from sparsona.deploy.frames import Frame, seal, unseal
 from sparsona.deploy.identity import KeyFile, Roster
-from sparsona.deploy.journal import Journal
+from sparsona.deploy.journal import Entry, Journal
+from sparsona.deploy.vault import Vault
+from sparsona.engine.jobs import Outcome
 from sparsona.experiment.agreement import agree
 from sparsona.experiment.client_data import own_data
 from sparsona.experiment.gather import gather
@@ -27,6 +29,7 @@ from sparsona.experiment.peers import be_peer, make_peer
 from sparsona.experiment.terms import Terms
 from sparsona.runs.records import Records
 from sparsona.wire.codec import decode, encode
+from sparsona.wire.ledger import Traffic
 
 COMMON = {"rounds": 3, "epochs": 1, "seed": 7, "evaluate": "everyone"}
 DATA = {"data_rate": 0.3}  # to be quick
@@ -530,3 +533,25 @@ def test_peers_over_real_links_with_certificates(made, tmp_path):
     run = gather(tmp_path / "run", sorted((tmp_path / "peers").iterdir()))
     assert rows(run.path) == rows(simulate(tmp_path, "dispfl", **options).path)
     assert sp.replay(run.path, ["digits"], out=tmp_path / "replay", **DATA).is_same
+
+
+def test_a_peer_has_its_folder_for_itself(made, tmp_path):
+    terms, keys = made("dispfl", rounds=1, num=2)
+    (tmp_path / "0.key").write_text(keys[0].pem)
+    other = Vault(tmp_path / "mine")
+    other.claim(terms.run, 0, "data")
+    with pytest.raises(SparsonaError, match="in use by another process"):
+        be_peer(
+            terms.file.path, "digits", key=tmp_path / "0.key", listen=["127.0.0.1:9"], vault=tmp_path / "mine", **DATA
+        )
+    other.release()
+    assert not (tmp_path / "mine" / "journal.jsonl").exists()
+
+
+def test_refusals_of_a_neighbour_are_in_the_journal():
+    """What was fetched for a round is told twice, and counts once; a message that was mixed starts the count again."""
+    refused, traffic = {1: "refused: x"}, {1: Traffic(down=1)}
+    told = [Entry("evaluation", 1, Outcome(0), lost=refused), Entry("turn", 1, Outcome(0), lost=refused)]
+    told += [Entry("turn", 2, Outcome(0), lost=refused), Entry("turn", 3, Outcome(0), lost={1: "no answer within 1 s"})]
+    assert peer._refusals(told) == {1: 2}
+    assert peer._refusals([*told, Entry("turn", 4, Outcome(0), traffic=traffic)]) == {}
