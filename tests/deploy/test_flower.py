@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from federations import free_addresses
 from processes import wait_until
 
 import sparsona as sp
@@ -274,14 +275,6 @@ def has_clients(grid: Grid, told: list[str]) -> bool:
 # Flower itself.
 
 
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in found:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in found]
-
-
 def descendants(pid: int) -> list[int]:
     """The processes that a process started, and those that they started: Flower's outlive it for a while."""
     parents = {}
@@ -362,7 +355,7 @@ def test_a_run_through_flower_is_its_simulation(tmp_path, monkeypatch, processes
     monkeypatch.chdir(tmp_path)
     new_federation(2)
     command("federation", "flower", "fed.toml", "app", "--out", "runs/x", "--wait", "120")
-    link, *nodes = free_ports(3)
+    link, *nodes = (address.partition(":")[2] for address in free_addresses(3))
     (tmp_path / "flwr" / "config.toml").write_text(f'[superlink.here]\naddress = "127.0.0.1:{link}"\ninsecure = true\n')
     own = ["--insecure", "--host", "127.0.0.1"]
     processes.start("link", "flower-superlink", *own, "--port", link, "--disable-runtime-dependency-installation")

@@ -87,8 +87,8 @@ class Pool:
     published training set and the others the published test set; None: there is no published split. `owners`: the
     number of the person (writer, user, speaker) each example comes from, int64 (N,), counted from 0; -1: unknown.
     `overlap`: an owner's examples are in order, and each has content in common with so many that follow it (windows
-    that slide over a text): a model trained on one has seen the others in part. `packing`: a row of `x` is several
-    inputs, packed.
+    that slide over a text): a model trained on one has seen the others in part. `task`: as in Federation. `packing`: a
+    row of `x` is several inputs, packed.
     """
 
     name: str
@@ -99,6 +99,7 @@ class Pool:
     owners: Array | None = None
     view: View = field(default_factory=View)
     overlap: int = 0
+    task: str = "auto"
     packing: Packing | None = None
 
     def __post_init__(self) -> None:

@@ -83,7 +83,9 @@ def _read(terms: Terms, source: str, data_dir: str | None, options: Mapping[str,
             raise unknown_name(f"option of {what}", name, known)
     given = {"seed": terms.config.seed, "data": source, "data_dir": data_dir, **options}
     is_own = _is_own(source)
-    own = {"partition": "iid", "clients": 1} if is_own else {"clients": terms.num_clients}
+    own: dict[str, Any] = {"partition": "iid", "clients": 1} if is_own else {"clients": terms.num_clients}
+    if terms.kind.targets not in ("classes", "tokens"):  # a client's targets need not tell, such as whole numbers
+        own["task"] = terms.kind.task
     config = validate(RunConfig, {"method": terms.config.method, **own, **given}, "the client's data")
     # A client need not have every class: how many there are, the file says.
     is_classes = is_own and terms.kind.targets == "classes"

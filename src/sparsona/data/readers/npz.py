@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,13 +47,20 @@ def read_arrays(request: Request) -> Pool:
     where = f"'{path}': "
     if not x.size:
         raise SparsonaError(f"{where}x has shape {x.shape}", expected="at least one number in each example")
-    has_tokens = x.dtype.kind in "iu" and y.dtype.kind in "iu" and y.ndim == 2 and x.shape == y.shape
+    has_tokens = (
+        request.task in ("auto", "classification")
+        and x.dtype.kind in "iu"
+        and y.dtype.kind in "iu"
+        and y.ndim == 2
+        and x.shape == y.shape
+    )
     if has_tokens and (highest := max(int(x.max()), int(y.max()))) >= MAX_TOKENS:
         raise SparsonaError(f"{where}a token {highest}", expected=f"token numbers below {MAX_TOKENS:,}")
     is_image = x.dtype == np.uint8 and x.ndim in (3, 4) and not has_tokens
     inputs = validate.check_inputs(channels_first(x) if is_image else x, where, as_bytes=is_image, as_tokens=has_tokens)
-    labels = validate.check_targets(y, where, as_tokens=has_tokens)
-    num_classes = validate.count_outputs(labels, request.num_classes, inputs)
+    task = validate.find_task([y], request.task)
+    labels = validate.check_targets(y, where, as_tokens=has_tokens, task=request.task)
+    num_classes = validate.count_outputs(labels, request.num_classes, inputs, task)
     if is_image:
         view = make_view(request, tuple(inputs.shape[1:]))
     else:
@@ -61,7 +69,21 @@ def read_arrays(request: Request) -> Pool:
     y = labels.numpy()
     if y.dtype != np.float32:
         y = y.astype(np.int32 if has_tokens else np.int64)
-    return Pool(path.stem, inputs.numpy(), y, num_classes, num_train, owners, view, packing=packing)
+    return Pool(path.stem, inputs.numpy(), y, num_classes, num_train, owners, view, task=task, packing=packing)
+
+
+def read_pair(path: Path) -> tuple[Any, Array]:
+    """Examples to evaluate a model on: x and y of a file, or x_test and y_test where it has these; several inputs as a
+    dict."""
+    import torch
+
+    x, y, num_train, _, packing = _read(path)
+    x, y = x[num_train or 0 :], y[num_train or 0 :]
+    if packing is None:
+        return x, y
+    found = packing.unpack(torch.from_numpy(x))
+    assert isinstance(found, dict), "inputs in a file have names"
+    return {name: value.numpy() for name, value in found.items()}, y
 
 
 def read_published(request: Request) -> Pool | None:
