@@ -107,7 +107,7 @@ def test_peers_have_no_server_and_all_listen(say, tmp_path):
         (["--classes", "0"], ["classes"]),
         (["--input", "1x2x2"], ["cannot take 2x2 images"]),
         (["--input", "1xax2"], ["an input of '1xax2'", "3x32x32"]),
-        (["--predicts", "weather"], ["predicts 'weather'", "classes, tokens, numbers"]),
+        (["--predicts", "weather"], ["predicts 'weather'", "classes, tokens"]),
         (["--set", "clients=5"], ["'clients' in a federation file", "each side itself"]),
         (["--set", "device=cpu"], ["'device' in a federation file"]),
         (["--set", "capacities=[0.5]"], ["'capacities' in a federation file", "federation admit --capacity"]),

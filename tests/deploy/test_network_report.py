@@ -172,7 +172,7 @@ def test_bytes_of_evaluations_are_those_of_the_frames(tmp_path):
     assert len(down) >= 2 * NUM
 
 
-def test_a_run_of_which_nobody_tells_a_result_ends(tmp_path):
+def test_a_run_of_which_nobody_tells_a_result_ends(played, tmp_path):
     """All clients have fewer than five test examples: the run ends, and says that nothing was evaluated, and why."""
     options = {"rounds": 1, "per_round": 4, "points": ["global"]}
     made = make(tmp_path / "federation", "fedavg", NUM, data=FEWEST, **options)
@@ -190,6 +190,10 @@ def test_a_run_of_which_nobody_tells_a_result_ends(tmp_path):
     assert sp.Comparison(run.path, [run]).table()[0]["accuracy"] == "–"
     page = run.report(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "Nothing was evaluated" in page
+    both = sp.Comparison(tmp_path, [run, played])  # beside one that was evaluated, either first
+    both.report(tmp_path / "both.html")
+    assert both.differences()[0]["difference"] == "–"
+    sp.Comparison(tmp_path, [played, run]).report(tmp_path / "both.html")
     for command in ("clients", "similarity", "targets"):
         result = CliRunner().invoke(cli, [command, str(run.path)])
         assert isinstance(result.exception, SparsonaError), f"{command}: {result.exception}"

@@ -17,12 +17,15 @@ from sparsona.core.errors import SparsonaError
 from sparsona.deploy import peer
 from sparsona.deploy.exchange import in_threads
 from sparsona.deploy.frames import Frame, seal, unseal
-from sparsona.deploy.journal import Journal
+from sparsona.deploy.journal import Entry, Journal
 from sparsona.deploy.remote import LostError
+from sparsona.deploy.vault import Vault
+from sparsona.engine.jobs import Outcome
 from sparsona.experiment.gather import gather
-from sparsona.experiment.peers import make_peer
+from sparsona.experiment.peers import be_peer, make_peer
 from sparsona.runs.records import Records
 from sparsona.wire.codec import decode, encode
+from sparsona.wire.ledger import Traffic
 
 LONG = 60.0  # a deadline that no test waits for
 NUM = 4
@@ -533,3 +536,22 @@ def test_a_net_that_is_cut_in_two_and_joined_again_goes_on(tmp_path):
     assert not {rounds - 1, rounds} & lost  # all are heard again
     withheld = {row.client for row in records.evaluation_failures()}  # they have too few examples
     assert all(len(records.evaluations(completed=at, point="received")) == num - len(withheld) for at in (1, rounds))
+
+
+def test_a_peer_has_its_folder_for_itself(tmp_path):
+    made = make(tmp_path / "federation", "dispfl", 2, rounds=1)
+    other = Vault(tmp_path / "mine")
+    other.claim(made.terms.run, 0, "data")
+    with pytest.raises(SparsonaError, match="in use by another process"):
+        be_peer(made.path, "digits", key=made.key_path(0), listen=[":9"], vault=tmp_path / "mine", **made.data)
+    other.release()
+    assert not (tmp_path / "mine" / "journal.jsonl").exists()
+
+
+def test_refusals_of_a_neighbour_are_in_the_journal():
+    """What was fetched for a round is told twice, and counts once; a message that was mixed starts the count again."""
+    refused, traffic = {1: "refused: x"}, {1: Traffic(down=1)}
+    told = [Entry("evaluation", 1, Outcome(0), lost=refused), Entry("turn", 1, Outcome(0), lost=refused)]
+    told += [Entry("turn", 2, Outcome(0), lost=refused), Entry("turn", 3, Outcome(0), lost={1: "no answer within 1 s"})]
+    assert peer._refusals(told) == {1: 2}
+    assert peer._refusals([*told, Entry("turn", 4, Outcome(0), traffic=traffic)]) == {}

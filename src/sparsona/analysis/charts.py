@@ -151,9 +151,12 @@ def accuracy_by_bytes(views: Sequence[RunView], counting: Literal["encoded", "pa
             total = spent_by(group, [1 << 62], name)[0]  # final tuning sends, too, among peers
             moved = tuple(Mark(x, mark.y) for x, mark in zip(sent, curve, strict=True))
             text = f"density {density:g}" if len(members) > 1 and density is not None else ""
-            ends.append(_over_seeds(total, _headlines(group), text))
+            if known := _headlines(group):
+                ends.append(_over_seeds(total, known, text))
             if total and len(moved) > 1:
                 series.append(Series(label, moved, "line", True, place))
+        if not ends:
+            continue  # nothing was evaluated
         if all(mark.x == 0 for mark in ends):
             series.append(Series(f"{label}, sends nothing", (ends[0],), "level", place=place))
         else:
