@@ -49,6 +49,14 @@ def accuracy_summary(correct: np.ndarray, count: np.ndarray) -> dict[str, float]
     }
 
 
+def wilson_interval(correct: int, count: int) -> tuple[float, float]:
+    """The 95% interval of an accuracy that was measured on `count` examples, by Wilson's score."""
+    z, rate = 1.959963984540054, correct / count
+    middle = (rate + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * math.sqrt(rate * (1 - rate) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
 def mean_of_last(curve: Sequence[tuple[int, float]], n: int = 10) -> float | None:
     """Mean accuracy after each of the last `n` rounds, or None where that is not known.
 

@@ -9,6 +9,7 @@ import numpy as np
 from sparsona.analysis.format import plural
 from sparsona.analysis.gates import mean_measures
 from sparsona.analysis.heard import evaluation_bytes, heard, heard_sentence, machines_sentence, untested_sentence
+from sparsona.analysis.measure import summarize_metrics
 from sparsona.analysis.outcomes import (
     ERRORS,
     arrays,
@@ -24,6 +25,7 @@ from sparsona.analysis.statistics import ACCURACIES, accuracy_summary, mean_of_l
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.points import GUARDED, NOVEL, PERSONAL, POINTS, RECEIVED, TUNED, on
 from sparsona.core.points import point as point_of
+from sparsona.core.targets import LOSSES
 from sparsona.core.transform import describe
 from sparsona.data.holdout import HELD_OUT
 from sparsona.runs.folder import RunFolder
@@ -95,6 +97,8 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
     summary["protocol"] = _protocol(folder, summary)
     if error is not None:
         summary["error"] = error
+    if judged := summarize_metrics(folder, completed, point):
+        summary["metrics"] = judged
     summary["pipeline"] = pipeline(folder, completed)
     if (by_class := classes(folder, completed, point)) is not None:
         summary["classes"] = by_class
@@ -236,6 +240,7 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
         text += ", the last and not the best." if len(tested) else "."
     else:
         text += "no rounds were played."
+    text += _loss_sentence(folder)
     if preset := config.get("preset"):
         text += f" Options of the preset '{preset}'" + (
             f": {facts.preset}." if facts.preset else ", which are defaults."
@@ -258,6 +263,9 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
             " Before the end, each point of a learning curve is a mean over the clients that were sampled in that "
             "round, on what they received in it: other clients from point to point."
         )
+    if untested := int(((facts.sizes[:, 2] == 0) & (facts.sizes[:, 0] > 0)).sum()):
+        text += f" {plural(untested, 'client')} {'has' if untested == 1 else 'have'} no test data and"
+        text += f" {'is' if untested == 1 else 'are'} not among them."
     took_part = len(count) - config["novel"]
     text += untested_sentence(folder, completed) + heard_sentence(folder) + machines_sentence(folder)
     if (config.get("eval_clients") or took_part) < took_part:
@@ -283,7 +291,8 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
     if folder.records.evaluations(completed, GUARDED):
         found = guard(folder, completed)
         reached = found["error" if facts.is_regression else "accuracy"]["guarded"]
-        shown = f"squared error {reached:.4g}" if facts.is_regression else f"accuracy {reached:.1%}"
+        name = (facts.loss or "squared-error").removeprefix("given:").replace("-", " ")
+        shown = f"{name} {reached:.4g}" if facts.is_regression else f"accuracy {reached:.1%}"
         text += (
             f" With guard, {found['kept_shared']} of {found['clients']} clients keep the shared model by their "
             f"validation data: mean {shown}; {found['hurt']['guarded']} clients "
@@ -305,6 +314,22 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
         text += " Clients are stateless: they keep nothing between rounds"
         initial = facts.has_batch_statistics and point == RECEIVED
         text += ", and buffers such as BatchNorm statistics are the initial ones." if initial else "."
+    return text
+
+
+def _loss_sentence(folder: RunFolder) -> str:
+    """What was minimised, where it is not the usual loss, and what a right prediction of several labels is."""
+    facts, config = folder.facts, folder.config
+    text = ""
+    if facts.targets == "labels":
+        text += " An example is predicted right if all its labels are."
+    if config.get("loss") and config["loss"] != LOSSES.get(facts.targets, ("",))[0]:
+        text += f" The loss is {config['loss'].removeprefix('given:')}."
+    if facts.class_weights is not None:
+        text += f" Losses are weighted by class ({', '.join(f'{weight:.3g}' for weight in facts.class_weights[:10])}"
+        text += (", ..." if len(facts.class_weights) > 10 else "") + ")."
+    if smoothing := config.get("label_smoothing"):
+        text += f" Labels are smoothed by {smoothing:g}."
     return text
 
 

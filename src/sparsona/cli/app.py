@@ -15,6 +15,7 @@ from sparsona.cli.analysis import clients, figure, gates, read_views, similarity
 from sparsona.cli.bounds import bounds
 from sparsona.cli.cost import cost
 from sparsona.cli.data import data
+from sparsona.cli.export import evaluate, export
 from sparsona.cli.federation import federation, keys
 from sparsona.cli.latency import latency
 from sparsona.cli.network import join, server, vault
@@ -336,6 +337,8 @@ cli.add_command(data)
 cli.add_command(cost)
 cli.add_command(latency)
 cli.add_command(tune)
+cli.add_command(export)
+cli.add_command(evaluate)
 cli.add_command(clients)
 cli.add_command(gates)
 cli.add_command(similarity)
@@ -421,7 +424,7 @@ def show_comparison(result: Any, as_json: bool) -> None:
         return
     from sparsona.analysis.answer import differing
     from sparsona.analysis.groups import group_views
-    from sparsona.analysis.table import differences
+    from sparsona.analysis.table import difference_unit, differences
 
     views = result.views()
     print_results(views)
@@ -431,7 +434,7 @@ def show_comparison(result: Any, as_json: bool) -> None:
         print_text(f"What differs between the methods: {'; '.join(unequal)}.")
     # One seed has no interval, and the table has the differences themselves.
     if len({view.seed for view in views}) > 1 and (compared := differences(views)):
-        what = f"Difference to {group_views(views)[0].label}, in percentage points of mean accuracy"
+        what = f"Difference to {group_views(views)[0].label}, in {difference_unit(views)}"
         weighted = " (weighted: by test size)" if "weighted" in compared[0] else ""
         click.echo(f"\n{what}{weighted}, paired by seed (95% interval):")
         print_table(compared)

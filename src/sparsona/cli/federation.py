@@ -86,10 +86,12 @@ def _new_flags() -> list[click.Option]:
 @FILE
 @click.option("--method", required=True, help="A row of `sparsona methods`, with options after a colon if need be.")
 @click.option("--model", required=True, help="Network, a row of `sparsona models`.")
-@click.option("--classes", type=int, required=True, help="Number of classes, of tokens, or of numbers predicted.")
+@click.option("--classes", type=int, required=True, help="Number of outputs: classes, tokens, labels or numbers.")
 @click.option("--input", "shape", metavar="CxHxW", help="Shape of an example.  [what the papers gave the network]")
 @click.option(
-    "--predicts", metavar="classes|tokens|numbers", help="What is predicted.  [tokens if the network takes them]"
+    "--predicts",
+    metavar="classes|binary|labels|numbers|tokens",
+    help="What is predicted.  [tokens if the network takes them]",
 )
 @click.option("--name", help="Of the federation.  [the file's]")
 @ADDRESS

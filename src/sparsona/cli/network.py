@@ -205,10 +205,17 @@ def show(folder: Path | None) -> None:
 @vault.command()
 @FOLDER
 @click.argument("out", metavar="FILE", type=click.Path(path_type=Path))
-def export(folder: Path | None, out: Path) -> None:
-    """Copy the personal model to FILE, as safetensors: its weights by name, its mask applied.
+@click.option(
+    "--federation",
+    "terms",
+    type=click.Path(path_type=Path),
+    help="The federation file, for .pt2 and .onnx.  [federation.toml in the vault]",
+)
+def export(folder: Path | None, out: Path, terms: Path | None) -> None:
+    """Write the personal model to FILE, its mask applied: by the suffix .safetensors, .pt2 or .onnx.
 
-    A client has one when its run is over.
+    A safetensors file has the weights by name. The others have the network as well, are checked to predict the same,
+    and lack units that a mask removed; ONNX needs the extra `onnx`. A client has a model when its run is over.
     """
     from sparsona.deploy.vault import MODEL
 
@@ -221,7 +228,13 @@ def export(folder: Path | None, out: Path) -> None:
         )
     if out.exists():
         raise SparsonaError(f"'{out}' exists already", expected="a new file", hint="give it another name")
-    shutil.copyfile(found, out)
+    if out.suffix == found.suffix:
+        shutil.copyfile(found, out)
+    else:
+        from sparsona.experiment.export import export_client
+        from sparsona.runs.folder import FEDERATION_FILE
+
+        export_client(found, terms or found.parent / FEDERATION_FILE, out)
     click.echo(str(out))
 
 

@@ -26,6 +26,7 @@ class Client:
         num_clients: how many clients there are.
         most_examples: the training examples of the largest client: a table with a row for each example has this many in
             every client's Work, so that executors can run them together. 0: not known.
+        is_tested: it has test examples.
     """
 
     index: int
@@ -34,6 +35,7 @@ class Client:
     num_validation: int = 0
     num_clients: int = 1
     most_examples: int = 0
+    is_tested: bool = True
 
 
 def client_kinds(clients: Iterable[Client]) -> Iterator[tuple[Client, int]]:

@@ -102,9 +102,10 @@ def novel_clients(plan: Plan, clients: Sequence[Client]) -> frozenset[int]:
 
 
 def tested_clients(plan: Plan, clients: Sequence[Client]) -> list[int]:
-    """The clients that are tested after rounds: all that take part, or `eval_clients` of them, drawn once."""
+    """The clients that are tested after rounds: all that take part and have test data, or `eval_clients` of them, drawn
+    once."""
     held_out = novel_clients(plan, clients)
-    pool = [place for place in range(len(clients)) if place not in held_out]
+    pool = [place for place, client in enumerate(clients) if place not in held_out and client.is_tested]
     if plan.eval_clients is None or plan.eval_clients >= len(pool):
         return pool
     order = torch.randperm(len(pool), generator=generator(plan.seeds.shared("evaluate")))

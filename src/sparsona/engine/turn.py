@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from sparsona.core.round import Batch
 from sparsona.core.task import Task
 from sparsona.core.tree import leaves, loaded, map_leaves
 from sparsona.data.batches import in_order, shuffled
-from sparsona.data.federation import Examples
+from sparsona.data.federation import Examples, Federation
 from sparsona.engine.context import ClientContext
 from sparsona.engine.evaluate import (
     Evaluation,
@@ -61,12 +61,12 @@ class ClientProbe(Probe):
 
     def label_counts(self) -> Tensor:
         targets = self._train.targets
-        if self._task.is_regression or targets.dim() != 1:
+        if targets.is_floating_point() or targets.dim() != 1:
             raise SparsonaError(
                 "label_counts() of examples that have no class",
                 expected="a task whose examples each belong to one class",
             )
-        return torch.bincount(targets, minlength=self._task.num_classes)
+        return torch.bincount(targets, minlength=self._task.num_labels)
 
     def searching(self) -> AbstractContextManager[None]:
         return self._clock.measure(SEARCH)
@@ -77,6 +77,51 @@ class ClientProbe(Probe):
 
     def _charge(self, examples: int, flops: int) -> None:
         self._tally.search_flops += examples * flops
+
+
+class AbsentProbe(Probe):
+    """The probe of a client whose data is not here: every use raises DataNeededError."""
+
+    def __init__(self, federation: Federation, client: int) -> None:
+        self._federation, self._client = federation, client
+
+    def batch(self) -> Batch:
+        self._refuse("train")
+
+    def train(self, flops: int | None = None) -> Iterator[Batch]:
+        self._refuse("train")
+
+    def validation(self, flops: int | None = None) -> Iterator[Batch]:
+        self._refuse("validation")
+
+    def label_counts(self) -> Tensor:
+        counts = self._federation.label_counts("train")
+        return self._refuse("train") if counts is None else counts[self._client]
+
+    def searching(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def _refuse(self, part: str) -> NoReturn:
+        self._federation.examples(self._client, part)
+        raise AssertionError("a federation without examples gave some")
+
+
+def training_data(context: ClientContext, client: int) -> Examples:
+    """A client's training examples; none where the context has the shapes and sizes of its data alone."""
+    federation = context.federation
+    return (
+        federation.packed_examples(client, "train") if federation.has_examples else Examples(federation.x, federation.y)
+    )
+
+
+def probe_of(
+    context: ClientContext, client: int, train: Examples, round_: Round, tally: Tally, clock: Clock = OFF
+) -> Probe:
+    """What a method reads of a client's data in this round, charged to `tally`."""
+    if not context.federation.has_examples:
+        return AbsentProbe(context.federation, client)
+    validation = context.federation.packed_examples(client, "validation")
+    return ClientProbe(context.task, train, validation, round_, tally, clock)
 
 
 @dataclass
@@ -129,11 +174,11 @@ def begin(context: ClientContext, job: Job) -> OpenTurn:
 def _begin(context: ClientContext, job: Job) -> OpenTurn:
     round_ = replace(job.round.on(context.clients[job.client]), is_new=job.state is None)
     state = context.fresh_state(job.client) if job.state is None else loaded(job.state)
-    train, validation = (context.federation.packed_examples(job.client, part) for part in ("train", "validation"))
+    train = training_data(context, job.client)
     tally = Tally()
     # Evaluation is part of the simulation, not of the client's work: data that a method reads for it is not charged.
     charged = tally if job.do != "evaluate" else Tally()
-    probe = ClientProbe(context.task, train, validation, round_, charged, context.clock)
+    probe = probe_of(context, job.client, train, round_, charged, context.clock)
     inbox = tuple(open_message(message, context.clock) for message in job.messages)
     with context.clock.measure("receive"):
         work = context.method.receive(state, inbox, probe, round_)
@@ -192,13 +237,7 @@ def adapted_work(context: ClientContext, turn: OpenTurn) -> Work:
     adapt = context.method.adapt
     if adapt is None or (turn.job.do == "tune" and not context.method.adapts_tuned):
         return turn.work
-    uncharged = ClientProbe(
-        context.task,
-        turn.train,
-        context.federation.packed_examples(turn.job.client, "validation"),
-        turn.round,
-        Tally(),
-    )
+    uncharged = probe_of(context, turn.job.client, turn.train, turn.round, Tally())
     return adapt(turn.work, uncharged, turn.round)
 
 

@@ -83,7 +83,9 @@ def _read(terms: Terms, source: str, data_dir: str | None, options: Mapping[str,
             raise unknown_name(f"option of {what}", name, known)
     given = {"seed": terms.config.seed, "data": source, "data_dir": data_dir, **options}
     is_own = _is_own(source)
-    own = {"partition": "iid", "clients": 1} if is_own else {"clients": terms.num_clients}
+    own: dict[str, Any] = {"partition": "iid", "clients": 1} if is_own else {"clients": terms.num_clients}
+    if terms.kind.targets not in ("classes", "tokens"):  # a client's targets need not tell, such as whole numbers
+        own["task"] = terms.kind.task
     config = validate(RunConfig, {"method": terms.config.method, **own, **given}, "the client's data")
     # A client need not have every class: how many there are, the file says.
     is_classes = is_own and terms.kind.targets == "classes"
@@ -112,7 +114,8 @@ def _share(terms: Terms, shared: Federation, index: int, source: str) -> Federat
             expected=f"at most {terms.kind.num_classes}, as '{terms.file.path}' says",
             hint="labels are whole numbers from 0",
         )
-    return replace(found, num_classes=terms.kind.num_classes)
+    names = found.class_names if found.num_classes == terms.kind.num_classes else None
+    return replace(found, num_classes=terms.kind.num_classes, class_names=names)
 
 
 def alone(federation: Federation, client: int, index: int, num_clients: int) -> Federation:
@@ -122,4 +125,5 @@ def alone(federation: Federation, client: int, index: int, num_clients: int) -> 
     sizes = np.zeros((num_clients, 3), dtype=np.int64)
     sizes[index] = [len(split.train), len(split.validation), len(split.test)]
     x, y = federation.x[entries].clone(), federation.y[entries].clone()
-    return replace(federation, x=x, y=y, splits=ClientIndex(torch.arange(len(entries)), sizes))
+    # The others' names are not known here.
+    return replace(federation, x=x, y=y, splits=ClientIndex(torch.arange(len(entries)), sizes), client_names=None)

@@ -25,8 +25,9 @@ from sparsona.experiment.run import Comparison, planned_runs
 from sparsona.experiment.train import (
     RUNS,
     folder_name,
+    given_functions,
     hint_resume,
-    load,
+    load_run,
     load_warm_start,
     resume_run,
     start_run,
@@ -437,6 +438,8 @@ def resume_comparison(
     federation: Federation | None = None,
     model: Any = None,
     *,
+    loss: Callable[..., Any] | None = None,
+    metrics: Sequence[Callable[..., Any]] = (),
     jobs: int = 1,
     observers: Sequence[object] = (),
     progress: bool | None = None,
@@ -444,9 +447,13 @@ def resume_comparison(
     """Resume a comparison: finished runs are kept, the others are resumed or started."""
     path = Path(path)
     check_jobs(jobs)
+    functions = given_functions(loss, metrics)
     with hint_resume(path), shown_progress(progress, observers, has_seeds=True) as everyone:
         where = f"'{path / 'comparison.json'}'"
-        runs = [(folder, validate(RunConfig, values, where), None) for folder, values in planned_runs(path)]
+        runs = [
+            (folder, validate(RunConfig, values, where).with_functions(functions), None)
+            for folder, values in planned_runs(path)
+        ]
         return _compare(path, runs, federation, model, ObserverList(everyone), jobs)
 
 
@@ -469,9 +476,9 @@ def _compare(
     runs = []
     for folder, config, method_config in planned:
         if jobs > 1:
-            runs.append(load(folder, federation, model))
+            runs.append(load_run(folder, federation, model, functions=config.functions))
         elif (folder / "config.json").exists():
-            runs.append(resume_run(folder, federation, model, observers))
+            runs.append(resume_run(folder, federation, model, observers, functions=config.functions))
         else:
             runs.append(start_run(config, federation, model, folder, observers, method_config=method_config))
     stopped = [run for run in runs if run.summary["rounds"] < run.config["rounds"]]
@@ -504,7 +511,8 @@ def play_in_processes(
     """
     import cloudpickle
 
-    given = cloudpickle.dumps((federation, model))
+    functions = {key: value for _, config, _ in planned for key, value in config.functions.items()}
+    given = cloudpickle.dumps((federation, model, functions))
 
     def progress(folder: Path, config: RunConfig, completed: int, doing: str) -> None:
         observers.on_progress(ProgressUpdate(titles[folder], config.seed, completed, config.rounds, doing, 0.0))
@@ -530,10 +538,10 @@ def _play_run(path: str, values: dict[str, Any], given: bytes) -> None:
     """One run of a comparison, in a process."""
     import cloudpickle
 
-    federation, model = cloudpickle.loads(given)
-    folder, config, observers = Path(path), validate(RunConfig, values, path), ObserverList()
+    federation, model, functions = cloudpickle.loads(given)
+    folder, config, observers = Path(path), validate(RunConfig, values, path).with_functions(functions), ObserverList()
     if (folder / "config.json").exists():
-        resume_run(folder, federation, model, observers)
+        resume_run(folder, federation, model, observers, functions=functions)
     else:
         start_run(
             config.model_copy(update={"executor": in_process(config.executor, config.device)}),

@@ -217,7 +217,7 @@ class Network:
             raise SparsonaError("it has no training examples", expected="at least one")
         if counts is not None and not (
             isinstance(counts, list)
-            and len(counts) == self.terms.kind.num_classes
+            and len(counts) == self.terms.kind.num_labels
             and all(n is None or (type(n) is int and n >= 0) for n in counts)
         ):
             raise SparsonaError("its label counts are none", expected="a count for each class")
@@ -254,6 +254,9 @@ class Network:
             raise SparsonaError("a result of another kind of task", expected=f"one of {kind.targets}")
         if found.confusion is not None and tuple(found.confusion.shape) != confusion_shape(self.client_context.task):
             raise SparsonaError("a confusion matrix of another shape", expected="a row for each class")
+        known = self.client_context.task.metrics
+        if strange := [name for name in found.metrics if name not in known]:
+            raise SparsonaError(f"the metric '{strange[0]}' of a run", expected=f"one of {', '.join(known) or 'none'}")
 
     def end(self) -> None:
         """Tell the clients that the run is over."""

@@ -108,7 +108,7 @@ class Terms:
     def task(self) -> Task:
         """A new task of this run."""
         assert self.config.model is not None
-        return make_task(self.config.model, self.kind)
+        return make_task(self.config.model, self.kind, self.config)
 
     def make_method(self) -> Callable[[Task], Method]:
         return method_maker(self.config, self.row, self.method_config)
@@ -134,6 +134,9 @@ class Terms:
     def no_data(self) -> Federation:
         """A federation of these clients whose data is elsewhere."""
         x = torch.zeros((0, *self.kind.shape), dtype=torch.int32 if self.kind.has_tokens else torch.float32)
-        y = torch.zeros(0, dtype=torch.float32 if self.kind.targets == "numbers" else torch.int64)
+        has_columns = self.kind.targets in ("numbers", "labels")
+        y = torch.zeros((0, self.kind.num_classes) if has_columns else 0, dtype=torch.float32)
+        y = y if has_columns else y.long()
         empty = np.zeros((self.num_clients, 3), dtype=np.int64)
-        return Federation(x, y, ClientIndex(torch.zeros(0, dtype=torch.int64), empty), self.kind.num_classes)
+        index = ClientIndex(torch.zeros(0, dtype=torch.int64), empty)
+        return Federation(x, y, index, self.kind.num_classes, task=self.kind.task)

@@ -192,6 +192,7 @@ class ClientEvaluation:
         loss: mean loss.
         confusion: counts by true class (row) and prediction (column), read-only; None where it was not kept.
         classes: counts by whether the client has the class, where there are too many classes for a matrix.
+        metrics: the values of the run's metrics, by name; those that are undefined for the client are absent.
     """
 
     client: int
@@ -201,6 +202,7 @@ class ClientEvaluation:
     loss: float
     confusion: np.ndarray | None = None
     classes: ClassCounts | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -247,8 +249,19 @@ class EvaluationResult:
         found = [one.correct / one.count for one in self.clients if one.point == point and one.correct is not None]
         return sum(found) / len(found) if found else None
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The mean of each metric at `point`, over the clients that it is defined for. On test data, as `accuracy`."""
+        found: dict[str, list[float]] = {}
+        for one in self.clients:
+            for name, value in one.metrics.items() if one.point == self.point else ():
+                found.setdefault(name, []).append(value)
+        return {name: sum(values) / len(values) for name, values in found.items()}
+
     def __str__(self) -> str:
-        shown = "" if self.accuracy is None else f", accuracy {self.accuracy:.1%} at '{self.point}' on test data"
+        figures = [] if self.accuracy is None else [f"accuracy {self.accuracy:.1%}"]
+        figures += [f"{name} {value:.4g}" for name, value in self.metrics.items() if name != "accuracy"]
+        shown = f", {', '.join(figures)} at '{self.point}' on test data" if figures else ""
         return f"evaluated after round {self.completed}{shown}"
 
 

@@ -43,6 +43,9 @@ CREATE TABLE IF NOT EXISTS classes (
   completed INTEGER, client INTEGER, point TEXT, seen_correct INTEGER, seen_count INTEGER, unseen_correct INTEGER,
   unseen_count INTEGER, PRIMARY KEY (completed, client, point)
 );
+CREATE TABLE IF NOT EXISTS client_metrics (
+  completed INTEGER, client INTEGER, point TEXT, name TEXT, value REAL, PRIMARY KEY (completed, client, point, name)
+);
 CREATE TABLE IF NOT EXISTS evaluation_traffic (
   completed INTEGER, is_final INTEGER, clients INTEGER, bytes_up INTEGER, bytes_down INTEGER,
   PRIMARY KEY (completed, is_final)
@@ -143,6 +146,17 @@ class ClassesRow:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricRow:
+    """One metric of an evaluation; there is no row where it is undefined for the client."""
+
+    completed: int
+    client: int
+    point: str
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluationTrafficRow:
     """What was sent for evaluations alone after `completed` rounds; `is_final`: for those at the end of a run.
 
@@ -229,6 +243,7 @@ _TABLES = {
     TurnRow: "turns",
     EvaluationRow: "evaluations",
     ClassesRow: "classes",
+    MetricRow: "client_metrics",
     MeasureRow: "measures",
     FailureRow: "failures",
     EvaluationTrafficRow: "evaluation_traffic",
@@ -244,6 +259,7 @@ Row = (
     | EvaluationTrafficRow
     | EvaluationFailureRow
     | ClassesRow
+    | MetricRow
     | TraitsRow
 )
 _FIGURES = "completed, client, point, correct, count, loss"  # of an evaluation, without its matrix
@@ -345,7 +361,7 @@ class Records:
                     stays, values = "AND (is_final OR reason != ?)", [WITHHELD]
                 db.execute(f"DELETE FROM {table} WHERE completed = ? {stays}", [completed, *values])
             marks = ", ".join("?" * len(points))
-            for table in ("evaluations", "classes"):
+            for table in ("evaluations", "classes", "client_metrics"):
                 db.execute(f"DELETE FROM {table} WHERE completed > ?", (completed,))
                 db.execute(f"DELETE FROM {table} WHERE completed = ? AND point NOT IN ({marks})", (completed, *points))
 
@@ -447,6 +463,19 @@ class Records:
         """Each client's counts on classes that it has and has not, where no matrix was kept."""
         query = "SELECT * FROM classes WHERE completed = ? AND point = ? ORDER BY client"
         return self._rows(ClassesRow, query, (completed, point))
+
+    def metrics(self, completed: int | None = None, point: str | None = None) -> list[MetricRow]:
+        """Metrics of clients after so many rounds, at this point, or all; none where an older version made the run."""
+        wanted = {"completed": completed, "point": point}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        which = f"WHERE {' AND '.join(f'{name} = ?' for name in given)}" if given else ""
+        query = f"SELECT * FROM client_metrics {which} ORDER BY completed, client, point, name"
+        return self._rows(MetricRow, query, tuple(given.values()))
+
+    def metric_curve(self, name: str, point: str) -> list[CurvePoint]:
+        """The mean of a metric over the clients that it is defined for against completed rounds."""
+        query = "SELECT completed, AVG(value) AS mean FROM client_metrics WHERE name = ? AND point = ? "
+        return self._rows(CurvePoint, query + "GROUP BY completed ORDER BY completed", (name, point))
 
     def has_evaluations(self) -> bool:
         """Whether any round was evaluated yet."""

@@ -28,6 +28,7 @@ class Request:
     augment: bool | None = None
     listen: Listen | None = None
     num_classes: int | None = None
+    task: str = "auto"
 
     def report(self, done: int, total: int) -> None:
         """Report progress; total 0: unknown."""
