@@ -93,7 +93,7 @@ class Tuning:
 
     Example:
         >>> import sparsona as sp
-        >>> found = sp.tune(["fedavg"], clients=4, rounds=1, data_rate=0.1, trials=2, refit_seeds=0)
+        >>> found = sp.tune(["fedavg"], clients=4, rounds=1, data_rate=0.1, trials=2, refit_seeds=0, jobs=1)
         >>> len(found.methods["fedavg"].trials), sorted(found.best["fedavg"])
         (2, ['lr'])
     """
@@ -216,7 +216,7 @@ def tune(
 
     Example:
         >>> import sparsona as sp
-        >>> quick = {"clients": 4, "rounds": 1, "data_rate": 0.1, "trials": 2, "refit_seeds": 1}
+        >>> quick = {"clients": 4, "rounds": 1, "data_rate": 0.1, "trials": 2, "refit_seeds": 1, "jobs": 1}
         >>> found = sp.tune(["fedavg", "local"], **quick, search={"lr": [0.1, 0.3]})
         >>> [row["method"] for row in found.table()], [row["method"] for row in found.comparison.table()]
         (['fedavg', 'local'], ['FedAvg', 'Local'])
