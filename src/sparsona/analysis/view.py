@@ -35,7 +35,8 @@ class RunView:
     `cumulative_bytes` as the papers count; `results` has right predictions and examples of each client for every
     point, on any data, at its last evaluation; `num_personal` is how many of the model's `num_parameters` are a
     client's own, and `search_time` what mask search took of a profiled run; None: not known. `has_few`: clients did not
-    tell counts from 1 to 4 of the confusion, which lacks them.
+    tell counts from 1 to 4 of the confusion, which lacks them. `cumulative_time` is (completed rounds, simulated
+    time so far), where clients have speeds.
     """
 
     name: str
@@ -68,6 +69,7 @@ class RunView:
     search_time: Mapping[str, Any] | None = None
     gates: Gates | None = None
     has_few: bool = False
+    cumulative_time: Sequence[tuple[int, float]] = ()
 
 
 def read_view(folder: RunFolder) -> RunView:
@@ -101,7 +103,7 @@ def _read_view(folder: RunFolder) -> RunView:
         curves={name: curve(folder, name) for name in tested},
         # Final tuning is recorded as one more round, which it is not.
         train_loss=[
-            (row.round + 1, row.loss) for row in rounds if row.loss is not None and row.round < config["rounds"]
+            (row.round + 1, row.loss) for row in rounds if row.loss is not None and row.round < folder.last_round
         ],
         correct=correct,
         count=count,
@@ -121,7 +123,14 @@ def _read_view(folder: RunFolder) -> RunView:
         num_personal=facts.num_personal,
         search_time=search_time(folder.path),
         gates=recorded_gates(folder),
+        cumulative_time=_times(folder),
     )
+
+
+def _times(folder: RunFolder) -> list[tuple[int, float]]:
+    rows = [(row.round + 1, row.time) for row in folder.records.conditions() if row.time is not None]
+    totals = np.cumsum([time for _, time in rows]).tolist()
+    return [(completed, total) for (completed, _), total in zip(rows, totals, strict=True)]
 
 
 def _after_rounds(rounds: Sequence[RoundRow], totals: Sequence[int]) -> list[tuple[int, int]]:

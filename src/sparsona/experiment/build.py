@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,12 @@ from sparsona.data.federate import share_out
 from sparsona.data.federation import Federation
 from sparsona.data.read import read
 from sparsona.data.split_plan import SplitPlan
+from sparsona.engine.availability import read_availability
 from sparsona.engine.context import ClientContext, Placement
 from sparsona.engine.graphs import read_graph
 from sparsona.engine.plan import Plan
 from sparsona.engine.profiler import OFF, START, Clock
+from sparsona.engine.sampling import GIVEN
 from sparsona.executors import choose_device
 from sparsona.learning.partial import split_model
 from sparsona.methods import MethodCard
@@ -37,13 +39,12 @@ from sparsona.runs.declaration import as_tuple
 from sparsona.runs.listing import find_run
 from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, in_groups
 from sparsona.runs.request import Chosen, choose, fit_clients, parse_method
+from sparsona.runs.stopping import validation_point
 from sparsona.runs.validation import check, merge_errors, validate
 from sparsona.runs.warm_start import WarmStart, check_layout
 from sparsona.sparsity.masks import random_mask
 from sparsona.sparsity.search import mask_counts
 from sparsona.transforms import read_transforms
-
-GIVEN = "given"  # in a config: the data, partition or model came from Python and has no name
 
 
 def make_config(
@@ -61,6 +62,8 @@ def make_configs(
     row = methods.card(name) if isinstance(method, str) else method
     _, kind = methods.factory(row)
     given = {**options, **own}
+    if callable(given.get("sampler")):
+        given["sampler"] = GIVEN
     experiment = methods.published(row, given)
     # A federation has its clients and splits already.
     published = {key: value for key, value in experiment.items() if federation is None or key not in OF_DATA}
@@ -94,6 +97,8 @@ def make_configs(
     if (named := values.get("headline") or row.headline) is not None:
         eval_points.check_headline(str(named))
         values["points"] = (*as_tuple(values.get("points", ())), named)
+    if values.get("patience") is not None:
+        values["points"] = (*as_tuple(values.get("points", ())), *_validation_points(named))
     of_method, errors = check(kind, chosen.method, name)
     dumped = {} if of_method is None else of_method.model_dump(mode="json")
     config, of_run = check(RunConfig, values | {"options": dumped}, "a run")
@@ -116,6 +121,12 @@ def make_configs(
             hint="--warm-start RUN, or --rounds 1 or more",
         )
     return config, of_method
+
+
+def _validation_points(headline: str | None) -> tuple[str, ...]:
+    """The points that patience may go by."""
+    # `trained` becomes `received` where not all clients take part in every round; how many there are may be unknown.
+    return tuple(dict.fromkeys(map(validation_point, (headline or eval_points.RECEIVED, eval_points.RECEIVED))))
 
 
 def _tuned_by_user(chosen: Chosen) -> bool:
@@ -216,11 +227,14 @@ def make_context(
     start: WarmStart | None = None,
     method_config: BaseModel | None = None,
     row: MethodCard | None = None,
+    sampler: Any = None,
+    ends_after: int | None = None,
 ) -> ClientContext:
     """Everything a run needs. The number of clients is known only now if the data determines it.
 
     `method_config` are the method's options where they were validated already, by `make_configs`. `row` is that of a
-    method which was passed in Python, and has no name by which it would be found.
+    method which was passed in Python, and has no name by which it would be found. `ends_after` is where a run ended
+    that was stopped early.
     """
     row = row or methods.card(config.method)
     if federation is None:
@@ -253,7 +267,19 @@ def make_context(
     task.half = torch.bfloat16 if config.precision == "bf16" else None
     make_method = method_maker(config, row, method_config)
     plan = make_plan(config, federation.num_clients, row.peers)
-    context = ClientContext(task, make_method, federation, plan, config.capacities, device, config.precision, clock)
+    if ends_after is not None:
+        plan = replace(plan, ends_after=ends_after)
+    context = ClientContext(
+        task,
+        make_method,
+        federation,
+        plan,
+        config.capacities,
+        device,
+        config.precision,
+        clock,
+        sampler=sampler if callable(sampler) else None,
+    )
     if row.decides_by_validation(config.options) and (
         without := [one.index for one in context.clients if not one.num_validation]
     ):
@@ -305,6 +331,8 @@ def make_plan(config: RunConfig, num_clients: int, peers: bool) -> Plan:
         "num_novel": config.num_novel,
         "starts_warm": config.warm_start is not None,
         "graph": None if config.graph is None else read_graph(config.graph, num_clients),
+        "availability": None if config.availability is None else read_availability(config.availability, num_clients),
+        "ends_after": None,
     }
     return Plan(
         **{

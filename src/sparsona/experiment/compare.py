@@ -16,6 +16,7 @@ from sparsona import methods
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.data.federation import Federation
 from sparsona.engine.context import ClientContext, ServerContext
+from sparsona.engine.pace import with_conditions
 from sparsona.engine.rounds import check_plan
 from sparsona.executors import choose
 from sparsona.experiment.build import fit_weakest, make_configs, make_context, make_plan, options_taken_by, read_data
@@ -104,7 +105,7 @@ def compare(
     folders = [path / str(entry["folder"]) for entry in found]
     runs = [(folder, config, own) for folder, (config, own) in zip(folders, planned.values(), strict=True)]
     with hint_resume(path):
-        return _compare(path, runs, federation, model, observer_list, jobs)
+        return _compare(path, runs, federation, model, observer_list, jobs, options.get("sampler"))
 
 
 Planned = dict[tuple[str, int], tuple[RunConfig, BaseModel]]  # by how a method was written, and seed
@@ -138,6 +139,7 @@ def _plan(
     check_match(match)
     entries = _entries(names)
     options = dict(options)
+    sampler = options.get("sampler")
     numbers = seed_numbers(options.pop("seed", 0), seeds)
     planned = _plan_runs(entries, numbers, options, federation, model)
     # Errors in the data, the model or the executor are raised before a folder is made.
@@ -149,7 +151,8 @@ def _plan(
         config = config.model_copy(update={"clients": data.num_clients})
         if found := config.conflicts():
             raise merge_errors(found)
-        return make_context(config, data, model, start=load_warm_start(config), method_config=of_method)
+        start = load_warm_start(config)
+        return make_context(config, data, model, start=start, method_config=of_method, sampler=sampler)
 
     for entry in entries:
         config, of_method = planned[entry.text, numbers[0]]
@@ -371,6 +374,18 @@ def _match_rounds(
             expected="methods that all have rounds: their number is what a match chooses",
             hint="leave --match out",
         )
+    first = next(iter(planned.values()))[0]
+    for name, is_open in (
+        ("sampler=loss", first.sampler == "loss"),
+        ("patience", first.patience is not None),
+        ("a trace", (first.availability or "").startswith("file")),
+    ):
+        if is_open:
+            raise SparsonaError(
+                f"--match {by} with {name}",
+                expected="rounds whose clients are known before training, and go on as long as needed",
+                hint="leave one of them out",
+            )
     seeds = list(dict.fromkeys(seed for _, seed in planned))
     of_method: dict[str, list[ServerContext]] = {entry.text: [] for entry in entries}
     for seed in seeds:
@@ -378,7 +393,7 @@ def _match_rounds(
             shared = data_of(planned[entry.text, seed][0])
             config = planned[entry.text, seed][0].model_copy(update={"clients": shared.num_clients})
             plan = make_plan(config, shared.num_clients, entry.row.peers)
-            clients = shared.clients(config.capacities)
+            clients = tuple(with_conditions(plan, shared.clients(config.capacities)))
             of_method[entry.text].append(replace(sides[entry.text], plan=plan, clients=clients))
     spends = {entry.text: amounts(of_method[entry.text], by) for entry in entries}
     reference = next((entry for entry in entries if any(spends[entry.text][0])), None)
@@ -422,6 +437,7 @@ def resume_comparison(
     *,
     jobs: int = 1,
     observers: Sequence[object] = (),
+    sampler: Any = None,
 ) -> Comparison:
     """Resume a comparison: finished runs are kept, the others are resumed or started."""
     path = Path(path)
@@ -429,7 +445,7 @@ def resume_comparison(
     with hint_resume(path):
         where = f"'{path / 'comparison.json'}'"
         runs = [(folder, validate(RunConfig, values, where), None) for folder, values in planned_runs(path)]
-        return _compare(path, runs, federation, model, ObserverList(observers), jobs)
+        return _compare(path, runs, federation, model, ObserverList(observers), jobs, sampler)
 
 
 def _compare(
@@ -439,10 +455,11 @@ def _compare(
     model: Any,
     observers: ObserverList,
     jobs: int,
+    sampler: Any,
 ) -> Comparison:
     if jobs > 1:
         titles = {folder: methods.card(config.method).title for folder, config, _ in planned}
-        failures = play_in_processes(planned, titles, federation, model, observers, jobs)
+        failures = play_in_processes(planned, titles, federation, model, observers, jobs, sampler)
         for folder, config, _ in planned:
             if (error := failures.get(folder)) is not None:
                 others = len(failures) - 1
@@ -453,10 +470,12 @@ def _compare(
         if jobs > 1:
             runs.append(load(folder, federation, model))
         elif (folder / "config.json").exists():
-            runs.append(resume_run(folder, federation, model, observers))
+            runs.append(resume_run(folder, federation, model, observers, sampler=sampler))
         else:
-            runs.append(start_run(config, federation, model, folder, observers, method_config=method_config))
-    stopped = [run for run in runs if run.summary["rounds"] < run.config["rounds"]]
+            own = method_config
+            runs.append(start_run(config, federation, model, folder, observers, method_config=own, sampler=sampler))
+    # Runs that their validation data ended are as long as they are meant to be.
+    stopped = [run for run in runs if run.summary["rounds"] < run.config["rounds"] and "early_stop" not in run.summary]
     if (stopped and len(stopped) < len(runs)) or len({run.summary["rounds"] for run in stopped}) > 1:
         reached = sorted({run.summary["rounds"] for run in runs})
         warn(f"these runs stopped at different rounds ({reached}): their results do not compare")
@@ -470,6 +489,7 @@ def play_in_processes(
     model: Any,
     observers: ObserverList,
     jobs: int,
+    sampler: Any = None,
 ) -> dict[Path, BaseException]:
     """All runs, each in a process; observers receive when one begins to wait and when it is done.
 
@@ -480,13 +500,14 @@ def play_in_processes(
         model: as for `compare`.
         observers: told of the progress.
         jobs: runs at a time.
+        sampler: as for `train`, where it is a function.
 
     Returns:
         The errors of those that failed, by folder; the others are finished.
     """
     import cloudpickle
 
-    given = cloudpickle.dumps((federation, model))
+    given = cloudpickle.dumps((federation, model, sampler if callable(sampler) else None))
 
     def progress(folder: Path, config: RunConfig, completed: int, doing: str) -> None:
         observers.on_progress(ProgressUpdate(titles[folder], config.seed, completed, config.rounds, doing, 0.0))
@@ -512,10 +533,10 @@ def _play_run(path: str, values: dict[str, Any], given: bytes) -> None:
     """One run of a comparison, in a process."""
     import cloudpickle
 
-    federation, model = cloudpickle.loads(given)
+    federation, model, sampler = cloudpickle.loads(given)
     folder, config, observers = Path(path), validate(RunConfig, values, path), ObserverList()
     if (folder / "config.json").exists():
-        resume_run(folder, federation, model, observers)
+        resume_run(folder, federation, model, observers, sampler=sampler)
     else:
         start_run(
             config.model_copy(update={"executor": in_process(config.executor, config.device)}),
@@ -523,4 +544,5 @@ def _play_run(path: str, values: dict[str, Any], given: bytes) -> None:
             model,
             folder,
             observers,
+            sampler=sampler,
         )

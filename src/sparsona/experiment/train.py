@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,12 @@ from sparsona.experiment.build import (
     make_context,
 )
 from sparsona.experiment.run import Run
+from sparsona.learning.schedule import lr_schedule
 from sparsona.methods import MethodCard
+from sparsona.runs.checkpoint import reopen
 from sparsona.runs.declaration import options_of
-from sparsona.runs.facts import RunFacts
-from sparsona.runs.folder import RunFolder, environment, warn
+from sparsona.runs.facts import Extension, RunFacts
+from sparsona.runs.folder import RunFolder, environment, reached, warn
 from sparsona.runs.observers import ObserverList, ProgressUpdate
 from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, dump
 from sparsona.runs.profile import is_profiled
@@ -47,7 +50,13 @@ from sparsona.runs.request import samples_all
 from sparsona.runs.session import Session
 from sparsona.runs.simulation import Simulation
 from sparsona.runs.validation import validate
-from sparsona.runs.warm_start import WarmStart, save_global_model, stored_start, warm_start_from
+from sparsona.runs.warm_start import (
+    WarmStart,
+    drop_global_model,
+    save_global_model,
+    stored_start,
+    warm_start_from,
+)
 
 RUNS = Path("runs")
 NETWORK = "network"  # the executor of a run whose clients are on other machines
@@ -90,9 +99,9 @@ def train(
     clock = _make_clock(profile)
     row = None if isinstance(method, str) else methods.as_card(method)
     config, own = make_configs(row or str(method), options, federation, model)
-    path = Path(out) if out else _new_path(config)
+    path, sampler = Path(out) if out else _new_path(config), options.get("sampler")
     with hint_resume(path):
-        return start_run(config, federation, model, path, ObserverList(observers), clock, own, row)
+        return start_run(config, federation, model, path, ObserverList(observers), clock, own, row, sampler)
 
 
 def _make_clock(profile: bool | Clock) -> Clock:
@@ -120,12 +129,13 @@ def start_run(
     clock: Clock = OFF,
     method_config: BaseModel | None = None,
     row: MethodCard | None = None,
+    sampler: Any = None,
 ) -> Run:
     row = row or methods.card(config.method)
     observers.on_progress(_first_progress(config, federation, row))
     with clock.measure(f"{START}build"):
         start = load_warm_start(config)
-        context = make_context(config, federation, model, clock, start, method_config, row)
+        context = make_context(config, federation, model, clock, start, method_config, row, sampler)
         session = Session(Simulation(context), observers)
         config, facts = describe_run(config, context, row, start)
     with RunFolder.create(path, dump(config), facts, None if start is None else start.file) as folder:
@@ -164,6 +174,7 @@ def describe_run(
         partial_global=has_partial_global(context),
         graph=graph_digest(context),
         latency=latency_digest(config),
+        availability=None if context.plan.availability is None else context.plan.availability.digest,
         has_batch_statistics=task.moves_buffers,
         federation=digest,
         layout=task.layout.digest.hex(),
@@ -241,9 +252,9 @@ def play(folder: RunFolder, session: Session, config: RunConfig, context: Callab
         session.fail(error)
         raise
     session.end(played, summary)
+    where = f"after round {played.progress.completed} of {config.rounds}"
     if played.stopped_by is not None:
-        reached = f"after round {played.progress.completed} of {config.rounds}"
-        warn(f"stopped by {played.stopped_by} {reached}; `sparsona resume` continues it")
+        warn(f"stopped by {played.stopped_by} {where}; `sparsona resume` continues it")
     return Run(folder, context)
 
 
@@ -255,6 +266,8 @@ def resume(
     method: MethodCard | Callable[..., Any] | None = None,
     observers: Sequence[object] = (),
     profile: bool | Clock = False,
+    rounds: int | None = None,
+    sampler: Callable[..., Any] | None = None,
 ) -> Run:
     """Resume a run from its last checkpoint; the result is the same as without the interruption.
 
@@ -265,6 +278,9 @@ def resume(
         method: the method, again, if the run was started with a MethodCard or factory.
         observers: as for `train`.
         profile: as for `train`. A profiled run stays profiled.
+        rounds: a new, larger number of rounds, for a run that is finished or stopped. Where nothing follows a run's
+            progress, the result is that of a run which had them from the start; otherwise a warning says what does.
+        sampler: the function that samples clients, again, if the run was started with one.
 
     Returns:
         The finished (or stopped) run.
@@ -276,7 +292,7 @@ def resume(
         (1, 2)
     """
     with hint_resume(Path(path)):
-        return resume_run(Path(path), federation, model, ObserverList(observers), profile, method)
+        return resume_run(Path(path), federation, model, ObserverList(observers), profile, method, rounds, sampler)
 
 
 def resume_run(
@@ -286,6 +302,8 @@ def resume_run(
     observers: ObserverList,
     profile: bool | Clock = False,
     method: Any = None,
+    rounds: int | None = None,
+    sampler: Any = None,
 ) -> Run:
     clock = _make_clock(profile or is_profiled(path))
     folder = RunFolder.open(path)
@@ -299,18 +317,76 @@ def resume_run(
             else f"`sparsona resume {path}`, or sparsona.experiment.network.resume_served",
         )
     config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
+    folder.check_config()
     row = _find_row(folder, config.method, method)
     with folder:
-        if folder.summary is None:
+        if rounds is not None:
+            config = _check_rounds(folder, config, rounds)
+        if folder.summary is None or rounds is not None:
             observers.on_progress(_first_progress(config, federation, row))
         with clock.measure(f"{START}build"):
-            context = _rebuild_context(folder, config, federation, model, row, clock)
+            context = _rebuild_context(folder, config, federation, model, row, clock, sampler)
             session = Session(Simulation(context), observers)
+        if rounds is not None:
+            _add_rounds(folder, config, context, row)
         now, then = environment(), folder.environment
         changed = [f"{key} {then.get(key)} -> {now[key]}" for key in now if now[key] != then.get(key)]
         if changed:
             warn("not the environment this run began in, so its last bits may differ: " + ", ".join(changed))
         return play(folder, session, config, lambda: context)
+
+
+def _check_rounds(folder: RunFolder, config: RunConfig, rounds: int) -> RunConfig:
+    """The options of a run that is given more rounds, or SparsonaError if it cannot have them."""
+    path, found = folder.path, reached(folder.path)
+    if config.rounds == 0:
+        raise SparsonaError(
+            f"rounds for '{path}', which has none: a stored model was tuned or evaluated",
+            expected="a run with rounds",
+            hint="start another with the same --warm-start",
+        )
+    if rounds <= config.rounds:
+        raise SparsonaError(
+            f"--rounds {rounds} for '{path}', which has {config.rounds} already",
+            expected=f"the new total, more than {config.rounds}",
+            hint=f"--rounds {2 * config.rounds} doubles it; leave it out to finish the run as it is",
+        )
+    if config.matched is not None:
+        raise SparsonaError(
+            f"more rounds for '{path}', whose number of rounds a comparison chose to match {config.matched.to}",
+            expected="a run that was not matched",
+            hint="make the comparison anew with more --rounds",
+        )
+    if found.finished and found.completed < config.rounds:
+        raise SparsonaError(
+            f"more rounds for '{path}', which its validation data ended after round {found.completed}",
+            expected="a run that played all its rounds, or was stopped by a limit",
+            hint="start it anew with more patience, or without",
+        )
+    return config.model_copy(update={"rounds": rounds})
+
+
+def _add_rounds(folder: RunFolder, config: RunConfig, context: ClientContext, row: MethodCard) -> None:
+    """Give a run the rounds of `config`, with which its context was built; say what follows a run's progress."""
+    before, total = folder.config["rounds"], config.rounds
+    factor = lr_schedule(config.lr_schedule)
+    played = range(reached(folder.path).completed)
+    changed = list(context.method.annealed)
+    if any(factor(one, before, config.lr_decay) != factor(one, total, config.lr_decay) for one in played):
+        changed.insert(0, "lr_schedule")
+    # The manifest first: a finished run with rounds that are not played would be one that stopped early.
+    reopen(folder.path)
+    drop_global_model(folder.path)
+    folder.drop_summary()
+    added = Extension(before, total, tuple(changed))
+    facts = replace(folder.facts, extensions=(*folder.facts.extensions, added), preset=_preset_in_words(config, row))
+    folder.extend(total, facts)
+    if changed:
+        verb = "follows" if len(changed) == 1 else "follow"
+        warn(
+            f"{' and '.join(changed)} {verb} a run's progress: rounds so far went as in a run of {before}, others go "
+            f"as in one of {total}, and the result is not that of a run which had {total} from the start"
+        )
 
 
 def load(
@@ -339,6 +415,7 @@ def load(
     """
     folder = RunFolder.open(Path(path))
     config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
+    folder.check_config()
 
     def context() -> ClientContext:
         if config.executor == NETWORK:
@@ -382,6 +459,7 @@ def _rebuild_context(
     model: Any,
     row: MethodCard,
     clock: Clock = OFF,
+    sampler: Any = None,
 ) -> ClientContext:
     """Rebuild a run's context, and check that it is the same."""
     for what, value, given in (("data", config.data, federation), ("model", config.model, model)):
@@ -392,7 +470,9 @@ def _rebuild_context(
                 hint=f"call sparsona.resume or sparsona.load with the same {'federation' if what == 'data' else what}",
             )
     start = None if config.warm_start is None else stored_start(folder)
-    context = make_context(config, federation, model, clock, start, row=row)
+    found = reached(folder.path)
+    early = found.completed if found.finished and found.completed < folder.config["rounds"] else None
+    context = make_context(config, federation, model, clock, start, row=row, sampler=sampler, ends_after=early)
     facts = folder.facts
     if context.federation.digest() != facts.federation:
         raise SparsonaError(f"the data is not that of '{folder.path}'", expected="the same examples, labels and splits")
@@ -403,6 +483,13 @@ def _rebuild_context(
             f"the graph is not that of '{folder.path}'",
             expected="the same edges",
             hint=f"restore '{config.graph}' as it was when the run was started",
+        )
+    trace = context.plan.availability
+    if (None if trace is None else trace.digest) != facts.availability:
+        raise SparsonaError(
+            f"the trace of who is awake is not that of '{folder.path}'",
+            expected="the same rounds for each client",
+            hint=f"restore '{config.availability}' as it was when the run was started",
         )
     if latency_digest(config) != facts.latency:
         file = spec.parse("budget", config.options["budget"]).argument

@@ -35,6 +35,21 @@ class WarmStartFacts:
     same_data: bool = True
 
 
+@dataclass(frozen=True)
+class Extension:
+    """Rounds that were added to a run with `resume --rounds`.
+
+    Args:
+        rounds: how many rounds it had before.
+        total: how many it has with them.
+        changed: the options that follow a run's progress, and so run differently than in a run of `total` rounds.
+    """
+
+    rounds: int
+    total: int
+    changed: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunFacts:
     """What is known about a run besides its options. Digests identify data and models.
@@ -49,6 +64,8 @@ class RunFacts:
     capacity. `preset` has the options that a preset set to other values than the defaults, and what of it the run has
     otherwise, in words. `num_personal` is how many parameters of a client's model are its own, and no other client's;
     None: the method does not say. `targets` are classes, tokens or numbers; "" in runs of older versions.
+    `availability` is a digest of a trace. `config` has a digest of each option in config.json, and is empty in runs of
+    older versions; `extensions` are the rounds that were added later.
     """
 
     method: str
@@ -79,6 +96,9 @@ class RunFacts:
     num_personal: int | None = None
     warm_start: WarmStartFacts | None = None
     targets: str = ""
+    availability: str | None = None
+    config: Mapping[str, str] = field(default_factory=dict)
+    extensions: tuple[Extension, ...] = ()
     format: int = field(default=FORMAT)
 
     @property
@@ -93,6 +113,7 @@ class RunFacts:
         plain["label_counts"] = None if self.label_counts is None else self.label_counts.tolist()
         plain["left_out"], plain["novel"] = dict(self.left_out), list(self.novel)
         plain["warm_start"] = None if self.warm_start is None else asdict(self.warm_start)
+        plain["config"], plain["extensions"] = dict(self.config), [asdict(one) for one in self.extensions]
         return {"format": plain.pop("format"), **plain}
 
     @classmethod
@@ -114,8 +135,12 @@ class RunFacts:
             known["novel"] = tuple(known.get("novel", ()))
             if known.get("warm_start") is not None:
                 known["warm_start"] = WarmStartFacts(**known["warm_start"])
+            extensions = (Extension(**{**one, "changed": tuple(one["changed"])}) for one in known.get("extensions", ()))
+            known["extensions"] = tuple(extensions)
+            if not isinstance(known.get("config", {}), dict):
+                raise ValueError("its digests of options are none")
             return cls(**known)
-        except (TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise SparsonaError(
                 f"'{where}' is damaged: its facts cannot be read ({error})",
                 expected="about.json as sparsona wrote it",
