@@ -125,7 +125,8 @@ class RunFacts:
                 expected=f"format {FORMAT}",
                 hint="use the version of sparsona named in its environment.json",
             )
-        missing = [one.name for one in fields(cls) if one.default is MISSING and one.name not in values]
+        needed = [one.name for one in fields(cls) if one.default is MISSING and one.default_factory is MISSING]
+        missing = [name for name in needed if name not in values]
         known = {one.name: values[one.name] for one in fields(cls) if one.name in values}
         try:
             if missing:

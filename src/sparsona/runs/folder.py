@@ -24,6 +24,7 @@ from sparsona.core.version import VERSION
 from sparsona.runs import records
 from sparsona.runs.facts import FORMAT, RunFacts
 from sparsona.runs.records import Records
+from sparsona.runs.stopping import MEASURES
 
 START_FILE = "start.safetensors"  # the weights that a run begins with, if they come from another run
 # What the machines of a run on several of them agreed on, and which of them took part.
@@ -269,14 +270,11 @@ class RunFolder:
             (self.path / "summary.json").unlink(missing_ok=True)
 
 
-# Limits are for one session: they stop a run where it can be resumed, and change nothing of its result.
-_LIMITS = ("max_seconds", "max_bytes", "max_steps", "max_flops")
-
-
 def config_digests(config: dict[str, Any]) -> dict[str, str]:
     """A digest of each option of a config, by name; of the method's options as `options.NAME`."""
     own = config.get("options")
-    flat = {key: value for key, value in config.items() if key not in (*_LIMITS, "options")}
+    # Limits are for one session: they stop a run where it can be resumed, and change nothing of its result.
+    flat = {key: value for key, value in config.items() if key not in (*MEASURES, "options")}
     flat |= {f"options.{key}": value for key, value in (own if isinstance(own, dict) else {}).items()}
     return {
         key: hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=6).hexdigest()
