@@ -8,11 +8,13 @@ from itertools import pairwise
 import pytest
 
 import sparsona as sp
+from sparsona import methods
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Client
 from sparsona.core.seeds import Seeds
 from sparsona.engine.availability import awake_clients, read_availability
 from sparsona.engine.plan import Plan, participation
+from sparsona.experiment import build
 
 SEEDS = Seeds(5)
 
@@ -110,3 +112,11 @@ def test_everyone_that_is_awake_trains_where_everyone_does():
     assert set(who.trains) == awake("diurnal:4:0.5", 20, 2)[1]
     assert len(who.aggregated) == 2
     assert who.aggregated <= set(who.trains)
+
+
+def test_where_some_sleep_not_all_have_a_model_of_the_last_round():
+    found = {}
+    for availability in (None, "markov:0.5:0.5"):
+        config = build.make_config("dispfl", {"clients": 4, "availability": availability})
+        found[availability] = build.headline_of(config, methods.card("dispfl"))
+    assert found == {None: "trained", "markov:0.5:0.5": "received"}

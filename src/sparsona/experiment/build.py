@@ -357,9 +357,10 @@ def headline_of(config: RunConfig, row: MethodCard) -> str:
     others': then it is no `trained` model, but the received one.
     """
     named = config.headline or (None if config.tune_epochs else row.headline)
-    if named == eval_points.TRAINED and not config.everyone_trains:
+    if named == eval_points.TRAINED:
         assert config.clients is not None
-        if _sampled(config, row.peers) < config.clients - config.num_novel:
+        all_sampled = config.everyone_trains or _sampled(config, row.peers) == config.clients - config.num_novel
+        if not all_sampled or config.availability is not None:
             named = None
     return named or eval_points.headline(config.tune_epochs)
 
