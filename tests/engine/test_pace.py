@@ -127,6 +127,20 @@ def test_executors_agree_about_clients_that_differ():
         assert a.tally.loss == pytest.approx(b.tally.loss, rel=1e-5)
 
 
+def test_final_tuning_has_its_own_length_and_no_deadline(tmp_path):
+    options = {"clients": 4, "rounds": 1, "epochs": 1, "tune_epochs": 2, "data_rate": 0.2, "executor": "serial"}
+    options |= {"model": "mlp:hidden=0", "device": "cpu"}
+    usual = sp.train("fedavg", out=tmp_path / "usual", **options)
+    varied = {"client_epochs": 3, "speeds": [1, 0.5], "deadline": 0.5, "late": "partial"}
+    slow = sp.train("fedavg", out=tmp_path / "slow", **options, **varied)
+    steps = [[turn.steps for turn in run._folder.records.turns(1)] for run in (usual, slow)]
+    assert steps[0] == steps[1]
+    assert slow.summary["conditions"]["late"] > 0
+    assert slow.summary["conditions"]["time"] == 0.5 == slow.view.cumulative_time[-1][1]
+    assert "With a deadline of 0.5" in slow.summary["protocol"]
+    assert "sim. time" in sp.Comparison(tmp_path, [slow]).table()[0]
+
+
 def test_costs_before_training_have_epochs_of_clients():
     usual = sp.cost("fedavg", model="lenet5", epochs=3, tune_epochs=2)
     varied = sp.cost("fedavg", model="lenet5", epochs=9, client_epochs=[1, 5], tune_epochs=2)

@@ -139,13 +139,12 @@ class RunFolder:
     def create(cls, path: Path, config: str, facts: RunFacts, start: bytes | None = None) -> RunFolder:
         """A new folder with its config and START_FILE, locked. Refuses one that holds anything already."""
         make_empty_folder(path)
-        facts = replace(facts, config=config_digests(json.loads(config)))
         folder = cls(path, facts)
         folder._acquire()
         try:
             _check_unused(path)  # again, now that no other process can write to it
             write_atomically(path / "environment.json", _json(environment()))
-            write_atomically(path / "about.json", _json(facts.as_json()))
+            folder.learn(replace(facts, config=config_digests(json.loads(config))))
             if start is not None:
                 write_atomically(path / START_FILE, start)
             write_atomically(path / "config.json", config.encode())  # last: a folder with a config is a run
