@@ -32,7 +32,7 @@ from sparsona.costs.rules import COST_RULES, RuleCard
 from sparsona.data import catalog
 from sparsona.engine.graphs import Graph, Links, links, read_graph
 from sparsona.engine.graphs import check as check_graph
-from sparsona.engine.pace import check_clients, spread
+from sparsona.engine.pace import check_clients, value_of
 from sparsona.runs.declaration import Option, as_tuple, option, options_of
 from sparsona.runs.options import OPTIONS, RunConfig
 from sparsona.runs.request import choose, fit_clients, parse_method
@@ -168,7 +168,7 @@ class Experiment:
     def client(self, index: int, samples: int) -> Client:
         """The client at this place, with its capacity and its own epochs."""
         run = self.run
-        epochs = spread(run.client_epochs, self.clients, None)[index]
+        epochs = value_of(run.client_epochs, index, None)
         capacity = run.capacities[index % len(run.capacities)]
         return Client(index, samples, capacity, num_clients=self.clients, epochs=epochs)
 

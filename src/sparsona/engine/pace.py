@@ -53,9 +53,14 @@ def spread(values: PerClient[T], num: int, usual: T) -> list[T]:
         >>> spread((1, 5), 3, 2), spread({1: 5}, 3, 2)
         ([1, 5, 1], [2, 5, 2])
     """
+    return [value_of(values, client, usual) for client in range(num)]
+
+
+def value_of(values: PerClient[T], client: int, usual: T) -> T:
+    """The value of one client, as `spread` has it."""
     if isinstance(values, Mapping):
-        return [values.get(client, usual) for client in range(num)]
-    return [values[client % len(values)] if values else usual for client in range(num)]
+        return values.get(client, usual)
+    return values[client % len(values)] if values else usual
 
 
 def read_sigma(text: str) -> float:

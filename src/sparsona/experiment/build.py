@@ -107,6 +107,8 @@ def make_configs(
         raise merge_errors(errors)
     if row.decides_by_validation(config.options) and federation is None and not config.validation_rate:
         raise _lacks_validation(row, "validation_rate is 0")
+    if config.min_delta and config.patience is None:
+        raise SparsonaError("min_delta without patience", expected="patience", hint="--set patience=10")
     if row.learns_in_tuning(config.options) and not config.tune_epochs:
         causes = ", ".join(f"{key}={value}" for key, value in row.needs_tuning.items())
         raise SparsonaError(

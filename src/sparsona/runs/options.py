@@ -438,8 +438,6 @@ class RunConfig(Stopping):
                     hint="leave one of them out",
                 )
             )
-        if self.min_delta and self.patience is None:
-            found.append(SparsonaError("min_delta without patience", expected="patience", hint="--set patience=10"))
         # None: known once the data is read.
         taking_part = None if self.clients is None else self.clients - self.num_novel
         if taking_part is None:
