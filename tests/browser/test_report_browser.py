@@ -57,7 +57,7 @@ def test_every_chart_is_drawn_without_network(width: int, scheme: str, tmp_path:
     options = [f"--window-size={width},1000"] + (["--force-dark-mode"] if scheme == "dark" else [])
     dom, console = open_page(page, tmp_path / "profile", *options)
     assert console == []
-    for chart in ("curves", "clients", "differences", "confusion", "loss"):
+    for chart in ("traffic", "curves", "clients", "differences", "confusion", "loss"):
         assert 'class="main-svg"' in drawn(dom, chart), chart
     assert drawn(dom, "partition").count('class="drawing"') == 2
     assert "main-svg" not in drawn(dom, "partition")
@@ -99,3 +99,24 @@ def test_hostile_names_run_nothing(tmp_path: Path) -> None:
     assert console == []
     assert "data-owned" not in dom
     assert 'class="main-svg"' in drawn(dom, "curves")
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_the_first_screen_has_the_answer_and_nothing_sticks_out(width: int, tmp_path: Path) -> None:
+    write_report(make_comparison(seeds=1), tmp_path / "page.html")
+    measure = """<script>addEventListener("load", () => {
+      const frame = document.createElement("iframe");
+      frame.style.cssText = "width:WIDTHpx;height:800px;border:0";
+      frame.onload = () => setTimeout(() => {
+        const inner = frame.contentDocument;
+        document.body.dataset.answer = Math.round(inner.querySelector(".answer").getBoundingClientRect().bottom);
+        document.body.dataset.wide = inner.documentElement.scrollWidth;
+      }, 2000);
+      frame.src = "page.html";
+      document.body.append(frame);
+    })</script>"""
+    (tmp_path / "outer.html").write_text("<body>" + measure.replace("WIDTH", str(width)) + "</body>")
+    dom, console = open_page(tmp_path / "outer.html", tmp_path / "profile", "--allow-file-access-from-files")
+    assert console == []
+    assert int(re.search(r'data-answer="(\d+)"', dom)[1]) < 500
+    assert int(re.search(r'data-wide="(\d+)"', dom)[1]) <= width

@@ -21,6 +21,9 @@ from sparsona.runs.folder import RunFolder
 @pytest.mark.parametrize(
     ("args", "words"),
     [
+        (["run", "fedavg", "--set", "learning_rate=0.1"], ["unknown option of fedavg", "did you mean 'lr'?"]),
+        (["run", "fedavg", "--set", "num_rounds=3"], ["did you mean 'rounds'?"]),
+        (["run", "finetune"], ["did you mean 'fedavg-ft'?"]),
         (["run", "fedsap"], ["unknown method 'fedsap'", "fedavg, ", "did you mean 'fedspa'?"]),
         (["compare", "local", "fedavgft"], ["unknown method 'fedavgft'", "did you mean 'fedavg-ft'?"]),
         (["methods", "fedspa-rms"], ["unknown method 'fedspa-rms'", "did you mean 'fedspa-rsm'?"]),

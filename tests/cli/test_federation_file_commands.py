@@ -59,6 +59,7 @@ def test_from_keys_to_a_roster(say, tmp_path):
     said = say("federation", "show", "fed.toml")
     for word in (grown.digest, "fedspa", "cnn28", "hospital-3", own.public, "density", "0.2", "until 20"):
         assert word in said.out
+    assert "half of the clients" in said.out  # per_round, which nobody chose
     shown = json.loads(say("federation", "show", "fed.toml", "--json").out)
     assert (shown["digest"], shown["run"]["method"], len(shown["roster"])) == (grown.digest, "fedspa", 2)
 

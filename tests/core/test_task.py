@@ -173,11 +173,19 @@ def test_noise_is_found_wherever_it_hides(untouched_generators):
     assert not Task(lambda: nn.Linear(6, 2), (6,), 2).draws_noise
 
 
-def test_frozen_parameters_are_refused():
+def test_frozen_parameters_are_constants():
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     net[0].requires_grad_(False)
-    with pytest.raises(SparsonaError, match=r"frozen parameters: 0\.weight, 0\.bias"):
-        Task(net, (3,), 2)
+    task = Task(net, (3,), 2)
+    params, buffers = task.init(0)
+    assert task.layout.names == ("1.weight", "1.bias")
+    x = torch.rand(4, 3)
+    assert torch.equal(task.forward(params, buffers, x, train=True)[0], net(x))
+    task.begin_with({"0.bias": torch.ones(3)})
+    twin = pickle.loads(pickle.dumps(task))
+    with torch.no_grad():
+        net[0].bias.fill_(1.0)
+    assert torch.equal(twin.forward(params, buffers, x, train=True)[0], net(x))
 
 
 class Moving(nn.Module):

@@ -50,7 +50,7 @@ def test_by_loss_of_those_that_are_known_and_first_those_that_are_not():
 
 
 def test_a_function_from_python():
-    plan, seen = replace(PLAN, sampler="given"), []
+    plan, seen = replace(PLAN, sampler="given:choose"), []
 
     def choose(round_, clients, available, random):
         seen.append((round_.index, len(clients), available, torch.rand(1, generator=random).item()))
@@ -75,7 +75,7 @@ def last_two(round_, clients, available, random):
 
 def test_a_function_is_passed_again_and_a_comparison_takes_it(tmp_path):
     run = sp.train("fedavg", out=tmp_path / "run", sampler=last_two, max_seconds=1e-9, **OPTIONS)
-    assert run.config["sampler"] == "given"
+    assert run.config["sampler"] == "given:last_two"
     assert "sampled by a function from Python" in run.summary["protocol"]
     assert len(sp.load(run.path).accuracies()) == 6
     with pytest.raises(SparsonaError, match="a function from Python"):

@@ -209,7 +209,7 @@ def test_load(fedspa, federation):
     without = sp.load(fedspa.path)  # the figures need no data
     assert np.array_equal(without.accuracies(), fedspa.accuracies())
     with pytest.raises(sp.SparsonaError, match="was started from Python on its own data") as caught:
-        without.personal_model(7)
+        without.similarity()
     assert "sparsona.load with the same federation" in caught.value.hint
     with pytest.raises(sp.SparsonaError, match="was started from Python on its own model"):
         sp.load(fedspa.path, federation).personal_model(7)

@@ -20,6 +20,7 @@ from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError
 from sparsona.report import plots
 from sparsona.report.page import render_report, write_report
+from sparsona.report.palette import COLOURS
 
 MakeView = Callable[..., RunView]
 MakeComparison = Callable[..., list[RunView]]
@@ -74,6 +75,7 @@ def test_many_methods_and_seeds(make_comparison: MakeComparison, tmp_path: Path)
     assert " to +" in page.text
     figures = figures_of(text)
     assert {key: len(found) for key, found in figures.items()} == {
+        "traffic": 1,  # these runs lack the papers' count
         "curves": 2,
         "clients": 1,
         "differences": 4,
@@ -81,7 +83,7 @@ def test_many_methods_and_seeds(make_comparison: MakeComparison, tmp_path: Path)
         "loss": 1,
     }
     shown = [picture["data-chart"] for picture in pictures_of(page)]
-    assert shown == ["partition"] * 3 + ["targets", "traffic"]  # partitions: one per seed, which changes the data
+    assert shown == ["partition"] * 3 + ["targets"]  # partitions: one per seed, which changes the data
     assert [attributes["hidden"] for attributes in pictures_of(page) if "hidden" in attributes] == [None, None]
     assert all(f">seed {seed}</button>" in text for seed in (1, 2, 3))
 
@@ -93,8 +95,44 @@ def test_one_run(make_view: MakeView, tmp_path: Path) -> None:
     assert "differences" not in figures_of(text)
 
 
-def test_one_seed_says_that_there_is_no_interval(make_comparison: MakeComparison) -> None:
-    assert "one seed: no interval" in render_report(make_comparison(seeds=1))
+def test_one_seed_has_no_differences_and_says_so(make_comparison: MakeComparison) -> None:
+    page = Page(render_report(make_comparison(seeds=1)))
+    assert "Difference to Local" not in page.text
+    assert "(one seed: no spread is known)." in page.text
+
+
+def test_the_answer_comes_first(make_comparison: MakeComparison) -> None:
+    """Header, sentence, accuracy against traffic, then six columns; how it was measured is folded."""
+    text = render_report(make_comparison(seeds=1, lr=0.1))
+    page = Page(text)
+    order = [
+        page.text.index(words) for words in ("digits, dirichlet:0.3", "serves clients best", "up is better", "Bold")
+    ]
+    assert order == sorted(order)
+    (first, every) = re.findall(r"<thead>(<tr><th scope=\"col\">method.*?)</thead>", text)[:2]
+    assert first.count("<th") == 1 + 6
+    assert every.count("<th") > first.count("<th")
+    folded = text[text.index("<summary>How this was measured") : text.index("<summary>What the columns mean")]
+    assert "The tuned model of every client" in folded
+    assert text.count("The tuned model of every client") == 1
+
+
+def test_what_differs_is_not_folded(make_view: MakeView) -> None:
+    one = make_view("Local", options={"momentum": 0.9, "epochs": 1}, executor="workers")
+    other = make_view("FedAvg", options={"momentum": 0.0, "epochs": 1}, executor="serial")
+    text = render_report([one, other])
+    before = text[: text.index("<summary>How this was measured")]
+    differs = "What differs between the methods: momentum 0.9 (Local), 0.0 (FedAvg); executor workers (Local), serial"
+    assert differs in before
+    assert ">seconds</th>" not in text  # of different executors, they do not compare
+
+
+def test_lines_that_coincide_are_all_seen(make_view: MakeView) -> None:
+    one = make_view("FedAvg")
+    other = dataclasses.replace(make_view("FedAvg-FT"), point="received", curves={"received": one.curves["received"]})
+    widths = [trace.line.width for trace in plots.learning_curves([one, other]).data]
+    assert widths[0] > widths[1] + 2
+    assert len(set(COLOURS)) == len(COLOURS) >= 12
 
 
 def test_a_run_without_confusion_traffic_or_loss(make_view: MakeView) -> None:
@@ -111,9 +149,9 @@ def test_the_partition_is_drawn_from_sizes(make_view: MakeView) -> None:
 
 
 def test_labels_that_are_tokens(make_comparison: MakeComparison) -> None:
-    views = [dataclasses.replace(view, label_counts=None, confusion=None) for view in make_comparison(seeds=1)]
+    views = [dataclasses.replace(view, label_counts=None, confusion=None) for view in make_comparison(seeds=2)]
     page = Page(render_report([dataclasses.replace(view, sizes=np.full((20, 3), 7)) for view in views]))
-    assert [picture["data-chart"] for picture in pictures_of(page)].count("partition") == 1
+    assert [picture["data-chart"] for picture in pictures_of(page)].count("partition") >= 1
     assert "Difference to Local" in page.text
     assert "no common seed" not in page.text  # the same clients, as far as sizes tell
 

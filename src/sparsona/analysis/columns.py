@@ -30,10 +30,11 @@ class Column:
         unit: printed after the figure and its spread.
         better: which end is the good one; "neither": none is marked as the best.
         has_spread: whether the spread over seeds is printed as well.
-        shown: always, only where some run has the figure, only where runs differ in it, or only where clients of a run
-            differ in their number of test examples.
+        shown: always, only where some run has the figure, only where runs differ in it, only where clients of a run
+            differ in their number of test examples, or only where all runs were run alike (device and executor).
         task: runs that predict classes, runs that predict numbers, or both.
-        is_first: kept where a terminal is too narrow for all columns.
+        is_first: shown first; the others are folded away on a page and left out of a narrow terminal.
+        marks_zero: whether 0 can be the best of its column: who sends nothing is not the one that sends least.
     """
 
     name: str
@@ -44,10 +45,11 @@ class Column:
     unit: str = ""
     better: Literal["high", "low", "neither"] = "low"
     has_spread: bool = False
-    shown: Literal["always", "if known", "if different", "if uneven"] = "always"
+    shown: Literal["always", "if known", "if different", "if uneven", "if alike"] = "always"
     task: Literal["classes", "numbers", "both"] = "both"
     is_first: bool = False
     show_spread: Callable[[float], str] | None = None
+    marks_zero: bool = True
 
 
 def columns_for(views: Sequence[RunView], in_print: bool = True) -> tuple[Column, ...]:
@@ -59,12 +61,53 @@ def columns_for(views: Sequence[RunView], in_print: bool = True) -> tuple[Column
             return column.task != unwanted
         if column.shown == "if uneven":
             return not in_print or has_uneven_tests(views)
+        if column.shown == "if alike":
+            return (
+                not in_print or len({(view.config.get("device"), view.config.get("executor")) for view in views}) == 1
+            )
         known = {value for view in views if (value := column.value(view)) is not None}
         return len(known) > (column.shown == "if different")
 
     # Clients that a method hurts are counted beside the accuracies, before what the method spends.
     place = next(i for i, column in enumerate(COLUMNS) if column.name == "rounds")
-    return tuple(filter(is_shown, (*COLUMNS[:place], *_hurt_columns(views), *COLUMNS[place:])))
+    judged = [*COLUMNS[:place], *_metric_columns(views)]
+    if unwanted == "classes":  # the headline of a regression is a metric
+        judged.sort(key=lambda column: not column.name.startswith("metric_"))
+    return tuple(filter(is_shown, (*judged, *_hurt_columns(views), *COLUMNS[place:])))
+
+
+def _metric_columns(views: Sequence[RunView]) -> Iterator[Column]:
+    """A column for each metric of the runs; accuracy has its own."""
+    from sparsona.analysis.measure import measure_of_metric
+
+    names = dict.fromkeys(name for view in views for name in view.summary.get("metrics", {}) if name != "accuracy")
+    for name in names:
+        found = measure_of_metric(name)
+        meaning = f"{METRIC_MEANINGS.get(name, 'a function from Python')}; mean over the clients that it is defined for"
+        # Who names metrics wants to see them.
+        first = any(view.measure.name == name or view.config.get("metrics") for view in views)
+        yield Column(
+            f"metric_{name.replace('-', '_')}",
+            found.title,
+            meaning,
+            _entry("metrics", name, "mean"),
+            found.show,
+            found.unit,
+            found.better,
+            True,
+            "if known",
+            is_first=first,
+        )
+
+
+METRIC_MEANINGS = {
+    "balanced-accuracy": "mean of the accuracies on each class",
+    "f1": "F1, mean over classes or labels",
+    "auc": "area under the ROC curve, mean over classes (each against the rest) or labels",
+    "rmse": "root of the mean squared error",
+    "mae": "mean absolute error",
+    "r2": "share of the variance explained",
+}
 
 
 def has_uneven_tests(views: Sequence[RunView]) -> bool:
@@ -159,20 +202,23 @@ def _on_classes(kind: str) -> Callable[[RunView], float | None]:
     return value
 
 
-def _error(key: str, title: str, meaning: str) -> Column:
-    value = _entry("error", key)
-    return Column(f"error_{key}", title, meaning, value, "{:.4g}".format, has_spread=True, task="numbers")
+def _error(key: str, title: str, meaning: str, is_squared: bool = True) -> Column:
+    def value(view: RunView) -> float | None:
+        return _entry("error", key)(view) if is_squared == ("mse" in view.summary.get("error", ())) else None
+
+    shown: Literal["if known"] = "if known"
+    return Column(f"error_{key}", title, meaning, value, "{:.4g}".format, has_spread=True, task="numbers", shown=shown)
 
 
 def _bytes(key: str, title: str, meaning: str, is_first: bool = False, if_known: bool = False) -> Column:
     shown: Literal["always", "if known"] = "if known" if if_known else "always"
     value = _entry("bytes", key)
-    return Column(f"bytes_{key}", title, meaning, value, human_bytes, shown=shown, is_first=is_first)
+    return Column(f"bytes_{key}", title, meaning, value, human_bytes, shown=shown, is_first=is_first, marks_zero=False)
 
 
 COLUMNS = (
     _accuracy("mean", "accuracy", "mean over clients at the headline point", is_first=True),
-    _accuracy("weighted", "weighted", "mean over test examples, each counting the same", True, "if uneven"),
+    _accuracy("weighted", "weighted", "mean over test examples, each counting the same", shown="if uneven"),
     _accuracy("bottom_decile", "bottom decile", "the client a tenth from the bottom", is_first=True),
     _accuracy("worst", "worst", "the worst client"),
     _accuracy("last10", "last 10", "mean of the last ten rounds"),
@@ -192,7 +238,8 @@ COLUMNS = (
     ),
     _error("mse", "MSE", "mean squared error, over clients"),
     _error("worst", "worst MSE", "the worst client"),
-    _error("last10", "last 10", "mean of the last ten rounds"),
+    _error("last10", "last 10 MSE", "mean of the last ten rounds"),
+    _error("loss", "loss", "mean loss, over clients", is_squared=False),
     Column(
         "train_test_gap",
         "train − test",
@@ -263,8 +310,9 @@ COLUMNS = (
         shown="if known",
         is_first=True,
     ),
-    _bytes("up", "bytes up", "clients to server, as encoded: headers, masks and checksums included", is_first=True),
-    _bytes("down", "bytes down", "server to clients, as encoded", is_first=True),
+    _bytes("total", "bytes sent", "all messages of training, as encoded: headers, masks and checksums included", True),
+    _bytes("up", "bytes up", "clients to server; of peers, sent"),
+    _bytes("down", "bytes down", "server to clients; of peers, received"),
     Column(
         "upload_share",
         "uploaded",
@@ -277,9 +325,27 @@ COLUMNS = (
     _bytes("busiest_round_in", "busiest in", "most bytes into one node (server or peer) in one round", if_known=True),
     _bytes("busiest_round_out", "busiest out", "most bytes out of one node in one round", if_known=True),
     _bytes("paper_total", "papers' count", "parameters × 4 in both directions, masks free"),
-    Column("train_flops", "train FLOPs", "local training", _entry("flops", "train"), human_flops, is_first=True),
-    Column("mask_flops", "mask FLOPs", "searching for masks", _entry("flops", "mask_search"), human_flops),
-    Column("seconds", "seconds", "wall time of the run", _entry("seconds"), human_seconds, is_first=True),
+    Column(
+        "train_flops",
+        "train FLOPs",
+        "local training",
+        _entry("flops", "train"),
+        human_flops,
+        is_first=True,
+        marks_zero=False,
+    ),
+    Column(
+        "mask_flops", "mask FLOPs", "searching for masks", _entry("flops", "mask_search"), human_flops, marks_zero=False
+    ),
+    Column(
+        "seconds",
+        "seconds",
+        "wall time of the run; compared only where all runs had the same device and executor",
+        _entry("seconds"),
+        human_seconds,
+        is_first=True,
+        shown="if alike",
+    ),
     Column(
         "simulated_time",
         "sim. time",

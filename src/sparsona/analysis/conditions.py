@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sparsona.core.targets import given_name
 from sparsona.engine.availability import KINDS
-from sparsona.engine.sampling import GIVEN, SAMPLERS
+from sparsona.engine.sampling import SAMPLERS
 from sparsona.runs.folder import RunFolder, reached
 from sparsona.runs.stopping import recorded_patience, validation_point
 
@@ -60,7 +61,9 @@ def conditions_sentence(folder: RunFolder, summary: Mapping[str, Any]) -> str:
     if epochs := _values(config.get("client_epochs")):
         text += f" Clients have epochs of their own, {_range(epochs)} in a round, in place of the method's."
     if (sampler := config.get("sampler", "uniform")) != "uniform":
-        how = "by a function from Python" if sampler == GIVEN else f"'{sampler}': {SAMPLERS[sampler].text}"
+        how = (
+            "by a function from Python" if given_name(sampler) is not None else f"'{sampler}': {SAMPLERS[sampler].text}"
+        )
         text += f" Clients are sampled {how}."
         if sampler == "loss":
             text += " So methods do not have the same clients in a round."

@@ -10,8 +10,17 @@ import numpy as np
 
 from sparsona.analysis.clients import ClientEffects, client_effects, has_effects
 from sparsona.analysis.gates import Gates, recorded_gates
+from sparsona.analysis.measure import (
+    ACCURACY,
+    Measure,
+    client_scores,
+    measure_curve,
+    measure_of,
+    measure_of_metric,
+    metric_values,
+)
 from sparsona.analysis.similarity import Similarity, recorded_distances, recorded_similarity
-from sparsona.analysis.summary import at, curve, effort, headline, points, summary_of, weighted_curve
+from sparsona.analysis.summary import at, effort, headline, points, summary_of, weighted_curve
 from sparsona.core.points import FEW
 from sparsona.core.points import point as evaluation_point
 from sparsona.runs.folder import RunFolder
@@ -37,6 +46,10 @@ class RunView:
     client's own, and `search_time` what mask search took of a profiled run; None: not known. `has_few`: clients did not
     tell counts from 1 to 4 of the confusion, which lacks them. `cumulative_time` is (completed rounds, simulated
     time so far), where clients have speeds.
+
+    `measure` is what the run is judged by: accuracy, and of a regression another figure, of which `curves` are then.
+    `scores` has each client's value of it at the headline point, NaN where there is none. `metrics` are the same of
+    each metric, by name, and `metric_curves` its means over clients by point, as `curves` are.
     """
 
     name: str
@@ -70,6 +83,26 @@ class RunView:
     gates: Gates | None = None
     has_few: bool = False
     cumulative_time: Sequence[tuple[int, float]] = ()
+    measure: Measure = ACCURACY
+    scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    metrics: Mapping[str, np.ndarray] = field(default_factory=dict)
+    metric_curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.scores) != len(self.count):  # made without them: the accuracies
+            known = np.where(self.count > 0, self.correct / np.maximum(self.count, 1), np.nan)
+            object.__setattr__(self, "scores", known)
+
+
+def headline_score(view: RunView) -> float | None:
+    """The mean over clients of what a run is judged by, at the headline point; None where it is not known."""
+    key = {"accuracy": "accuracy", "loss": "error"}.get(view.measure.name, "metrics")
+    found: Any = view.summary.get(key, {})
+    if key == "metrics":
+        found = found.get(view.measure.name, {}).get("mean")
+    else:
+        found = found.get("mean" if key == "accuracy" else "loss", found.get("mse"))
+    return None if found is None else float(found)
 
 
 def read_view(folder: RunFolder) -> RunView:
@@ -89,6 +122,7 @@ def _read_view(folder: RunFolder) -> RunView:
     sent = [row.bytes_down if facts.peers else row.bytes_up + row.bytes_down for row in rounds]
     counted = [row.paper_down if facts.peers else row.paper_up + row.paper_down for row in rounds]
     tested = [name for name in points(folder) if evaluation_point(name).data == "test"]
+    measure, metrics = measure_of(folder), metric_values(folder, completed, point)
     return RunView(
         name=folder.path.name,
         path=str(folder.path),
@@ -100,7 +134,7 @@ def _read_view(folder: RunFolder) -> RunView:
         config=config,
         environment=folder.environment,
         summary=summary,
-        curves={name: curve(folder, name) for name in tested},
+        curves={name: measure_curve(folder, measure, name) for name in tested},
         # Final tuning is recorded as one more round, which it is not.
         train_loss=[
             (row.round + 1, row.loss) for row in rounds if row.loss is not None and row.round < folder.last_round
@@ -124,6 +158,14 @@ def _read_view(folder: RunFolder) -> RunView:
         search_time=search_time(folder.path),
         gates=recorded_gates(folder),
         cumulative_time=_times(folder),
+        measure=measure,
+        scores=client_scores(folder, measure, completed, point),
+        metrics=metrics,
+        metric_curves={
+            name: {at: measure_curve(folder, measure_of_metric(name), at) for at in tested}
+            for name, values in metrics.items()
+            if name != "accuracy" and not np.isnan(values).all()
+        },
     )
 
 

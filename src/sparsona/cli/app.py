@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +15,7 @@ from sparsona.cli.analysis import clients, figure, gates, read_views, similarity
 from sparsona.cli.bounds import bounds
 from sparsona.cli.cost import cost
 from sparsona.cli.data import data
+from sparsona.cli.export import evaluate, export
 from sparsona.cli.federation import federation, keys
 from sparsona.cli.latency import latency
 from sparsona.cli.network import join, server, vault
@@ -37,23 +37,27 @@ from sparsona.cli.peers import gather as gather_peers
 from sparsona.cli.peers import peer
 from sparsona.cli.replay import replay
 from sparsona.cli.reproduce import reproduce
+from sparsona.cli.table import table
 from sparsona.cli.terminal import (
     print_profile,
     print_results,
     print_table,
     print_text,
-    progress_bar,
     show_rows,
+    terminal_width,
     write_page,
 )
 from sparsona.cli.tune import tune
+from sparsona.cli.watch import watch
 from sparsona.core.errors import SparsonaError
 from sparsona.core.version import VERSION
+from sparsona.runs.progress import progress_bar
 
 if TYPE_CHECKING:
     from sparsona.methods import Preset
     from sparsona.runs.declaration import Option
 
+WIDE = 120  # columns of a terminal that fit every column of `sparsona methods`
 DEFAULT_COMPARISON = ("local", "fedavg", "fedavg-ft", "fedspa", "fedspa-rsm")
 
 
@@ -103,7 +107,7 @@ def run(
 
     check_reserved(api.train, options)
     with progress_bar(method) as bar:
-        result = api.train(method, out=out, observers=[bar, *logs], profile=clock, **options)
+        result = api.train(method, out=out, observers=[bar, *logs], progress=False, profile=clock, **options)
     show_run(result, as_json)
 
 
@@ -147,7 +151,9 @@ def compare(
     check_reserved(api.compare, options)
     with progress_bar(has_seeds=seeds > 1) as bar:
         pairs_of = [(name, own) if (own := table_for(name, tables)) else name for name in names]
-        result = api.compare(pairs_of, seeds=seeds, match=match, jobs=jobs, out=out, observers=[bar, *logs], **options)
+        result = api.compare(
+            pairs_of, seeds=seeds, match=match, jobs=jobs, out=out, observers=[bar, *logs], progress=False, **options
+        )
     show_comparison(result, as_json)
 
 
@@ -204,9 +210,9 @@ def resume(
 
     with progress_bar(has_seeds=is_comparison) as bar:
         if is_comparison:
-            comparison = comparisons.resume_comparison(folder, jobs=jobs or 1, observers=[bar, *logs])
+            comparison = comparisons.resume_comparison(folder, jobs=jobs or 1, observers=[bar, *logs], progress=False)
         else:
-            result = api.resume(folder, observers=[bar, *logs], profile=clock, rounds=rounds)
+            result = api.resume(folder, observers=[bar, *logs], progress=False, profile=clock, rounds=rounds)
     if is_comparison:
         show_comparison(comparison, as_json)
     else:
@@ -269,7 +275,10 @@ def methods(name: str | None, as_json: bool) -> None:
         from sparsona.runs.options import OPTIONS
 
         row = card(name)
-        click.echo(f"{row.title}\n  paper:   {row.paper}\n  kept:    {row.kept}\n  travels: {row.travels}\n")
+        click.echo(row.title)
+        for label, text in (("paper:  ", row.paper), ("kept:   ", row.kept), ("travels:", row.travels)):
+            print_text(f"{label} {text}", "  ", " " * 11)
+        click.echo()
         preset = {**row.options, **row.engine}
         show_options(f"Options of {row.title}", options_of(factory(row)[1]), preset)
         show_options("Options of every run", OPTIONS, preset)
@@ -289,6 +298,8 @@ def methods(name: str | None, as_json: bool) -> None:
         if rows := [row for row in everything if row.family == family]:
             click.echo(f"{family}: {title}" if family else title)
             columns = {"name": "name", "title": "method", "paper": "paper", "kept": "kept", "travels": "travels"}
+            if terminal_width() < WIDE:  # five columns of text would be a few letters wide each
+                columns = {"name": "name", "kept": "kept", "travels": "travels"}
             print_table([{header: getattr(row, key) for key, header in columns.items()} for row in rows])
     click.echo("`sparsona methods NAME` lists a method's options; set them with --set KEY=VALUE.")
     click.echo(f"`sparsona cost` also knows the costs of {', '.join(COST_ONLY)}, which cannot be run.")
@@ -336,6 +347,8 @@ cli.add_command(data)
 cli.add_command(cost)
 cli.add_command(latency)
 cli.add_command(tune)
+cli.add_command(export)
+cli.add_command(evaluate)
 cli.add_command(clients)
 cli.add_command(gates)
 cli.add_command(similarity)
@@ -343,6 +356,8 @@ cli.add_command(reproduce)
 cli.add_command(targets)
 cli.add_command(figure)
 cli.add_command(bounds)
+cli.add_command(watch)
+cli.add_command(table)
 cli.add_command(keys)
 cli.add_command(federation)
 cli.add_command(replay)
@@ -356,7 +371,8 @@ def show_options(title: str, options: Mapping[str, Option], preset: Mapping[str,
         among = f" ({' | '.join(map(str, one.choices))})" if one.choices else ""
         value = preset.get(key, one.default)
         written = list(value) if isinstance(value, tuple) else "none" if value is None else value
-        click.echo(f"  {key} = {written}{among}\n      {one.text}{f'; none: {one.none}' if one.none else ''}")
+        print_text(f"{key} = {written}{among}", "  ", "      ")
+        print_text(f"{one.text}{f'; none: {one.none}' if one.none else ''}", "      ", "      ")
 
 
 def show_presets(presets: Mapping[str, Preset]) -> None:
@@ -364,8 +380,7 @@ def show_presets(presets: Mapping[str, Preset]) -> None:
 
     def show(indent: int, when: str, values: Mapping[str, Any]) -> None:
         text = ", ".join(f"{key}={'none' if value is None else value}" for key, value in values.items())
-        start, rest = " " * indent, " " * (indent + 6)
-        click.echo(fill(f"{start}{when}: {text or 'as above'}", 120, subsequent_indent=rest, break_on_hyphens=False))
+        print_text(f"{when}: {text or 'as above'}", " " * indent, " " * (indent + 6))
 
     for name, preset in presets.items():
         same = [other for other, found in presets.items() if found == preset]
@@ -377,7 +392,7 @@ def show_presets(presets: Mapping[str, Preset]) -> None:
             for density, values in preset.by_density.get(source, {}).items():
                 show(4, f"and --density {density:g}", values)
         for key, why in preset.exceptions.items():
-            click.echo(f"  in a comparison, {key} of its own: {why}")
+            print_text(f"in a comparison, {key} of its own: {why}", "  ", "      ")
 
 
 def find(text: str) -> Path:
@@ -393,9 +408,7 @@ def show_run(result: Any, as_json: bool) -> None:
             json.dumps({**result.summary, "profile": result.profile()} if result.is_profiled else result.summary)
         )
         return
-    from sparsona.analysis.table import rows
-
-    print_results(rows([result.view]))
+    print_results([result.view])
     print_text(f"\nHow this was measured: {result.protocol}\n")
     share = result.summary["bytes"].get("upload_share")  # None: no client sends to a server
     if share is not None and share < 1:
@@ -419,15 +432,19 @@ def show_comparison(result: Any, as_json: bool) -> None:
             )
         )
         return
-    from sparsona.analysis.table import differences, rows
+    from sparsona.analysis.answer import differing
+    from sparsona.analysis.groups import group_views
+    from sparsona.analysis.table import difference_unit, differences
 
     views = result.views()
-    table = rows(views)
-    print_results(table)
+    print_results(views)
     for note in result.notes():
         print_text(f"note: {note}")
-    if compared := differences(views):
-        what = f"Difference to {table[0]['method']}, in percentage points of mean accuracy"
+    if unequal := differing(views):
+        print_text(f"What differs between the methods: {'; '.join(unequal)}.")
+    # One seed has no interval, and the table has the differences themselves.
+    if len({view.seed for view in views}) > 1 and (compared := differences(views)):
+        what = f"Difference to {group_views(views)[0].label}, in {difference_unit(views)}"
         weighted = " (weighted: by test size)" if "weighted" in compared[0] else ""
         click.echo(f"\n{what}{weighted}, paired by seed (95% interval):")
         print_table(compared)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from sparsona.cli.options import gather
-from sparsona.cli.terminal import progress_bar
+from sparsona.runs.progress import progress_bar
 
 
 @click.command()

@@ -12,8 +12,9 @@ from click.core import ParameterSource
 
 from sparsona.analysis.format import UNKNOWN, human_seconds
 from sparsona.cli.options import LOG
-from sparsona.cli.terminal import print_table, print_text, progress_bar, write_page
+from sparsona.cli.terminal import print_table, print_text, write_page
 from sparsona.core.errors import SparsonaError
+from sparsona.runs.progress import progress_bar
 
 if TYPE_CHECKING:
     from sparsona.reproduce.listing import Status

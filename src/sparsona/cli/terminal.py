@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsona.analysis.columns import COLUMNS
-from sparsona.analysis.format import cut, human_bytes
+from sparsona.analysis.format import human_bytes
 from sparsona.core.errors import SparsonaError
 
 if TYPE_CHECKING:
-    from sparsona.runs.observers import EvaluationResult, ProgressUpdate, RoundResult, RunEnd
+    from sparsona.analysis.view import RunView
+
+
+UNLIMITED = 400  # characters in a line that nobody looks at: cells must not be cut
 
 
 def show_rows(rows: list[dict[str, Any]], as_json: bool, hint: str) -> None:
@@ -27,47 +30,69 @@ def show_rows(rows: list[dict[str, Any]], as_json: bool, hint: str) -> None:
     click.echo(f"\n{hint}")
 
 
-def print_results(rows: list[dict[str, Any]]) -> None:
-    """The most important columns; the others only if the terminal is wide enough (the report has them all)."""
-    columns = list(rows[0])
-    if sys.stdout.isatty():
-        first = ["method", *(column.title for column in COLUMNS if column.is_first)]
-        room, kept = shutil.get_terminal_size().columns, set()
-        for column in sorted(columns, key=lambda column: column not in first):
-            room -= 3 + max(len(column), *(len(str(row[column])) for row in rows))
-            if room >= 0:
-                kept.add(column)
-        left_out = [column for column in columns if column not in kept]
-        columns = [column for column in columns if column in kept]
-    print_table([{column: row[column] for column in columns} for row in rows])
-    if sys.stdout.isatty() and left_out:
-        click.echo(f"columns that do not fit: {', '.join(left_out)} (see the report)")
+def print_results(views: Sequence[RunView]) -> None:
+    """The answer in a sentence, then the first columns of the table; the others as far as the terminal is wide."""
+    from sparsona.analysis.answer import answer
+    from sparsona.analysis.columns import columns_for
+    from sparsona.analysis.table import table
+
+    if sentence := answer(views):
+        print_text(f"{sentence}\n")
+    columns, found = columns_for(views), table(views)
+    widths = [
+        3 + max(len(column.title), *(len(row.cells[i].text) for row in found)) for i, column in enumerate(columns)
+    ]
+    # Into a pipe there is no width to fit into, and the first columns are enough: --json has all.
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    room -= max(len(row.label) for row in found) + sum(
+        width for width, column in zip(widths, columns, strict=True) if column.is_first
+    )
+    kept = []
+    for i, column in enumerate(columns):
+        if not column.is_first:
+            room -= widths[i]
+        if column.is_first or room >= 0:
+            kept.append(i)
+    print_table(
+        [{"method": row.label} | {columns[i].title: row.cells[i].text for i in kept} for row in found],
+        [{columns[i].title for i in kept if row.cells[i].best} for row in found],
+    )
+    if left_out := [column.title for i, column in enumerate(columns) if i not in kept]:
+        print_text(f"more columns in the report and with --json: {', '.join(left_out)}")
 
 
-def print_text(text: str) -> None:
-    """A paragraph, wrapped between words if stdout is a terminal."""
-    if not sys.stdout.isatty():
-        click.echo(text)
-        return
+def terminal_width() -> int:
+    """How many characters fit into a line; into a pipe, as many as there are."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else UNLIMITED
+
+
+def print_text(text: str, indent: str = "", rest: str = "  ") -> None:
+    """A paragraph, wrapped between words on a terminal: its first line after `indent`, the others after `rest`."""
+    width = terminal_width()
     for line in text.split("\n"):
-        click.echo(click.wrap_text(line, shutil.get_terminal_size().columns, subsequent_indent="  "))
+        if width == UNLIMITED:
+            click.echo(indent + line)
+        else:
+            wrapped = fill(line, width, initial_indent=indent, subsequent_indent=rest, break_on_hyphens=False)
+            click.echo(wrapped)
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
+def print_table(rows: list[dict[str, Any]], best: Sequence[Collection[str]] = ()) -> None:
+    """Rows by the titles of their columns; `best` names, for each row, the columns in which it is the best."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for position, column in enumerate(rows[0]):
         numeric = all(str(row[column])[:1] in "0123456789+-−–—>" for row in rows)
         # Names are copied by users: they are never broken.
         table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=position == 0)
-    for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    # Into a pipe there is no width to fit into: cells must not be cut.
-    width = None if sys.stdout.isatty() else 400
-    Console(highlight=False, width=width).print(table)
+    for place, row in enumerate(rows):
+        marked = best[place] if best else ()
+        table.add_row(*(Text(str(value), "bold" if key in marked else "") for key, value in row.items()))
+    Console(highlight=False, width=terminal_width()).print(table)
 
 
 def write_page(write: Callable[[], object]) -> str:
@@ -215,68 +240,6 @@ def _print_lines(draw: Callable[[Any, Any], list[Any]], found: Any) -> None:
         console.print(line, no_wrap=True, overflow="ellipsis", crop=True)
 
 
-class Bar:
-    """The observer that shows the progress of one run after another, on stderr.
-
-    A run is labelled `title` or, without one, its method's title, with its seed if there are several. With `total`, a
-    name and a number of rounds, one more bar counts the rounds of all runs, and bars of finished runs go.
-    """
-
-    def __init__(self, progress: Any, title: str | None, has_seeds: bool, total: tuple[str, int] | None = None) -> None:
-        self._progress, self._title, self._has_seeds = progress, title, has_seeds
-        self._tasks: dict[str, Any] = {}
-        self._name = ""
-        self._all, self._done = None, 0
-        if total is not None:
-            self._all = progress.add_task(total[0], total=total[1], accuracy="", doing="")
-
-    def drop_idle(self) -> None:
-        """Remove bars without progress: they would stand above the error message."""
-        for task in list(self._progress.tasks):
-            if not task.completed:
-                self._progress.remove_task(task.id)
-
-    def on_progress(self, progress: ProgressUpdate) -> None:
-        with_seed = f"{progress.title}, seed {progress.seed}"
-        self._name = self._title or (with_seed if self._has_seeds else progress.title)
-        if self._name not in self._tasks:
-            self._tasks[self._name] = self._progress.add_task(
-                self._name, total=progress.rounds, accuracy="", doing="", completed=progress.completed
-            )
-        self._show(progress.completed, doing=progress.doing)
-        if progress.completed >= progress.rounds and not progress.doing:
-            self._drop_finished()  # in a process of its own, whose end is not reported
-
-    def on_round(self, result: RoundResult) -> None:
-        if not result.is_tuning:
-            self._show(result.index + 1)
-
-    def on_evaluation(self, result: EvaluationResult) -> None:
-        if result.accuracy is not None:
-            self._show(result.completed, accuracy=f"accuracy {result.accuracy:.1%}")
-
-    def on_end(self, end: RunEnd) -> None:
-        self._drop_finished()
-
-    def _drop_finished(self) -> None:
-        if self._all is not None and self._name in self._tasks:
-            task = self._tasks.pop(self._name)
-            self._done += int(next(one.completed for one in self._progress.tasks if one.id == task))
-            self._progress.remove_task(task)
-
-    def _show(self, completed: int, accuracy: str | None = None, doing: str = "") -> None:
-        if self._name not in self._tasks:  # finished
-            return
-        task = next(task for task in self._progress.tasks if task.id == self._tasks[self._name])
-        accuracy = task.fields["accuracy"] if accuracy is None else accuracy
-        # The other columns, with the least of a bar, take 38 characters and their texts; they are not to be cut.
-        room = self._progress.console.width - 38 - len(self._name) - len(accuracy) - 2 * len(str(task.total))
-        self._progress.update(task.id, completed=completed, accuracy=accuracy, doing=cut(doing, max(room, 1)))
-        if self._all is not None:
-            running = sum(int(one.completed) for one in self._progress.tasks if one.id != self._all)
-            self._progress.update(self._all, completed=self._done + running)
-
-
 @contextmanager
 def download_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """A bar of bytes; yields a function to call with the bytes done and the total (0: unknown)."""
@@ -315,37 +278,3 @@ def _late_bar(title: str, *columns: Any) -> Iterator[Callable[[int, int], None]]
     finally:
         if progress.task_ids:
             progress.stop()
-
-
-@contextmanager
-def progress_bar(
-    title: str | None = None, has_seeds: bool = False, total: tuple[str, int] | None = None
-) -> Iterator[Bar]:
-    """A `Bar` for the runs inside."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rounds  {task.fields[accuracy]}"),
-        TextColumn("{task.fields[doing]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    ) as progress:
-        bar = Bar(progress, title, has_seeds, total)
-        try:
-            yield bar
-        except SparsonaError:
-            bar.drop_idle()
-            raise

@@ -149,10 +149,8 @@ def show_search(result: Tuning, as_json: bool) -> None:
             + "; ".join(edges)
         )
     if result.comparison is not None:
-        from sparsona.analysis.table import rows
-
         click.echo("Trained again on all training data, on test data:")
-        print_results(rows(result.comparison.views()))
+        print_results(result.comparison.views())
         click.echo(f"report:  {write_page(result.comparison.report)}")
     click.echo(f"options: {result.config}")
     matched = "" if result.match == "rounds" else f" --match {result.match}"

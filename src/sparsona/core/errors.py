@@ -31,9 +31,54 @@ class MaskMismatchError(SparsonaError):
     """The receiver does not hold the mask that a message assumes; the full bitmap must be sent."""
 
 
+class DataNeededError(SparsonaError):
+    """A client's data was read where only its sizes and shapes are at hand."""
+
+
+# What other libraries and people call our names.
+ELSEWHERE = {
+    "learning_rate": "lr",
+    "local_lr": "lr",
+    "local_learning_rate": "lr",
+    "step_size": "lr",
+    "num_clients": "clients",
+    "n_clients": "clients",
+    "num_rounds": "rounds",
+    "global_rounds": "rounds",
+    "global_epoch": "rounds",
+    "communication_rounds": "rounds",
+    "local_epochs": "epochs",
+    "local_epoch": "epochs",
+    "num_epochs": "epochs",
+    "batch": "batch_size",
+    "local_batch_size": "batch_size",
+    "join_ratio": "per_round",
+    "fraction": "per_round",
+    "fraction_fit": "per_round",
+    "clients_per_round": "per_round",
+    "sparsity": "density",
+    "alpha": "partition",
+    "dirichlet": "partition",
+    "dataset": "data",
+    "network": "model",
+    "gpu": "device",
+    "cuda": "device",
+    "lr_scheduler": "lr_schedule",
+    "scheduler": "lr_schedule",
+    "decay": "lr_decay",
+    "val_rate": "validation_rate",
+    "compression": "transform",
+    "finetune": "fedavg-ft",
+    "fine-tuning": "fedavg-ft",
+    "centralized": "fedavg",
+    "standalone": "local",
+}
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> SparsonaError:
-    """An error for a misspelt name that suggests the nearest known one."""
+    """An error for a misspelt name that suggests the right one: what we call it, or the nearest known name."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    ours = ELSEWHERE.get(name.lower(), ELSEWHERE.get(name.lower().replace("-", "_")))
+    near = [ours] if ours in names else difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     hint = f"did you mean '{near[0]}'?" if near else ""
     return SparsonaError(f"unknown {kind} '{name}'", expected="one of " + ", ".join(names), hint=hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 
@@ -32,16 +32,41 @@ class Slot:
 
 
 @dataclass(frozen=True)
+class Frozen:
+    """What a model has besides the tensors of its layout: parameters that are neither trained nor sent.
+
+    Args:
+        size: how many there are.
+        flops: what they add to one example's forward pass.
+        gradient_flops: what they add to its backward pass: the gradient of their layers' inputs, where a trained
+            parameter needs it.
+    """
+
+    size: int = 0
+    flops: int = 0
+    gradient_flops: int = 0
+
+
+NOTHING_FROZEN = Frozen()
+
+
+@dataclass(frozen=True)
 class Layout:
-    """The order of named tensors in a flat buffer. Two trees of equal layout can be added entry by entry."""
+    """The order of named tensors in a flat buffer. Two trees of equal layout can be added entry by entry.
+
+    Args:
+        slots: the tensors.
+        frozen: what a model with these parameters has besides them. It counts in costs, and makes no layouts unequal.
+    """
 
     slots: tuple[Slot, ...]
+    frozen: Frozen = field(default=NOTHING_FROZEN, compare=False)
 
     def __hash__(self) -> int:
         return self._hash  # cached: layouts are keys of caches that are read for every client
 
     def __getstate__(self) -> dict[str, object]:
-        return {"slots": self.slots}  # not the hash: it differs between processes
+        return {"slots": self.slots, "frozen": self.frozen}  # not the hash: it differs between processes
 
     @cached_property
     def _hash(self) -> int:
@@ -81,19 +106,32 @@ class Layout:
     def keep(self, counts: Iterable[int]) -> Layout:
         """The layout of a sub-network that keeps so many entries of each tensor: a tensor that is not whole becomes a
         vector of them."""
-        return Layout(
-            tuple(
-                slot if count == slot.size else replace(slot, shape=(count,))
-                for slot, count in zip(self.slots, counts, strict=True)
-            )
+        kept = tuple(
+            slot if count == slot.size else replace(slot, shape=(count,))
+            for slot, count in zip(self.slots, counts, strict=True)
         )
+        return replace(self, slots=kept)
 
     def forward_flops(self, nonzeros: Iterable[int] | None = None) -> int:
-        """FLOPs of one example's forward pass, given the number of non-zero entries per tensor (dense if None)."""
+        """FLOPs of one example's forward pass, given the number of non-zero entries per tensor (dense if None).
+
+        Frozen parameters are included.
+        """
         counts = self.sizes if nonzeros is None else tuple(nonzeros)
         if len(counts) != len(self.slots):
             raise ValueError(f"{len(counts)} counts for {len(self.slots)} tensors")
-        return sum(
+        return self.frozen.flops + sum(
             slot.flops_per_weight * (slot.size if slot.bias_counts_dense else count)
             for slot, count in zip(self.slots, counts, strict=True)
         )
+
+    def train_flops(self, nonzeros: Iterable[int] | None = None) -> int:
+        """FLOPs of training on one example, given the number of non-zero entries per tensor (dense if None)."""
+        return self.with_backward(self.forward_flops(nonzeros))
+
+    def with_backward(self, forward: int) -> int:
+        """FLOPs of training on one example whose forward pass takes so many.
+
+        The backward pass takes twice as many, half of them for the gradients of weights, which frozen ones do not have.
+        """
+        return 3 * forward - 2 * self.frozen.flops + self.frozen.gradient_flops

@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.layout import Layout, Slot
-from sparsona.core.losses import argmax_score, cross_entropy, squared_error
+from sparsona.core.layout import Frozen, Layout, Slot
+from sparsona.core.losses import argmax_score, cross_entropy, squared_error, token_cross_entropy
+from sparsona.core.metrics import Metric
 from sparsona.core.outline import Roles
+from sparsona.core.packing import Packing
 from sparsona.core.round import Batch
 from sparsona.core.tree import Tree
 
@@ -21,11 +24,19 @@ Builder = Callable[[], nn.Module]
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm)
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)  # table lookups: no FLOPs
 
+OUTPUTS = {  # what data has several of, and what a model returns for them
+    "classes": ("classes", "one logit per class"),
+    "labels": ("labels", "one logit per label"),
+    "numbers": ("targets", "one number per target"),
+    "binary": ("yes or no", "one logit (two for task='classification')"),
+}
+
 
 class Task:
     """A model and its loss as pure functions of trees.
 
-    The module is private to this task and to one thread.
+    The module is private to this task and to one thread. Its frozen parameters (requires_grad=False) are in no tree:
+    they stay in it as they are.
 
     Args:
         model: a module, whose current weights are then the start of every run, or a function that builds one, called
@@ -36,6 +47,9 @@ class Task:
         score: `score(outputs, batch)` returns the number of correct predictions and of all.
         roles: which parameters are input, output and norms; None: read from the module, or guessed.
         tokens: the inputs are int64, not float32.
+        targets: what is predicted, as core/losses.py lists it; None: as the losses suggest.
+        metrics: what else predictions are judged by, by name.
+        packing: an example is several inputs, packed into one row; the module is called with them unpacked.
 
     Example:
         >>> task = Task(nn.Linear(4, 3), input_shape=(4,), num_classes=3)
@@ -54,18 +68,30 @@ class Task:
         score: Callable[[Tensor, Batch], tuple[Tensor, Tensor]] = argmax_score,
         roles: Roles | None = None,
         tokens: bool = False,
+        targets: str | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        packing: Packing | None = None,
     ) -> None:
         self.input_shape, self.num_classes = tuple(input_shape), num_classes
-        self.losses, self.score = losses, score
-        self.takes_tokens, self.is_regression = tokens, losses is squared_error
+        self.losses, self.score, self.metrics = losses, score, dict(metrics or {})
+        usual = "numbers" if losses is squared_error else "tokens" if losses is token_cross_entropy else "classes"
+        self.targets = targets or usual
+        self.takes_tokens, self.is_regression = tokens, self.targets == "numbers"
         # How a forward pass is computed, not what it computes: set by executors.
         self.half: torch.dtype | None = None  # convolutions and products in this type, weights in float32
         self.channels_last: bool | None = None  # None: on a CPU, if the network supports it
-        self._start = copy.deepcopy(model) if isinstance(model, nn.Module) else model
+        self._start = _copied(model) if isinstance(model, nn.Module) else model
         self._given: dict[str, Tensor] = {}
+        self.packing = packing
         self._module = self._build(0)
+        _check_parameters(self._module)
+        if packing is not None:
+            self._module.register_forward_pre_hook(packing, with_kwargs=True)
         trial = _random_pair(self.input_shape, tokens)
-        self.layout, self.uncounted = _parameter_layout(self._module, trial[:1], num_classes)
+        self.layout, self.uncounted = _parameter_layout(self._module, trial[:1], num_classes, packing, self.targets)
+        self._frozen = _frozen_values(self._module)  # on the CPU
+        self._frozen_seed: int | None = None
+        self._frozen_on: dict[torch.device, dict[str, Tensor]] = {}
         self.whole_layout = self.layout  # `layout` has fewer entries after `restrict`
         self._kept: dict[str, Tensor] = {}
         _check_independence(self._module, trial)
@@ -78,11 +104,14 @@ class Task:
         self.buffer_layout = Layout(tuple(Slot(name, shapes[name]) for name in self._buffer_kinds))
         self._places = _places(self._module, self._buffer_kinds)
         # The number of groups of each GroupNorm, by the name of its weight; a LayerNorm is one group of all features.
-        self.norm_groups = {f"{name}.weight".lstrip("."): groups for name, _, groups in _grouped(self._module)}
+        norms = {f"{name}.weight".lstrip("."): groups for name, _, groups in _grouped(self._module)}
+        self.norm_groups = {name: groups for name, groups in norms.items() if name in self.layout.place}
         self._grouped = _grouped(self._module)
         self.takes_channels_last = _takes_channels_last(self._module, trial)
+        self.gives_probabilities = num_classes > 1 and losses is not squared_error and _sums_to_one(self._module, trial)
         # A network can name its parts in an attribute `roles`.
-        self.roles = roles or getattr(self._module, "roles", None) or _guess_roles(self._module)
+        found = roles or getattr(self._module, "roles", None) or _guess_roles(self._module)
+        self.roles = _without(found, self._frozen)
 
     def _build(self, seed: int) -> nn.Module:
         if isinstance(self._start, nn.Module):
@@ -94,13 +123,45 @@ class Task:
             raise SparsonaError(f"the model is a {type(module).__name__}", expected="a torch.nn.Module that was built")
         return module
 
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """The frozen parameters by name, on the CPU."""
+        return self._frozen
+
     def begin_with(self, weights: Mapping[str, Tensor]) -> None:
-        """Make `init` return these parameters in place of its own.
+        """Make `init` return these parameters in place of its own, and freeze those of frozen ones.
 
         Args:
             weights: parameters by name; those that are missing keep their own initial values.
         """
         self._given = dict(weights)
+        self._frozen = self._given_first(self._frozen)
+        self._frozen_on.clear()
+
+    def set_frozen(self, seed: int, device: torch.device) -> None:
+        """Give the frozen parameters the values of a run, and place them on its device.
+
+        Args:
+            seed: the seed that the model is built with, if `model` is a function: that of the run, whichever seeds
+                clients draw parameters of their own with.
+            device: where the run trains.
+        """
+        if self._frozen and self._frozen_seed != seed and not isinstance(self._start, nn.Module):
+            self._frozen = self._given_first(_frozen_values(self._build(seed)))
+            self._frozen_seed = seed
+            self._frozen_on.clear()
+        self._constants(torch.empty(0, device=device).device)  # "cuda" by its number, as tensors have it
+
+    def _given_first(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            name: self._given[name].to(value.dtype) if name in self._given else value for name, value in values.items()
+        }
+
+    def _constants(self, device: torch.device) -> dict[str, Tensor]:
+        """The frozen parameters on a device: moved there once."""
+        if device not in self._frozen_on:
+            self._frozen_on[device] = {name: value.to(device) for name, value in self._frozen.items()}
+        return self._frozen_on[device]
 
     def restrict(self, mask: Tree) -> None:
         """Make this the task of a fixed sub-network: what is outside the mask is zero, and no parameter any more.
@@ -231,11 +292,12 @@ class Task:
         """Call the module with these tensors in place of its own: torch.func.functional_call without its checks, which
         cost a quarter of a small network's forward pass. A buffer that the pass replaces is replaced in `named`."""
         own = [store[key] for store, key, _ in self._places]
+        frozen = self._constants(inputs.device) if self._frozen else {}
         last = self.channels_last
         if last is None:
             last = self.takes_channels_last and inputs.device.type == "cpu"
         for store, key, name in self._places:
-            tensor = named[name]
+            tensor = named[name] if name in named else frozen[name]
             if last and tensor.dim() == 4:
                 tensor = tensor.contiguous(memory_format=torch.channels_last)
             store[key] = tensor
@@ -247,7 +309,8 @@ class Task:
             with self._in_half(inputs):
                 outputs: Tensor = self._module(inputs)
             if self._buffer_kinds:
-                named |= {name: store[key] for store, key, name in self._places if store[key] is not named[name]}
+                held = [(name, store[key]) for store, key, name in self._places if name not in frozen]
+                named |= {name: value for name, value in held if value is not named[name]}
             return outputs if self.half is None else outputs.float()
         finally:
             for (store, key, _), value in zip(self._places, own, strict=True):
@@ -260,13 +323,30 @@ class Task:
             return nullcontext()
         return torch.autocast(inputs.device.type, dtype=self.half, cache_enabled=False)
 
+    def __copy__(self) -> Task:
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_places", "_grouped")}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_places", "_grouped", "_frozen_on")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._frozen_on = {}
         # References into the module, which is a new object.
         self._places, self._grouped = _places(self._module, self._buffer_kinds), _grouped(self._module)
+
+    @property
+    def num_labels(self) -> int:
+        """The number of classes that examples have: two where one logit tells them apart."""
+        return 2 if self.targets == "binary" else self.num_classes
+
+    def predict_classes(self, outputs: Tensor) -> Tensor:
+        """The predicted class of each example."""
+        if self.targets == "binary":
+            return (outputs > 0).squeeze(-1).long()
+        return outputs[..., : self.num_classes].argmax(dim=-1)
 
     def count_right(self, sum_of_scores: float) -> int | None:
         """The number of correct predictions; None in a regression, which has none."""
@@ -300,6 +380,21 @@ class Task:
         outputs, _ = self.forward(at, buffers, batch.inputs, train=False)
         (flat,) = torch.autograd.grad(self.mean_loss(outputs, batch), [at.flat])
         return params.like(flat)
+
+    def undefined_at_zero(self) -> str | None:
+        """The first parameter for which the network has no finite outputs if one of its rows is zero; None: there is
+        none. For errors: weight_norm divides by the norm of a row."""
+        params, buffers = self.init(0)
+        pair = _random_pair(self.input_shape, self.takes_tokens)
+        for slot in self.whole_layout.slots:
+            if len(slot.shape) > 1 and slot.name not in self._kept:
+                changed = params.like(params.flat.clone())
+                changed[slot.name][0] = 0.0
+                with torch.no_grad():
+                    outputs, _ = self.forward(changed, buffers, pair, train=False)
+                if not outputs.isfinite().all():
+                    return slot.name
+        return None
 
     def statistics(self, params: Tree, buffers: Tree, batches: Iterable[Batch]) -> Tree:
         """The buffers with BatchNorm's statistics estimated anew: the mean over these batches.
@@ -351,7 +446,7 @@ class Task:
         module = self._build(0)
         with torch.no_grad():
             for name, parameter in module.named_parameters():
-                whole = self._whole(name, params[name])
+                whole = self._frozen[name] if name in self._frozen else self._whole(name, params[name])
                 parameter.data = whole.to(parameter.device, parameter.dtype, copy=True).contiguous()
             for name, buffer in module.named_buffers():
                 if name in self._buffer_kinds:
@@ -361,6 +456,17 @@ class Task:
         for layer in module.modules():
             _state_sizes(layer)
         return module.eval()
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise SparsonaError(
+            f"the model cannot be copied: {error}",
+            expected="a torch.nn.Module that copy.deepcopy takes",
+            hint="torch.nn.utils.parametrizations has norms that can be copied; or pass a function that builds it",
+        ) from error
 
 
 def _grouped(module: nn.Module) -> list[tuple[str, Any, int]]:
@@ -425,6 +531,14 @@ def _train_once(module: nn.Module, inputs: Tensor) -> tuple[bool, dict[str, Tens
     after = dict(trial.named_buffers())
     moved = {n: after[n] for n, value in module.named_buffers() if n in after and not _is_same(value, after[n])}
     return draws_noise, moved
+
+
+def _sums_to_one(module: nn.Module, pair: Tensor) -> bool:
+    """Whether outputs are probabilities, as softmax returns, where losses expect logits."""
+    trial = copy.deepcopy(module).eval()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        outputs = trial(pair)
+    return bool((outputs >= 0).all()) and torch.allclose(outputs.sum(-1), outputs.new_ones(()), rtol=0.0, atol=1e-4)
 
 
 def with_channels_last(images: Tensor) -> Tensor:
@@ -506,16 +620,53 @@ def _places(module: nn.Module, buffers: Collection[str]) -> list[tuple[dict[str,
     ]
 
 
-def _parameter_layout(module: nn.Module, example: Tensor, num_classes: int) -> tuple[Layout, tuple[str, ...]]:
-    """Names, shapes and FLOPs per non-zero entry, counted by hooks in one forward pass (convolutions and linear
-    layers); and the names of matrices that no such layer uses, whose FLOPs are not counted."""
+def _frozen_values(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of the parameters that are not trained."""
+    return {name: value.detach().cpu().clone() for name, value in module.named_parameters() if not value.requires_grad}
+
+
+def _without(roles: Roles, frozen: Collection[str]) -> Roles:
+    """The trained parameters of each role."""
+    return Roles(
+        **{one.name: tuple(name for name in getattr(roles, one.name) if name not in frozen) for one in fields(Roles)}
+    )
+
+
+def _check_parameters(module: nn.Module) -> None:
+    """Raise SparsonaError if there is nothing to train, or not in float32."""
     if lazy := [name for name, value in module.named_parameters() if nn.parameter.is_lazy(value)]:
         raise SparsonaError(
             f"the model has layers without a size yet: {', '.join(lazy)}",
             expected="layers with known input sizes",
             hint="write nn.Linear for nn.LazyLinear, or call the model once before you pass it",
         )
+    parameters = list(module.named_parameters())
+    if not parameters:
+        raise SparsonaError("the model has no parameters", expected="a torch.nn.Module with something to train")
+    if not any(value.requires_grad for _, value in parameters):
+        raise SparsonaError(
+            f"all {len(parameters)} parameters of the model are frozen",
+            expected="one or more to train: requires_grad=True",
+            hint="call requires_grad_(True) on the last layer, or add adapters",
+        )
+    for name, value in parameters:
+        if value.dtype != torch.float32 and value.requires_grad:
+            raise SparsonaError(
+                f"the parameter '{name}' is {str(value.dtype).removeprefix('torch.')}",
+                expected="a float32 model",
+                hint="call model.float(); on a GPU, precision='bf16' trains in half precision"
+                if value.is_floating_point()
+                else "train parameters that are real numbers",
+            )
+
+
+def _parameter_layout(
+    module: nn.Module, example: Tensor, num_classes: int, packing: Packing | None, targets: str
+) -> tuple[Layout, tuple[str, ...]]:
+    """Names, shapes and FLOPs per non-zero entry, counted by hooks in one forward pass (convolutions and linear
+    layers); and the names of matrices that no such layer uses, whose FLOPs are not counted."""
     costs: dict[int, tuple[int, bool]] = {}  # by id of the tensor: tied weights have one name, and every use counts
+    of_inputs: dict[int, int] = {}  # of uses whose inputs depend on trained parameters
 
     def count(layer: Any, inputs: Any, output: Tensor) -> None:
         is_conv = isinstance(layer, nn.modules.conv._ConvNd)
@@ -523,6 +674,8 @@ def _parameter_layout(module: nn.Module, example: Tensor, num_classes: int) -> t
         # A transposed convolution spreads each input position, where others gather each output position.
         uses = inputs[0].numel() // inputs[0].shape[1] if is_conv and layer.transposed else positions
         costs[id(layer.weight)] = (costs.get(id(layer.weight), (0, False))[0] + 2 * uses, False)
+        if inputs[0].requires_grad:
+            of_inputs[id(layer.weight)] = of_inputs.get(id(layer.weight), 0) + 2 * uses
         if layer.bias is not None:
             costs[id(layer.bias)] = (costs.get(id(layer.bias), (0, False))[0] + positions, is_conv)
 
@@ -531,45 +684,61 @@ def _parameter_layout(module: nn.Module, example: Tensor, num_classes: int) -> t
         for layer in module.modules()
         if isinstance(layer, (nn.modules.conv._ConvNd, nn.Linear))
     ]
-    was_training = module.training
+    was_training, has_frozen = module.training, not all(value.requires_grad for value in module.parameters())
     module.eval()
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        # With gradients it shows which inputs depend on trained parameters.
+        with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(has_frozen):
             outputs = module(example)
     except Exception as error:
-        raise SparsonaError(
-            f"the model does not take one example of shape {tuple(example.shape[1:])}: {error}",
-            expected="a model whose forward(inputs) takes a batch of the federation's examples",
-            hint="reshape the data, or wrap the model so that it takes this shape",
-        ) from error
+        raise _not_taken(module, example, packing, error) from error
     finally:
         for handle in hooks:
             handle.remove()
         module.train(was_training)
     if not isinstance(outputs, Tensor) or outputs.shape[-1] != num_classes:
         shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        noun, each = OUTPUTS.get(targets, OUTPUTS["classes"])
         raise SparsonaError(
-            f"the model's output is {shape}, but the data has {num_classes} classes",
-            expected=f"one logit per class: a last dimension of {num_classes}",
-            hint="give the last layer as many outputs as there are classes",
+            f"the model's output is {shape}, but the data has {num_classes} {noun}",
+            expected=f"{each}: a last dimension of {num_classes}",
+            hint=f"give the last layer as many outputs as there are {noun}",
         )
-    frozen = [name for name, value in module.named_parameters() if not value.requires_grad]
-    if frozen:
-        raise SparsonaError(
-            f"the model has frozen parameters: {', '.join(frozen)}",
-            expected="parameters that are all trained",
-            hint="make them buffers (register_buffer), which are not trained, or set requires_grad_(True)",
-        )
-    slots = []
+    slots, frozen = [], Frozen()
     for name, value in module.named_parameters():
         rate, counts_dense = costs.get(id(value), (0, False))
-        slots.append(Slot(name, tuple(value.shape), rate, counts_dense))
-    if not slots:
-        raise SparsonaError("the model has no parameters", expected="a torch.nn.Module with something to train")
+        if value.requires_grad:
+            slots.append(Slot(name, tuple(value.shape), rate, counts_dense))
+        else:
+            size = value.numel()
+            more = (size, size * rate, size * of_inputs.get(id(value), 0))
+            frozen = Frozen(frozen.size + more[0], frozen.flops + more[1], frozen.gradient_flops + more[2])
     uncharged = [layer for layer in module.modules() if isinstance(layer, (*NORMS, *EMBEDDINGS))]
     known = {id(value) for layer in uncharged for value in layer.parameters(recurse=False)} | set(costs)
     uncounted = [name for name, value in module.named_parameters() if value.dim() > 1 and id(value) not in known]
-    return Layout(tuple(slots)), tuple(uncounted)
+    return Layout(tuple(slots), frozen), tuple(uncounted)
+
+
+def _not_taken(module: nn.Module, example: Tensor, packing: Packing | None, error: Exception) -> SparsonaError:
+    if packing is not None:
+        how = "**inputs" if packing.has_names else "*inputs"
+        return SparsonaError(
+            f"the model does not take one example of the inputs {packing.describe()}: {error}",
+            expected=f"a model whose forward({how}) takes a batch of them",
+            hint="give its forward the names of the inputs" if packing.has_names else "take them in this order",
+        )
+    kinds = {str(value.dtype).removeprefix("torch.") for value in module.parameters() if value.is_floating_point()}
+    if "type" in str(error) and kinds != {"float32"}:
+        return SparsonaError(
+            f"the model has parameters of {', '.join(sorted(kinds))}, and inputs are float32: {error}",
+            expected="a float32 model",
+            hint="call model.float()",
+        )
+    return SparsonaError(
+        f"the model does not take one example of shape {tuple(example.shape[1:])}: {error}",
+        expected="a model whose forward(inputs) takes a batch of the federation's examples",
+        hint="reshape the data, or wrap the model so that it takes this shape",
+    )
 
 
 def _guess_roles(module: nn.Module) -> Roles:

@@ -296,7 +296,8 @@ def _report(
     flops = Flops(
         _mean(_sum([cost.train_flops for cost in kinds], experiment), experiment),
         _mean(_sum([_search_flops(cost, layout, options.quirks) for cost in kinds], experiment), experiment),
-        run.tune_epochs * _sum([_tune_flops(*cost, samples) for cost in zip(tuned, infer, strict=True)], experiment),
+        run.tune_epochs
+        * _sum([_tune_flops(*cost, layout, samples) for cost in zip(tuned, infer, strict=True)], experiment),
         _sum([cost.tune_search_flops for cost in tuned], experiment) if run.tune_epochs else 0,
     )
     as_papers = partial(_paper_size, quirks=options.quirks, uniform=getattr(config, "allocation", "erk") == "uniform")
@@ -403,6 +404,8 @@ def _notes(
         yield "messages are compacted, and their content decides how short they become: bytes are upper bounds"
     if peers:
         yield "in the first round of a run no peer has a message yet: total bytes, which count it, are upper bounds"
+    if frozen := outline.layout.frozen.size:
+        yield f"{frozen:,} parameters more are frozen: held, and neither trained nor sent"
     if outline.uncounted:
         yield f"FLOPs of layers that are neither linear nor convolutions are missing: {', '.join(outline.uncounted)}"
     for cost, capacity in zip(kinds, cycle(run.capacities), strict=False):
@@ -484,13 +487,13 @@ def _paper_size(parts: tuple[PartSize, ...], quirks: tuple[str, ...], uniform: b
 
 def _search_flops(cost: Cost, layout: Layout, quirks: tuple[str, ...]) -> int:
     if "phantom-screening" in quirks and any(part.is_mask for part in cost.kept):
-        return SCREENING_BATCH * 3 * layout.forward_flops()
+        return SCREENING_BATCH * layout.train_flops()
     return cost.search_flops
 
 
-def _tune_flops(cost: Cost, infer_flops: int, samples: int) -> int:
+def _tune_flops(cost: Cost, infer_flops: int, layout: Layout, samples: int) -> int:
     """Of one epoch; an example in training is three forward passes unless the method says otherwise."""
-    return samples * 3 * infer_flops if cost.tune_flops is None else cost.tune_flops
+    return samples * layout.with_backward(infer_flops) if cost.tune_flops is None else cost.tune_flops
 
 
 def _memory(cost: Cost, layout: Layout) -> Memory:
@@ -498,11 +501,12 @@ def _memory(cost: Cost, layout: Layout) -> Memory:
     work = (gradient,) if cost.at_work is None else cost.at_work
     held = (*cost.kept, *(cost.down or ()), *(part for part in work if part.name != "gradient"))
     searches = cost.search_flops and any(part.is_mask for part in cost.kept)
+    frozen = 4 * layout.frozen.size
     return Memory(
-        _bytes(cost.kept),
-        _bytes((*cost.kept, *(cost.down or cost.mixing))),
-        _bytes((*held, *(part for part in work if part.name == "gradient"))),
-        _bytes((*held, gradient)) if searches else 0,
+        frozen + _bytes(cost.kept),
+        frozen + _bytes((*cost.kept, *(cost.down or cost.mixing))),
+        frozen + _bytes((*held, *(part for part in work if part.name == "gradient"))),
+        frozen + _bytes((*held, gradient)) if searches else 0,
     )
 
 

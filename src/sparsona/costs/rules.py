@@ -38,7 +38,7 @@ class RuleCard:
 
 def training_flops(layout: Layout, client: Client, config: Training, nonzeros: tuple[int, ...] | None = None) -> int:
     """FLOPs of one client's local epochs: three forward passes an example."""
-    return config.epochs * client.num_examples * 3 * layout.forward_flops(nonzeros)
+    return config.epochs * client.num_examples * layout.train_flops(nonzeros)
 
 
 def _model(layout: Layout, name: str = "model") -> PartSize:

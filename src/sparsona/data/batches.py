@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +22,12 @@ from sparsona.data.pool import View
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Some of a client's examples: inputs (N, ...) and targets (N, ...), and how a model is to see the inputs."""
+    """Some of a client's examples: inputs (N, ...) and targets (N, ...), and how a model is to see the inputs.
 
-    inputs: Tensor
+    Batches are made of one tensor of inputs; a user is also given a tuple or a dict of them (`Federation.examples`).
+    """
+
+    inputs: Any
     targets: Tensor
     view: View = field(default_factory=View)
 

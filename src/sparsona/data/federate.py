@@ -13,6 +13,7 @@ from sparsona.data import validate
 from sparsona.data.client_index import ClientIndex
 from sparsona.data.federation import Federation
 from sparsona.data.holdout import HELD_OUT, TESTS, Holdout, Published, Rows, choose_holdout, hold_out
+from sparsona.data.packing import is_several, pack, refuse_other
 from sparsona.data.partition import parse
 from sparsona.data.partition import partition as partition_labels
 from sparsona.data.partition.by_owner import count_by_owner, find_by_owner, keep_eligible, number_owners
@@ -35,6 +36,7 @@ def federate(
     owners: Any = None,
     view: View | None = None,
     tokens: bool = False,
+    task: str = "auto",
     **options: Any,
 ) -> Federation:
     """Share a data set out among clients and split each client's examples into training, validation and test examples.
@@ -42,9 +44,10 @@ def federate(
     Args:
         x: One row per example, a numpy array or torch tensor. Rows keep their shape. Whole numbers become float32 as
             they are: scaling them (say, by 255) is the caller's job, unless there is a `view`. Float32 inputs are
-            shared with the caller, who must not change them afterwards.
+            shared with the caller, who must not change them afterwards. A tuple of arrays, or a dict of them by name,
+            are several inputs, passed as `model(*x)` or `model(**x)`: real numbers as float32, whole ones as int64.
         y: One class per example, whole numbers from 0. Numbers with a fraction, (N,) or (N, outputs), are targets of a
-            regression: the loss is the squared error.
+            regression. Rows of 0.0 and 1.0, (N, labels), say which labels an example has. See `task`.
         clients: The number of clients; None: one for every owner (`partition="natural"`) or as many as the file has.
         partition: How the examples are shared out, one of the forms that `sparsona data` lists.
         seed: Decides all that is random.
@@ -56,6 +59,8 @@ def federate(
         tokens: Rows of `x` are token numbers, and `y` may have the same shape: the next token at each position. Then 0
             is padding, which is neither trained nor scored, and 1, 2 and 3 are begin, end and unknown words, which are
             not scored. The vocabulary begins at 4, and `num_classes` is its end.
+        task: What `y` is where its values do not tell: "classification"; "binary", 0 or 1, for a model with one logit;
+            "multilabel", a column of 0 and 1 for each label; "regression", also of whole numbers.
         **options: The other options of `SplitPlan`: `test`, `validation_rate`, `min_size` and so on.
 
     Returns:
@@ -72,12 +77,18 @@ def federate(
         >>> federation.num_clients, federation.sizes()[0].tolist()
         (5, [26, 4, 10])
     """
-    x = validate.check_inputs(x, as_bytes=view is not None, as_tokens=tokens)
-    y = validate.check_targets(y, as_tokens=tokens)
+    packing = None
+    if is_several(x):
+        x, packing = pack(x)
+        refuse_other(packing, view, tokens)
+    else:
+        x = validate.check_inputs(x, as_bytes=view is not None, as_tokens=tokens)
+    said, task = task, validate.find_task([y], task)
+    y = validate.check_targets(y, as_tokens=tokens, task=said)
     validate.check_lengths(x, y)
     if not len(x):
         raise SparsonaError("no examples", expected="at least one row in x and y")
-    num_classes = validate.count_outputs(y, num_classes, x)
+    num_classes = validate.count_outputs(y, num_classes, x, task)
     if num_train is not None and not 0 < num_train < len(x):
         raise SparsonaError(
             f"num_train is {num_train} of {len(x)} examples", expected="some examples to train on and some to test on"
@@ -87,7 +98,7 @@ def federate(
         if len(owners) != len(x):
             raise SparsonaError(f"{len(owners)} owners for {len(x)} examples", expected="one owner per example")
         owners = number_owners(owners)
-    pool = Pool(name, x.numpy(), y.numpy(), num_classes, num_train, owners, view or View())
+    pool = Pool(name, x.numpy(), y.numpy(), num_classes, num_train, owners, view or View(), task=task, packing=packing)
     return share_out(pool, SplitPlan(clients=clients, partition=partition, seed=seed, **options))
 
 
@@ -155,6 +166,8 @@ def share_out(pool: Pool, plan: SplitPlan) -> Federation:
         pool.view,
         HELD_OUT if plan.holdout_rate else holdout.tested_on,
         left_out,
+        pool.task,
+        pool.packing,
     )
 
 

@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.errors import DataNeededError, SparsonaError, unknown_name
 from sparsona.core.files import replace_file
+from sparsona.core.packing import Packing
 from sparsona.core.round import Client
 from sparsona.core.seeds import Seeds
+from sparsona.core.targets import TASKS
 from sparsona.data import validate
 from sparsona.data.augment import as_inputs
 from sparsona.data.batches import Examples, as_targets
@@ -32,11 +34,12 @@ from sparsona.data.holdout import (
     strata,
     take_stratified,
 )
+from sparsona.data.packing import is_several, pack, refuse_other
 from sparsona.data.pool import Array, View, has_scored_token
 from sparsona.data.split_plan import SplitPlan
 
 MANIFEST = "federation.json"
-FORMAT = 2
+FORMAT, PACKED_FORMAT = 2, 3  # the second with several inputs, which versions that know only the first cannot read
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,13 +48,17 @@ class Federation:
 
     Args:
         x: The inputs of all examples: float32, or images as bytes, or tokens. Nothing may write to them.
-        y: The targets of all examples: int64, or float32 for a regression.
+        y: The targets of all examples: int64, or float32 for labels and numbers.
         splits: For each client, which examples it trains, validates and tests on.
-        num_classes: The number of classes, of tokens in the vocabulary, or of outputs of a regression.
+        num_classes: The number of outputs that a model has for an example: one for each class, token of the vocabulary,
+            label or number, and one where it tells two classes apart by one logit.
         name: What the data set is called in results.
         view: How stored examples become a model's inputs.
         tested_on: How test examples were chosen.
         left_out: How many owners of the data set are no clients, by what they lack.
+        task: What is predicted: "classification", "binary", "multilabel" or "regression"; "auto": as `y` tells.
+        packing: Each example is several inputs, packed into a row of `x`; None: it is one.
+        train_counts: Of a federation without its examples, how many of each class each client trains on.
 
     Example:
         >>> import numpy as np
@@ -70,8 +77,15 @@ class Federation:
     view: View = field(default_factory=View)
     tested_on: str = "given"
     left_out: Mapping[str, int] = field(default_factory=dict)
+    task: str = "auto"
+    packing: Packing | None = None
+    train_counts: Array | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if self.task == "auto":
+            object.__setattr__(self, "task", "regression" if self.y.is_floating_point() else "classification")
+        if self.task not in TASKS:
+            raise unknown_name("task", str(self.task), TASKS)
         if not isinstance(self.splits, ClientIndex):
             object.__setattr__(self, "splits", ClientIndex.of(self.splits))
 
@@ -86,7 +100,7 @@ class Federation:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one example as a model sees it."""
+        """The shape of one example as a model sees it; of several inputs, that of their packed row."""
         return self.view.shape(tuple(self.x.shape[1:]))
 
     @property
@@ -97,12 +111,48 @@ class Federation:
     @property
     def predicts_tokens(self) -> bool:
         """Whether the next token is predicted at each position, rather than one class per example."""
-        return self.y.dim() == 2 and not self.is_regression
+        return self.y.dim() == 2 and not self.y.is_floating_point()
 
     @property
     def is_regression(self) -> bool:
         """Whether numbers are predicted, `num_classes` of them for each example, rather than classes."""
-        return self.y.is_floating_point()
+        return self.task == "regression"
+
+    @property
+    def targets(self) -> str:
+        """What is predicted: classes, tokens, one of two classes by one logit (binary), labels or numbers."""
+        return "tokens" if self.predicts_tokens else TASKS[self.task]
+
+    @property
+    def num_labels(self) -> int:
+        """The number of classes that examples have: two where one logit tells them apart."""
+        return 2 if self.task == "binary" else self.num_classes
+
+    @property
+    def has_examples(self) -> bool:
+        """Whether the examples are here, and not only their shapes and the sizes of the clients' parts."""
+        return self._splits.is_filled
+
+    @classmethod
+    def outline(
+        cls, sizes: Array, x: Tensor, y: Tensor, num_classes: int, name: str, view: View, train_counts: Array | None
+    ) -> Federation:
+        """The shapes and sizes of a federation, without its examples: enough for models, not for training.
+
+        Args:
+            sizes: how many examples each client trains, validates and tests on, int64 [clients, 3].
+            x: an empty tensor of inputs, whose shape and type are those of the examples.
+            y: likewise of targets.
+            num_classes: as of a federation.
+            name: likewise.
+            view: likewise.
+            train_counts: likewise.
+
+        Returns:
+            A federation whose `examples` raise DataNeededError.
+        """
+        splits = ClientIndex(torch.zeros(0, dtype=torch.int64), sizes)
+        return cls(x, y, splits, num_classes, name, view, train_counts=train_counts)
 
     def to(self, device: torch.device) -> Federation:
         """The same federation with everything on `device`."""
@@ -151,7 +201,8 @@ class Federation:
             part: "train", "validation" or "test".
 
         Returns:
-            Inputs and targets, and the view under which they are still to be seen.
+            Inputs and targets, and the view under which they are still to be seen. Several inputs are a tuple or a
+            dict, as the model is passed them.
 
         Example:
             >>> import numpy as np
@@ -160,6 +211,12 @@ class Federation:
             >>> federation.examples(0, "test").inputs.shape
             torch.Size([3, 40])
         """
+        found = self.packed_examples(client, part)
+        return found if self.packing is None else replace(found, inputs=self.packing.unpack(found.inputs))
+
+    def packed_examples(self, client: int, part: str) -> Examples:
+        """`examples`, with several inputs packed into rows, as batches are made of them."""
+        self._check_examples(f"the {part} data of client {client}")
         index = self._indices(client, part)
         inputs, targets = self.x.index_select(0, index), as_targets(self.y.index_select(0, index))
         if part == "train" and self.view.augments:
@@ -192,7 +249,7 @@ class Federation:
             part: "train", "validation" or "test".
 
         Returns:
-            int64 [clients, classes]; None if tokens or numbers are predicted.
+            int64 [clients, classes]; None if tokens, labels or numbers are predicted.
 
         Example:
             >>> import numpy as np
@@ -201,14 +258,44 @@ class Federation:
             >>> federation.label_counts("test").sum(1).tolist()
             [5, 5]
         """
-        if self.predicts_tokens or self.is_regression:
+        if self.y.dim() > 1:
             return None
         if part not in PARTS:
             raise unknown_name("part of the data", part, PARTS)
+        if not self.has_examples and part == "train" and self.train_counts is not None:
+            return torch.from_numpy(self.train_counts.copy())
+        self._check_examples("the labels")
         client, example = self._splits.clients_of(part)
-        cells = client * self.num_classes + self.y.cpu().numpy()[example]
-        found = np.bincount(cells, minlength=self.num_clients * self.num_classes)
-        return torch.from_numpy(found.reshape(self.num_clients, self.num_classes))
+        cells = client * self.num_labels + self.y.cpu().numpy()[example]
+        found = np.bincount(cells, minlength=self.num_clients * self.num_labels)
+        return torch.from_numpy(found.reshape(self.num_clients, self.num_labels))
+
+    def balanced_weights(self) -> tuple[float, ...]:
+        """Weights that make the classes of all clients' training data count the same in the sum of all losses.
+
+        Returns:
+            For each class, the number of examples over that of the class times the number of classes; for each of
+            several labels, how many examples lack it over how many have it.
+
+        Example:
+            >>> import numpy as np
+            >>> import sparsona as sp
+            >>> x, y = np.eye(4), [0, 0, 0, 1]
+            >>> sp.Federation.from_clients([(x, y, x, y)] * 2, validation_rate=0).balanced_weights()
+            (0.6666666666666666, 2.0)
+        """
+        y = self.y.cpu().numpy()[self._splits.clients_of("train")[1]]
+        if self.targets not in ("classes", "binary", "labels"):
+            raise SparsonaError(f"balanced weights where {self.targets} are predicted", expected="classes or labels")
+        counts = y.sum(axis=0) if y.ndim > 1 else np.bincount(y, minlength=self.num_labels)
+        if absent := np.flatnonzero(counts == 0).tolist():
+            raise SparsonaError(
+                f"balanced weights where no training example has class {absent[0]}",
+                expected="training examples of every class",
+                hint="give class_weights as numbers",
+            )
+        found = (len(y) - counts) / counts if y.ndim > 1 else len(y) / (len(counts) * counts)
+        return tuple(float(weight) for weight in found)
 
     def hold_out(self, rate: float, validation_rate: float = SplitPlan.validation_rate, seed: int = 0) -> Federation:
         """The same clients without their test examples: each is tested on a part of its other examples in their place.
@@ -282,7 +369,19 @@ class Federation:
             state.update(f"{array.dtype.str}{array.shape}".encode())
             state.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         state.update((repr(self.view) + ", test_resize" * self.view.test_resize).encode())
+        if self.task in ("binary", "multilabel"):  # others are told by the type of `y`
+            state.update(self.task.encode())
+        if self.packing is not None:
+            state.update(json.dumps(self.packing.as_json()).encode())
         return state.hexdigest()
+
+    def _check_examples(self, what: str) -> None:
+        if not self.has_examples:
+            raise DataNeededError(
+                f"only the sizes of {what} are here",
+                expected="the federation that the run was started with",
+                hint="call sparsona.load with the same federation",
+            )
 
     def _indices(self, client: int, part: str) -> Tensor:
         if part not in PARTS:
@@ -318,13 +417,16 @@ class Federation:
             with replace_file(folder / f"{name}.npy") as file:
                 np.save(file, array, allow_pickle=False)
         manifest = {
-            "format": FORMAT,
+            "format": FORMAT if self.packing is None else PACKED_FORMAT,
             "name": self.name,
             "num_classes": self.num_classes,
             "view": asdict(self.view),
             "tested_on": self.tested_on,
             "left_out": dict(self.left_out),
+            "task": self.task,
         }
+        if self.packing is not None:
+            manifest["packing"] = self.packing.as_json()
         with replace_file(folder / MANIFEST) as file:
             file.write((json.dumps(manifest) + "\n").encode())
 
@@ -351,11 +453,14 @@ class Federation:
         folder = Path(folder)
         try:
             manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-            if manifest["format"] != FORMAT:
+            if manifest["format"] not in (FORMAT, PACKED_FORMAT):
                 raise ValueError(f"format {manifest['format']} instead of {FORMAT}")
+            packing = Packing.from_json(manifest["packing"]) if manifest["format"] == PACKED_FORMAT else None
             # "c", copy on write: torch warns of arrays that cannot be written to.
             x, y = (np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in ("x", "y"))
             index, sizes = (np.load(folder / f"{name}.npy", allow_pickle=False) for name in ("index", "sizes"))
+            if packing is not None and x.shape[1:] != (packing.size,):
+                raise ValueError(f"rows of shape {x.shape[1:]} for the inputs {packing.describe()}")
             if sizes.sum() != len(index) or len(x) != len(y):
                 raise ValueError("its files do not belong together")
             splits = ClientIndex(torch.from_numpy(index), sizes)
@@ -363,7 +468,8 @@ class Federation:
             view = View(**seen | {"mean": tuple(seen["mean"]), "std": tuple(seen["std"])})
             tensors = (torch.from_numpy(x), torch.from_numpy(y))
             known = {key: manifest[key] for key in ("num_classes", "name", "tested_on")}
-            return cls(*tensors, splits, view=view, left_out=manifest.get("left_out", {}), **known)
+            known |= {"left_out": manifest.get("left_out", {}), "task": manifest.get("task", "auto")}
+            return cls(*tensors, splits, view=view, packing=packing, **known)
         except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
             raise SparsonaError(
                 f"'{folder}' holds no federation that can be read: {error}",
@@ -381,19 +487,21 @@ class Federation:
         name: str = "arrays",
         view: View | None = None,
         tokens: bool = False,
+        task: str = "auto",
     ) -> Federation:
         """A federation of clients whose data is separate already.
 
         Args:
             clients: For each client (x_train, y_train, x_test, y_test), where validation examples are then taken out
                 of the training examples class by class; or (x_train, y_train, x_validation, y_validation, x_test,
-                y_test). Arrays are checked and converted as by `federate`.
+                y_test). Arrays are checked and converted as by `federate`; an x may be several inputs, as there.
             validation_rate: Share of a client's training examples held for validation, where it has no such arrays.
             seed: Decides which examples those are.
             num_classes: The number of classes; None: as many as there are labels.
             name: What the data set is called in results.
             view: How stored images of bytes become a model's inputs.
             tokens: Rows of x are token numbers, as for `federate`.
+            task: What targets are, as for `federate`; "auto" is decided by the targets of all clients together.
 
         Returns:
             The federation, to be handed to `sparsona.train`.
@@ -409,9 +517,11 @@ class Federation:
         check_rates(validation_rate)
         if not len(clients):
             raise SparsonaError("no clients", expected="at least 1 client")
+        said, task = task, validate.find_task([y for arrays in clients for y in arrays[1::2]], task)
         xs: list[Tensor] = []
         ys: list[Tensor] = []
         sizes: list[dict[str, int]] = []
+        packing: Packing | None = None
         for index, arrays in enumerate(clients):
             if len(arrays) not in (4, 6):
                 raise SparsonaError(
@@ -422,8 +532,16 @@ class Federation:
             sizes.append(dict.fromkeys(PARTS, 0))
             for part, x, y in zip(parts, arrays[::2], arrays[1::2], strict=True):
                 where = f"client {index}, {part}: "
-                x = validate.check_inputs(x, where, as_bytes=view is not None, as_tokens=tokens)
-                y = validate.check_targets(y, where, as_tokens=tokens)
+                if packing is not None or (is_several(x) and not xs):
+                    if not is_several(x):
+                        raise SparsonaError(
+                            f"{where}one array of inputs", expected=f"{packing and packing.describe()}, as client 0 has"
+                        )
+                    x, packing = pack(x, where, packing)
+                    refuse_other(packing, view, tokens, where)
+                else:
+                    x = validate.check_inputs(x, where, as_bytes=view is not None, as_tokens=tokens)
+                y = validate.check_targets(y, where, as_tokens=tokens, task=validate.task_of(y, said, task))
                 validate.check_lengths(x, y, where)
                 if not x.shape[0] and part != "validation":
                     raise no_data(index, 0, f"{part} ")
@@ -436,12 +554,18 @@ class Federation:
                     raise SparsonaError(
                         f"{where}targets of another kind than those of client 0",
                         expected="classes everywhere, or numbers with fractions everywhere",
+                        hint='task="regression" if whole numbers are numbers, too',
+                    )
+                if ys and y.shape[1:] != ys[0].shape[1:]:
+                    raise SparsonaError(
+                        f"{where}{y.shape[1:].numel()} targets for an example",
+                        expected=f"{ys[0].shape[1:].numel()}, as in the training data of client 0",
                     )
                 sizes[-1][part] = x.shape[0]
                 xs.append(x)
                 ys.append(y)
         x, y = torch.cat(xs), torch.cat(ys)
-        num_classes = validate.count_outputs(y, num_classes, x)
+        num_classes = validate.count_outputs(y, num_classes, x, task)
         labels, counts = strata(y.numpy()), np.array([[size[part] for part in PARTS] for size in sizes])
         entries = np.arange(len(x))  # the parts of all clients, end to end
         starts = np.cumsum(counts.sum(1)) - counts.sum(1)
@@ -458,4 +582,5 @@ class Federation:
             test = start + num_train + num_validation
             if y.dim() == 2 and not has_scored_token(y[test : test + num_test].numpy()).any():
                 raise nothing_to_score(index)
-        return cls(x, y, ClientIndex(torch.from_numpy(entries), counts), num_classes, name, view or View())
+        splits = ClientIndex(torch.from_numpy(entries), counts)
+        return cls(x, y, splits, num_classes, name, view or View(), task=task, packing=packing)

@@ -6,7 +6,7 @@ A process may hold one of the two. The simulator holds both and passes messages 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -71,7 +71,7 @@ class ServerContext:
 
     method: Method
     plan: Plan
-    clients: tuple[Client, ...]
+    clients: Sequence[Client]
     params: Tree
     place: Placement
     spill_store: SpillStore
@@ -92,7 +92,7 @@ class ServerContext:
         task: Task,
         make_method: Callable[[Task], Method],
         plan: Plan,
-        clients: tuple[Client, ...],
+        clients: Sequence[Client],
         device: torch.device | None = None,
     ) -> ServerContext:
         """The context of a process that is a server only.
@@ -139,10 +139,10 @@ class ClientContext:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     precision: str = "fp32"
     clock: Clock = OFF
-    cards: tuple[Client, ...] | None = None
+    cards: Sequence[Client] | None = None
     sampler: Sampler | None = None
     method: Method = field(init=False)
-    clients: tuple[Client, ...] = field(init=False)
+    clients: Sequence[Client] = field(init=False)
     params: Tree = field(init=False)
     buffers: Tree = field(init=False)
     spill_store: SpillStore = field(init=False)  # holds clients' states between their turns
@@ -150,7 +150,9 @@ class ClientContext:
 
     def __post_init__(self) -> None:
         place = Placement(self.device)
-        params, buffers = self.task.init(self.plan.seeds.shared("model"))
+        seed = self.plan.seeds.shared("model")
+        self.task.set_frozen(seed, self.device)
+        params, buffers = self.task.init(seed)
         clients = self.federation.clients(self.capacities) if self.cards is None else self.cards
         for name, value in (
             ("method", self.make_method(self.task)),
@@ -183,10 +185,14 @@ class ClientContext:
 
     @property
     def start_digest(self) -> str:
-        """A digest of the initial weights and buffers, which may come from a module passed from Python."""
+        """A digest of the initial weights and buffers, which may come from a module passed from Python, and of frozen
+        parameters."""
         state = hashlib.blake2b(digest_size=16)
         for tree in (self.params, self.buffers):
             state.update(tree.flat.cpu().numpy().tobytes())
+        for name, value in self.task.frozen.items():
+            state.update(f"{name}{value.dtype}{tuple(value.shape)}".encode())
+            state.update(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
         return state.hexdigest()
 
     def fresh_state(self, client: int) -> State:

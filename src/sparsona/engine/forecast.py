@@ -107,8 +107,11 @@ class _Forecaster:
             self.turns += 1
             phase = replace(tune, epochs=epochs, when=always)
             self.steps += self._num_steps((phase,), client, round_, ("tune", epochs))
-            infer = self.context.params.layout.forward_flops() if cost.infer_flops is None else cost.infer_flops
-            self.flops += epochs * (3 * client.num_examples * infer if cost.tune_flops is None else cost.tune_flops)
+            layout = self.context.params.layout
+            infer = layout.forward_flops() if cost.infer_flops is None else cost.infer_flops
+            self.flops += epochs * (
+                client.num_examples * layout.with_backward(infer) if cost.tune_flops is None else cost.tune_flops
+            )
             self.flops += cost.tune_search_flops
             if self.method.peer is None:
                 self.bytes += self._size(cost.down, is_down=True)

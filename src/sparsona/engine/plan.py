@@ -11,10 +11,11 @@ import torch
 from sparsona.core.points import RECEIVED, point, select
 from sparsona.core.round import Client, Round
 from sparsona.core.seeds import Seeds, generator
+from sparsona.core.targets import given_name
 from sparsona.engine.availability import Availability, awake_clients
 from sparsona.engine.graphs import Graph
 from sparsona.engine.pace import PerClient, is_late
-from sparsona.engine.sampling import GIVEN, SAMPLERS, Draw, Sampler, call_sampler
+from sparsona.engine.sampling import SAMPLERS, Draw, Sampler, call_sampler
 from sparsona.learning.schedule import lr_schedule
 
 
@@ -37,7 +38,7 @@ class Plan:
     tune_lr_scale: float = 1.0  # the learning rate of tuning, as a share of the first round's
     tune_from: Literal["neighbours", "all"] = "neighbours"  # whose messages a peer mixes before it is tuned
     drop_rate: float = 0.0  # probability that a trained client's update is lost
-    at_least: int = 0  # updates that a round needs to have an effect, where there is a server
+    min_updates: int = 0  # that that a round needs to have an effect, where there is a server
     everyone_trains: bool = False  # all train every round; only `per_round` of them are aggregated
     stateless: bool = False  # clients keep no State between rounds
     num_novel: int = 0  # clients that take no part until the end
@@ -51,7 +52,7 @@ class Plan:
     speeds: str | PerClient[float] = ()  # relative speeds of clients; empty: all the same
     deadline: float | None = None  # of a round, in simulated time: engine/pace.py
     late: Literal["drop", "partial"] = "drop"  # what becomes of clients that would not make it
-    sampler: str = "uniform"  # a row of engine.sampling.SAMPLERS, or GIVEN
+    sampler: str = "uniform"  # a row of engine.sampling.SAMPLERS, or a function from Python
     availability: Availability | None = None  # who is awake; None: everybody always is
     ends_after: int | None = None  # a run that stopped early ends after so many of its rounds
 
@@ -123,7 +124,7 @@ def novel_clients(plan: Plan, clients: Sequence[Client]) -> frozenset[int]:
     return frozenset(int(place) for place in order[: plan.num_novel])
 
 
-def tested_clients(plan: Plan, clients: tuple[Client, ...]) -> list[int]:
+def tested_clients(plan: Plan, clients: Sequence[Client]) -> list[int]:
     """The clients that are tested after rounds: all that take part, or `eval_clients` of them, drawn once."""
     held_out = novel_clients(plan, clients)
     pool = [place for place in range(len(clients)) if place not in held_out]
@@ -133,7 +134,7 @@ def tested_clients(plan: Plan, clients: tuple[Client, ...]) -> list[int]:
     return sorted(pool[place] for place in order[: plan.eval_clients].tolist())
 
 
-def turn_points(plan: Plan, clients: tuple[Client, ...], index: int) -> dict[int, tuple[str, ...]]:
+def turn_points(plan: Plan, clients: Sequence[Client], index: int) -> dict[int, tuple[str, ...]]:
     """The points at which clients are evaluated at the end of their turn in a round: of those that are tested."""
     points = select(plan.points, "turn")
     if not points or not plan.evaluates_after(index + 1):
@@ -141,7 +142,7 @@ def turn_points(plan: Plan, clients: tuple[Client, ...], index: int) -> dict[int
     return dict.fromkeys(tested_clients(plan, clients), points)
 
 
-def start_points(plan: Plan, clients: tuple[Client, ...], index: int) -> dict[int, tuple[str, ...]]:
+def start_points(plan: Plan, clients: Sequence[Client], index: int) -> dict[int, tuple[str, ...]]:
     """The points at which clients are evaluated when their turn in a round starts, before they train: of their own
     model, as the rounds before left it. A shared model would be a message of its own."""
     if plan.evaluate == "everyone" or not index or not plan.evaluates_after(index):
@@ -150,7 +151,7 @@ def start_points(plan: Plan, clients: tuple[Client, ...], index: int) -> dict[in
     return dict.fromkeys(tested_clients(plan, clients), own)
 
 
-def training_points(plan: Plan, clients: tuple[Client, ...], index: int) -> dict[int, tuple[str, ...]]:
+def training_points(plan: Plan, clients: Sequence[Client], index: int) -> dict[int, tuple[str, ...]]:
     """All points at which clients are evaluated in their turn in a round, before and after they train."""
     first, last = start_points(plan, clients, index), turn_points(plan, clients, index)
     return {client: (*first.get(client, ()), *last.get(client, ())) for client in {**first, **last}}
@@ -188,7 +189,7 @@ def participation(
     seeds = plan.seeds.at(index)
     random = generator(seeds.shared("sample"))
     draw = Draw(plan.per_round, clients, members, pool, index * plan.per_round, random, losses or {})
-    if plan.sampler == GIVEN:
+    if given_name(plan.sampler) is not None:
         assert sampler is not None, "a sampler from Python is passed again"
         sampled = frozenset(call_sampler(sampler, plan.round_at(index), draw))
     else:

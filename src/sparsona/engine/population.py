@@ -144,7 +144,7 @@ def without_effect(record: RoundRecord, why: str) -> RoundRecord:
 def read_update(outcome: Outcome, index: int, clock: Clock) -> Update:
     """The update of a client's turn in this round; a wrong sender or non-finite values raise SparsonaError."""
     assert outcome.message is not None
-    update = open_message(outcome.message, clock)
+    update = open_message(outcome.message, clock) if outcome.update is None else outcome.update
     if (update.sender, update.round) != (outcome.client, index):
         raise SparsonaError(
             f"client {outcome.client}'s message of round {index} says client {update.sender}, round {update.round}",

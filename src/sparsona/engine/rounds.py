@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Tree, Work
+from sparsona.core.targets import given_name
 from sparsona.engine import gossip, star
 from sparsona.engine.clients import Clients, LocalClients
 from sparsona.engine.context import ClientContext, ServerContext
 from sparsona.engine.gossip import Gossip
 from sparsona.engine.jobs import Executor
 from sparsona.engine.population import Population
-from sparsona.engine.sampling import GIVEN
 from sparsona.engine.star import Star
 
 
 def check_plan(context: ServerContext) -> None:
     """Raise SparsonaError if method and plan do not fit together."""
-    if context.plan.sampler == GIVEN and context.sampler is None:
+    if given_name(context.plan.sampler) is not None and context.sampler is None:
         raise SparsonaError(
             "this run's clients are sampled by a function from Python",
             expected="that function again",

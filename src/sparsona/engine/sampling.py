@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Client, Round
+from sparsona.core.targets import given_name
 
 if TYPE_CHECKING:
     from torch import Generator
 
 # (round, all clients, those that are there in client order, a generator) -> the indices of those that take part
 Sampler = Callable[[Round, Sequence[Client], Sequence[int], Any], Iterable[int]]
-GIVEN = "given"  # in a config: what came from Python and has no name, here a function
 CANDIDATES = 2  # of `loss`: so many times as many clients are drawn as are chosen
 
 
@@ -103,7 +103,7 @@ SAMPLERS = {
 
 def check_sampler(name: str) -> str:
     """Raise SparsonaError for a name that is no sampler's."""
-    if name not in SAMPLERS and name != GIVEN:
+    if name not in SAMPLERS and given_name(name) is None:
         raise SparsonaError(
             f"sampler '{name}'",
             expected=f"one of {', '.join(SAMPLERS)}; from Python also a function",

@@ -91,8 +91,8 @@ class Star:
             record.add_evaluations(outcome)
             if plan.sampler == "loss":
                 losses[client] = outcome.tally.loss
-        if half is not None and num_added < plan.at_least:
-            return population, without_effect(record, f"{num_added} of the {plan.at_least} {TOO_FEW}")
+        if half is not None and num_added < plan.min_updates:
+            return population, without_effect(record, f"{num_added} of the {plan.min_updates} {TOO_FEW}")
         if half is not None and num_added:
             with context.clock.measure("aggregate"):
                 server = half.step(server, total, round_)

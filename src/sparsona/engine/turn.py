@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from sparsona.core.round import Batch
 from sparsona.core.task import Task
 from sparsona.core.tree import leaves, loaded, map_leaves
 from sparsona.data.batches import in_order, shuffled
-from sparsona.data.federation import Examples
+from sparsona.data.federation import Examples, Federation
 from sparsona.engine.context import ClientContext
 from sparsona.engine.evaluate import (
     Evaluation,
@@ -50,7 +50,7 @@ class ClientProbe(Probe):
         self._num_batches += 1
         seed = self._round.seeds.own(f"probe/{self._num_batches}")
         batch = next(shuffled(self._train, self._round.batch_size, seed))
-        self._charge(len(batch.targets), 3 * self._task.layout.forward_flops())
+        self._charge(len(batch.targets), self._task.layout.train_flops())
         return batch
 
     def train(self, flops: int | None = None) -> Iterator[Batch]:
@@ -61,12 +61,12 @@ class ClientProbe(Probe):
 
     def label_counts(self) -> Tensor:
         targets = self._train.targets
-        if self._task.is_regression or targets.dim() != 1:
+        if targets.is_floating_point() or targets.dim() != 1:
             raise SparsonaError(
                 "label_counts() of examples that have no class",
                 expected="a task whose examples each belong to one class",
             )
-        return torch.bincount(targets, minlength=self._task.num_classes)
+        return torch.bincount(targets, minlength=self._task.num_labels)
 
     def searching(self) -> AbstractContextManager[None]:
         return self._clock.measure(SEARCH)
@@ -77,6 +77,51 @@ class ClientProbe(Probe):
 
     def _charge(self, examples: int, flops: int) -> None:
         self._tally.search_flops += examples * flops
+
+
+class AbsentProbe(Probe):
+    """The probe of a client whose data is not here: every use raises DataNeededError."""
+
+    def __init__(self, federation: Federation, client: int) -> None:
+        self._federation, self._client = federation, client
+
+    def batch(self) -> Batch:
+        self._refuse("train")
+
+    def train(self, flops: int | None = None) -> Iterator[Batch]:
+        self._refuse("train")
+
+    def validation(self, flops: int | None = None) -> Iterator[Batch]:
+        self._refuse("validation")
+
+    def label_counts(self) -> Tensor:
+        counts = self._federation.label_counts("train")
+        return self._refuse("train") if counts is None else counts[self._client]
+
+    def searching(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def _refuse(self, part: str) -> NoReturn:
+        self._federation.examples(self._client, part)
+        raise AssertionError("a federation without examples gave some")
+
+
+def training_data(context: ClientContext, client: int) -> Examples:
+    """A client's training examples; none where the context has the shapes and sizes of its data alone."""
+    federation = context.federation
+    return (
+        federation.packed_examples(client, "train") if federation.has_examples else Examples(federation.x, federation.y)
+    )
+
+
+def probe_of(
+    context: ClientContext, client: int, train: Examples, round_: Round, tally: Tally, clock: Clock = OFF
+) -> Probe:
+    """What a method reads of a client's data in this round, charged to `tally`."""
+    if not context.federation.has_examples:
+        return AbsentProbe(context.federation, client)
+    validation = context.federation.packed_examples(client, "validation")
+    return ClientProbe(context.task, train, validation, round_, tally, clock)
 
 
 @dataclass
@@ -130,11 +175,11 @@ def _begin(context: ClientContext, job: Job) -> OpenTurn:
     client = context.clients[job.client]
     round_ = replace(job.round.on(client.in_tuning if job.do == "tune" else client), is_new=job.state is None)
     state = context.fresh_state(job.client) if job.state is None else loaded(job.state)
-    train, validation = (context.federation.examples(job.client, part) for part in ("train", "validation"))
+    train = training_data(context, job.client)
     tally = Tally()
     # Evaluation is part of the simulation, not of the client's work: data that a method reads for it is not charged.
     charged = tally if job.do != "evaluate" else Tally()
-    probe = ClientProbe(context.task, train, validation, round_, charged, context.clock)
+    probe = probe_of(context, job.client, train, round_, charged, context.clock)
     inbox = tuple(open_message(message, context.clock) for message in job.messages)
     with context.clock.measure("receive"):
         work = context.method.receive(state, inbox, probe, round_)
@@ -198,13 +243,7 @@ def adapted_work(context: ClientContext, turn: OpenTurn) -> Work:
     adapt = context.method.adapt
     if adapt is None or (turn.job.do == "tune" and not context.method.adapts_tuned):
         return turn.work
-    uncharged = ClientProbe(
-        context.task,
-        turn.train,
-        context.federation.examples(turn.job.client, "validation"),
-        turn.round,
-        Tally(),
-    )
+    uncharged = probe_of(context, turn.job.client, turn.train, turn.round, Tally())
     return adapt(turn.work, uncharged, turn.round)
 
 
@@ -294,7 +333,7 @@ def run_phase(phase: Phase, work: Work, task: Task, train: Examples, probe: Prob
                 work = phase.after_batch(work, batch, tick)
     is_finite = all(bool(finite) for finite in are_finite(phase, work, 0))
     used = None if phase.used_flops is None else phase.used_flops(before, work)
-    record_phase(tally, round_, examples, steps, flops, float(loss_sum), is_finite, used)
+    record_phase(task, tally, round_, examples, steps, flops, float(loss_sum), is_finite, used)
     return work
 
 
@@ -305,6 +344,7 @@ def are_finite(phase: Phase, work: Work, kept_dims: int) -> list[Tensor]:
 
 
 def record_phase(
+    task: Task,
     tally: Tally,
     round_: Round,
     examples: int,
@@ -326,7 +366,10 @@ def record_phase(
         raise SparsonaError(
             f"training diverged: client {round_.client.index}'s {what} in round {round_.index}",
             expected="finite numbers",
-            hint="lower the learning rate (--lr), or clip gradients (--set clip_norm=1)",
+            hint="lower the learning rate (--lr), or clip gradients (--set clip_norm=1)"
+            if (name := task.undefined_at_zero()) is None
+            else f"this network has no value where a row of '{name}' is zero (weight_norm divides by its norm): "
+            "if this method sets weights to zero, take the norm out (remove_parametrizations); otherwise lower --lr",
         )
 
 
@@ -337,7 +380,7 @@ def phase_batch_size(phase: Phase, train: Examples, round_: Round) -> int:
 
 def phase_flops(phase: Phase, work: Work, task: Task) -> tuple[int, int]:
     """FLOPs of an example in a step, and of a step whatever its number of examples."""
-    per_example = 3 * task.layout.forward_flops() if phase.flops is None else phase.flops(work)
+    per_example = task.layout.train_flops() if phase.flops is None else phase.flops(work)
     return per_example, 0 if phase.step_flops is None else phase.step_flops(work)
 
 

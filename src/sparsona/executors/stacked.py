@@ -1,4 +1,4 @@
-"""Many clients at once: their models are stacked, and a step is one step of all. For small models on a GPU.
+"""Many clients at once: their models are stacked, and a step is one step of all. For small models.
 
 Agrees with `serial` within rounding. A phase that must not be stacked (its loss mixes examples, its model draws noise,
 or it is not traceable) is run for one client after another.
@@ -7,6 +7,7 @@ or it is not traceable) is run for one client after another.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -69,7 +70,7 @@ class Stacked:
                 if not can_be_traced(context):
                     results = [evaluate_own(context, *one) for one in zip(clients, some, strict=True)]
                 else:
-                    tests = [context.federation.examples(client, "test") for client in clients]
+                    tests = [context.federation.packed_examples(client, "test") for client in clients]
                     predict = vectorise(context.method.predict, some)
                     results = evaluate_stacked(clients, predict, context.task, tests)
                 found |= dict(zip(places, results, strict=True))
@@ -142,18 +143,30 @@ def vectorise(predict: Callable[[Work, Tensor], Tensor], works: Sequence[Work]) 
 
 def why_not_stacked(context: ClientContext) -> str:
     """The error of torch for running the model for two clients at once; "" if it can. Tested by a forward pass."""
+    return _try(context)[0]
+
+
+def stacks_well(context: ClientContext) -> bool:
+    """Whether torch runs the model for two clients at once, every layer of it: some are run one after the other."""
+    error, is_slow = _try(context)
+    return not error and not is_slow
+
+
+def _try(context: ClientContext) -> tuple[str, bool]:
+    """The error of a forward pass for two clients, if any, and whether torch warns that it is slow."""
     data, task = context.federation, _channels_first(context.task)
     image = as_inputs(data.x[:1], data.view)
 
-    def outputs(params: Tree) -> Tensor:
-        return task.forward(params, context.buffers, image, False)[0]
+    def outputs(params: Tree, inputs: Tensor) -> Tensor:
+        return task.forward(params, context.buffers, inputs, False)[0]
 
-    try:
-        with torch.no_grad():
-            over_clients(outputs, stack([context.params] * 2))
-    except RuntimeError as error:
-        return str(error).splitlines()[0]
-    return ""
+    with torch.no_grad(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            over_clients(outputs, stack([context.params] * 2), torch.stack([image] * 2))
+        except RuntimeError as error:
+            return str(error).splitlines()[0], False
+    return "", any("batching rule" in str(one.message) for one in said)
 
 
 def _channels_first(task: Task) -> Task:

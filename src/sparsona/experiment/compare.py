@@ -26,8 +26,9 @@ from sparsona.experiment.run import Comparison, planned_runs
 from sparsona.experiment.train import (
     RUNS,
     folder_name,
+    given_functions,
     hint_resume,
-    load,
+    load_run,
     load_warm_start,
     resume_run,
     start_run,
@@ -36,6 +37,7 @@ from sparsona.experiment.train import (
 from sparsona.runs.folder import make_empty_folder, warn, write_atomically
 from sparsona.runs.observers import ObserverList, ProgressUpdate
 from sparsona.runs.options import CONDITIONS, MATCHES, OF_DATA, OPTIONS, Matched, RunConfig
+from sparsona.runs.progress import shown_progress
 from sparsona.runs.request import parse_method
 from sparsona.runs.validation import merge_errors, validate
 
@@ -62,6 +64,7 @@ def compare(
     jobs: int = 1,
     out: str | Path | None = None,
     observers: Sequence[object] = (),
+    progress: bool | None = None,
     **options: Any,
 ) -> Comparison:
     """Train several methods under the same seeds: same partition, split, initial weights and sampled clients.
@@ -78,6 +81,7 @@ def compare(
         jobs: runs at a time, each in a process of its own; the results are the same.
         out: the folder of the comparison, which must not exist yet. None: a new one in ./runs.
         observers: as for `train`; they receive the records of one run after another.
+        progress: whether to show progress bars, as for `train`.
         options: as for `train`. An option, or a preset, that only some of the methods have is given to those.
 
     Returns:
@@ -89,8 +93,22 @@ def compare(
         >>> [row["method"] for row in both.table()]
         ['Local', 'FedAvg']
     """
-    observer_list = ObserverList(observers)
     check_jobs(jobs)
+    with shown_progress(progress, observers, has_seeds=seeds != 1) as everyone:
+        return _start(names, federation, model, seeds, match, jobs, out, ObserverList(everyone), options)
+
+
+def _start(
+    names: Sequence[str | tuple[str, Mapping[str, Any]]],
+    federation: Federation | None,
+    model: Any,
+    seeds: int | Sequence[int],
+    match: str,
+    jobs: int,
+    out: str | Path | None,
+    observers: ObserverList,
+    options: Mapping[str, Any],
+) -> Comparison:
     _, planned = _plan(names, federation, model, seeds, match, options)
     path = Path(out) if out else RUNS / f"compare-{timestamp()}"
     make_empty_folder(path)
@@ -105,7 +123,7 @@ def compare(
     folders = [path / str(entry["folder"]) for entry in found]
     runs = [(folder, config, own) for folder, (config, own) in zip(folders, planned.values(), strict=True)]
     with hint_resume(path):
-        return _compare(path, runs, federation, model, observer_list, jobs, options.get("sampler"))
+        return _compare(path, runs, federation, model, observers, jobs)
 
 
 Planned = dict[tuple[str, int], tuple[RunConfig, BaseModel]]  # by how a method was written, and seed
@@ -139,7 +157,6 @@ def _plan(
     check_match(match)
     entries = _entries(names)
     options = dict(options)
-    sampler = options.get("sampler")
     numbers = seed_numbers(options.pop("seed", 0), seeds)
     planned = _plan_runs(entries, numbers, options, federation, model)
     # Errors in the data, the model or the executor are raised before a folder is made.
@@ -151,8 +168,7 @@ def _plan(
         config = config.model_copy(update={"clients": data.num_clients})
         if found := config.conflicts():
             raise merge_errors(found)
-        start = load_warm_start(config)
-        return make_context(config, data, model, start=start, method_config=of_method, sampler=sampler)
+        return make_context(config, data, model, start=load_warm_start(config), method_config=of_method)
 
     for entry in entries:
         config, of_method = planned[entry.text, numbers[0]]
@@ -435,17 +451,24 @@ def resume_comparison(
     federation: Federation | None = None,
     model: Any = None,
     *,
+    loss: Callable[..., Any] | None = None,
+    metrics: Sequence[Callable[..., Any]] = (),
     jobs: int = 1,
     observers: Sequence[object] = (),
-    sampler: Any = None,
+    progress: bool | None = None,
+    sampler: Callable[..., Any] | None = None,
 ) -> Comparison:
     """Resume a comparison: finished runs are kept, the others are resumed or started."""
     path = Path(path)
     check_jobs(jobs)
-    with hint_resume(path):
+    functions = given_functions(loss, metrics, sampler)
+    with hint_resume(path), shown_progress(progress, observers, has_seeds=True) as everyone:
         where = f"'{path / 'comparison.json'}'"
-        runs = [(folder, validate(RunConfig, values, where), None) for folder, values in planned_runs(path)]
-        return _compare(path, runs, federation, model, ObserverList(observers), jobs, sampler)
+        runs = [
+            (folder, validate(RunConfig, values, where).with_functions(functions), None)
+            for folder, values in planned_runs(path)
+        ]
+        return _compare(path, runs, federation, model, ObserverList(everyone), jobs)
 
 
 def _compare(
@@ -455,11 +478,10 @@ def _compare(
     model: Any,
     observers: ObserverList,
     jobs: int,
-    sampler: Any,
 ) -> Comparison:
     if jobs > 1:
         titles = {folder: methods.card(config.method).title for folder, config, _ in planned}
-        failures = play_in_processes(planned, titles, federation, model, observers, jobs, sampler)
+        failures = play_in_processes(planned, titles, federation, model, observers, jobs)
         for folder, config, _ in planned:
             if (error := failures.get(folder)) is not None:
                 others = len(failures) - 1
@@ -468,12 +490,11 @@ def _compare(
     runs = []
     for folder, config, method_config in planned:
         if jobs > 1:
-            runs.append(load(folder, federation, model))
+            runs.append(load_run(folder, federation, model, functions=config.functions))
         elif (folder / "config.json").exists():
-            runs.append(resume_run(folder, federation, model, observers, sampler=sampler))
+            runs.append(resume_run(folder, federation, model, observers, functions=config.functions))
         else:
-            own = method_config
-            runs.append(start_run(config, federation, model, folder, observers, method_config=own, sampler=sampler))
+            runs.append(start_run(config, federation, model, folder, observers, method_config=method_config))
     # Runs that their validation data ended are as long as they are meant to be.
     stopped = [run for run in runs if run.summary["rounds"] < run.config["rounds"] and "early_stop" not in run.summary]
     if (stopped and len(stopped) < len(runs)) or len({run.summary["rounds"] for run in stopped}) > 1:
@@ -489,7 +510,6 @@ def play_in_processes(
     model: Any,
     observers: ObserverList,
     jobs: int,
-    sampler: Any = None,
 ) -> dict[Path, BaseException]:
     """All runs, each in a process; observers receive when one begins to wait and when it is done.
 
@@ -500,14 +520,14 @@ def play_in_processes(
         model: as for `compare`.
         observers: told of the progress.
         jobs: runs at a time.
-        sampler: as for `train`, where it is a function.
 
     Returns:
         The errors of those that failed, by folder; the others are finished.
     """
     import cloudpickle
 
-    given = cloudpickle.dumps((federation, model, sampler if callable(sampler) else None))
+    functions = {key: value for _, config, _ in planned for key, value in config.functions.items()}
+    given = cloudpickle.dumps((federation, model, functions))
 
     def progress(folder: Path, config: RunConfig, completed: int, doing: str) -> None:
         observers.on_progress(ProgressUpdate(titles[folder], config.seed, completed, config.rounds, doing, 0.0))
@@ -533,10 +553,10 @@ def _play_run(path: str, values: dict[str, Any], given: bytes) -> None:
     """One run of a comparison, in a process."""
     import cloudpickle
 
-    federation, model, sampler = cloudpickle.loads(given)
-    folder, config, observers = Path(path), validate(RunConfig, values, path), ObserverList()
+    federation, model, functions = cloudpickle.loads(given)
+    folder, config, observers = Path(path), validate(RunConfig, values, path).with_functions(functions), ObserverList()
     if (folder / "config.json").exists():
-        resume_run(folder, federation, model, observers, sampler=sampler)
+        resume_run(folder, federation, model, observers, functions=functions)
     else:
         start_run(
             config.model_copy(update={"executor": in_process(config.executor, config.device)}),
@@ -544,5 +564,4 @@ def _play_run(path: str, values: dict[str, Any], given: bytes) -> None:
             model,
             folder,
             observers,
-            sampler=sampler,
         )

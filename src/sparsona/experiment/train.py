@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from torch import nn
 
 from sparsona import methods
 from sparsona.analysis import summary as summaries
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
+from sparsona.core.targets import LOSSES
+from sparsona.core.task import Task
 from sparsona.data.federation import Federation
 from sparsona.engine.context import ClientContext
 from sparsona.engine.final import has_partial_global
@@ -28,6 +31,7 @@ from sparsona.experiment.build import (
     GIVEN,
     ExampleKind,
     count_personal,
+    describe_examples,
     graph_digest,
     has_one_size,
     headline_of,
@@ -35,8 +39,11 @@ from sparsona.experiment.build import (
     latency_digest,
     make_configs,
     make_context,
+    name_functions,
+    outline,
 )
 from sparsona.experiment.run import Run
+from sparsona.experiment.stored_models import NETWORK, models_elsewhere
 from sparsona.learning.schedule import lr_schedule
 from sparsona.methods import MethodCard
 from sparsona.runs.checkpoint import reopen
@@ -46,6 +53,7 @@ from sparsona.runs.folder import RunFolder, environment, reached, warn
 from sparsona.runs.observers import ObserverList, ProgressUpdate
 from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, dump
 from sparsona.runs.profile import is_profiled
+from sparsona.runs.progress import shown_progress
 from sparsona.runs.request import samples_all
 from sparsona.runs.session import Session
 from sparsona.runs.simulation import Simulation
@@ -53,13 +61,14 @@ from sparsona.runs.validation import validate
 from sparsona.runs.warm_start import (
     WarmStart,
     drop_global_model,
+    initial_file,
     save_global_model,
     stored_start,
     warm_start_from,
+    with_initial_weights,
 )
 
 RUNS = Path("runs")
-NETWORK = "network"  # the executor of a run whose clients are on other machines
 
 
 def train(
@@ -70,6 +79,7 @@ def train(
     out: str | Path | None = None,
     observers: Sequence[object] = (),
     profile: bool | Clock = False,
+    progress: bool | None = None,
     **options: Any,
 ) -> Run:
     """Train a method and return the finished run.
@@ -85,7 +95,9 @@ def train(
             such as "run.jsonl" (docs/observers.md). `observers=[print]` shows progress.
         profile: measure where the time goes, for `run.profile()`: the run takes longer, its result is the same. Pass a
             Clock instead of True to include time before this call.
-        options: those of the run and of the method, as `sparsona run --help` and `sparsona methods` list them.
+        progress: whether to show a progress bar. None: in notebooks, and where stderr is a terminal.
+        options: those of the run and of the method, as `sparsona run --help` and `sparsona methods` list them. `loss`
+            and the `metrics` may be functions of outputs and targets (docs/experiments.md).
 
     Returns:
         The finished (or stopped) run.
@@ -99,9 +111,10 @@ def train(
     clock = _make_clock(profile)
     row = None if isinstance(method, str) else methods.as_card(method)
     config, own = make_configs(row or str(method), options, federation, model)
-    path, sampler = Path(out) if out else _new_path(config), options.get("sampler")
-    with hint_resume(path):
-        return start_run(config, federation, model, path, ObserverList(observers), clock, own, row, sampler)
+    path = Path(out) if out else _new_path(config)
+    title = method if isinstance(method, str) else None
+    with hint_resume(path), shown_progress(progress, observers, title) as everyone:
+        return start_run(config, federation, model, path, ObserverList(everyone), clock, own, row)
 
 
 def _make_clock(profile: bool | Clock) -> Clock:
@@ -129,16 +142,16 @@ def start_run(
     clock: Clock = OFF,
     method_config: BaseModel | None = None,
     row: MethodCard | None = None,
-    sampler: Any = None,
 ) -> Run:
     row = row or methods.card(config.method)
     observers.on_progress(_first_progress(config, federation, row))
     with clock.measure(f"{START}build"):
         start = load_warm_start(config)
-        context = make_context(config, federation, model, clock, start, method_config, row, sampler)
+        context = make_context(config, federation, model, clock, start, method_config, row)
         session = Session(Simulation(context), observers)
         config, facts = describe_run(config, context, row, start)
-    with RunFolder.create(path, dump(config), facts, None if start is None else start.file) as folder:
+    initial = initial_file(model) if isinstance(model, nn.Module) else None
+    with RunFolder.create(path, dump(config), facts, None if start is None else start.file, initial) as folder:
         return play(folder, session, config, lambda: context)
 
 
@@ -195,7 +208,17 @@ def describe_run(
         preset=_preset_in_words(config, row),
         num_personal=count_personal(config, context),
         targets=ExampleKind.of(federation).targets,
+        loss=config.loss or LOSSES[task.targets][0],
+        class_weights=_known_weights(task),
+        metrics=tuple(task.metrics),
+        examples=describe_examples(federation),
+        num_frozen=task.layout.frozen.size,
     )
+    if task.gives_probabilities:
+        warn(
+            "the model's outputs are probabilities that sum to 1, as of a softmax, and the loss applies one itself: "
+            "remove it from the model, or training is slow"
+        )
     if (known := facts.warm_start) is not None:
         if not known.same_data:
             warn(
@@ -205,6 +228,12 @@ def describe_run(
         if known.taken < known.of and "personal" not in config.options:  # a personal part is meant to be new
             warn(f"{known.taken} of {known.of} parameters are taken from '{known.run}', the others are new")
     return config, facts
+
+
+def _known_weights(task: Task) -> tuple[float, ...] | None:
+    """The weights of classes that a task has, as numbers."""
+    weights = getattr(task.losses, "weights", None)
+    return None if weights is None else tuple(weights.tolist())
 
 
 def _preset_in_words(config: RunConfig, row: MethodCard) -> str:
@@ -264,8 +293,11 @@ def resume(
     model: Any = None,
     *,
     method: MethodCard | Callable[..., Any] | None = None,
+    loss: Callable[..., Any] | None = None,
+    metrics: Sequence[Callable[..., Any]] = (),
     observers: Sequence[object] = (),
     profile: bool | Clock = False,
+    progress: bool | None = None,
     rounds: int | None = None,
     sampler: Callable[..., Any] | None = None,
 ) -> Run:
@@ -276,8 +308,11 @@ def resume(
         federation: the data, again, if the run was started with a federation.
         model: the model, again, if the run was started with a module or function.
         method: the method, again, if the run was started with a MethodCard or factory.
+        loss: the function, again, if the run was started with one.
+        metrics: the functions, again, that the run was started with.
         observers: as for `train`.
         profile: as for `train`. A profiled run stays profiled.
+        progress: as for `train`.
         rounds: a new, larger number of rounds, for a run that is finished or stopped. Where nothing follows a run's
             progress, the result is that of a run which had them from the start; otherwise a warning says what does.
         sampler: the function that samples clients, again, if the run was started with one.
@@ -291,8 +326,9 @@ def resume(
         >>> run.summary["rounds"], sp.resume("runs/stopped").summary["rounds"]  # the limit counts anew
         (1, 2)
     """
-    with hint_resume(Path(path)):
-        return resume_run(Path(path), federation, model, ObserverList(observers), profile, method, rounds, sampler)
+    functions = given_functions(loss, metrics, sampler)
+    with hint_resume(Path(path)), shown_progress(progress, observers) as everyone:
+        return resume_run(Path(path), federation, model, ObserverList(everyone), profile, method, functions, rounds)
 
 
 def resume_run(
@@ -302,8 +338,8 @@ def resume_run(
     observers: ObserverList,
     profile: bool | Clock = False,
     method: Any = None,
+    functions: Mapping[str, Callable[..., Any]] | None = None,
     rounds: int | None = None,
-    sampler: Any = None,
 ) -> Run:
     clock = _make_clock(profile or is_profiled(path))
     folder = RunFolder.open(path)
@@ -314,9 +350,9 @@ def resume_run(
             expected="a simulated run",
             hint="`sparsona peer` goes on where it is played, and `sparsona gather` makes a run of it anew"
             if folder.facts.peers
-            else f"`sparsona resume {path}`, or sparsona.experiment.network.resume_served",
+            else f"`sparsona resume {path}`, or sparsona.experiment.server_side.resume_served",
         )
-    config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
+    config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'").with_functions(functions or {})
     folder.check_config()
     row = _find_row(folder, config.method, method)
     with folder:
@@ -325,7 +361,7 @@ def resume_run(
         if folder.summary is None or rounds is not None:
             observers.on_progress(_first_progress(config, federation, row))
         with clock.measure(f"{START}build"):
-            context = _rebuild_context(folder, config, federation, model, row, clock, sampler)
+            context = _rebuild_context(folder, config, federation, model, row, clock)
             session = Session(Simulation(context), observers)
         if rounds is not None:
             _add_rounds(folder, config, context, row)
@@ -395,14 +431,20 @@ def load(
     model: Any = None,
     *,
     method: MethodCard | Callable[..., Any] | None = None,
+    loss: Callable[..., Any] | None = None,
+    metrics: Sequence[Callable[..., Any]] = (),
 ) -> Run:
     """Load a run's result without resuming it.
 
     Args:
         path: the run's folder.
-        federation: the data, again, if the run was started with a federation; needed for its models only.
-        model: the model, again, if the run was started with a module or function; likewise.
-        method: the method, again, if the run was started with a MethodCard or factory; likewise.
+        federation: the data, again, if the run was started with a federation; needed for similarity and bounds, and for
+            the few personal models that are made with a client's data.
+        model: the model, again, if the run was started with a module or function; needed for its models only. Of a
+            module any weights will do: those that the run started with are in its folder.
+        method: the method, again, if the run was started with a MethodCard or factory; needed for its models only.
+        loss: the function, again, if the run was started with one; likewise.
+        metrics: the functions, again, that the run was started with; likewise.
 
     Returns:
         The run, finished or not; it must have evaluated a round.
@@ -413,8 +455,18 @@ def load(
         >>> sp.load("runs/loaded").curve() == run.curve()
         True
     """
-    folder = RunFolder.open(Path(path))
-    config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
+    return load_run(Path(path), federation, model, method, given_functions(loss, metrics))
+
+
+def load_run(
+    path: Path,
+    federation: Federation | None,
+    model: Any,
+    method: Any = None,
+    functions: Mapping[str, Callable[..., Any]] | None = None,
+) -> Run:
+    folder = RunFolder.open(path)
+    config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'").with_functions(functions or {})
     folder.check_config()
 
     def context() -> ClientContext:
@@ -422,16 +474,19 @@ def load(
             raise models_elsewhere(folder.path)
         return _rebuild_context(folder, config, federation, model, _find_row(folder, config.method, method))
 
-    return Run(folder, context)
+    def model_context() -> ClientContext:
+        return _model_context(folder, config, model, _find_row(folder, config.method, method))
+
+    return Run(folder, context, context if folder.facts.examples is None else model_context)
 
 
-def models_elsewhere(path: Path) -> SparsonaError:
-    """The error for what needs clients' models, masks or data where they are on other machines."""
-    return SparsonaError(
-        f"the models, masks and data of '{path}' are with its clients, on several machines",
-        expected="a simulated run",
-        hint="`sparsona vault export FILE` on a client's machine, or `sparsona replay`, whose run has them",
-    )
+def given_functions(
+    loss: Callable[..., Any] | None,
+    metrics: Sequence[Callable[..., Any]],
+    sampler: Callable[..., Any] | None = None,
+) -> dict[str, Callable[..., Any]]:
+    """Functions that are passed again to a run, as RunConfig keeps them."""
+    return name_functions({"loss": loss, "metrics": metrics, "sampler": sampler})[1]
 
 
 def _find_row(folder: RunFolder, name: str, method: Any) -> MethodCard:
@@ -459,23 +514,61 @@ def _rebuild_context(
     model: Any,
     row: MethodCard,
     clock: Clock = OFF,
-    sampler: Any = None,
 ) -> ClientContext:
     """Rebuild a run's context, and check that it is the same."""
-    for what, value, given in (("data", config.data, federation), ("model", config.model, model)):
-        if value == GIVEN and given is None:
-            raise SparsonaError(
-                f"'{folder.path}' was started from Python on its own {what}",
-                expected=f"that {what} again",
-                hint=f"call sparsona.resume or sparsona.load with the same {'federation' if what == 'data' else what}",
-            )
+    _check_given(folder, "data", config.data, federation)
+    _check_given(folder, "model", config.model, model)
     start = None if config.warm_start is None else stored_start(folder)
-    found = reached(folder.path)
-    early = found.completed if found.finished and found.completed < folder.config["rounds"] else None
-    context = make_context(config, federation, model, clock, start, row=row, sampler=sampler, ends_after=early)
-    facts = folder.facts
-    if context.federation.digest() != facts.federation:
+    early = _ended_after(folder)
+    given = with_initial_weights(folder, model)
+    context = make_context(config, federation, given, clock, start, row=row, ends_after=early)
+    if context.federation.digest() != folder.facts.federation:
         raise SparsonaError(f"the data is not that of '{folder.path}'", expected="the same examples, labels and splits")
+    trace = context.plan.availability
+    if (None if trace is None else trace.digest) != folder.facts.availability:
+        raise SparsonaError(
+            f"the trace of who is awake is not that of '{folder.path}'",
+            expected="the same rounds for each client",
+            hint=f"restore '{config.availability}' as it was when the run was started",
+        )
+    _check_same(folder, config, context)
+    return context
+
+
+def _ended_after(folder: RunFolder) -> int | None:
+    """Where a run ended that its validation data ended early; None: it did not."""
+    found = reached(folder.path)
+    return found.completed if found.finished and found.completed < folder.config["rounds"] else None
+
+
+def _model_context(folder: RunFolder, config: RunConfig, model: Any, row: MethodCard) -> ClientContext:
+    """The same without any data, on the CPU: what a run's models need."""
+    _check_given(folder, "model", config.model, model)
+    start = None if config.warm_start is None else stored_start(folder)
+    # Balanced weights were counted in data that is not needed here.
+    weights = config.class_weights if folder.facts.class_weights is None else folder.facts.class_weights
+    # Nor is a trace, which may be gone.
+    here = config.model_copy(
+        update={"device": "cpu", "precision": "fp32", "class_weights": weights, "availability": None}
+    )
+    given, early = with_initial_weights(folder, model), _ended_after(folder)
+    context = make_context(here, outline(folder.facts), given, OFF, start, row=row, ends_after=early)
+    _check_same(folder, config, context)
+    return context
+
+
+def _check_given(folder: RunFolder, what: str, value: str | None, given: Any) -> None:
+    if value == GIVEN and given is None:
+        raise SparsonaError(
+            f"'{folder.path}' was started from Python on its own {what}",
+            expected=f"that {what} again",
+            hint=f"call sparsona.resume or sparsona.load with the same {'federation' if what == 'data' else what}",
+        )
+
+
+def _check_same(folder: RunFolder, config: RunConfig, context: ClientContext) -> None:
+    """Raise SparsonaError if model, graph, latencies or initial weights are not those of the run."""
+    facts = folder.facts
     if context.task.layout.digest.hex() != facts.layout:
         raise SparsonaError(f"the model is not that of '{folder.path}'", expected="the same parameters")
     if graph_digest(context) != facts.graph:
@@ -483,13 +576,6 @@ def _rebuild_context(
             f"the graph is not that of '{folder.path}'",
             expected="the same edges",
             hint=f"restore '{config.graph}' as it was when the run was started",
-        )
-    trace = context.plan.availability
-    if (None if trace is None else trace.digest) != facts.availability:
-        raise SparsonaError(
-            f"the trace of who is awake is not that of '{folder.path}'",
-            expected="the same rounds for each client",
-            hint=f"restore '{config.availability}' as it was when the run was started",
         )
     if latency_digest(config) != facts.latency:
         file = spec.parse("budget", config.options["budget"]).argument
@@ -504,7 +590,6 @@ def _rebuild_context(
             expected="the same initial weights",
             hint="pass a function that builds the model (it is called under the seed), or the module as it was then",
         )
-    return context
 
 
 def _new_path(config: RunConfig) -> Path:

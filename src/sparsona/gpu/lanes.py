@@ -253,5 +253,6 @@ class Lane:
 
             turn.work = map_leaves(now, before)
             used = None if phase.used_flops is None else phase.used_flops(before, turn.work)
-            record_phase(turn.tally, turn.round, examples, steps, flops, loss_sums[place], is_finite, used)
+            task = self._context.task
+            record_phase(task, turn.tally, turn.round, examples, steps, flops, loss_sums[place], is_finite, used)
         self._present = []

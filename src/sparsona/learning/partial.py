@@ -175,6 +175,8 @@ def _names(task: Task, part: str) -> Iterable[str]:
     if part not in ROLES:
         if found := [name for name in layout.names if fnmatchcase(name, part)]:
             return found
+        if any(fnmatchcase(name, part) for name in task.frozen):
+            raise _is_frozen(f"'{part}'")
         raise SparsonaError(
             f"no parameter is called '{part}'",
             expected=f"one of {', '.join(NAMES)}, or a pattern of {', '.join(layout.names)}",
@@ -186,7 +188,17 @@ def _names(task: Task, part: str) -> Iterable[str]:
     return found
 
 
+def _is_frozen(what: str) -> SparsonaError:
+    return SparsonaError(
+        f"{what} is frozen in this model",
+        expected="a personal part that is trained",
+        hint="call requires_grad_(True) on it, or name another part",
+    )
+
+
 def _missing(task: Task, part: str) -> SparsonaError:
+    if task.frozen and part in ("input", "output", "norm"):
+        return _is_frozen(f"'{part}', if there is one,")
     have = [role for role in ROLES if getattr(task.roles, role)]
     known = {"adapter": WITH_ADAPTERS, "split": WITH_SPLIT, "norm": WITH_NORMS}
     return SparsonaError(
@@ -275,7 +287,8 @@ def _first_additive(layout: Layout, seed: int, like: Tree) -> Tree:
 
 def mix_outputs(task: Task, outputs: Tensor, personal: Tree, inputs: Tensor) -> Tensor:
     """The outputs of the shared and the additive model together: their sum in a regression, otherwise the logarithm of
-    theta * softmax(shared) + (1 - theta) * softmax(personal), where theta is the sigmoid of a learned number."""
+    theta * softmax(shared) + (1 - theta) * softmax(personal), where theta is the sigmoid of a learned number. Where a
+    logit is that of a yes, it is that of the mixture of both probabilities."""
     x = inputs.flatten(1)
     if "additive/hidden.weight" in personal.layout.place:
         x = (x @ personal["additive/hidden.weight"].T + personal["additive/hidden.bias"]).relu()
@@ -285,6 +298,14 @@ def mix_outputs(task: Task, outputs: Tensor, personal: Tree, inputs: Tensor) -> 
     theta = personal["additive/theta"]
     zero = theta.new_zeros(())
     log_theta, log_rest = -zero.logaddexp(-theta), -zero.logaddexp(theta)
+    if task.targets in ("binary", "labels"):
+        import torch.nn.functional as F
+
+        yes, no = (
+            (F.logsigmoid(sign * outputs) + log_theta).logaddexp(F.logsigmoid(sign * own) + log_rest)
+            for sign in (1, -1)
+        )
+        return yes - no
     return (outputs.log_softmax(-1) + log_theta).logaddexp(own.log_softmax(-1) + log_rest)
 
 

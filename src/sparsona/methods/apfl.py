@@ -148,7 +148,7 @@ def apfl(task: Task, config: APFLConfig) -> Method:
             update=update,
             epochs=config.epochs,
             mixes_examples=task.mixes_examples,
-            flops=lambda work: 3 * len(models) * task.layout.forward_flops(),
+            flops=lambda work: len(models) * task.layout.train_flops(),
             step_flops=lambda work: cost_of_step * len(models) * task.layout.size,
         )
 
@@ -159,7 +159,7 @@ def apfl(task: Task, config: APFLConfig) -> Method:
             return PartSize(name, layout, layout.size)
 
         def of(phase: Phase, models: int) -> int:
-            per_example, per_step = 3 * layout.forward_flops(), cost_of_step * layout.size
+            per_example, per_step = layout.train_flops(), cost_of_step * layout.size
             return models * turn_flops((phase,), client, round_, per_example, per_step)
 
         mix = (PartSize("mix", Layout((Slot("mix", ()),)), 1),)

@@ -107,7 +107,7 @@ def dispfl(task: Task, config: DisPFLConfig) -> Method:
         task,
         config,
         mask=lambda work: work.mask,
-        flops=lambda work: 3 * task.layout.forward_flops(tree.counts(work.mask)),
+        flops=lambda work: task.layout.train_flops(tree.counts(work.mask)),
     )
 
     @lru_cache(maxsize=1)  # one tree for all peers that never trained
@@ -163,7 +163,7 @@ def dispfl(task: Task, config: DisPFLConfig) -> Method:
         sent = replace(model, support=Support.BITS, ones=counts)
         memory = optimizer.sizes("memory", layout, size, Support.KNOWN)
         gradient = gradient_size(layout, config, size)
-        per_example, per_step = 3 * layout.forward_flops(counts), optimizer.flops * size
+        per_example, per_step = layout.train_flops(counts), optimizer.flops * size
         return Cost(
             None,
             (sent, mask) if by_new else (sent,),

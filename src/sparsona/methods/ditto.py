@@ -203,7 +203,7 @@ def ditto(task: Task, config: DittoConfig) -> Method:
             epochs=epochs,
             enter=restart if "personal" in trains and config.personal_start == "restart" else None,
             mixes_examples=task.mixes_examples,
-            flops=lambda work: 3 * len(trains) * task.layout.forward_flops(),
+            flops=lambda work: len(trains) * task.layout.train_flops(),
             step_flops=lambda work: cost_of_step * len(trains) * size,
         )
 
@@ -216,7 +216,7 @@ def ditto(task: Task, config: DittoConfig) -> Method:
             return PartSize(name, layout, layout.size)
 
         def of(*phases: Phase) -> int:
-            per_example, per_step = 3 * layout.forward_flops(), cost_of_step * layout.size
+            per_example, per_step = layout.train_flops(), cost_of_step * layout.size
             return sum(
                 len(found.trains) * turn_flops((found,), client, round_, per_example, per_step) for found in phases
             )

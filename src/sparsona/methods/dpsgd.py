@@ -112,7 +112,7 @@ def dpsgd(task: Task, config: DPSGDConfig) -> Method:
         task,
         config,
         mask=None if is_dense else lambda work: work.masks[0],
-        flops=lambda work: 3 * task.layout.forward_flops(counts(task.layout)),
+        flops=lambda work: task.layout.train_flops(counts(task.layout)),
     )
     phase = replace(tune, max_steps=config.steps_a_round)
 
@@ -177,7 +177,7 @@ def dpsgd(task: Task, config: DPSGDConfig) -> Method:
         mask = () if kept is None else (PartSize("mask", layout, layout.size, is_mask=True),)
         memory = optimizer.sizes("memory", layout, size, support)
         gradient = gradient_size(layout, config, size)
-        per_example, per_step = 3 * layout.forward_flops(kept), optimizer.flops * size
+        per_example, per_step = layout.train_flops(kept), optimizer.flops * size
         return Cost(
             None,
             (model,),

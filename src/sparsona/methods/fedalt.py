@@ -135,6 +135,7 @@ def fedalt(task: Task, config: FedAltConfig) -> Method:
     keeps, cost_of_step = optimizers["shared"].keeps, optimizers["shared"].flops
     has_stale = alternates and config.clip_stale and config.clip_norm is not None
     flops = task.layout.forward_flops() + parts.additive.forward_flops()
+    train_flops = task.layout.train_flops() + parts.additive.train_flops()
 
     def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> FedAltState:
         personal = begin(params, seeds.shared("additive"))
@@ -196,7 +197,7 @@ def fedalt(task: Task, config: FedAltConfig) -> Method:
             at_work += whole("stale", parts.personal)
 
         def of(phases: tuple[Phase, ...]) -> int:
-            return sum(turn_flops((p,), client, round_, 3 * flops, step_flops(p.trains)) for p in phases)
+            return sum(turn_flops((p,), client, round_, train_flops, step_flops(p.trains)) for p in phases)
 
         return Cost(
             sent,
@@ -239,7 +240,7 @@ def fedalt(task: Task, config: FedAltConfig) -> Method:
             epochs=epochs,
             max_steps=max_steps,
             mixes_examples=task.mixes_examples,
-            flops=lambda work: 3 * flops,
+            flops=lambda work: train_flops,
             step_flops=lambda work: step_flops(trains),
         )
 

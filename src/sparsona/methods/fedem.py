@@ -105,7 +105,7 @@ class FedEMServer:
 def fedem(task: Task, config: FedEMConfig) -> Method:
     """A mixture of components that all clients train."""
     optimizer, num = make_optimizer(config), config.num_models
-    forward_flops = num * task.layout.forward_flops()
+    forward_flops, train_flops = num * task.layout.forward_flops(), num * task.layout.train_flops()
     step_flops = num * optimizer.flops * task.layout.size
 
     def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> FedEMState:
@@ -194,13 +194,13 @@ def fedem(task: Task, config: FedEMConfig) -> Method:
     def predict(work: FedEMWork, inputs: Tensor) -> Tensor:
         from sparsona.learning.mixture import mix_predictions
 
-        return mix_predictions(outputs(work, inputs), work.mixture, task.is_regression)
+        return mix_predictions(outputs(work, inputs), work.mixture, task.targets)
 
     def deploy(work: FedEMWork) -> nn.Module:
         from sparsona.learning.mixture import Mixture
 
         modules = [task.module(model, buffers) for model, buffers in zip(work.models, work.buffers, strict=True)]
-        return Mixture(modules, work.mixture.cpu(), task.is_regression)
+        return Mixture(modules, work.mixture.cpu(), task.targets)
 
     def cost(layout: Layout, client: Client, round_: Round) -> Cost:
         def vector(name: str, size: int) -> PartSize:
@@ -215,12 +215,12 @@ def fedem(task: Task, config: FedEMConfig) -> Method:
         return Cost(
             models,
             models,
-            turn_flops((phase,), client, round_, 3 * forward_flops, step_flops),
+            turn_flops((phase,), client, round_, train_flops, step_flops),
             assigned,
             kept=(mixture, *memory) if optimizer.keeps else (mixture,),
             infer_flops=forward_flops,
             at_work=at_work if optimizer.keeps else (*memory, *at_work),
-            tune_flops=turn_flops((replace(phase, epochs=1),), client, round_, 3 * forward_flops, step_flops),
+            tune_flops=turn_flops((replace(phase, epochs=1),), client, round_, train_flops, step_flops),
             tune_search_flops=assigned,
         )
 
@@ -256,7 +256,7 @@ def fedem(task: Task, config: FedEMConfig) -> Method:
         epochs=config.epochs,
         enter=enter,
         mixes_examples=task.mixes_examples,
-        flops=lambda work: 3 * forward_flops,
+        flops=lambda work: train_flops,
         step_flops=(lambda work: step_flops) if step_flops else None,
     )
     return Method(

@@ -207,7 +207,7 @@ def fedfomo(task: Task, config: FedFomoConfig) -> Method:
         # The candidates, its own model, and the one before. With train-mix, a new client mixes twice.
         passes = 2 * requests + 3 if trains_first else requests + 2
         validation_flops = client.num_validation * layout.forward_flops()
-        per_example, per_step = 3 * layout.forward_flops(), optimizer.flops * layout.size
+        per_example, per_step = layout.train_flops(), optimizer.flops * layout.size
         return Cost(
             None,
             (model,),

@@ -217,7 +217,7 @@ def fedmask(task: Task, config: FedMaskConfig) -> Method:
         memory = optimizer.sizes("memory", masked_layers)
         kept = (PartSize("frozen", layout, layout.size), scores, support)
         active = dict(zip(names, left, strict=True))
-        per_example, per_step = 3 * layout.forward_flops(), optimizer.flops * masked_layers.size
+        per_example, per_step = layout.train_flops(), optimizer.flops * masked_layers.size
         return Cost(
             (mask, shared),
             (mask, support),

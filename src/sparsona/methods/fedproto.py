@@ -203,7 +203,7 @@ def fedproto(task: Task, config: FedProtoConfig, networks: tuple[Task, ...] = ()
         own = network_of(client).layout
         model, gradient = (PartSize(name, own, own.size) for name in ("params", "gradient"))
         sent, memory = (PartSize("prototypes", layout, layout.size),), optimizer.sizes("memory", own)
-        per_example, per_step = 3 * own.forward_flops(), optimizer.flops * own.size
+        per_example, per_step = own.train_flops(), optimizer.flops * own.size
         return Cost(
             sent,
             sent,
@@ -250,7 +250,7 @@ def fedproto(task: Task, config: FedProtoConfig, networks: tuple[Task, ...] = ()
         loss=loss,
         mixes_examples=any(net.mixes_examples for net in all_),
         traceable=not any(net.draws_noise or net.moves_buffers for net in all_[1:]),
-        flops=lambda work: 3 * work.params.layout.forward_flops(),
+        flops=lambda work: work.params.layout.train_flops(),
         step_flops=None if plain.step_flops is None else lambda work: optimizer.flops * work.params.layout.size,
     )
     server = ServerHalf(init=init_server, reply=reply, zero=zero, add=add, step=step, merge=PrototypeSum.merge)

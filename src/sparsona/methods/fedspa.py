@@ -99,7 +99,7 @@ def fedspa(task: Task, config: FedSpaConfig) -> Method:
         task,
         config,
         mask=lambda work: work.mask,
-        flops=lambda work: 3 * task.layout.forward_flops(tree.counts(work.mask)),
+        flops=lambda work: task.layout.train_flops(tree.counts(work.mask)),
     )
 
     def init_client(params: Tree, buffers: Tree, client: Client, seeds: Seeds) -> FedSpaState:
@@ -135,7 +135,7 @@ def fedspa(task: Task, config: FedSpaConfig) -> Method:
         mask = PartSize("mask", layout, layout.size, is_mask=True, ones=counts)
         memory = optimizer.sizes("memory", layout, size, Support.KNOWN)
         gradient = gradient_size(layout, config, size)
-        per_example, per_step = 3 * layout.forward_flops(counts), optimizer.flops * size
+        per_example, per_step = layout.train_flops(counts), optimizer.flops * size
         return Cost(
             (model,),
             (update, mask) if evolves else (update,),

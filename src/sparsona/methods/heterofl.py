@@ -144,7 +144,7 @@ def heterofl(task: Task, config: HeteroFLConfig) -> Method:
     if hasattr(task, "forward"):  # an Outline has no network to test
         check_widths(task, widths)
     wide = {"params": widths.layout, "buffers": task.buffer_layout}
-    masks = config.masked_loss != "off" and not task.is_regression
+    masks = config.masked_loss != "off" and task.targets in ("classes", "tokens")
     filling = 0.0 if config.masked_loss == "zero" else EXCLUDED
     masks_outputs = masks and config.masked_outputs
     has_bias = any(len(slot.shape) == 1 for slot in widths.layout.slots if slot.name in widths.output)
@@ -233,7 +233,7 @@ def heterofl(task: Task, config: HeteroFLConfig) -> Method:
         labels = (PartSize("labels", labels_layout, task.num_classes, is_mask=True),) if masks else ()
         gain = (PartSize("gain", GAIN, 1),) if config.scaler else ()
         memory = optimizer.sizes("memory", own)
-        per_example, per_step = 3 * own.forward_flops(), optimizer.flops * own.size
+        per_example, per_step = own.train_flops(), optimizer.flops * own.size
         return Cost(
             (model,),
             (model, *labels),
@@ -276,7 +276,7 @@ def heterofl(task: Task, config: HeteroFLConfig) -> Method:
         return HeteroFLServer(*server_step(config, server.params, mean, server.moments))
 
     phase = replace(
-        training_phase(task, config, flops=lambda work: 3 * work.params.layout.forward_flops()),
+        training_phase(task, config, flops=lambda work: work.params.layout.train_flops()),
         loss=loss,
         step_flops=(lambda work: optimizer.flops * work.params.layout.size) if optimizer.flops else None,
     )

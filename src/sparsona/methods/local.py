@@ -38,7 +38,7 @@ def local(task: Task, config: LocalConfig) -> Method:
     def cost(layout: Layout, client: Client, round_: Round) -> Cost:
         model, gradient = (PartSize(name, layout, layout.size) for name in ("params", "gradient"))
         memory = optimizer.sizes("memory", layout)
-        per_example, per_step = 3 * layout.forward_flops(), optimizer.flops * layout.size
+        per_example, per_step = layout.train_flops(), optimizer.flops * layout.size
         return Cost(
             None,
             None,

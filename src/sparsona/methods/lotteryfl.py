@@ -117,7 +117,7 @@ def lotteryfl(task: Task, config: LotteryFLConfig) -> Method:
         task,
         config,
         mask=lambda work: work.mask,
-        flops=lambda work: 3 * task.layout.forward_flops(tree.counts(work.mask)),
+        flops=lambda work: task.layout.train_flops(tree.counts(work.mask)),
     )
     phase = replace(train, enter=prune)
 
@@ -146,7 +146,7 @@ def lotteryfl(task: Task, config: LotteryFLConfig) -> Method:
         initial = PartSize("initial", layout, layout.size)
         mask = PartSize("mask", layout, layout.size, is_mask=True)
         memory = optimizer.sizes("memory", layout)
-        per_example, per_step = 3 * layout.forward_flops(), optimizer.flops * layout.size
+        per_example, per_step = layout.train_flops(), optimizer.flops * layout.size
         return Cost(
             (model,),
             (replace(model, support=Support.BITS),),

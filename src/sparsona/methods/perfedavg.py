@@ -125,21 +125,21 @@ def perfedavg(task: Task, config: PerFedAvgConfig) -> Method:
         return replace(work, params=work.params.like(work.params.flat - config.adapt_lr * grads["params"].flat))
 
     def cost(layout: Layout, client: Client, round_: Round) -> Cost:
-        found, forward = base.cost(layout, client, round_), layout.forward_flops()
+        found, training = base.cost(layout, client, round_), layout.train_flops()
         held = tuple(PartSize(name, layout, layout.size) for name in HELD[config.variant])
         per_step = optimizer.flops * layout.size
         return replace(
             found,
-            train_flops=turn_flops((phase,), client, round_, passes * forward, per_step),
+            train_flops=turn_flops((phase,), client, round_, passes * training // 3, per_step),
             at_work=(*held, *(found.at_work or ())),
-            tune_flops=turn_flops((tune,), client, round_, 3 * forward),
+            tune_flops=turn_flops((tune,), client, round_, training),
         )
 
     phase = replace(
         plain,
         loss=loss,
         batches_per_step=2 if is_first_order else 3,
-        flops=lambda work: passes * task.layout.forward_flops(),
+        flops=lambda work: passes * task.layout.train_flops() // 3,
     )
     tune = replace(plain, update=adapt_step, epochs=1, max_steps=1, step_flops=None)
     return replace(base, phases=(phase,), adapt=adapt, cost=cost, tune=tune)

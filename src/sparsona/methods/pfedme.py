@@ -155,7 +155,7 @@ def pfedme(task: Task, config: PFedMeConfig) -> Method:
     def cost(layout: Layout, client: Client, round_: Round) -> Cost:
         personal = (PartSize("personal", layout, layout.size),)
         found = base.cost(layout, client, round_)
-        per_example, per_step = 3 * layout.forward_flops(), optimizer.flops * layout.size
+        per_example, per_step = layout.train_flops(), optimizer.flops * layout.size
         return replace(
             found,
             train_flops=turn_flops((phase,), client, round_, per_example, per_step),

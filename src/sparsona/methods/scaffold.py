@@ -144,7 +144,7 @@ def scaffold(task: Task, config: ScaffoldConfig) -> Method:
         assert round_.client is not None
         if config.variates == "gradient":  # option I
             total = WeightedSum()
-            for batch in probe.train(flops=3 * task.layout.forward_flops()):
+            for batch in probe.train(flops=task.layout.train_flops()):
                 total = total.add(task.gradient(start, work.buffers, batch), len(batch.targets))
             slope = total.mean(otherwise=work.variate)
             return slope.like(slope.flat + config.weight_decay * start.flat)
@@ -173,7 +173,7 @@ def scaffold(task: Task, config: ScaffoldConfig) -> Method:
             return PartSize(name, layout, layout.size, is_change=is_change)
 
         found = base.cost(layout, client, round_)
-        search = client.num_examples * 3 * layout.forward_flops() if config.variates == "gradient" else 0
+        search = client.num_examples * layout.train_flops() if config.variates == "gradient" else 0
         return replace(
             found,
             down=(part("model"), part("variate")),

@@ -120,7 +120,7 @@ def subfedavg(task: Task, config: SubFedAvgConfig) -> Method:
         task,
         config,
         mask=lambda work: work.mask,
-        flops=lambda work: 3 * task.layout.forward_flops(tree.counts(work.mask)),
+        flops=lambda work: task.layout.train_flops(tree.counts(work.mask)),
     )
 
     def candidate(params: Tree, mask: Tree) -> Tree:
@@ -177,7 +177,7 @@ def subfedavg(task: Task, config: SubFedAvgConfig) -> Method:
         model, gradient = (PartSize(name, layout, layout.size, Support.KNOWN) for name in ("model", "gradient"))
         mask = PartSize("mask", layout, layout.size, is_mask=True)
         memory = optimizer.sizes("memory", layout)
-        per_example, per_step = 3 * layout.forward_flops(), optimizer.flops * layout.size
+        per_example, per_step = layout.train_flops(), optimizer.flops * layout.size
         work = (mask, mask, gradient)  # the candidates after the first and the last epoch
         return Cost(
             (model,),

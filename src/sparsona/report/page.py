@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparsona.analysis.answer import answer, differing
 from sparsona.analysis.clients import ClientEffects
 from sparsona.analysis.columns import columns_for
 from sparsona.analysis.curves import drawn_point
@@ -16,14 +17,17 @@ from sparsona.analysis.extra import import_extra
 from sparsona.analysis.figures import FIGURES, Drawn
 from sparsona.analysis.format import plural
 from sparsona.analysis.groups import Group, flatten, group_views, same_clients, shared_and_differing
+from sparsona.analysis.measure import ACCURACY
 from sparsona.analysis.partition import PARTS, Partition
 from sparsona.analysis.similarity import Similarity
-from sparsona.analysis.table import class_rows, differences, notes, table
+from sparsona.analysis.table import class_rows, difference_unit, differences, notes, table
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError
 from sparsona.core.files import replace_file
 from sparsona.core.points import POINTS
+from sparsona.core.targets import GIVEN, TITLES
 from sparsona.report import plots
+from sparsona.report.palette import COLOURS, DARK
 from sparsona.report.pictures import draw
 
 if TYPE_CHECKING:
@@ -68,11 +72,12 @@ def write_report(
     """
     if not views and not sections:
         raise SparsonaError("there is no run to report", expected="at least one run")
-    if any("error" in view.summary for view in views):
+    if len(judged := {view.measure: view.name for view in views}) > 1:
         raise SparsonaError(
-            "a report of runs that predict numbers",
-            expected="runs with accuracies",
-            hint="the table and run.summary have their errors",
+            "a report of runs that are judged by different figures: "
+            + ", ".join(f"{name} by {measure.title}" for measure, name in judged.items()),
+            expected="runs of one task, and in a regression with the same first metric",
+            hint="write a report of each",
         )
     page = render_report(views, title, sections, charts)
     path = Path(path)
@@ -94,12 +99,16 @@ def render_report(
     title: str | None = None,
     sections: Sequence[Section] = (),
     charts: Sequence[Chart] = (),
+    status: str = "",
 ) -> str:
-    """The report's HTML."""
+    """The report's HTML; `status` says how far runs are that still train."""
     jinja2 = import_extra("jinja2", "reports")
     plotly = import_extra("plotly.offline", "reports")
     groups = group_views(views)
-    charts = [*charts, *(_charts(views, groups) if views else ())]
+    own = _charts(views, groups) if views else []
+    first = [chart for chart in own if chart.key == "traffic"]  # with the answer, before the table
+    charts = [*charts, *(chart for chart in own if chart not in first)]
+    columns = columns_for(views) if views else ()
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -107,23 +116,35 @@ def render_report(
     return page.render(
         title=title or _title(groups),
         facts=_facts(views, groups) if views else [],
+        answer=answer(views),
+        status=status,
+        first=first,
         sections=sections,
         protocols=_protocols(groups),
-        columns=columns_for(views) if views else (),
+        columns=columns,
+        first_columns=[i for i, column in enumerate(columns) if column.is_first],
         rows=table(views),
         many_seeds=any(len(group.views) > 1 for group in groups),
         reference=groups[0].label if groups else "",
-        differences=differences(views) if views else (),
+        # One seed has no interval, and the table has the differences themselves.
+        differences=differences(views) if len({view.seed for view in views}) > 1 else (),
+        difference_unit=difference_unit(views) if views else "",
         notes=notes(views),
+        unequal=differing(views),
         classes=class_rows(views),
         charts=charts,
-        figures={chart.key: [_dump(figure) for figure in chart.figures.values()] for chart in charts if chart.figures},
+        figures={
+            chart.key: [_dump(figure) for figure in chart.figures.values()]
+            for chart in (*first, *charts)
+            if chart.figures
+        },
         settings=[
             ("Configuration", *_settings(views, [flatten(view.config) for view in views])),
             ("Environment", *_settings(views, [flatten(view.environment) for view in views])),
         ]
         if views
         else [],
+        dark=(COLOURS[0], DARK[COLOURS[0]]),
         plotly=_inline_script(plotly.get_plotlyjs()),
     )
 
@@ -141,6 +162,8 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
     some = [view for view in views if view.config.get("evaluate") == "participants"]
     changing = " Before the last round, over the clients sampled in it: see the protocol." if some else ""
     few = " Counts that clients tell as few (1 to 4) are left out." if any(view.has_few for view in views) else ""
+    measure = views[0].measure
+    lower = " Lower is better." if measure.better == "low" else ""
     curves = {"by rounds": plots.learning_curves(views)}
     if any(sent for view in views for _, sent in view.cumulative_bytes):
         curves["by bytes sent"] = plots.learning_curves(views, against="bytes")
@@ -150,9 +173,23 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
         curves["by local steps"] = plots.learning_curves(views, against="steps")
     if any(view.cumulative_time for view in views):
         curves["by simulated time"] = plots.learning_curves(views, against="time")
+    traffic = {
+        "bytes as encoded": plots.tradeoff(views),
+        "bytes as papers count": plots.tradeoff(views, "paper"),
+    }
     charts = [
         Chart(
-            "curves", "Learning curves", f"Mean accuracy over clients after each round.{changing}{band}{star}", curves
+            "traffic",
+            f"{measure.title[0].upper()}{measure.title[1:]} against traffic",
+            f"Where each method ends: {'down' if measure.better == 'low' else 'up'} is better for clients, left is "
+            "cheaper. Dotted: how it got there.",
+            _drop_missing(traffic) if len(groups) > 1 else {},
+        ),
+        Chart(
+            "curves",
+            "Learning curves",
+            f"Mean {measure.title} over clients after each round.{lower}{changing}{band}{star}",
+            curves,
         ),
         Chart(
             "clients",
@@ -164,10 +201,11 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
         Chart(
             "differences",
             f"Who gains over {groups[0].label}",
-            "The difference for each client, in percentage points of accuracy, sorted. A mean can rise while some "
-            "clients lose.",
+            f"The difference for each client, in {'percentage points of ' * bool(measure.unit)}{measure.title}, "
+            "sorted; above 0 it is better off. A mean can improve while some clients lose.",
             _drop_missing({group.label: plots.client_differences(views, i) for i, group in enumerate(groups) if i}),
         ),
+        *_metric_charts(views, many),
         Chart(
             "partition",
             "Who holds what",
@@ -214,17 +252,33 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
     return [chart for chart in charts if chart.pictures or any(figure.data for figure in chart.figures.values())]
 
 
+def _metric_charts(views: Sequence[RunView], many: bool) -> list[Chart]:
+    """Metrics over the rounds, and client by client; what the runs are judged by is drawn already."""
+    names = dict.fromkeys(name for view in views for name in view.metric_curves if name != view.measure.name)
+    titles = {name: TITLES.get(name, name) for name in names}
+    each = f"One dot per client{' and seed' if many else ''} that the metric is defined for, at the headline."
+    return [
+        Chart(
+            "metrics",
+            "Metrics",
+            "The mean over the clients that a metric is defined for, after each round.",
+            {title: plots.metric_curves(views, name) for name, title in titles.items()},
+        ),
+        Chart(
+            "client-metrics",
+            "Metrics client by client",
+            each,
+            {title: plots.client_metrics(views, name) for name, title in titles.items()},
+        ),
+    ]
+
+
 # The papers' figures that have a section of their own: title, caption, and the figures by the names of their buttons.
 SECTIONS = {
     "targets": (
         "Rounds to a target",
         "How many rounds it took until the mean accuracy over clients reached a target.",
         {"": "rounds-to-target"},
-    ),
-    "traffic": (
-        "Accuracy by traffic",
-        "Where each method ends in bytes sent and accuracy; dotted: how it got there.",
-        {"bytes as encoded": "accuracy-by-bytes", "bytes as papers count": "accuracy-by-paper-bytes"},
     ),
     "density": (
         "Results by density",
@@ -251,7 +305,10 @@ SECTIONS = {
 
 def _figures(views: Sequence[RunView], is_comparison: bool) -> list[Chart]:
     """The sections that these runs have the data for. One method alone has no more than its clients' capacities."""
-    charts = []
+    charts: list[Chart] = []
+    # The papers draw accuracies; of some runs, nothing was evaluated.
+    if views[0].measure != ACCURACY or not all(view.count.any() for view in views):
+        return charts
     for key, (title, caption, names) in SECTIONS.items():
         if is_comparison or key == "capacity":
             found = {label: FIGURES[name].make(views, ()) for label, name in names.items()}
@@ -314,12 +371,30 @@ def _title(groups: Sequence[Group]) -> str:
 
 
 def _facts(views: Sequence[RunView], groups: Sequence[Group]) -> list[str]:
-    """The size of the experiment, for the line under the title."""
+    """Data, model and the size of the experiment, for the line under the title."""
+
+    def shared(name: str) -> str | None:
+        values = {str(view.config.get(name)) for view in views}
+        return values.pop() if len(values) == 1 and values != {"None"} else None
+
+    data = [value for name in ("data", "partition") if (value := shared(name)) not in (None, GIVEN)]
+    sizes = {view.num_parameters for view in views}
+    model = shared("model")
+    if model in (None, GIVEN):
+        model = "a model of the user's" if model else "its usual model"
+    if len(sizes) == 1 and None not in sizes:
+        model += f" ({next(iter(sizes)):,} parameters)"
+    sampled = shared("per_round")
+    own = [options for view in views if isinstance(options := view.config.get("options"), dict)]
+    epochs = {str(options["epochs"]) for options in own if "epochs" in options}
     return [
+        *([", ".join(data)] if data else []),
+        model,
         _range([len(groups)], "method"),
         _range([len({view.seed for view in views})], "seed"),
-        _range([len(view.count) for view in views], "client"),
+        _range([len(view.count) for view in views], "client") + (f", {sampled} a round" if sampled else ""),
         _range([int(view.summary["rounds"]) for view in views], "round"),
+        *([plural(int(epochs.pop()), "epoch") + " a turn"] if len(epochs) == 1 else []),
     ]
 
 

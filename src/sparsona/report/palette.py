@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-# Okabe and Ito's palette without its yellow (invisible on white) and its black (invisible on dark), plus a grey.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f")
+# Okabe and Ito's palette without its yellow (invisible on white) and its black (invisible on dark), plus a grey; then
+# five that differ from these and from each other, seen on white and on dark, for comparisons of up to twelve methods.
+COLOURS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f"),
+    *("#7b61c9", "#8a6d3b", "#b8405e", "#5b8c2a", "#00939c"),
+)
 DASHES = ("solid", "dash", "dashdot", "dot", "8px,3px")  # distinguish lines whose colours repeat
+SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "triangle-down", "pentagon", "hexagon", "star")
 BETTER, WORSE, EQUAL = COLOURS[0], COLOURS[1], "#9aa5b0"
 HEAT = [(0.0, "#f2f5f8"), (0.3, "#7fb4d6"), (1.0, "#005a8d")]
 

@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from sparsona.analysis.charts import accuracy_by_bytes
 from sparsona.analysis.curves import common_rounds, drawn_point, spent_by
 from sparsona.analysis.extra import import_extra
 from sparsona.analysis.format import human_bytes
 from sparsona.analysis.groups import Group, group_views, pairs
+from sparsona.analysis.measure import measure_of_metric
 from sparsona.analysis.partition import drawn_counts
 from sparsona.analysis.view import RunView
 from sparsona.core.points import POINTS, TUNED
-from sparsona.report.palette import BETTER, COLOURS, DASHES, HEAT, WORSE
+from sparsona.report.palette import BETTER, COLOURS, DASHES, HEAT, SYMBOLS, WORSE
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+
+WIDTH = 2.5  # of a line
+COINCIDE = 0.3  # percentage points by which lines may differ that a reader cannot tell apart
 
 # What curves are drawn against besides rounds, and where a run has it.
 SPENT = {
@@ -39,6 +45,8 @@ def learning_curves(
 ) -> Figure:
     """Mean accuracy over clients against completed rounds, bytes sent, local steps or simulated time so far.
 
+    Of a regression, the mean of what it is judged by.
+
     "paper bytes" are counted as the papers count: four a parameter, masks free.
 
     One line per method, the mean over its seeds, in a band from the lowest to the highest seed. A method whose headline
@@ -48,8 +56,10 @@ def learning_curves(
     """
     figure = _figure(height=400)
     groups = group_views(views)
+    measure = views[0].measure
     is_traffic = against in ("bytes", "paper bytes")
     most = max((sent for view in views for _, sent in getattr(view, SPENT[against])), default=0) if is_traffic else 0
+    lines: list[tuple[int, list[float], np.ndarray, list[str], bool]] = []
     for index, group in enumerate(groups):
         point = drawn_point(group)
         curves = [dict(view.curves.get(point, [])) for view in group.views]
@@ -60,16 +70,20 @@ def learning_curves(
         if level:  # no traffic: all its rounds are at 0 bytes, so its last accuracy is drawn across
             curves, rounds = [{rounds[-1]: curve[rounds[-1]]} for curve in curves], [rounds[-1]] * 2
         x: list[float] = [0, most] if level else _abscissa(group, rounds, against)
-        values = 100 * np.array([[curve[r] for r in rounds] for curve in curves])
+        values = measure.scale * np.array([[curve[r] for r in rounds] for curve in curves])
         sent = _sent(group, rounds)
         notes = [f"{point}, round {r}, {human_bytes(b)} sent" for r, b in zip(rounds, sent, strict=True)]
-        _add_line(figure, group, index, x, values, notes, level)
+        lines.append((index, x, values, notes, level))
+    widths = _widths([(x, values.mean(axis=0)) for _, x, values, _, _ in lines])
+    for (index, x, values, notes, level), width in zip(lines, widths, strict=True):
+        group, point = groups[index], drawn_point(groups[index])
+        _add_line(figure, group, index, x, values, notes, level, measure.unit, width=width)
         if point != group.views[0].point:
             _add_headline(figure, group, index, against)
         for other in group.views[0].curves:
             if other not in (point, group.views[0].point):
                 _add_point(figure, group, index, other, against)
-    figure.update_yaxes(title_text="accuracy, mean over clients", ticksuffix="%")
+    figure.update_yaxes(title_text=f"{html.escape(measure.title)}, mean over clients", ticksuffix=measure.unit)
     if is_traffic:
         counted = "" if against == "bytes" else " (parameters × 4, masks free)"
         figure.update_xaxes(
@@ -81,6 +95,65 @@ def learning_curves(
         figure.update_xaxes(title_text="simulated time, in turns of a client of speed 1", rangemode="tozero")
     else:
         figure.update_xaxes(title_text="completed rounds", rangemode="tozero")
+    return figure
+
+
+def tradeoff(views: Sequence[RunView], counting: Literal["encoded", "paper"] = "encoded") -> Figure | None:
+    """Where each method ends in bytes sent and accuracy: up and to the left is better.
+
+    A thin dotted line is how a method got there; a level line is a method that sends nothing.
+
+    Args:
+        views: the runs; those of one method that differ in density are one series.
+        counting: bytes as encoded, or as the papers count.
+
+    Returns:
+        The figure; None where nobody sends anything.
+    """
+    chart = accuracy_by_bytes(views, counting)
+    if chart is None:
+        return None
+    figure = _figure(height=420)
+    ends = [series for series in chart.series if not series.is_faint]
+    most = max(mark.x for series in chart.series for mark in series.marks)
+    for series in chart.series:
+        index = series.place or 0
+        colour, name = _colour(index), html.escape(series.label)
+        if series.is_faint:
+            figure.add_scatter(
+                x=[mark.x for mark in series.marks],
+                y=[mark.y for mark in series.marks],
+                mode="lines",
+                line={"color": colour, "width": 1.2, "dash": "dot"},
+                opacity=0.6,
+                hoverinfo="skip",
+                legendgroup=str(index),
+                showlegend=False,
+            )
+            continue
+        level = series.style == "level"
+        marks = [replace(series.marks[0], x=x) for x in (0, most)] if level else list(series.marks)
+        name += f" {html.escape(marks[0].text)}" if len(marks) == 1 and marks[0].text else ""
+        figure.add_scatter(
+            x=[mark.x for mark in marks],
+            y=[mark.y for mark in marks],
+            error_y=None if level else {"type": "data", "array": [mark.spread or 0 for mark in marks]},
+            name=name,
+            mode="lines" if level else "lines+markers" if len(marks) > 1 else "markers",
+            line={"color": colour, "width": 1.5, "dash": "dash" if level else "solid"},
+            marker={"color": colour, "size": 13, "symbol": SYMBOLS[index % len(SYMBOLS)]},
+            customdata=[chart.write_y(mark) + f"<br>{human_bytes(mark.x)} sent" * (not level) for mark in marks],
+            hovertemplate=f"<b>{_literal(name)}</b><br>%{{customdata}}<extra></extra>",
+            legendgroup=str(index),
+            cliponaxis=False,
+        )
+    # Methods differ by points where their first rounds are tens of points below.
+    reached = [mark.y for series in ends for mark in series.marks]
+    is_share = chart.y_unit == "%"
+    room = max(0.25 * (max(reached) - min(reached)), 2.0 if is_share else 0.02 * max(map(abs, reached)))
+    bounds = [min(reached) - room, max(reached) + room]
+    figure.update_yaxes(title_text=html.escape(chart.y_title), ticksuffix="%" if is_share else "", range=bounds)
+    figure.update_xaxes(title_text=chart.x_title, tickformat="~s", ticksuffix="B", rangemode="tozero")
     return figure
 
 
@@ -119,9 +192,36 @@ def client_accuracies(views: Sequence[RunView]) -> Figure:
             line={"color": colour, "width": 1.5},
             fillcolor=_fade(colour),
         )
-    figure.update_xaxes(title_text="client accuracy", ticksuffix="%")
+    measure = views[0].measure
+    figure.update_xaxes(title_text=f"client {html.escape(measure.title)}", ticksuffix=measure.unit)
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
     return figure
+
+
+def metric_curves(views: Sequence[RunView], name: str) -> Figure:
+    """The mean of a metric over the clients that it is defined for against rounds, one line per method."""
+    figure, measure = _figure(height=340), measure_of_metric(name)
+    for index, group in enumerate(group_views(views)):
+        found = [view.metric_curves.get(name, {}) for view in group.views]
+        at = max(found[0], key=lambda one: (len(found[0][one]), one == group.views[0].point), default=None)
+        curves = [dict(one.get(at, [])) for one in found] if at else [{}]
+        if rounds := common_rounds(curves):
+            values = measure.scale * np.array([[curve[r] for r in rounds] for curve in curves])
+            notes = [f"{at}, round {r}" for r in rounds]
+            _add_line(figure, group, index, rounds, values, notes, unit=measure.unit)
+    figure.update_xaxes(title_text="completed rounds", rangemode="tozero")
+    figure.update_yaxes(title_text=f"{html.escape(measure.title)}, mean over clients", ticksuffix=measure.unit)
+    return figure
+
+
+def client_metrics(views: Sequence[RunView], name: str) -> Figure:
+    """Every client's value of a metric at the headline: a box per method and a dot per client and seed."""
+    shown = [
+        replace(view, measure=measure_of_metric(name), scores=view.metrics[name])
+        for view in views
+        if name in view.metric_curves
+    ]
+    return client_accuracies(shown) if shown else _figure(height=110)
 
 
 def client_differences(views: Sequence[RunView], method: int) -> Figure | None:
@@ -132,12 +232,15 @@ def client_differences(views: Sequence[RunView], method: int) -> Figure | None:
     groups = group_views(views)
     reference, group = groups[0], groups[method]
     bars: list[tuple[float, str]] = []
+    measure = reference.views[0].measure
+    form, unit = (".1f", "%") if measure.unit else (".4g", "")
     for before, after in pairs(reference, group):
-        for client in np.flatnonzero(before.count > 0):
-            old, new = (100 * view.correct[client] / view.count[client] for view in (before, after))
-            note = f"<b>client {client}</b>, seed {after.seed}<br>{html.escape(group.label)}: {new:.1f}%"
-            note += f"<br>{html.escape(reference.label)}: {old:.1f}%<br>{int(before.count[client])} test examples"
-            bars.append((float(new - old), note))
+        for client in np.flatnonzero(np.isfinite(before.scores) & np.isfinite(after.scores)):
+            old, new = (measure.scale * view.scores[client] for view in (before, after))
+            note = f"<b>client {client}</b>, seed {after.seed}<br>{html.escape(group.label)}: {new:{form}}{unit}"
+            note += f"<br>{html.escape(reference.label)}: {old:{form}}{unit}"
+            note += f"<br>{int(before.count[client])} test examples"
+            bars.append((float(measure.sign * (new - old)), note))
     if not bars:
         return None
     bars.sort(key=lambda bar: bar[0])
@@ -146,7 +249,9 @@ def client_differences(views: Sequence[RunView], method: int) -> Figure | None:
     figure.add_bar(
         y=gains,
         customdata=[note for _, note in bars],
-        hovertemplate="%{customdata}<br><b>%{y:+.1f} percentage points</b><extra></extra>",
+        hovertemplate="%{customdata}<br><b>%{y:+.1f} percentage points</b><extra></extra>"
+        if unit
+        else "%{customdata}<br><b>better by %{y:.4~g}</b><extra></extra>",
         marker={"color": [BETTER if gain > 0 else WORSE for gain in gains], "line": {"width": 0}},
     )
     better, worse = sum(gain > 1e-9 for gain in gains), sum(gain < -1e-9 for gain in gains)
@@ -156,7 +261,8 @@ def client_differences(views: Sequence[RunView], method: int) -> Figure | None:
     )
     what = "clients" if len(group.views) == 1 else "clients of all seeds"
     figure.update_xaxes(title_text=f"{what}, sorted", showticklabels=False, showgrid=False)
-    figure.update_yaxes(title_text=f"percentage points over {html.escape(reference.label)}", zeroline=True)
+    gained = "percentage points" if unit else f"better {html.escape(measure.title)}"
+    figure.update_yaxes(title_text=f"{gained} over {html.escape(reference.label)}", zeroline=True)
     return figure
 
 
@@ -223,6 +329,7 @@ def _add_line(
     notes: Sequence[str],
     level: bool = False,
     unit: str = "%",
+    width: float = WIDTH,
 ) -> None:
     colour, name = _colour(index), html.escape(group.label)
     if len(values) > 1:
@@ -238,13 +345,14 @@ def _add_line(
             legendgroup=str(index),
             showlegend=False,
         )
-    dash = "dot" if level else DASHES[index % len(DASHES)]
+    dash = "dot" if level else DASHES[index // len(COLOURS) % len(DASHES)]
     figure.add_scatter(
         x=list(x),
         y=values.mean(axis=0).tolist(),
         name=name,
         mode="lines" if len(x) > 1 else "markers",
-        line={"color": colour, "width": 2.5, "dash": dash},
+        line={"color": colour, "width": width, "dash": dash},
+        opacity=1 if width == WIDTH else 0.6,
         marker={"color": colour, "size": 9},
         customdata=["sends nothing"] * len(x) if level else list(notes),
         hovertemplate=f"<b>{_literal(name)}</b>: %{{y:.4~g}}{unit}<br>%{{customdata}}<extra></extra>",
@@ -252,12 +360,23 @@ def _add_line(
     )
 
 
+def _widths(lines: Sequence[tuple[Sequence[float], np.ndarray]]) -> list[float]:
+    """Of each line: wider for every later one that lies on it, so that its colour is seen on both sides of that one."""
+    found = []
+    for place, (x, y) in enumerate(lines):
+        later = lines[place + 1 :]
+        covered = sum(x == other_x and float(np.abs(y - other).max()) < COINCIDE for other_x, other in later)
+        found.append(WIDTH + 4 * covered)
+    return found
+
+
 def _add_headline(figure: Figure, group: Group, index: int, against: str) -> None:
     point = group.views[0].point
     last = [view.curves[point][-1] for view in group.views if view.curves.get(point)]
     if not last:
         return
-    value = 100 * float(np.mean([accuracy for _, accuracy in last]))
+    measure = group.views[0].measure
+    value = measure.scale * float(np.mean([accuracy for _, accuracy in last]))
     figure.add_scatter(
         # Final tuning is recorded as one more round, whose bytes and steps led to this point.
         x=_abscissa(group, [last[0][0] + (against != "rounds" and point == TUNED)], against),
@@ -265,7 +384,7 @@ def _add_headline(figure: Figure, group: Group, index: int, against: str) -> Non
         name=html.escape(group.label),
         mode="markers",
         marker={"color": _colour(index), "size": 13, "symbol": "star"},
-        hovertemplate=f"<b>{_literal(html.escape(group.label))}</b>, {point}: {value:.4g}%<extra></extra>",
+        hovertemplate=f"<b>{_literal(html.escape(group.label))}</b>, {point}: {value:.4g}{measure.unit}<extra></extra>",
         legendgroup=str(index),
         showlegend=False,
         cliponaxis=False,
@@ -278,15 +397,15 @@ def _add_point(figure: Figure, group: Group, index: int, point: str, against: st
     rounds = common_rounds(curves)
     if len(rounds) < 2:
         return
-    name = f"{html.escape(group.label)}, {point}"
+    name, measure = f"{html.escape(group.label)}, {point}", group.views[0].measure
     figure.add_scatter(
         x=_abscissa(group, rounds, against),
-        y=[100 * float(np.mean([curve[r] for curve in curves])) for r in rounds],
+        y=[measure.scale * float(np.mean([curve[r] for curve in curves])) for r in rounds],
         name=name,
         mode="lines",
         line={"color": _colour(index), "width": 1.5, "dash": "dot"},
         customdata=[f"{POINTS[point].text}, round {r}" for r in rounds],
-        hovertemplate=f"<b>{_literal(name)}</b>: %{{y:.4~g}}%<br>%{{customdata}}<extra></extra>",
+        hovertemplate=f"<b>{_literal(name)}</b>: %{{y:.4~g}}{measure.unit}<br>%{{customdata}}<extra></extra>",
     )
 
 
@@ -303,7 +422,7 @@ def trait_distances(views: Sequence[RunView]) -> Figure:
                     y=[float(np.mean([curve[r] for curve in curves])) for r in rounds],
                     name=name,
                     mode="lines" if len(rounds) > 1 else "markers",
-                    line={"color": _colour(index), "width": 2.5, "dash": "solid" if place == 1 else "dot"},
+                    line={"color": _colour(index), "width": WIDTH, "dash": "solid" if place == 1 else "dot"},
                     marker={"color": _colour(index), "size": 9},
                     hovertemplate=f"<b>{_literal(name)}</b>: %{{y:.4~g}}<br>round %{{x}}<extra></extra>",
                 )
@@ -323,9 +442,11 @@ def _sent(group: Group, rounds: Sequence[int]) -> list[float]:
 
 def _client_dots(view: RunView) -> list[tuple[float, str]]:
     dots = []
-    for client in np.flatnonzero(view.count > 0):
-        accuracy = 100 * float(view.correct[client] / view.count[client])
-        note = f"<b>client {client}: {accuracy:.1f}%</b>, seed {view.seed}<br>{int(view.count[client])} test"
+    measure = view.measure
+    for client in np.flatnonzero(np.isfinite(view.scores)):
+        accuracy = measure.scale * float(view.scores[client])
+        shown = f"{accuracy:.1f}%" if measure.unit else f"{measure.title} {accuracy:.4g}"
+        note = f"<b>client {client}: {html.escape(shown)}</b>, seed {view.seed}<br>{int(view.count[client])} test"
         if view.label_counts is not None:
             labels = drawn_counts(view.label_counts[client])
             note += f", {int(labels.sum())} training examples<br>{_label_mix(labels)}"

@@ -27,6 +27,7 @@ from sparsona.runs.records import Records
 from sparsona.runs.stopping import MEASURES
 
 START_FILE = "start.safetensors"  # the weights that a run begins with, if they come from another run
+INITIAL_FILE = "initial.safetensors"  # those of a module that was passed from Python
 # What the machines of a run on several of them agreed on, and which of them took part.
 FEDERATION_FILE, GUESTS_FILE, SERVER_FILE = "federation.toml", "guests.json", "server.json"
 MANIFEST = Path("checkpoint") / "manifest.json"  # what it does not name does not exist
@@ -136,8 +137,10 @@ class RunFolder:
         self._lock = filelock.FileLock(str(path / "lock"))
 
     @classmethod
-    def create(cls, path: Path, config: str, facts: RunFacts, start: bytes | None = None) -> RunFolder:
-        """A new folder with its config and START_FILE, locked. Refuses one that holds anything already."""
+    def create(
+        cls, path: Path, config: str, facts: RunFacts, start: bytes | None = None, initial: bytes | None = None
+    ) -> RunFolder:
+        """A new folder with its config, START_FILE and INITIAL_FILE, locked. Refuses one that holds anything."""
         make_empty_folder(path)
         folder = cls(path, facts)
         folder._acquire()
@@ -145,8 +148,9 @@ class RunFolder:
             _check_unused(path)  # again, now that no other process can write to it
             write_atomically(path / "environment.json", _json(environment()))
             folder.learn(replace(facts, config=config_digests(json.loads(config))))
-            if start is not None:
-                write_atomically(path / START_FILE, start)
+            for name, data in ((START_FILE, start), (INITIAL_FILE, initial)):
+                if data is not None:
+                    write_atomically(path / name, data)
             write_atomically(path / "config.json", config.encode())  # last: a folder with a config is a run
         except BaseException:
             folder.__exit__()
@@ -295,9 +299,10 @@ _BEFORE_CONFIG = {
     "environment.json",
     "about.json",
     START_FILE,
+    INITIAL_FILE,
     FEDERATION_FILE,
     GUESTS_FILE,
-    *(f".{name}.part" for name in (START_FILE, FEDERATION_FILE, GUESTS_FILE)),
+    *(f".{name}.part" for name in (START_FILE, INITIAL_FILE, FEDERATION_FILE, GUESTS_FILE)),
     *(f".{name}.json.part" for name in ("environment", "about", "config")),
 }
 

@@ -198,6 +198,7 @@ class ClientEvaluation:
         loss: mean loss.
         confusion: counts by true class (row) and prediction (column), read-only; None where it was not kept.
         classes: counts by whether the client has the class, where there are too many classes for a matrix.
+        metrics: the values of the run's metrics, by name; those that are undefined for the client are absent.
     """
 
     client: int
@@ -207,6 +208,7 @@ class ClientEvaluation:
     loss: float
     confusion: np.ndarray | None = None
     classes: ClassCounts | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -253,8 +255,19 @@ class EvaluationResult:
         found = [one.correct / one.count for one in self.clients if one.point == point and one.correct is not None]
         return sum(found) / len(found) if found else None
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The mean of each metric at `point`, over the clients that it is defined for. On test data, as `accuracy`."""
+        found: dict[str, list[float]] = {}
+        for one in self.clients:
+            for name, value in one.metrics.items() if one.point == self.point else ():
+                found.setdefault(name, []).append(value)
+        return {name: sum(values) / len(values) for name, values in found.items()}
+
     def __str__(self) -> str:
-        shown = "" if self.accuracy is None else f", accuracy {self.accuracy:.1%} at '{self.point}' on test data"
+        figures = [] if self.accuracy is None else [f"accuracy {self.accuracy:.1%}"]
+        figures += [f"{name} {value:.4g}" for name, value in self.metrics.items() if name != "accuracy"]
+        shown = f", {', '.join(figures)} at '{self.point}' on test data" if figures else ""
         return f"evaluated after round {self.completed}{shown}"
 
 
@@ -326,6 +339,9 @@ OBSERVERS = {
     "jsonl": ObserverRow(
         "sparsona.runs.json_lines:JsonLines", "a line of JSON for the start, each round and evaluation, and the end"
     ),
+    "tensorboard": ObserverRow("sparsona.runs.trackers:TensorBoard", "a folder for TensorBoard"),
+    "mlflow": ObserverRow("sparsona.runs.trackers:MLflow", "a tracking URI of MLflow"),
+    "wandb": ObserverRow("sparsona.runs.trackers:WandB", "a project of Weights & Biases, offline by default"),
 }
 
 
@@ -339,7 +355,7 @@ def make_observer(text: str) -> object:
     if name not in OBSERVERS or not place:
         raise SparsonaError(
             f"log '{text}'",
-            expected=" or ".join(f"FILE.{name} ({row.text})" for name, row in OBSERVERS.items()),
+            expected="FILE.jsonl, or " + ", ".join(f"{name}:PLACE ({row.text})" for name, row in OBSERVERS.items()),
             hint="for example --log run.jsonl",
         )
     module, _, kind = OBSERVERS[name].where.partition(":")

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PrivateAttr,
+    model_validator,
+)
 
 from sparsona.core import points as eval_points
 from sparsona.core import spec
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.targets import ALL_LOSSES, ALL_METRICS, USUAL_METRICS, given_name
 from sparsona.data.split_plan import SplitPlan
 from sparsona.engine.availability import KINDS as AVAILABILITY
 from sparsona.engine.availability import check_availability
@@ -76,6 +86,46 @@ _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=1)]
 _ClientIndex = Annotated[int, Field(ge=0)]
 
+
+def check_loss(name: str | None) -> str | None:
+    """Check the name of a loss."""
+    if name is not None and name not in ALL_LOSSES and given_name(name) is None:
+        raise ValueError(name) from unknown_name("loss", name, ALL_LOSSES)
+    return name
+
+
+def check_metrics(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Check the names of metrics."""
+    for name in names or ():
+        if name not in ALL_METRICS and given_name(name) is None:
+            raise ValueError(name) from unknown_name("metric", name, ALL_METRICS)
+    own = [given_name(name) or name for name in names or ()]
+    if twice := [name for name in own if own.count(name) > 1]:
+        raise ValueError(twice[0]) from SparsonaError(
+            f"two metrics called '{twice[0]}'", expected="a name for each", hint="name functions with def"
+        )
+    return names
+
+
+def _read_weights(value: Any) -> Any:
+    """Numbers as a tuple, also from text: "1,2.5"."""
+    if isinstance(value, str) and value != "balanced":
+        value = tuple(value.split(","))
+    return value
+
+
+def check_weights(weights: Any) -> Any:
+    """Check weights of classes."""
+    if isinstance(weights, tuple) and (not all(0 <= one < float("inf") for one in weights) or not any(weights)):
+        raise ValueError("finite weights of 0 or more, not all of them 0")
+    return weights
+
+
+def _read_names(value: Any) -> Any:
+    """Names as a tuple, also from text: "f1,auc"."""
+    return tuple(value.split(",")) if isinstance(value, str) else value
+
+
 MATCHES: dict[str, str] = {"rounds": "rounds", "steps": "local steps", "flops": "FLOPs", "bytes": "bytes"}
 
 
@@ -116,6 +166,12 @@ class RunConfig(Stopping):
     )
     crop: int | None = _reading(None, "pixels of the square cut from each image (folder, gldv2)", cost=_SAY_INPUT, ge=1)
     sequence_length: int | None = _reading(None, "tokens in one example of text", none="20", cost=_SAY_INPUT, ge=2)
+    task: Literal["auto", "classification", "binary", "multilabel", "regression"] = _reading(
+        "auto",
+        "what the targets are; binary: 0 or 1, predicted by one logit; multilabel: a column of 0 and 1 for each label; "
+        "auto: fractions make a regression",
+        cost=_SAY_INPUT,
+    )
     vocabulary_size: int | None = _reading(None, "most frequent words kept", none="10,000", cost=_SAY_INPUT, ge=1)
 
     clients: int | None = _sharing(
@@ -199,6 +255,21 @@ class RunConfig(Stopping):
         cost=True,
         paths=("file",),
     )
+    loss: Annotated[str | None, AfterValidator(check_loss)] = _plan(
+        None,
+        f"what training minimises: {_any_of(ALL_LOSSES)}; from Python also a function of outputs and targets that "
+        "returns a loss for each example",
+        none="cross-entropy for classes, bce for one logit and for labels, squared-error for numbers",
+    )
+    class_weights: Annotated[
+        Literal["balanced"] | tuple[float, ...] | None, BeforeValidator(_read_weights), AfterValidator(check_weights)
+    ] = _plan(
+        None,
+        "factor of the loss of each class, of labels where they apply; balanced: by the counts in all clients' "
+        "training data",
+        none="1 for all",
+    )
+    label_smoothing: float = _plan(0.0, "share of a label that is spread over all classes", ge=0, lt=1)
     transform: Annotated[tuple[str, ...], BeforeValidator(split_transforms), AfterValidator(check_transforms)] = _plan(
         (),
         f"what messages go through, in order: {_any_of(card.example for card in TRANSFORMS.values())}",
@@ -249,7 +320,7 @@ class RunConfig(Stopping):
         ge=0,
         lt=1,
     )
-    at_least: int = _plan(
+    min_updates: int = _plan(
         0,
         "updates that a round needs: with fewer, neither the server nor any client changes in it",
         condition=True,
@@ -368,6 +439,15 @@ class RunConfig(Stopping):
         f"{', '.join(eval_points.OPTIONS)}; each also on other data, such as received/validation",
         circumstance=True,
     )
+    metrics: Annotated[tuple[str, ...] | None, BeforeValidator(_read_names), AfterValidator(check_metrics)] = (
+        _evaluation(
+            None,
+            f"what else predictions are judged by, at every evaluation: {', '.join(ALL_METRICS)}; from Python also "
+            "functions of outputs and targets that return a number",
+            none=f"{', '.join(USUAL_METRICS['numbers'])} in a regression, whose headline is the first; otherwise none",
+            circumstance=True,
+        )
+    )
     record_traits: bool = _evaluation(
         False,
         "at evaluations, record how far apart clients' masks or gates are, if they have any",
@@ -380,6 +460,20 @@ class RunConfig(Stopping):
         "fp32", "of convolutions and products on a GPU; weights stay in fp32", flag=True, condition=True
     )
     executor: str = _place("auto", f"how clients are run: {_any_of(EXECUTORS)}", flag=True, circumstance=True)
+
+    # Functions that were passed from Python, by option and name: no part of what is stored, and passed again on resume.
+    _functions: dict[str, Callable[..., Any]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """Functions from Python in place of names, by "loss/NAME" and "metrics/NAME"."""
+        return self._functions
+
+    def with_functions(self, functions: Mapping[str, Callable[..., Any]]) -> RunConfig:
+        """The same options with these functions."""
+        found = self.model_copy()
+        found._functions = dict(functions)
+        return found
 
     @model_validator(mode="before")
     @classmethod
@@ -458,12 +552,12 @@ class RunConfig(Stopping):
                     hint="lower --per-round or raise --clients",
                 )
             )
-        elif self.at_least > self.sampled:
+        elif self.min_updates > self.sampled:
             found.append(
                 SparsonaError(
-                    f"rounds that need {self.at_least} updates, of {self.sampled} clients per round",
-                    expected=f"at_least from 0 to {self.sampled}",
-                    hint="lower at_least or raise --per-round",
+                    f"rounds that need {self.min_updates} updates, of {self.sampled} clients per round",
+                    expected=f"min_updates from 0 to {self.sampled}",
+                    hint="lower min_updates or raise --per-round",
                 )
             )
         if taking_part is not None and 1 <= taking_part < (self.eval_clients or 0):

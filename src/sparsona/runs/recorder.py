@@ -13,6 +13,7 @@ from sparsona.runs.records import (
     EvaluationTrafficRow,
     FailureRow,
     MeasureRow,
+    MetricRow,
     Records,
     RoundRow,
     TurnRow,
@@ -85,6 +86,11 @@ class Recorder:
                 ClassesRow(completed=result.completed, client=one.client, point=one.point, **asdict(one.classes))
                 for one in result.clients
                 if one.classes is not None
+            )
+            self._records.add(
+                MetricRow(completed=result.completed, client=one.client, point=one.point, name=name, value=value)
+                for one in result.clients
+                for name, value in one.metrics.items()
             )
             completed, is_final, num = result.completed, result.is_final, result.sent_to
             if num:

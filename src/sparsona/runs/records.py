@@ -44,6 +44,9 @@ CREATE TABLE IF NOT EXISTS classes (
   completed INTEGER, client INTEGER, point TEXT, seen_correct INTEGER, seen_count INTEGER, unseen_correct INTEGER,
   unseen_count INTEGER, PRIMARY KEY (completed, client, point)
 );
+CREATE TABLE IF NOT EXISTS client_metrics (
+  completed INTEGER, client INTEGER, point TEXT, name TEXT, value REAL, PRIMARY KEY (completed, client, point, name)
+);
 CREATE TABLE IF NOT EXISTS evaluation_traffic (
   completed INTEGER, is_final INTEGER, clients INTEGER, bytes_up INTEGER, bytes_down INTEGER,
   PRIMARY KEY (completed, is_final)
@@ -157,6 +160,17 @@ class ClassesRow:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricRow:
+    """One metric of an evaluation; there is no row where it is undefined for the client."""
+
+    completed: int
+    client: int
+    point: str
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
 class EvaluationTrafficRow:
     """What was sent for evaluations alone after `completed` rounds; `is_final`: for those at the end of a run.
 
@@ -244,6 +258,7 @@ _TABLES = {
     EvaluationRow: "evaluations",
     ClassesRow: "classes",
     ConditionRow: "conditions",
+    MetricRow: "client_metrics",
     MeasureRow: "measures",
     FailureRow: "failures",
     EvaluationTrafficRow: "evaluation_traffic",
@@ -260,8 +275,10 @@ Row = (
     | EvaluationTrafficRow
     | EvaluationFailureRow
     | ClassesRow
+    | MetricRow
     | TraitsRow
 )
+BY_POINT = ("evaluations", "classes", "client_metrics")  # the tables of what was found at points
 _FIGURES = "completed, client, point, correct, count, loss"  # of an evaluation, without its matrix
 _Kind = TypeVar("_Kind")
 
@@ -361,7 +378,7 @@ class Records:
                     stays, values = "AND (is_final OR reason != ?)", [WITHHELD]
                 db.execute(f"DELETE FROM {table} WHERE completed = ? {stays}", [completed, *values])
             marks = ", ".join("?" * len(points))
-            for table in ("evaluations", "classes"):
+            for table in BY_POINT:
                 db.execute(f"DELETE FROM {table} WHERE completed > ?", (completed,))
                 db.execute(f"DELETE FROM {table} WHERE completed = ? AND point NOT IN ({marks})", (completed, *points))
 
@@ -370,7 +387,7 @@ class Records:
         db = self.writer
         with self.writing():
             for number in completed:
-                for table in ("evaluations", "classes", "traits", "evaluation_traffic", "evaluation_failures"):
+                for table in (*BY_POINT, "traits", "evaluation_traffic", "evaluation_failures"):
                     db.execute(f"DELETE FROM {table} WHERE completed = ?", (number,))
                 db.execute("DELETE FROM measures WHERE round = ?", (number - 1,))
 
@@ -476,6 +493,19 @@ class Records:
         """Each client's counts on classes that it has and has not, where no matrix was kept."""
         query = "SELECT * FROM classes WHERE completed = ? AND point = ? ORDER BY client"
         return self._rows(ClassesRow, query, (completed, point))
+
+    def metrics(self, completed: int | None = None, point: str | None = None) -> list[MetricRow]:
+        """Metrics of clients after so many rounds, at this point, or all; none where an older version made the run."""
+        wanted = {"completed": completed, "point": point}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        which = f"WHERE {' AND '.join(f'{name} = ?' for name in given)}" if given else ""
+        query = f"SELECT * FROM client_metrics {which} ORDER BY completed, client, point, name"
+        return self._rows(MetricRow, query, tuple(given.values()))
+
+    def metric_curve(self, name: str, point: str) -> list[CurvePoint]:
+        """The mean of a metric over the clients that it is defined for against completed rounds."""
+        query = "SELECT completed, AVG(value) AS mean FROM client_metrics WHERE name = ? AND point = ? "
+        return self._rows(CurvePoint, query + "GROUP BY completed ORDER BY completed", (name, point))
 
     def has_evaluations(self) -> bool:
         """Whether any round was evaluated yet."""

@@ -423,4 +423,5 @@ def _client_evaluation(found: Evaluation, label_counts: np.ndarray | None) -> Cl
             confusion.flags.writeable = False
         elif label_counts is not None and (table != FEW).all():
             classes = class_counts(table[:, 1], table.sum(axis=1), label_counts[found.client] != 0)
-    return ClientEvaluation(found.client, found.point, found.correct, found.count, found.loss, confusion, classes)
+    plain = (found.client, found.point, found.correct, found.count, found.loss)
+    return ClientEvaluation(*plain, confusion, classes, dict(found.metrics))

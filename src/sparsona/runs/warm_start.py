@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout
 from sparsona.core.tree import Tree
 from sparsona.runs.facts import WarmStartFacts
-from sparsona.runs.folder import START_FILE, RunFolder, explain_disk_errors, reached, write_atomically
+from sparsona.runs.folder import INITIAL_FILE, START_FILE, RunFolder, explain_disk_errors, reached, write_atomically
 
 GLOBAL_FILE = "global.safetensors"  # a finished run's shared model, by the names of its parameters
 
@@ -73,6 +75,28 @@ def warm_start_from(path: str | Path) -> WarmStart:
     return WarmStart(weights, known)
 
 
+def initial_file(model: nn.Module) -> bytes:
+    """The weights and buffers of a module that was passed from Python: another process cannot build it as it was."""
+    return _as_file({name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)})
+
+
+def with_initial_weights(folder: RunFolder, model: Any) -> Any:
+    """A module with the weights that the run was started with, where the folder has them; any other model as it is."""
+    path = folder.path / INITIAL_FILE
+    if not isinstance(model, nn.Module) or not path.exists():
+        return model
+    stored, made = _read(path), copy.deepcopy(model)
+    shapes = {name: value.shape for name, value in made.state_dict().items() if isinstance(value, Tensor)}
+    if shapes != {name: value.shape for name, value in stored.items()}:
+        raise SparsonaError(
+            f"the model is not that of '{folder.path}'",
+            expected="the same parameters and buffers",
+            hint="build it with the options that it had",
+        )
+    made.load_state_dict(stored, strict=False)
+    return made
+
+
 def stored_start(folder: RunFolder) -> WarmStart:
     """What a run began with, from its own folder: the run it came from may be gone."""
     weights, known = _read(folder.path / START_FILE), folder.facts.warm_start
@@ -85,9 +109,13 @@ def stored_start(folder: RunFolder) -> WarmStart:
     return WarmStart(weights, known)
 
 
-def check_layout(weights: Mapping[str, Tensor], layout: Layout, where: str) -> None:
-    """Refuse weights of another network. One with more parameters (adapters, say) may begin with those of fewer."""
+def check_layout(
+    weights: Mapping[str, Tensor], layout: Layout, where: str, frozen: Mapping[str, Tensor] | None = None
+) -> None:
+    """Refuse weights of another network. One with more parameters (adapters, say) may begin with those of fewer; some
+    of them may be frozen in this one."""
     shapes = {slot.name: tuple(slot.shape) for slot in layout.slots}
+    shapes |= {name: tuple(value.shape) for name, value in (frozen or {}).items()}
     hint = "train both runs with the same --model, or one that only adds parameters"
     if not any(name in shapes for name in weights):
         raise SparsonaError(

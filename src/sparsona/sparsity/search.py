@@ -79,4 +79,4 @@ def next_mask(
 def search_flops(layout: Layout, client: Client, round_: Round, options: MaskOptions) -> int:
     """FLOPs of `next_mask`: one dense gradient batch, where masks regrow by gradient."""
     examples = min(round_.batch_size, client.num_examples) if options.regrowth == "gradient" else 0
-    return examples * 3 * layout.forward_flops()
+    return examples * layout.train_flops()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn
 
@@ -80,7 +80,7 @@ class Widths:
                 for size, axis in zip(slot.shape, self._of(slot), strict=True)
             )
 
-        return Layout(tuple(Slot(s.name, shape(s), s.flops_per_weight, s.bias_counts_dense) for s in layout.slots))
+        return replace(layout, slots=tuple(replace(slot, shape=shape(slot)) for slot in layout.slots))
 
     def fit(self, density: float) -> float:
         """The largest rate whose network has at most this share of the parameters.

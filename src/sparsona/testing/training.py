@@ -31,7 +31,7 @@ def predictions_ignore_their_batch(case: Case) -> None:
     if history.method.transductive:
         return
     predict, work = history.method.predict, history.work(0)
-    inputs = history.context.federation.examples(0, "test").inputs
+    inputs = history.context.federation.packed_examples(0, "test").inputs
     whole = predict(work, inputs)
     single = torch.cat([predict(work, row[None]) for row in inputs])
     order = torch.randperm(len(inputs), generator=torch.Generator().manual_seed(0))
@@ -45,7 +45,7 @@ def deployed_module_predicts_the_same(case: Case) -> None:
     history = case.history
     if history.method.deploy is None:
         return
-    work, inputs = history.work(1), history.context.federation.examples(1, "test").inputs
+    work, inputs = history.work(1), history.context.federation.packed_examples(1, "test").inputs
     found = history.method.deploy(work)
     module = found if isinstance(found, nn.Module) else history.context.task.module(*found)
     with torch.no_grad():

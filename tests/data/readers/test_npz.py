@@ -81,8 +81,9 @@ def test_arrays_of_tokens(tmp_path):
 )
 def test_arrays_that_will_not_do(tmp_path, arrays, said):
     np.savez(tmp_path / "bad.npz", **arrays)
-    with pytest.raises(SparsonaError, match=said):
+    with pytest.raises(SparsonaError, match=said) as told:
         read(f"arrays:{tmp_path / 'bad.npz'}")
+    assert "download" not in told.value.hint  # it is the user's own
 
 
 def test_arrays_absent_or_no_npz(tmp_path):

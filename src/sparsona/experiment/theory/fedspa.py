@@ -158,7 +158,7 @@ def _local_steps(
     """
     context = sample.context
     round_ = context.plan.round_at(completed).on(context.clients[client])
-    train = context.federation.examples(client, "train")
+    train = context.federation.packed_examples(client, "train")
     count = steps_taken(phase, context.clients[client], round_)
     wanted = {1, count // 2, count - 1} - {0}
     start, smooth = work.params.flat, 0.0

@@ -87,7 +87,7 @@ class Sample:
         return holds and not (self.context.federation.view.augments or self.context.task.draws_noise)
 
     def all_examples(self, client: int) -> Examples:
-        return self.context.federation.examples(client, "train")
+        return self.context.federation.packed_examples(client, "train")
 
     def some_examples(self, client: int) -> Examples:
         """A client's training examples, or as many as the batches hold: for products with the Hessian."""

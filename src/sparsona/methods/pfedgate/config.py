@@ -237,7 +237,7 @@ def select(
 def used_flops(blocks: Blocks, counts: Iterable[float], examples: int) -> int:
     """FLOPs of so many forward passes, each block being kept in so many of them."""
     dense = [slot for slot in blocks.layout.slots if slot.bias_counts_dense]  # charged in full, masked or not
-    found = examples * sum(slot.size * slot.flops_per_weight for slot in dense)
+    found = examples * (blocks.layout.frozen.flops + sum(slot.size * slot.flops_per_weight for slot in dense))
     flops = list(blocks.flops)
     for slot, strip in zip(blocks.layout.slots, blocks.strips, strict=True):
         if slot.bias_counts_dense:
@@ -259,4 +259,4 @@ def max_flops(blocks: Blocks, config: PFedGateConfig, left: Iterable[float]) -> 
         part = min(1.0, budgets[groups[b]] / max(costs[b], 1e-12))
         found += math.ceil(part * blocks.flops[b])
         budgets[groups[b]] -= part * costs[b]
-    return min(found, blocks.layout.forward_flops())
+    return min(found + blocks.layout.frozen.flops, blocks.layout.forward_flops())

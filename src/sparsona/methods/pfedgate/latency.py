@@ -39,7 +39,11 @@ def measure_latency(task: Task, inputs: Tensor, repeats: int = 20) -> dict[str, 
     layers = [
         (layer, own)
         for layer in module.modules()
-        if (own := [names[id(value)] for value in layer.parameters(recurse=False)])
+        if (
+            own := [
+                name for value in layer.parameters(recurse=False) if (name := names[id(value)]) in task.layout.place
+            ]
+        )
     ]
     passes: list[list[float]] = []
 

@@ -263,14 +263,15 @@ class GatedModel:
     def example_flops(self, work: GatedWork) -> int:
         """Of one example, at most."""
         here, budget, _ = self.of(work)
-        return 3 * self.forward_flops(here, budget.left.tolist())
+        return self.task.layout.with_backward(self.forward_flops(here, budget.left.tolist()))
 
     def used_flops(self, before: GatedWork, after: GatedWork) -> int:
         """Of all examples of a phase, by the blocks that each of them kept."""
         here, past, now = self.of(before)[0], before.buffers, after.buffers
         examples = round(float(now.examples - past.examples))
         gate = here.form.layout.forward_flops()
-        return 3 * (used_flops(here.blocks, (now.chosen - past.chosen).tolist(), examples) + examples * gate)
+        forward = used_flops(here.blocks, (now.chosen - past.chosen).tolist(), examples) + examples * gate
+        return 3 * forward + examples * self.task.layout.with_backward(0)
 
     def measure(self, work: GatedWork, round_: Round) -> dict[str, Tensor]:
         """Of a turn: the share of the model that an example used (s'), that of the blocks that any batch used (q), what
@@ -338,9 +339,10 @@ class GatedModel:
             replace(whole, name="gradient"),
         )
         flops = self.forward_flops(here, list(budget_left(here.blocks, config, share, smallest)))
+        training = layout.with_backward(flops)
 
         def of(phases: tuple[Phase, ...]) -> int:
-            return sum(turn_flops((p,), client, round_, 3 * flops, self.step_flops(here, p.trains)) for p in phases)
+            return sum(turn_flops((p,), client, round_, training, self.step_flops(here, p.trains)) for p in phases)
 
         pooled = len(phases) * client.num_examples if config.gating == "client" else 0
         change = replace(whole, is_change=True)

@@ -1,0 +1,144 @@
+"""What a comparison says, in one sentence, and what its methods were not given alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sparsona.analysis.format import human_bytes
+from sparsona.analysis.groups import Group, flatten, group_views, pairs, shared_and_differing
+from sparsona.analysis.measure import ACCURACY, Measure
+from sparsona.analysis.statistics import mean_and_spread, paired_difference
+from sparsona.analysis.view import RunView, headline_score
+
+LESS = 0.9  # the share of the best method's traffic below which another method is worth naming beside it
+
+# Options of a run that change how a method was trained, rather than how it was tested or stored.
+TRAINING = (
+    "rounds",
+    "per_round",
+    "batch_size",
+    "loss",
+    "class_weights",
+    "label_smoothing",
+    "lr_schedule",
+    "lr_decay",
+    "tune_epochs",
+    "tune_lr_scale",
+    "transform",
+    "precision",
+    "device",
+    "executor",
+    "preset",
+)
+
+
+@dataclass(frozen=True)
+class _Result:
+    """A method's result: its score, the mean of what it is judged by, and all bytes that it sent."""
+
+    group: Group
+    score: float
+    sent: float
+    measure: Measure
+
+    @property
+    def text(self) -> str:
+        return f"{self.score:.1%}" if self.measure.unit else f"{self.score:.4g}"
+
+
+def answer(views: Sequence[RunView]) -> str:
+    """The result of these runs in one sentence: who serves clients best, and who comes near with less traffic.
+
+    Args:
+        views: the runs of a comparison, or one.
+
+    Returns:
+        A sentence; "" where nothing was measured.
+    """
+    found = [result for group in group_views(views) if (result := _result(group)) is not None]
+    if not found:
+        return ""
+    measure = found[0].measure
+    found = sorted((one for one in found if one.measure == measure), key=lambda one: -measure.sign * one.score)
+    best, others = found[0], found[1:]
+    unit = "" if measure == ACCURACY else f" ({measure.title})"
+    if not others:
+        sent = f"{human_bytes(best.sent)} sent" if best.sent else "nothing sent"
+        return f"{best.group.label} serves clients with {best.text}{unit} on average, {sent}."
+    text = f"{best.group.label} serves clients best, {best.text}{unit}"
+    if best.sent == 0:
+        text += ", and sends nothing"
+    rival = _unclear(best, others)
+    cheap = [one for one in others if 0 < one.sent < LESS * best.sent]
+    near = cheap[0] if cheap else None  # the best of those that send less
+    if rival is not None and rival is near:
+        text += f", though not clearly better than {near.group.label}, which reaches {_with_less(near, best)}"
+        return text + _seeds(found)
+    if rival is not None:
+        text += f", though not clearly better than {rival.group.label} ({rival.text})"
+    if near is not None:
+        text += f"; {near.group.label} reaches {_with_less(near, best)}"
+    elif rival is None:
+        text += f"; next is {others[0].group.label}, {others[0].text}"
+    return text + _seeds(found)
+
+
+def differing(views: Sequence[RunView]) -> list[str]:
+    """What methods of a comparison were not given alike in training: optimizers, rates, passes, executors.
+
+    Args:
+        views: the runs.
+
+    Returns:
+        One phrase for each setting that differs, such as "momentum 0.9 (pFedGate), 0.0 (FedAvg, Local)". A setting that
+        only one method has is no difference.
+    """
+    groups = group_views(views)
+    tables = [_training(group.views[0]) for group in groups]
+    _, names = shared_and_differing(tables)
+    found = []
+    for name in names:
+        users: dict[str, list[str]] = {}
+        for group, table in zip(groups, tables, strict=True):
+            if name in table:
+                users.setdefault(table[name], []).append(group.label)
+        if len(users) > 1:
+            found.append(f"{name} " + ", ".join(f"{value} ({', '.join(labels)})" for value, labels in users.items()))
+    return found
+
+
+def _training(view: RunView) -> dict[str, str]:
+    options = view.config.get("options")
+    own = dict(options) if isinstance(options, dict) else {}
+    chosen = {name: view.config[name] for name in TRAINING if name in view.config}
+    return flatten({**own, **chosen})
+
+
+def _result(group: Group) -> _Result | None:
+    scores = [score for view in group.views if (score := headline_score(view)) is not None]
+    if not scores:
+        return None
+    sent, _ = mean_and_spread([float(view.summary["bytes"]["total"]) for view in group.views])
+    return _Result(group, mean_and_spread(scores)[0], sent, group.views[0].measure)
+
+
+def _with_less(near: _Result, best: _Result) -> str:
+    return f"{near.text} with {near.sent / best.sent:.0%} of the traffic"
+
+
+def _unclear(best: _Result, others: Sequence[_Result]) -> _Result | None:
+    """The next best method, where seeds leave open which of the two is better; None of one seed, which says nothing."""
+    rival = others[0]
+    known = [[headline_score(view) for view in pair] for pair in pairs(rival.group, best.group)]
+    matched = [(old, new) for old, new in known if old is not None and new is not None]
+    if len(matched) < 2:
+        return None
+    before, after = ([pair[which] for pair in matched] for which in (0, 1))
+    found = paired_difference(after, before)
+    return rival if found.low is not None and found.high is not None and found.low <= 0 <= found.high else None
+
+
+def _seeds(found: Sequence[_Result]) -> str:
+    least = min(len(one.group.views) for one in found)
+    return "." if least > 1 else " (one seed: no spread is known)."

@@ -1,0 +1,176 @@
+"""Results for other programs: numbers by method, client and round, and the table as Markdown, LaTeX and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from sparsona.analysis.columns import columns_for
+from sparsona.analysis.groups import group_views
+from sparsona.analysis.table import Row, figures, table
+from sparsona.analysis.view import RunView
+from sparsona.core.errors import unknown_name
+
+Per = Literal["method", "client", "round"]
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "−": "$-$",
+    "×": r"$\times$",
+    "–": "--",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+}
+
+
+def numbers(views: Sequence[RunView], per: Per = "method") -> list[dict[str, Any]]:
+    """Results as plain numbers, a dict for each line.
+
+    Args:
+        views: the runs.
+        per: "method": mean and spread over seeds of every column; "client": each client of each run at the headline;
+            "round": each evaluation point of each run after each round.
+
+    Returns:
+        Dicts with the same keys. Accuracies are from 0 to 1; None where a figure is not known.
+    """
+    if per not in _MAKE:
+        raise unknown_name("kind of line", per, _MAKE)
+    return _MAKE[per](views)
+
+
+def _by_method(views: Sequence[RunView]) -> list[dict[str, Any]]:
+    found = []
+    for row in figures(views):
+        line = {key: value for key, value in row.items() if not isinstance(value, Mapping)}
+        for name, value in row.items():
+            if isinstance(value, Mapping):
+                line |= {name: value["mean"], f"{name}_spread": value["spread"]}
+        found.append(line)
+    return found
+
+
+def _by_client(views: Sequence[RunView]) -> list[dict[str, Any]]:
+    found = []
+    for group in group_views(views):
+        for view in group.views:
+            for client, (right, count) in enumerate(zip(view.correct.tolist(), view.count.tolist(), strict=True)):
+                train, validation, test = (int(size) for size in view.sizes[client])
+                found.append(
+                    {
+                        "method": group.label,
+                        "seed": view.seed,
+                        "client": client,
+                        "point": view.point,
+                        "accuracy": right / count if count and "error" not in view.summary else None,
+                        "tested": int(count),
+                        "train": train,
+                        "validation": validation,
+                        "test": test,
+                    }
+                )
+    return found
+
+
+def _by_round(views: Sequence[RunView]) -> list[dict[str, Any]]:
+    found = []
+    for group in group_views(views):
+        for view in group.views:
+            loss, sent, steps = dict(view.train_loss), dict(view.cumulative_bytes), dict(view.cumulative_steps)
+            score = "error" if "error" in view.summary else "accuracy"
+            for point, curve in view.curves.items():
+                for completed, value in curve:
+                    found.append(
+                        {
+                            "method": group.label,
+                            "seed": view.seed,
+                            "round": completed,
+                            "point": point,
+                            score: value,
+                            "train_loss": loss.get(completed),
+                            "bytes_sent": sent.get(completed),
+                            "steps": steps.get(completed),
+                        }
+                    )
+    return found
+
+
+_MAKE = {"method": _by_method, "client": _by_client, "round": _by_round}
+
+
+def to_csv(views: Sequence[RunView], per: Per = "method") -> str:
+    """The numbers as CSV, with a line of names."""
+    lines = numbers(views, per)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def to_markdown(views: Sequence[RunView], every: bool = False) -> str:
+    """The table as Markdown, the best of each column in bold.
+
+    Args:
+        views: the runs.
+        every: all columns instead of the first ones.
+
+    Returns:
+        Text that ends with a line break.
+    """
+
+    def clean(text: str) -> str:
+        return text.replace("\\", "\\\\").replace("|", "\\|")
+
+    titles, rows = _chosen(views, every)
+    lines = [["method", *map(clean, titles)], ["---", *("---:" for _ in titles)]]
+    for row, cells in rows:
+        shown = [f"**{clean(cell.text)}**" if cell.best else clean(cell.text) for cell in cells]
+        lines.append([clean(row.label), *shown])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def to_latex(views: Sequence[RunView], every: bool = False, caption: str = "", label: str = "") -> str:
+    r"""The table for LaTeX, the best of each column in bold; it needs \usepackage{booktabs}.
+
+    Args:
+        views: the runs.
+        every: all columns instead of the first ones.
+        caption: with one, the tabular stands in a table.
+        label: of that table, for \ref.
+
+    Returns:
+        Text that ends with a line break.
+    """
+    titles, rows = _chosen(views, every)
+    lines = [rf"\begin{{tabular}}{{l{'r' * len(titles)}}}", r"\toprule"]
+    lines += [" & ".join(["method", *map(_escape, titles)]) + r" \\", r"\midrule"]
+    for row, cells in rows:
+        shown = [rf"\textbf{{{_escape(cell.text)}}}" if cell.best else _escape(cell.text) for cell in cells]
+        lines.append(" & ".join([_escape(row.label), *shown]) + r" \\")
+    lines += [r"\bottomrule", r"\end{tabular}"]
+    if caption:
+        inner = [rf"\caption{{{_escape(caption)}}}", *([rf"\label{{{label}}}"] if label else [])]
+        lines = [r"\begin{table}", r"\centering", *inner, *lines, r"\end{table}"]
+    return "\n".join(lines) + "\n"
+
+
+def _chosen(views: Sequence[RunView], every: bool) -> tuple[list[str], list[tuple[Row, list[Any]]]]:
+    columns = columns_for(views)
+    kept = [i for i, column in enumerate(columns) if every or column.is_first]
+    return [columns[i].title for i in kept], [(row, [row.cells[i] for i in kept]) for row in table(views)]
+
+
+def _escape(text: str) -> str:
+    return "".join(LATEX.get(character, character) for character in text)

@@ -1,0 +1,65 @@
+"""`sparsona table`: results for a paper or another program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from sparsona.cli.analysis import read_views
+from sparsona.core.errors import SparsonaError
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, metavar="RUN...")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["markdown", "latex", "csv"]),
+    default="markdown",
+    show_default=True,
+    help="markdown and latex: the table as it is printed; csv: numbers, unrounded.",
+)
+@click.option(
+    "--per",
+    type=click.Choice(["method", "client", "round"]),
+    default="method",
+    show_default=True,
+    help="What a line of csv is about.",
+)
+@click.option("--all", "every", is_flag=True, help="All columns instead of the first ones (csv always has all).")
+@click.option("--caption", default="", help="latex: put the tabular into a table with this caption.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write to this file instead of stdout.")
+def table(paths: tuple[str, ...], kind: str, per: str, every: bool, caption: str, out: Path | None) -> None:
+    """Print the results of RUN... (folders, names in ./runs, or comparisons) for a paper or another program.
+
+    \b
+      sparsona table runs/compare-1 --format latex --caption 'Digits, 20 clients'
+      sparsona table runs/compare-1 --format csv --per client --out clients.csv
+    """
+    if kind != "csv" and per != "method":
+        raise SparsonaError(
+            f"--per {per} of {kind}", expected="--format csv", hint="tables have a line for each method"
+        )
+    if caption and kind != "latex":
+        raise SparsonaError(f"--caption of {kind}", expected="--format latex", hint="leave it out")
+    from sparsona.analysis.numbers import to_csv, to_latex, to_markdown
+    from sparsona.core.files import replace_file
+
+    views = read_views(paths)
+    if kind == "csv":
+        text = to_csv(views, per)  # type: ignore[arg-type]  # click has checked it
+    else:
+        text = to_latex(views, every, caption) if kind == "latex" else to_markdown(views, every)
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        with replace_file(out) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise SparsonaError(
+            f"'{out}' could not be written: {error.strerror or error}",
+            expected="a file in a folder that can be written",
+        ) from error
+    click.echo(str(out))

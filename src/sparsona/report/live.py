@@ -1,0 +1,80 @@
+"""The page of a run or comparison while it trains, for `sparsona watch`."""
+
+from __future__ import annotations
+
+import html
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparsona.analysis.format import plural
+from sparsona.analysis.summary import has_results
+from sparsona.analysis.view import RunView, read_view
+from sparsona.core.errors import SparsonaError
+from sparsona.report.page import render_report
+from sparsona.runs.folder import RunFolder, reached, read_json
+
+COMPARISON = "comparison.json"
+WAITING = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark"><title>{title}</title></head>
+<body style="font: 16px/1.5 system-ui, sans-serif; max-width: 60ch; margin: 15vh auto; padding: 0 20px">
+<h1 style="font-size: 22px">{title}</h1><p>{text}</p></body></html>
+"""
+
+
+@dataclass(frozen=True)
+class LivePage:
+    """A page as of now, and whether there will be no other."""
+
+    html: str
+    is_final: bool
+
+
+def live_page(path: Path) -> LivePage:
+    """The report of what a run, or the runs of a comparison, have recorded so far.
+
+    Args:
+        path: the folder of a run or of a comparison; it need not exist yet.
+
+    Returns:
+        The report, or a page that says what is waited for.
+    """
+    folders, planned = _folders(path)
+    views: list[RunView] = []
+    states: list[str] = []
+    finished = 0
+    for one in folders:
+        if not (one / "config.json").exists():
+            continue
+        folder = RunFolder.open(one)
+        finished += reached(one).finished
+        if not reached(one).finished:
+            done, rounds = len(folder.records.rounds()), folder.config["rounds"]
+            states.append(f"{folder.facts.title}: {min(done, rounds)} of {plural(rounds, 'round')}")
+        if has_results(folder):
+            views.append(read_view(folder))
+    is_final = planned > 0 and finished == planned
+    state = "" if is_final else f"Running, {finished} of {plural(planned, 'run')} finished. {'; '.join(states)}"
+    if not views:
+        text = state if planned else "There is no run in this folder yet."
+        return LivePage(WAITING.format(title=html.escape(path.name), text=html.escape(text)), False)
+    return LivePage(render_report(views, status=state), is_final)
+
+
+def last_change(path: Path) -> float:
+    """When a file of these runs was last written, so that a page is made again only where something is new."""
+    folders, _ = _folders(path)
+    found = [file.stat().st_mtime_ns for one in folders if one.is_dir() for file in one.iterdir() if file.is_file()]
+    return max(found, default=0)
+
+
+def _folders(path: Path) -> tuple[list[Path], int]:
+    """The folders of the runs, and how many there will be."""
+    if (path / COMPARISON).exists():
+        try:
+            names = [str(entry["folder"]) for entry in read_json(path / COMPARISON)]
+        except (TypeError, KeyError, json.JSONDecodeError) as error:
+            raise SparsonaError(f"'{path / COMPARISON}' is damaged", expected="a list of runs") from error
+        return [path / Path(name).name for name in names], len(names)
+    return ([path], 1) if (path / "config.json").exists() else ([], 0)

@@ -1,0 +1,59 @@
+"""Results for other programs: numbers, Markdown, LaTeX, CSV."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Callable
+
+import pytest
+
+from sparsona.analysis.numbers import numbers, to_csv, to_latex, to_markdown
+from sparsona.analysis.view import RunView
+from sparsona.core.errors import SparsonaError
+
+MakeComparison = Callable[..., list[RunView]]
+
+
+def test_numbers_by_method_client_and_round(make_comparison: MakeComparison) -> None:
+    views = make_comparison(seeds=2)
+    by_method = numbers(views)
+    assert [line["method"] for line in by_method][:2] == ["Local", "FedAvg"]
+    first = [view.summary["accuracy"]["mean"] for view in views[:2]]
+    assert by_method[0]["accuracy_mean"] == pytest.approx(sum(first) / 2)
+    assert by_method[0]["accuracy_mean_spread"] > 0
+    clients = numbers(views, "client")
+    assert len(clients) == 5 * 2 * 20
+    assert clients[3]["accuracy"] == views[0].correct[3] / views[0].count[3]
+    rounds = numbers(views, "round")
+    assert {line["round"] for line in rounds} == set(range(1, 51))
+    assert rounds[0]["accuracy"] == views[0].curves["received"][0][1]
+    with pytest.raises(SparsonaError, match="unknown kind of line 'clients'"):
+        numbers(views, "clients")
+
+
+def test_csv_has_every_number(make_comparison: MakeComparison) -> None:
+    views = make_comparison(seeds=1)
+    lines = list(csv.DictReader(io.StringIO(to_csv(views, "client"))))
+    assert [float(line["accuracy"]) for line in lines] == [line["accuracy"] for line in numbers(views, "client")]
+
+
+def test_markdown_and_latex(make_comparison: MakeComparison) -> None:
+    views = [
+        dataclasses.replace(view, title="Fed|Avg_2% & more") if view.title == "FedAvg" else view
+        for view in make_comparison(seeds=2)
+    ]
+    lines = to_markdown(views).splitlines()
+    assert lines[0].startswith("| method | accuracy | bottom decile |")
+    assert lines[3].startswith("| Fed\\|Avg_2% & more | ")
+    assert sum("**" in line for line in lines) >= 1
+    assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
+    text = to_latex(views, caption="100% of 5", label="tab:x")
+    assert text.startswith("\\begin{table}")
+    assert r"Fed|Avg\_2\% \& more & " in text
+    assert r"\caption{100\% of 5}" in text
+    body = text[text.index(r"\midrule") : text.index(r"\bottomrule")].splitlines()[1:]
+    assert all(line.count(" & ") == 6 and line.endswith(r"\\") and "±" not in line for line in body)
+    assert "%" not in text.replace(r"\%", "")  # one would comment out the rest of its line
+    assert to_markdown(views, every=True).count("|") > to_markdown(views).count("|")

@@ -1,0 +1,84 @@
+"""What a notebook and a prompt show of runs, and the progress of `train`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import sparsona as sp
+from sparsona.experiment.run import Comparison
+
+OPTIONS = {"clients": 4, "rounds": 2, "data_rate": 0.2, "device": "cpu", "epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    return sp.compare(["local", "fedavg"], **OPTIONS, out=tmp_path_factory.mktemp("runs") / "both")
+
+
+def test_what_a_prompt_prints(both: Comparison) -> None:
+    assert repr(both).startswith("Comparison(2 runs, '")
+    assert "serves clients best" in repr(both)
+    assert len(repr(both)) < 400
+    page = both._repr_html_()
+    assert "<script" not in page
+    assert page.count("<tr>") == 3
+    assert both.runs[0]._repr_html_().count("<tr>") == 2
+
+
+def test_figures_are_plotly_objects(both: Comparison) -> None:
+    assert [trace.name for trace in both.plot_curves().data] == ["Local", "FedAvg"]
+    assert next(one.name for one in both.plot_tradeoff().data if one.showlegend is not False).startswith("Local")
+    assert len(both.plot_clients().data) == 2
+    assert len(both.runs[1].plot_curves("bytes").data) == 1
+
+
+def test_tables_in_files(both: Comparison, tmp_path: Path) -> None:
+    assert (tmp_path / "a.tex", both.to_latex(tmp_path / "a.tex"))[0].read_text() == both.to_latex()
+    assert both.to_markdown().count("\n") == 4
+    assert both.runs[0].to_csv(per="client").count("\n") == 5
+    pandas = pytest.importorskip("pandas")
+    frame = both.to_frame("client")
+    assert isinstance(frame, pandas.DataFrame)
+    assert frame["accuracy"].between(0, 1).all()
+
+
+class Display:
+    """A stand-in for IPython's display: what is shown, and what it is replaced by."""
+
+    def __init__(self) -> None:
+        self.shown: list[list[str]] = []
+
+    def __call__(self, what: str, display_id: bool) -> Any:
+        lines = [what]
+        self.shown.append(lines)
+        handle = ModuleType("handle")
+        handle.update = lines.append
+        return handle
+
+
+def test_a_bar_in_notebooks_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    display = Display()
+    module = ModuleType("IPython.display")
+    module.HTML, module.display = str, display
+    for name, found in (
+        ("ipykernel", ModuleType("ipykernel")),
+        ("IPython", ModuleType("IPython")),
+        ("IPython.display", module),
+    ):
+        monkeypatch.setitem(sys.modules, name, found)
+    sp.train("local", **OPTIONS, out=tmp_path / "quiet", progress=False)
+    assert display.shown == []
+    sp.compare(["local", "fedavg"], **OPTIONS, out=tmp_path / "both")
+    assert [lines[-1].count("2 of 2 rounds, accuracy") for lines in display.shown] == [1, 1]
+
+
+def test_no_bar_where_nobody_looks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    sp.train("local", **OPTIONS, out=tmp_path / "run")
+    assert capsys.readouterr().err == ""
+    sp.train("local", **OPTIONS, out=tmp_path / "shown", progress=True)
+    assert "local" in capsys.readouterr().err

@@ -1,0 +1,87 @@
+"""Observers for TensorBoard, MLflow and Weights & Biases, with stand-ins that note what they are called with."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import sparsona as sp
+from sparsona.core.errors import SparsonaError
+
+OPTIONS = {"clients": 4, "rounds": 2, "data_rate": 0.2, "device": "cpu", "epochs": 1}
+
+
+class Noting(ModuleType):
+    """A module of which every function notes its name and arguments."""
+
+    def __init__(self, name: str, calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]]) -> None:
+        super().__init__(name)
+        self.calls = calls
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*args: Any, **more: Any) -> Noting:
+            self.calls.append((name, args, more))
+            return self
+
+        return call
+
+
+@pytest.fixture(scope="module")
+def noted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """What the three packages are called with in one run."""
+    found: dict[str, list[Any]] = {"torch.utils.tensorboard": [], "mlflow": [], "wandb": []}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, calls in found.items():
+            patch.setitem(sys.modules, name, Noting(name, calls))
+        patch.delenv("WANDB_MODE", raising=False)
+        logs = ["tensorboard:board", "mlflow:sqlite:///runs.db", "wandb:project"]
+        sp.train("fedspa", **OPTIONS, out=tmp_path_factory.mktemp("x") / "spa", observers=logs)
+    return found
+
+
+def test_every_tracker_gets_loss_bytes_and_quantiles(noted: dict[str, list[Any]]) -> None:
+    board = {args[0]: args[1:] for name, args, _ in noted["torch.utils.tensorboard"] if name == "add_scalar"}
+    flow, bias = _steps(noted["mlflow"], "log_metrics"), _steps(noted["wandb"], "log")
+    assert board == flow == bias
+    assert {"train/loss", "spent/bytes_up", "received/accuracy_p10", "received/accuracy", "received/loss"} <= set(board)
+    assert board["spent/bytes_up"][1] == 2  # after the last round
+
+
+def test_bytes_are_summed(noted: dict[str, list[Any]]) -> None:
+    sent = [args[1] for name, args, _ in noted["torch.utils.tensorboard"] if args[:1] == ("spent/bytes_up",)]
+    assert len(sent) == 2
+    assert 0 < sent[0] < sent[1]
+
+
+def test_runs_begin_and_end(noted: dict[str, list[Any]]) -> None:
+    assert noted["mlflow"][0] == ("set_tracking_uri", ("sqlite:///runs.db",), {})
+    assert noted["mlflow"][-1] == ("end_run", ("FINISHED",), {})
+    ((_, _, made),) = _of(noted["wandb"], "init")
+    assert (made["project"], made["name"], made["mode"]) == ("project", "spa", "offline")
+    assert made["config"]["options"]["density"] == 0.5
+    assert noted["wandb"][-1] == ("finish", (), {"exit_code": 0})
+    params = {key: value for _, (values,), _ in _of(noted["mlflow"], "log_params") for key, value in values.items()}
+    assert params["options.density"] == "0.5"
+
+
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(SparsonaError, match=r"wandb is not installed(.|\n)*pip install wandb"):
+        sp.train("fedavg", **OPTIONS, out=tmp_path / "run", observers=["wandb:project"])
+    assert not (tmp_path / "run").exists()
+
+
+def _steps(calls: list[Any], name: str) -> dict[str, tuple[float, int]]:
+    """The last figure of each name, and its step."""
+    return {key: (value, more["step"]) for _, (values,), more in _of(calls, name) for key, value in values.items()}
+
+
+def _of(calls: list[Any], name: str) -> list[Any]:
+    return [call for call in calls if call[0] == name]
