@@ -373,16 +373,20 @@ def test_a_run_of_a_method_or_with_an_option_we_do_not_have(say, run):
     path.write_text(json.dumps({**config, "telepathy": 1}))
     say("resume", "run").refused("unknown option of 'run/config.json' 'telepathy'")
     path.write_text(json.dumps({**config, "method": "fedspb"}))
-    say("resume", "run").refused("is a run of 'fedspb'")
+    say("resume", "run").refused("was edited after the run was made: method")
     path.write_text(json.dumps({**config, "options": {**config["options"], "telepathy": 1}}))
-    say("resume", "run").refused("unknown option of fedspa 'telepathy'")
+    say("resume", "run").refused("was edited after the run was made: options.telepathy")
 
 
 def test_other_data_or_another_model(say, tmp_path, run):
     path = run / "config.json"
     config = json.loads(path.read_text())
+    facts = json.loads((run / "about.json").read_text())
+    (run / "about.json").write_text(json.dumps({**facts, "config": {}}))  # as in folders of older versions
     path.write_text(json.dumps({**config, "partition": "iid"}))
     say("resume", "run").refused("the data is not that of 'run'", "the same examples, labels and splits")
+    path.write_text(json.dumps({**config, "method": "fedspb"}))
+    say("resume", "run").refused("is a run of 'fedspb'")
     (tmp_path / "own").mkdir()
     federation = poisoned_federation()
     sp.train("fedavg", federation, nn.Linear(6, 3), out=tmp_path / "own" / "run", rounds=1, per_round=1, seed=1)

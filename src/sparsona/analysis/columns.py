@@ -347,6 +347,22 @@ COLUMNS = (
         shown="if alike",
     ),
     Column(
+        "simulated_time",
+        "sim. time",
+        "simulated time of all rounds, in turns of a client of speed 1 with the mean amount of data",
+        _entry("conditions", "time"),
+        "{:,.4g}".format,
+        shown="if known",
+    ),
+    Column(
+        "turns_late",
+        "late",
+        "turns of clients that would not have made the deadline",
+        _entry("conditions", "late"),
+        "{:,.0f}".format,
+        shown="if known",
+    ),
+    Column(
         "turns_not_heard",
         "not heard",
         "turns of clients on other machines that did not answer, or whose answers were refused",

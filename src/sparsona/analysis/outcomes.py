@@ -119,7 +119,7 @@ def _figures(folder: RunFolder, completed: int, point: str) -> dict[int, float]:
 
 def keeps_the_shared_model(folder: RunFolder, client: int) -> bool:
     """Whether a client of a guarded run keeps the shared model."""
-    return _choices(folder, folder.config["rounds"]).get(client, False)
+    return _choices(folder, folder.last_round).get(client, False)
 
 
 def classes(folder: RunFolder, completed: int, point: str) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsona.analysis.conditions import conditions, conditions_sentence, early_stop
 from sparsona.analysis.format import plural
 from sparsona.analysis.gates import mean_measures
 from sparsona.analysis.heard import evaluation_bytes, heard, heard_sentence, machines_sentence, untested_sentence
@@ -94,6 +95,9 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
         summary.setdefault(name, value)  # what the method measured of turns, such as pFedGate's density_used
     if (found := heard(folder)) is not None:
         summary["heard"] = found
+    for name, block in (("conditions", conditions(folder)), ("early_stop", early_stop(folder))):
+        if block is not None:
+            summary[name] = block
     summary["protocol"] = _protocol(folder, summary)
     if error is not None:
         summary["error"] = error
@@ -116,7 +120,7 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
 
 def effort(folder: RunFolder) -> dict[str, dict[str, int]]:
     """Client turns and local steps: of the rounds, of final tuning, and of both."""
-    in_rounds, tuning = folder.records.effort(folder.config["rounds"])
+    in_rounds, tuning = folder.records.effort(folder.last_round)
     return {
         name: {"rounds": done, "tuning": tuned, "total": done + tuned}
         for name, done, tuned in (
@@ -310,6 +314,7 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
             text += " That run had other clients, and may have been trained on what is tested here."
     if facts.augments:
         text += " Training images are cropped and mirrored at random, test images are not."
+    text += conditions_sentence(folder, summary)
     if config["stateless"]:
         text += " Clients are stateless: they keep nothing between rounds"
         initial = facts.has_batch_statistics and point == RECEIVED

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparsona.analysis.columns import Column, columns_for, has_uneven_tests
+from sparsona.analysis.conditions import early_stop_sentence
 from sparsona.analysis.format import UNKNOWN, percent, signed
 from sparsona.analysis.groups import Group, group_views, pairs
 from sparsona.analysis.measure import ACCURACY
@@ -89,8 +90,19 @@ def differences(views: Sequence[RunView], in_print: bool = True) -> list[dict[st
 
 
 def notes(views: Sequence[RunView]) -> list[str]:
-    """What a reader of the table must know: methods that did not get the same work, though nothing else was matched."""
-    return [*_undefined_notes(views), *_effort_notes(views)]
+    """What a reader of the table must know: runs that ended early, and methods that did not get the same work, though
+    nothing else was matched."""
+    return [*_early_stops(views), *_undefined_notes(views), *_effort_notes(views)]
+
+
+def _early_stops(views: Sequence[RunView]) -> list[str]:
+    found = []
+    for group in group_views(views):
+        for view in group.views:
+            if stop := view.summary.get("early_stop"):
+                seed = f", seed {view.seed}," if len(group.views) > 1 else ""
+                found.append(f"{group.label}{seed} {early_stop_sentence(stop)}.")
+    return found
 
 
 def _undefined_notes(views: Sequence[RunView]) -> list[str]:

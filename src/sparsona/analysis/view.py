@@ -45,7 +45,8 @@ class RunView:
     point, on any data, at its last evaluation; `num_personal` is how many of the model's `num_parameters` are a
     client's own, and `search_time` what mask search took of a profiled run; None: not known. `has_few`: clients did not
     tell counts from 1 to 4 of the confusion, which lacks them. `data` is what the data set is called ("": not known);
-    `client_names` and `class_names` are empty where there are none.
+    `client_names` and `class_names` are empty where there are none. `cumulative_time` is (completed rounds, simulated
+    time so far), where clients have speeds.
 
     `measure` is what the run is judged by: accuracy, and of a regression another figure, of which `curves` are then.
     `scores` has each client's value of it at the headline point, NaN where there is none. `metrics` are the same of
@@ -85,6 +86,7 @@ class RunView:
     data: str = ""
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    cumulative_time: Sequence[tuple[int, float]] = ()
     measure: Measure = ACCURACY
     scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
     metrics: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -139,7 +141,7 @@ def _read_view(folder: RunFolder) -> RunView:
         curves={name: measure_curve(folder, measure, name) for name in tested},
         # Final tuning is recorded as one more round, which it is not.
         train_loss=[
-            (row.round + 1, row.loss) for row in rounds if row.loss is not None and row.round < config["rounds"]
+            (row.round + 1, row.loss) for row in rounds if row.loss is not None and row.round < folder.last_round
         ],
         correct=correct,
         count=count,
@@ -159,6 +161,7 @@ def _read_view(folder: RunFolder) -> RunView:
         num_personal=facts.num_personal,
         search_time=search_time(folder.path),
         gates=recorded_gates(folder),
+        cumulative_time=_times(folder),
         measure=measure,
         scores=client_scores(folder, measure, completed, point),
         metrics=metrics,
@@ -171,6 +174,12 @@ def _read_view(folder: RunFolder) -> RunView:
         client_names=facts.client_names,
         class_names=facts.class_names,
     )
+
+
+def _times(folder: RunFolder) -> list[tuple[int, float]]:
+    rows = [(row.round + 1, row.time) for row in folder.records.conditions() if row.time is not None]
+    totals = np.cumsum([time for _, time in rows]).tolist()
+    return [(completed, total) for (completed, _), total in zip(rows, totals, strict=True)]
 
 
 def _after_rounds(rounds: Sequence[RoundRow], totals: Sequence[int]) -> list[tuple[int, int]]:

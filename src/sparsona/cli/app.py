@@ -161,21 +161,31 @@ def compare(
 @click.argument("path", metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout.")
 @click.option("--jobs", type=int, help="Of a comparison or a search: runs at a time, each in a process of its own.")
+@click.option("--rounds", type=int, help="A new, larger number of rounds, for one run that is finished or stopped.")
 @LOG
 @PROFILE
-def resume(path: str, as_json: bool, jobs: int | None, logs: tuple[str, ...], profile: bool) -> None:
+def resume(
+    path: str, as_json: bool, jobs: int | None, rounds: int | None, logs: tuple[str, ...], profile: bool
+) -> None:
     """Resume RUN (a folder, or its name in ./runs) where it was stopped. A comparison or a search works too.
 
-    The result is the same, bit for bit, as if it had never been stopped. A profiled run stays profiled.
+    The result is the same, bit for bit, as if it had never been stopped. A profiled run stays profiled. --rounds adds
+    rounds; a warning says where the result is then not that of a run which had them from the start.
     """
     folder = find(path)
+    from sparsona.runs.folder import SERVER_FILE
+
+    if rounds is not None and any((folder / name).exists() for name in ("tune.json", "comparison.json", SERVER_FILE)):
+        raise SparsonaError(
+            "--rounds for a comparison, a search or a run on several machines",
+            expected="one run that is simulated",
+            hint="make it anew with more --rounds; a comparison's runs are the folders in it",
+        )
     if (folder / "tune.json").exists():
         from sparsona.cli.tune import resume_search
 
         resume_search(folder, as_json, jobs)
         return
-    from sparsona.runs.folder import SERVER_FILE
-
     if (folder / SERVER_FILE).exists():
         if logs or profile or jobs:
             raise SparsonaError(
@@ -202,7 +212,7 @@ def resume(path: str, as_json: bool, jobs: int | None, logs: tuple[str, ...], pr
         if is_comparison:
             comparison = comparisons.resume_comparison(folder, jobs=jobs or 1, observers=[bar, *logs], progress=False)
         else:
-            result = api.resume(folder, observers=[bar, *logs], progress=False, profile=clock)
+            result = api.resume(folder, observers=[bar, *logs], progress=False, profile=clock, rounds=rounds)
     if is_comparison:
         show_comparison(comparison, as_json)
     else:

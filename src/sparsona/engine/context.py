@@ -6,7 +6,7 @@ A process may hold one of the two. The simulator holds both and passes messages 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -17,8 +17,10 @@ from sparsona.core.method import Client, Method, State, Tree
 from sparsona.core.task import Task
 from sparsona.core.tree import loaded, map_parts
 from sparsona.data.federation import Federation
-from sparsona.engine.plan import Plan
+from sparsona.engine.pace import with_conditions
+from sparsona.engine.plan import Participation, Plan, participation
 from sparsona.engine.profiler import OFF, Clock
+from sparsona.engine.sampling import Sampler
 from sparsona.engine.spill import SpillStore
 
 T = TypeVar("T")
@@ -64,6 +66,7 @@ class ServerContext:
         place: moves values to the server's device.
         spill_store: where trees are stored between rounds.
         clock: measures where the time goes; off by default.
+        sampler: a function that samples clients, where one was passed from Python.
     """
 
     method: Method
@@ -73,6 +76,11 @@ class ServerContext:
     place: Placement
     spill_store: SpillStore
     clock: Clock = OFF
+    sampler: Sampler | None = None
+
+    def participation(self, index: int, losses: Mapping[int, float] | None = None) -> Participation:
+        """Who takes part in a round, given the last training losses of clients."""
+        return participation(self.plan, self.clients, index, self.sampler, losses)
 
     @property
     def device(self) -> torch.device:
@@ -120,6 +128,7 @@ class ClientContext:
         precision: the precision of products on a GPU.
         clock: measures where the time goes; off by default.
         cards: the clients as methods see them, where this process has the data of some only; None: of the federation.
+        sampler: a function that samples clients, where one was passed from Python; the server's.
     """
 
     task: Task
@@ -131,6 +140,7 @@ class ClientContext:
     precision: str = "fp32"
     clock: Clock = OFF
     cards: Sequence[Client] | None = None
+    sampler: Sampler | None = None
     method: Method = field(init=False)
     clients: Sequence[Client] = field(init=False)
     params: Tree = field(init=False)
@@ -143,9 +153,10 @@ class ClientContext:
         seed = self.plan.seeds.shared("model")
         self.task.set_frozen(seed, self.device)
         params, buffers = self.task.init(seed)
+        clients = self.federation.clients(self.capacities) if self.cards is None else self.cards
         for name, value in (
             ("method", self.make_method(self.task)),
-            ("clients", self.federation.clients(self.capacities) if self.cards is None else self.cards),
+            ("clients", with_conditions(self.plan, clients)),
             ("federation", self.federation.to(self.device)),
             ("place", place),
             ("params", place(params)),
@@ -159,7 +170,7 @@ class ClientContext:
     def server_side(self) -> ServerContext:
         """The context of the simulator's server."""
         return ServerContext(
-            self.method, self.plan, self.clients, self.params, self.place, self.spill_store, self.clock
+            self.method, self.plan, self.clients, self.params, self.place, self.spill_store, self.clock, self.sampler
         )
 
     @property

@@ -172,7 +172,8 @@ def begin(context: ClientContext, job: Job) -> OpenTurn:
 
 
 def _begin(context: ClientContext, job: Job) -> OpenTurn:
-    round_ = replace(job.round.on(context.clients[job.client]), is_new=job.state is None)
+    client = context.clients[job.client]
+    round_ = replace(job.round.on(client.in_tuning if job.do == "tune" else client), is_new=job.state is None)
     state = context.fresh_state(job.client) if job.state is None else loaded(job.state)
     train = training_data(context, job.client)
     tally = Tally()
@@ -211,7 +212,12 @@ def phases_of(context: ClientContext, turn: OpenTurn) -> tuple[Phase, ...]:
     if turn.job.do == "tune":
         assert method.tune is not None
         return (replace(method.tune, epochs=turn.job.epochs),)
-    return tuple(phase for phase in method.phases if turn.job.do == "train" and phase.when(turn.round))
+    client = context.clients[turn.job.client]
+    return tuple(
+        phase
+        for phase in method.phases
+        if turn.job.do == "train" and phase.epochs_of(client) and phase.when(turn.round)
+    )
 
 
 def train_alone(context: ClientContext, turn: OpenTurn, phase: Phase) -> None:
@@ -380,14 +386,15 @@ def phase_flops(phase: Phase, work: Work, task: Task) -> tuple[int, int]:
 
 def _groups(phase: Phase, train: Examples, round_: Round) -> Iterator[tuple[int, Any]]:
     """The batches of all epochs, in groups if a step reads several; with the number of examples."""
-    size = phase_batch_size(phase, train, round_)
+    size, client = phase_batch_size(phase, train, round_), round_.client
+    assert client is not None
 
     def batches() -> Iterator[Batch]:
-        for epoch in range(phase.epochs):
+        for epoch in range(phase.epochs_of(client)):
             seed = round_.seeds.own(f"{phase.name}/{epoch}")
             yield from shuffled(train, size, seed, phase.mixes_examples, round_.drop_last)
 
-    stream = islice(batches(), None if phase.max_steps is None else phase.max_steps * phase.batches_per_step)
+    stream = islice(batches(), phase.num_batches(client, phase.batches_in_pass(train.num_examples, round_)))
     if phase.batches_per_step == 1:
         for batch in stream:
             yield len(batch.targets), batch

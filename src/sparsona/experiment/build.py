@@ -32,6 +32,7 @@ from sparsona.data.pool import View
 from sparsona.data.read import read
 from sparsona.data.readers.npz import has_owners
 from sparsona.data.split_plan import SplitPlan
+from sparsona.engine.availability import read_availability
 from sparsona.engine.context import ClientContext, Placement
 from sparsona.engine.graphs import read_graph
 from sparsona.engine.plan import Plan
@@ -44,6 +45,7 @@ from sparsona.runs.facts import DTYPES, ExampleFacts, RunFacts
 from sparsona.runs.listing import find_run
 from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, in_groups
 from sparsona.runs.request import Chosen, choose, fit_clients, parse_method
+from sparsona.runs.stopping import validation_point
 from sparsona.runs.validation import check, merge_errors, validate
 from sparsona.runs.warm_start import WarmStart, check_layout
 from sparsona.sparsity.masks import random_mask
@@ -63,8 +65,9 @@ def name_functions(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
             raise SparsonaError(f"two functions called '{own}'", expected="a name for each")
         return f"{GIVEN}:{own}"
 
-    if callable(found.get("loss")):
-        found["loss"] = name("loss", found["loss"])
+    for option in ("loss", "sampler"):
+        if callable(found.get(option)):
+            found[option] = name(option, found[option])
     if callable(metrics := found.get("metrics")):
         metrics = (metrics,)
     if isinstance(metrics, Iterable) and not isinstance(metrics, str | Mapping):
@@ -124,6 +127,8 @@ def make_configs(
     if (named := values.get("headline") or row.headline) is not None:
         eval_points.check_headline(str(named))
         values["points"] = (*as_tuple(values.get("points", ())), named)
+    if values.get("patience") is not None:
+        values["points"] = (*as_tuple(values.get("points", ())), *_validation_points(named))
     of_method, errors = check(kind, chosen.method, name)
     dumped = {} if of_method is None else of_method.model_dump(mode="json")
     config, of_run = check(RunConfig, values | {"options": dumped}, "a run")
@@ -132,6 +137,8 @@ def make_configs(
         raise merge_errors(errors)
     if row.decides_by_validation(config.options) and federation is None and not config.validation_rate:
         raise _lacks_validation(row, "validation_rate is 0")
+    if config.min_delta and config.patience is None:
+        raise SparsonaError("min_delta without patience", expected="patience", hint="--set patience=10")
     if row.learns_in_tuning(config.options) and not config.tune_epochs:
         causes = ", ".join(f"{key}={value}" for key, value in row.needs_tuning.items())
         raise SparsonaError(
@@ -146,6 +153,12 @@ def make_configs(
             hint="--warm-start RUN, or --rounds 1 or more",
         )
     return config, of_method
+
+
+def _validation_points(headline: str | None) -> tuple[str, ...]:
+    """The points that patience may go by."""
+    # `trained` becomes `received` where not all clients take part in every round; how many there are may be unknown.
+    return tuple(dict.fromkeys(map(validation_point, (headline or eval_points.RECEIVED, eval_points.RECEIVED))))
 
 
 def _tuned_by_user(chosen: Chosen) -> bool:
@@ -385,11 +398,13 @@ def make_context(
     start: WarmStart | None = None,
     method_config: BaseModel | None = None,
     row: MethodCard | None = None,
+    ends_after: int | None = None,
 ) -> ClientContext:
     """Everything a run needs. The number of clients is known only now if the data determines it.
 
     `method_config` are the method's options where they were validated already, by `make_configs`. `row` is that of a
-    method which was passed in Python, and has no name by which it would be found.
+    method which was passed in Python, and has no name by which it would be found. `ends_after` is where a run ended
+    that was stopped early.
     """
     row = row or methods.card(config.method)
     if federation is None:
@@ -415,7 +430,19 @@ def make_context(
     task.half = torch.bfloat16 if config.precision == "bf16" else None
     make_method = method_maker(config, row, method_config)
     plan = make_plan(config, federation.num_clients, row.peers)
-    context = ClientContext(task, make_method, federation, plan, config.capacities, device, config.precision, clock)
+    if ends_after is not None:
+        plan = replace(plan, ends_after=ends_after)
+    context = ClientContext(
+        task,
+        make_method,
+        federation,
+        plan,
+        config.capacities,
+        device,
+        config.precision,
+        clock,
+        sampler=config.functions.get(f"sampler/{given_name(config.sampler)}"),
+    )
     if row.decides_by_validation(config.options) and (
         without := [one.index for one in context.clients if not one.num_validation]
     ):
@@ -474,6 +501,8 @@ def make_plan(config: RunConfig, num_clients: int, peers: bool) -> Plan:
         "num_novel": config.num_novel,
         "starts_warm": config.warm_start is not None,
         "graph": None if config.graph is None else read_graph(config.graph, num_clients),
+        "availability": None if config.availability is None else read_availability(config.availability, num_clients),
+        "ends_after": None,
     }
     return Plan(
         **{
@@ -498,9 +527,10 @@ def headline_of(config: RunConfig, row: MethodCard) -> str:
     others': then it is no `trained` model, but the received one.
     """
     named = config.headline or (None if config.tune_epochs else row.headline)
-    if named == eval_points.TRAINED and not config.everyone_trains:
+    if named == eval_points.TRAINED:
         assert config.clients is not None
-        if _sampled(config, row.peers) < config.clients - config.num_novel:
+        all_sampled = config.everyone_trains or _sampled(config, row.peers) == config.clients - config.num_novel
+        if not all_sampled or config.availability is not None:
             named = None
     return named or eval_points.headline(config.tune_epochs)
 

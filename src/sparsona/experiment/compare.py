@@ -16,6 +16,7 @@ from sparsona import methods
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.data.federation import Federation
 from sparsona.engine.context import ClientContext, ServerContext
+from sparsona.engine.pace import with_conditions
 from sparsona.engine.rounds import check_plan
 from sparsona.executors import choose
 from sparsona.experiment.build import fit_weakest, make_configs, make_context, make_plan, options_taken_by, read_data
@@ -389,6 +390,18 @@ def _match_rounds(
             expected="methods that all have rounds: their number is what a match chooses",
             hint="leave --match out",
         )
+    first = next(iter(planned.values()))[0]
+    for name, is_open in (
+        ("sampler=loss", first.sampler == "loss"),
+        ("patience", first.patience is not None),
+        ("a trace", (first.availability or "").startswith("file")),
+    ):
+        if is_open:
+            raise SparsonaError(
+                f"--match {by} with {name}",
+                expected="rounds whose clients are known before training, and go on as long as needed",
+                hint="leave one of them out",
+            )
     seeds = list(dict.fromkeys(seed for _, seed in planned))
     of_method: dict[str, list[ServerContext]] = {entry.text: [] for entry in entries}
     for seed in seeds:
@@ -396,7 +409,7 @@ def _match_rounds(
             shared = data_of(planned[entry.text, seed][0])
             config = planned[entry.text, seed][0].model_copy(update={"clients": shared.num_clients})
             plan = make_plan(config, shared.num_clients, entry.row.peers)
-            clients = shared.clients(config.capacities)
+            clients = tuple(with_conditions(plan, shared.clients(config.capacities)))
             of_method[entry.text].append(replace(sides[entry.text], plan=plan, clients=clients))
     spends = {entry.text: amounts(of_method[entry.text], by) for entry in entries}
     reference = next((entry for entry in entries if any(spends[entry.text][0])), None)
@@ -443,11 +456,12 @@ def resume_comparison(
     jobs: int = 1,
     observers: Sequence[object] = (),
     progress: bool | None = None,
+    sampler: Callable[..., Any] | None = None,
 ) -> Comparison:
     """Resume a comparison: finished runs are kept, the others are resumed or started."""
     path = Path(path)
     check_jobs(jobs)
-    functions = given_functions(loss, metrics)
+    functions = given_functions(loss, metrics, sampler)
     with hint_resume(path), shown_progress(progress, observers, has_seeds=True) as everyone:
         where = f"'{path / 'comparison.json'}'"
         runs = [
@@ -481,7 +495,8 @@ def _compare(
             runs.append(resume_run(folder, federation, model, observers, functions=config.functions))
         else:
             runs.append(start_run(config, federation, model, folder, observers, method_config=method_config))
-    stopped = [run for run in runs if run.summary["rounds"] < run.config["rounds"]]
+    # Runs that their validation data ended are as long as they are meant to be.
+    stopped = [run for run in runs if run.summary["rounds"] < run.config["rounds"] and "early_stop" not in run.summary]
     if (stopped and len(stopped) < len(runs)) or len({run.summary["rounds"] for run in stopped}) > 1:
         reached = sorted({run.summary["rounds"] for run in runs})
         warn(f"these runs stopped at different rounds ({reached}): their results do not compare")

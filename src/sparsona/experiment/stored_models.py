@@ -131,7 +131,7 @@ class StoredModels:
             )
         path = self._folder.path / GLOBAL_FILE
         if path.exists():
-            params, completed = _read_tree(path, context), context.plan.rounds
+            params, completed = _read_tree(path, context), context.plan.last
         else:
             found = shared_model(context.server_side, self.progress.population)
             assert found is not None

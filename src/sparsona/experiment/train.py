@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,12 @@ from sparsona.experiment.build import (
 )
 from sparsona.experiment.run import Run
 from sparsona.experiment.stored_models import NETWORK, models_elsewhere
+from sparsona.learning.schedule import lr_schedule
 from sparsona.methods import MethodCard
+from sparsona.runs.checkpoint import reopen
 from sparsona.runs.declaration import options_of
-from sparsona.runs.facts import RunFacts
-from sparsona.runs.folder import RunFolder, environment, warn
+from sparsona.runs.facts import Extension, RunFacts
+from sparsona.runs.folder import RunFolder, environment, reached, warn
 from sparsona.runs.observers import ObserverList, ProgressUpdate
 from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, dump
 from sparsona.runs.profile import is_profiled
@@ -59,6 +62,7 @@ from sparsona.runs.simulation import Simulation
 from sparsona.runs.validation import validate
 from sparsona.runs.warm_start import (
     WarmStart,
+    drop_global_model,
     initial_file,
     save_global_model,
     stored_start,
@@ -188,6 +192,7 @@ def describe_run(
         partial_global=has_partial_global(context),
         graph=graph_digest(context),
         latency=latency_digest(config),
+        availability=None if context.plan.availability is None else context.plan.availability.digest,
         has_batch_statistics=task.moves_buffers,
         federation=digest,
         layout=task.layout.digest.hex(),
@@ -284,9 +289,9 @@ def play(folder: RunFolder, session: Session, config: RunConfig, context: Callab
         session.fail(error)
         raise
     session.end(played, summary)
+    where = f"after round {played.progress.completed} of {config.rounds}"
     if played.stopped_by is not None:
-        reached = f"after round {played.progress.completed} of {config.rounds}"
-        warn(f"stopped by {played.stopped_by} {reached}; `sparsona resume` continues it")
+        warn(f"stopped by {played.stopped_by} {where}; `sparsona resume` continues it")
     return Run(folder, context)
 
 
@@ -301,6 +306,8 @@ def resume(
     observers: Sequence[object] = (),
     profile: bool | Clock = False,
     progress: bool | None = None,
+    rounds: int | None = None,
+    sampler: Callable[..., Any] | None = None,
 ) -> Run:
     """Resume a run from its last checkpoint; the result is the same as without the interruption.
 
@@ -314,6 +321,9 @@ def resume(
         observers: as for `train`.
         profile: as for `train`. A profiled run stays profiled.
         progress: as for `train`.
+        rounds: a new, larger number of rounds, for a run that is finished or stopped. Where nothing follows a run's
+            progress, the result is that of a run which had them from the start; otherwise a warning says what does.
+        sampler: the function that samples clients, again, if the run was started with one.
 
     Returns:
         The finished (or stopped) run.
@@ -324,9 +334,9 @@ def resume(
         >>> run.summary["rounds"], sp.resume("runs/stopped").summary["rounds"]  # the limit counts anew
         (1, 2)
     """
-    functions = given_functions(loss, metrics)
+    functions = given_functions(loss, metrics, sampler)
     with hint_resume(Path(path)), shown_progress(progress, observers) as everyone:
-        return resume_run(Path(path), federation, model, ObserverList(everyone), profile, method, functions)
+        return resume_run(Path(path), federation, model, ObserverList(everyone), profile, method, functions, rounds)
 
 
 def resume_run(
@@ -337,6 +347,7 @@ def resume_run(
     profile: bool | Clock = False,
     method: Any = None,
     functions: Mapping[str, Callable[..., Any]] | None = None,
+    rounds: int | None = None,
 ) -> Run:
     clock = _make_clock(profile or is_profiled(path))
     folder = RunFolder.open(path)
@@ -350,18 +361,76 @@ def resume_run(
             else f"`sparsona resume {path}`, or sparsona.experiment.server_side.resume_served",
         )
     config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'").with_functions(functions or {})
+    folder.check_config()
     row = _find_row(folder, config.method, method)
     with folder:
-        if folder.summary is None:
+        if rounds is not None:
+            config = _check_rounds(folder, config, rounds)
+        if folder.summary is None or rounds is not None:
             observers.on_progress(_first_progress(config, federation, row))
         with clock.measure(f"{START}build"):
             context = _rebuild_context(folder, config, federation, model, row, clock)
             session = Session(Simulation(context), observers)
+        if rounds is not None:
+            _add_rounds(folder, config, context, row)
         now, then = environment(), folder.environment
         changed = [f"{key} {then.get(key)} -> {now[key]}" for key in now if now[key] != then.get(key)]
         if changed:
             warn("not the environment this run began in, so its last bits may differ: " + ", ".join(changed))
         return play(folder, session, config, lambda: context)
+
+
+def _check_rounds(folder: RunFolder, config: RunConfig, rounds: int) -> RunConfig:
+    """The options of a run that is given more rounds, or SparsonaError if it cannot have them."""
+    path, found = folder.path, reached(folder.path)
+    if config.rounds == 0:
+        raise SparsonaError(
+            f"rounds for '{path}', which has none: a stored model was tuned or evaluated",
+            expected="a run with rounds",
+            hint="start another with the same --warm-start",
+        )
+    if rounds <= config.rounds:
+        raise SparsonaError(
+            f"--rounds {rounds} for '{path}', which has {config.rounds} already",
+            expected=f"the new total, more than {config.rounds}",
+            hint=f"--rounds {2 * config.rounds} doubles it; leave it out to finish the run as it is",
+        )
+    if config.matched is not None:
+        raise SparsonaError(
+            f"more rounds for '{path}', whose number of rounds a comparison chose to match {config.matched.to}",
+            expected="a run that was not matched",
+            hint="make the comparison anew with more --rounds",
+        )
+    if found.finished and found.completed < config.rounds:
+        raise SparsonaError(
+            f"more rounds for '{path}', which its validation data ended after round {found.completed}",
+            expected="a run that played all its rounds, or was stopped by a limit",
+            hint="start it anew with more patience, or without",
+        )
+    return config.model_copy(update={"rounds": rounds})
+
+
+def _add_rounds(folder: RunFolder, config: RunConfig, context: ClientContext, row: MethodCard) -> None:
+    """Give a run the rounds of `config`, with which its context was built; say what follows a run's progress."""
+    before, total = folder.config["rounds"], config.rounds
+    factor = lr_schedule(config.lr_schedule)
+    played = range(reached(folder.path).completed)
+    changed = list(context.method.annealed)
+    if any(factor(one, before, config.lr_decay) != factor(one, total, config.lr_decay) for one in played):
+        changed.insert(0, "lr_schedule")
+    # The manifest first: a finished run with rounds that are not played would be one that stopped early.
+    reopen(folder.path)
+    drop_global_model(folder.path)
+    folder.drop_summary()
+    added = Extension(before, total, tuple(changed))
+    facts = replace(folder.facts, extensions=(*folder.facts.extensions, added), preset=_preset_in_words(config, row))
+    folder.extend(total, facts)
+    if changed:
+        verb = "follows" if len(changed) == 1 else "follow"
+        warn(
+            f"{' and '.join(changed)} {verb} a run's progress: rounds so far went as in a run of {before}, others go "
+            f"as in one of {total}, and the result is not that of a run which had {total} from the start"
+        )
 
 
 def load(
@@ -406,6 +475,7 @@ def load_run(
 ) -> Run:
     folder = RunFolder.open(path)
     config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'").with_functions(functions or {})
+    folder.check_config()
 
     def context() -> ClientContext:
         if config.executor == NETWORK:
@@ -419,10 +489,12 @@ def load_run(
 
 
 def given_functions(
-    loss: Callable[..., Any] | None, metrics: Sequence[Callable[..., Any]]
+    loss: Callable[..., Any] | None,
+    metrics: Sequence[Callable[..., Any]],
+    sampler: Callable[..., Any] | None = None,
 ) -> dict[str, Callable[..., Any]]:
     """Functions that are passed again to a run, as RunConfig keeps them."""
-    return name_functions({"loss": loss, "metrics": metrics})[1]
+    return name_functions({"loss": loss, "metrics": metrics, "sampler": sampler})[1]
 
 
 def _find_row(folder: RunFolder, name: str, method: Any) -> MethodCard:
@@ -455,11 +527,26 @@ def _rebuild_context(
     _check_given(folder, "data", config.data, federation)
     _check_given(folder, "model", config.model, model)
     start = None if config.warm_start is None else stored_start(folder)
-    context = make_context(config, federation, with_initial_weights(folder, model), clock, start, row=row)
+    early = _ended_after(folder)
+    given = with_initial_weights(folder, model)
+    context = make_context(config, federation, given, clock, start, row=row, ends_after=early)
     if context.federation.digest() != folder.facts.federation:
         raise SparsonaError(f"the data is not that of '{folder.path}'", expected="the same examples, labels and splits")
+    trace = context.plan.availability
+    if (None if trace is None else trace.digest) != folder.facts.availability:
+        raise SparsonaError(
+            f"the trace of who is awake is not that of '{folder.path}'",
+            expected="the same rounds for each client",
+            hint=f"restore '{config.availability}' as it was when the run was started",
+        )
     _check_same(folder, config, context)
     return context
+
+
+def _ended_after(folder: RunFolder) -> int | None:
+    """Where a run ended that its validation data ended early; None: it did not."""
+    found = reached(folder.path)
+    return found.completed if found.finished and found.completed < folder.config["rounds"] else None
 
 
 def _model_context(folder: RunFolder, config: RunConfig, model: Any, row: MethodCard) -> ClientContext:
@@ -468,8 +555,12 @@ def _model_context(folder: RunFolder, config: RunConfig, model: Any, row: Method
     start = None if config.warm_start is None else stored_start(folder)
     # Balanced weights were counted in data that is not needed here.
     weights = config.class_weights if folder.facts.class_weights is None else folder.facts.class_weights
-    here = config.model_copy(update={"device": "cpu", "precision": "fp32", "class_weights": weights})
-    context = make_context(here, outline(folder.facts), with_initial_weights(folder, model), OFF, start, row=row)
+    # Nor is a trace, which may be gone.
+    here = config.model_copy(
+        update={"device": "cpu", "precision": "fp32", "class_weights": weights, "availability": None}
+    )
+    given, early = with_initial_weights(folder, model), _ended_after(folder)
+    context = make_context(here, outline(folder.facts), given, OFF, start, row=row, ends_after=early)
     _check_same(folder, config, context)
     return context
 

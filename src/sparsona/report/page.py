@@ -172,6 +172,8 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
         curves["by bytes as papers count"] = plots.learning_curves(views, against="paper bytes")
     if any(taken for view in views for _, taken in view.cumulative_steps):
         curves["by local steps"] = plots.learning_curves(views, against="steps")
+    if any(view.cumulative_time for view in views):
+        curves["by simulated time"] = plots.learning_curves(views, against="time")
     traffic = {
         "bytes as encoded": plots.tradeoff(views),
         "bytes as papers count": plots.tradeoff(views, "paper"),

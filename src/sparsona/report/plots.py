@@ -33,13 +33,18 @@ WIDTH = 2.5  # of a line
 COINCIDE = 0.3  # percentage points by which lines may differ that a reader cannot tell apart
 
 # What curves are drawn against besides rounds, and where a run has it.
-SPENT = {"bytes": "cumulative_bytes", "paper bytes": "cumulative_paper_bytes", "steps": "cumulative_steps"}
+SPENT = {
+    "bytes": "cumulative_bytes",
+    "paper bytes": "cumulative_paper_bytes",
+    "steps": "cumulative_steps",
+    "time": "cumulative_time",
+}
 
 
 def learning_curves(
-    views: Sequence[RunView], against: Literal["rounds", "bytes", "paper bytes", "steps"] = "rounds"
+    views: Sequence[RunView], against: Literal["rounds", "bytes", "paper bytes", "steps", "time"] = "rounds"
 ) -> Figure:
-    """Mean accuracy over clients against completed rounds, all bytes sent so far, or all local steps taken so far.
+    """Mean accuracy over clients against completed rounds, bytes sent, local steps or simulated time so far.
 
     Of a regression, the mean of what it is judged by.
 
@@ -87,6 +92,8 @@ def learning_curves(
         )
     elif against == "steps":
         figure.update_xaxes(title_text="local steps, of all clients together", rangemode="tozero")
+    elif against == "time":
+        figure.update_xaxes(title_text="simulated time, in turns of a client of speed 1", rangemode="tozero")
     else:
         figure.update_xaxes(title_text="completed rounds", rangemode="tozero")
     return figure

@@ -39,6 +39,21 @@ class WarmStartFacts:
 
 
 @dataclass(frozen=True)
+class Extension:
+    """Rounds that were added to a run with `resume --rounds`.
+
+    Args:
+        rounds: how many rounds it had before.
+        total: how many it has with them.
+        changed: the options that follow a run's progress, and so run differently than in a run of `total` rounds.
+    """
+
+    rounds: int
+    total: int
+    changed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class ExampleFacts:
     """What a run's examples look like, so that its models can be used without them.
 
@@ -94,7 +109,8 @@ class RunFacts:
     `metrics` the names of those evaluated. `num_frozen` parameters of the model are frozen, and not among its
     `num_parameters`. `data` is what the data set is called; `client_names` and `class_names` are empty where there are
     none. `differing`: in which versions and parts of machines the sides of a run on several machines differ, and what
-    is in use.
+    is in use. `availability` is a digest of a trace. `config` has a digest of each option in config.json, and is empty
+    in runs of older versions; `extensions` are the rounds that were added later.
     """
 
     method: str
@@ -125,6 +141,9 @@ class RunFacts:
     num_personal: int | None = None
     warm_start: WarmStartFacts | None = None
     targets: str = ""
+    availability: str | None = None
+    config: Mapping[str, str] = field(default_factory=dict)
+    extensions: tuple[Extension, ...] = ()
     loss: str = ""
     class_weights: tuple[float, ...] | None = None
     metrics: tuple[str, ...] = ()
@@ -153,6 +172,7 @@ class RunFacts:
         plain["class_weights"] = None if self.class_weights is None else list(self.class_weights)
         plain["class_names"] = list(self.class_names)
         plain["warm_start"] = None if self.warm_start is None else asdict(self.warm_start)
+        plain["config"], plain["extensions"] = dict(self.config), [asdict(one) for one in self.extensions]
         plain["examples"] = None if self.examples is None else asdict(self.examples)
         return {"format": plain.pop("format"), **plain}
 
@@ -165,7 +185,8 @@ class RunFacts:
                 expected=f"format {FORMAT}",
                 hint="use the version of sparsona named in its environment.json",
             )
-        missing = [one.name for one in fields(cls) if one.default is MISSING and one.name not in values]
+        needed = [one.name for one in fields(cls) if one.default is MISSING and one.default_factory is MISSING]
+        missing = [name for name in needed if name not in values]
         known = {one.name: values[one.name] for one in fields(cls) if one.name in values}
         try:
             if missing:
@@ -184,6 +205,10 @@ class RunFacts:
             known["data"] = clean_name(known.get("data", ""))
             if known.get("warm_start") is not None:
                 known["warm_start"] = WarmStartFacts(**known["warm_start"])
+            extensions = (Extension(**{**one, "changed": tuple(one["changed"])}) for one in known.get("extensions", ()))
+            known["extensions"] = tuple(extensions)
+            if not isinstance(known.get("config", {}), dict):
+                raise ValueError("its digests of options are none")
             if known.get("examples") is not None:
                 known["examples"] = ExampleFacts.from_json(known["examples"])
             return cls(**known)

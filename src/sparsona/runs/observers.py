@@ -120,6 +120,9 @@ class RoundResult:
         turns: what each client did.
         seconds: wall time.
         is_tuning: whether this is final tuning, after the last round.
+        time: the simulated time of the round, where clients have speeds; None: not simulated.
+        num_awake: how many clients were awake, where not all always are.
+        num_late: how many of those that trained would not have made the deadline, where there is one.
 
     Example:
         >>> print(RoundResult(0, 1.0, (), 0.5))
@@ -131,6 +134,9 @@ class RoundResult:
     turns: tuple[TurnResult, ...]
     seconds: float
     is_tuning: bool = False
+    time: float | None = None
+    num_awake: int | None = None
+    num_late: int | None = None
 
     @property
     def loss(self) -> float | None:
@@ -274,7 +280,8 @@ class RunEnd:
         rounds: rounds planned.
         seconds: wall time.
         finished: whether the run is complete.
-        reason: why it stopped, such as "max_seconds", "interrupted" or an error; None if it is finished.
+        reason: why it stopped, such as "max_seconds", "interrupted" or an error; of a finished run, why it ended early
+            ("best validation at round 12"), or None.
         summary: that of summary.json; None after an interruption or an error.
 
     Example:
@@ -290,8 +297,10 @@ class RunEnd:
     summary: Mapping[str, Any] | None
 
     def __str__(self) -> str:
-        how = "finished" if self.finished else f"stopped ({self.reason})"
-        return f"{how} after round {self.completed} of {self.rounds}"
+        where = f"after round {self.completed} of {self.rounds}"
+        if self.finished and self.reason:
+            return f"stopped early {where}, {self.reason}"
+        return f"finished {where}" if self.finished else f"stopped ({self.reason}) {where}"
 
 
 Record = RunStart | ProgressUpdate | RoundResult | EvaluationResult | RunEnd

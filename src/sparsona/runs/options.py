@@ -23,7 +23,11 @@ from sparsona.core import spec
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.targets import ALL_LOSSES, ALL_METRICS, USUAL_METRICS, given_name
 from sparsona.data.split_plan import SplitPlan
+from sparsona.engine.availability import KINDS as AVAILABILITY
+from sparsona.engine.availability import check_availability
 from sparsona.engine.graphs import GRAPHS, USUAL_DEGREE
+from sparsona.engine.pace import LOGNORMAL, read_sigma
+from sparsona.engine.sampling import SAMPLERS, check_sampler
 from sparsona.executors import EXECUTORS
 from sparsona.learning.schedule import SCHEDULES, lr_schedule
 from sparsona.runs.declaration import Option, as_int, as_tuple, option, options_of
@@ -64,6 +68,23 @@ def check_transforms(texts: tuple[str, ...]) -> tuple[str, ...]:
     except SparsonaError as error:
         raise ValueError(str(error)) from error
     return texts
+
+
+def _as_values(value: Any) -> Any:
+    """Values of clients: one number is for all; keys of a dict may be texts, as JSON has them."""
+    return (value,) if isinstance(value, int | float) else value
+
+
+def _check_sampler(name: str) -> str:
+    try:
+        return check_sampler(name)
+    except SparsonaError as error:
+        raise ValueError(str(error)) from error
+
+
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=1)]
+_ClientIndex = Annotated[int, Field(ge=0)]
 
 
 def check_loss(name: str | None) -> str | None:
@@ -343,6 +364,54 @@ class RunConfig(Stopping):
         (1.0,), "density each client can hold, repeated over clients", condition=True, cost=True
     )
 
+    client_lr_scale: Annotated[tuple[_Positive, ...] | dict[_ClientIndex, _Positive], BeforeValidator(_as_values)] = (
+        _plan(
+            (1.0,),
+            "factor of each client's learning rates, repeated over clients; from Python also a dict by client",
+            condition=True,
+        )
+    )
+    client_epochs: Annotated[tuple[_Count, ...] | dict[_ClientIndex, _Count], BeforeValidator(_as_values)] = _plan(
+        (),
+        "each client's own epochs in a round in place of the method's, repeated over clients; from Python also a dict",
+        condition=True,
+        cost=True,
+    )
+    speeds: Annotated[tuple[_Positive, ...] | dict[_ClientIndex, _Positive] | str, BeforeValidator(_as_values)] = _plan(
+        (),
+        f"relative speed of each client, repeated over clients, or {LOGNORMAL}, drawn once; from Python also a dict",
+        condition=True,
+        cost="leave it out: every client is charged as if it made the deadline",
+    )
+    deadline: float | None = _plan(
+        None,
+        "of a round, in the time that a client of speed 1 with the mean amount of data takes for its turn",
+        none="all are waited for",
+        condition=True,
+        cost="leave it out: every client is charged as if it made the deadline",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    late: Literal["drop", "partial"] = _plan(
+        "drop",
+        "what becomes of clients that would not make the deadline: their update is lost, or they make fewer steps",
+        condition=True,
+        cost="leave it out: every client is charged as if it made the deadline",
+    )
+    sampler: Annotated[str, AfterValidator(_check_sampler)] = _plan(
+        "uniform",
+        f"how the clients of a round are chosen: {_any_of(SAMPLERS)}; from Python also a function",
+        condition=True,
+    )
+    availability: str | None = _plan(
+        None,
+        f"who is awake in a round, see docs/experiments.md: {_any_of(row.form for row in AVAILABILITY.values())}",
+        none="all are, always",
+        condition=True,
+        cost="leave it out: every round is charged as if enough clients were awake",
+        paths=("file",),
+    )
+
     subnetwork: float | None = _plan(
         None,
         "train a fixed random sub-network of this density in place of the whole model",
@@ -443,10 +512,32 @@ class RunConfig(Stopping):
     def conflicts(self) -> list[SparsonaError]:
         """Errors in combinations of fields."""
         found = []
-        try:
-            lr_schedule(self.lr_schedule)
-        except SparsonaError as error:
-            found.append(error)
+        for value, read in (
+            (self.lr_schedule, lr_schedule),
+            (self.availability, check_availability),
+            (self.speeds if isinstance(self.speeds, str) else None, read_sigma),
+        ):
+            try:
+                if value is not None:
+                    read(value)
+            except SparsonaError as error:
+                found.append(error)
+        if self.late == "partial" and self.deadline is None:
+            found.append(
+                SparsonaError(
+                    "late=partial without a deadline",
+                    expected="a deadline that clients may miss",
+                    hint="--set deadline=1.5, and --set speeds=lognormal:0.5 for clients of different speeds",
+                )
+            )
+        if self.patience is not None and self.evaluate == "participants":
+            found.append(
+                SparsonaError(
+                    "patience with evaluate=participants: other clients are evaluated in each round",
+                    expected="evaluate=everyone: scores of the same clients, which can be compared",
+                    hint="leave one of them out",
+                )
+            )
         # None: known once the data is read.
         taking_part = None if self.clients is None else self.clients - self.num_novel
         if taking_part is None:
@@ -530,12 +621,23 @@ def in_groups(*groups: str) -> tuple[str, ...]:
 
 OF_DATA = in_groups("data", "reading", "sharing")  # what a federation made in Python has been through already
 
+# What a simulation alone has: on several machines clients are as fast and as often there as they are.
+SIMULATED = (
+    "client_lr_scale",
+    "client_epochs",
+    "speeds",
+    "deadline",
+    "late",
+    "sampler",
+    "availability",
+)
+
 # What all sides of a run on several machines agree on, besides method and model. Capacities are in its roster; a preset
 # is written out.
 AGREED = tuple(
     name
     for name in (*in_groups("plan", "evaluation"), "precision")
-    if name not in ("model", "preset", "warm_start", "capacities")
+    if name not in ("model", "preset", "warm_start", "capacities", *SIMULATED)
 )
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from sparsona.runs.observers import EvaluationResult, RoundResult
 from sparsona.runs.records import (
     ClassesRow,
+    ConditionRow,
     EvaluationFailureRow,
     EvaluationRow,
     EvaluationTrafficRow,
@@ -58,6 +59,9 @@ class Recorder:
             self._records.add(
                 FailureRow(result.index, turn.client, turn.failure) for turn in result.turns if turn.failure
             )
+            simulated = (result.time, result.num_awake, result.num_late)
+            if any(one is not None for one in simulated):
+                self._records.add([ConditionRow(result.index, *simulated)])
             self._records.add(
                 MeasureRow(result.index, turn.client, name, pack_numbers(values, "<f4"))
                 for turn in result.turns

@@ -32,6 +32,7 @@ CREATE TABLE IF NOT EXISTS turns (
   train_flops INTEGER, search_flops INTEGER, PRIMARY KEY (round, client)
 );
 CREATE TABLE IF NOT EXISTS failures (round INTEGER, client INTEGER, reason TEXT, PRIMARY KEY (round, client));
+CREATE TABLE IF NOT EXISTS conditions (round INTEGER PRIMARY KEY, time REAL, num_awake INTEGER, num_late INTEGER);
 CREATE TABLE IF NOT EXISTS measures (
   round INTEGER, client INTEGER, name TEXT, numbers BLOB, PRIMARY KEY (round, client, name)
 );
@@ -104,6 +105,19 @@ class FailureRow:
     round: int
     client: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConditionRow:
+    """What was simulated of a round: its time, how many clients were awake, how many of those that trained were late.
+
+    None: not simulated. Rounds of runs that simulate none of them have no row.
+    """
+
+    round: int
+    time: float | None
+    num_awake: int | None
+    num_late: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +257,7 @@ _TABLES = {
     TurnRow: "turns",
     EvaluationRow: "evaluations",
     ClassesRow: "classes",
+    ConditionRow: "conditions",
     MetricRow: "client_metrics",
     MeasureRow: "measures",
     FailureRow: "failures",
@@ -254,6 +269,7 @@ Row = (
     RoundRow
     | TurnRow
     | FailureRow
+    | ConditionRow
     | MeasureRow
     | EvaluationRow
     | EvaluationTrafficRow
@@ -262,6 +278,7 @@ Row = (
     | MetricRow
     | TraitsRow
 )
+BY_POINT = ("evaluations", "classes", "client_metrics")  # the tables of what was found at points
 _FIGURES = "completed, client, point, correct, count, loss"  # of an evaluation, without its matrix
 _Kind = TypeVar("_Kind")
 
@@ -350,7 +367,7 @@ class Records:
         db = self.writer
         kept = bool(points) if traits is None else traits
         with self.writing():
-            for table in ("rounds", "turns", "failures", "measures"):
+            for table in ("rounds", "turns", "failures", "conditions", "measures"):
                 db.execute(f"DELETE FROM {table} WHERE round >= ?", (completed,))
             db.execute("DELETE FROM traits WHERE completed > ?", (completed if kept else completed - 1,))
             for table in ("evaluation_traffic", "evaluation_failures"):
@@ -361,9 +378,18 @@ class Records:
                     stays, values = "AND (is_final OR reason != ?)", [WITHHELD]
                 db.execute(f"DELETE FROM {table} WHERE completed = ? {stays}", [completed, *values])
             marks = ", ".join("?" * len(points))
-            for table in ("evaluations", "classes", "client_metrics"):
+            for table in BY_POINT:
                 db.execute(f"DELETE FROM {table} WHERE completed > ?", (completed,))
                 db.execute(f"DELETE FROM {table} WHERE completed = ? AND point NOT IN ({marks})", (completed, *points))
+
+    def drop_evaluations(self, completed: Sequence[int]) -> None:
+        """Drop what was evaluated after these numbers of rounds: a run that goes on does not evaluate there."""
+        db = self.writer
+        with self.writing():
+            for number in completed:
+                for table in (*BY_POINT, "traits", "evaluation_traffic", "evaluation_failures"):
+                    db.execute(f"DELETE FROM {table} WHERE completed = ?", (number,))
+                db.execute("DELETE FROM measures WHERE round = ?", (number - 1,))
 
     def check(self, completed: int) -> None:
         """Refuse records that lack rounds the checkpoint has: what is summed over them would be too little."""
@@ -430,6 +456,10 @@ class Records:
     def failures(self) -> list[FailureRow]:
         """Who was not heard, and why, in the order of rounds and clients."""
         return self._rows(FailureRow, "SELECT * FROM failures ORDER BY round, client")
+
+    def conditions(self) -> list[ConditionRow]:
+        """What was simulated of rounds, in order; none where nothing was."""
+        return self._rows(ConditionRow, "SELECT * FROM conditions ORDER BY round")
 
     def evaluation_traffic(self) -> list[EvaluationTrafficRow]:
         """What was sent for evaluations alone, in order; none where an older version made the run."""

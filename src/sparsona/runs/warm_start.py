@@ -17,7 +17,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout
 from sparsona.core.tree import Tree
 from sparsona.runs.facts import WarmStartFacts
-from sparsona.runs.folder import INITIAL_FILE, START_FILE, RunFolder, reached, write_atomically
+from sparsona.runs.folder import INITIAL_FILE, START_FILE, RunFolder, explain_disk_errors, reached, write_atomically
 
 GLOBAL_FILE = "global.safetensors"  # a finished run's shared model, by the names of its parameters
 
@@ -44,6 +44,12 @@ def save_global_model(folder: Path, model: Tree | None) -> None:
     """Write the shared model beside the checkpoint, for other runs to start from."""
     if model is not None and not (folder / GLOBAL_FILE).exists():
         write_atomically(folder / GLOBAL_FILE, _as_file({name: model[name] for name in model}))
+
+
+def drop_global_model(folder: Path) -> None:
+    """Remove the shared model of a run that goes on."""
+    with explain_disk_errors(folder):
+        (folder / GLOBAL_FILE).unlink(missing_ok=True)
 
 
 def warm_start_from(path: str | Path) -> WarmStart:
