@@ -34,7 +34,11 @@ from sparsona.deploy.identity import KeyFile, Roster
 from sparsona.deploy.memory import return_large_buffers, share_memory_among_threads
 from sparsona.deploy.zenoh_link import Tls, ZenohLink
 from sparsona.experiment.agreement import agree
-from sparsona.experiment.network import MANY_CLIENTS, Network, Terms, make_agent, own_data, play_network
+from sparsona.experiment.client_data import own_data
+from sparsona.experiment.client_side import make_agent
+from sparsona.experiment.network import Network
+from sparsona.experiment.server_side import MANY_CLIENTS, play_network
+from sparsona.experiment.terms import Terms
 
 MODEL = "mlp:hidden={hidden}"
 LARGE, SMALL = 65_333, 6_600  # hidden units: 4.9 and 0.5 million parameters

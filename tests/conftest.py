@@ -7,11 +7,12 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from processes import ForkServer
+from processes import ForkedWorker, ForkServer
 
 # Started in the background of a script, this process ignores Ctrl-C, and so would every process the tests send it to.
 if threading.current_thread() is threading.main_thread():
@@ -83,3 +84,13 @@ def forks():
     server = ForkServer()
     yield server
     server.close()
+
+
+@pytest.fixture
+def forked_workers(forks, monkeypatch, tmp_path_factory):
+    """Worker processes begin as forks of one that has imported torch, which takes seconds."""
+    from sparsona.executors import workers
+
+    folder = tmp_path_factory.mktemp("pipes")
+    fake = SimpleNamespace(PIPE=None, Popen=lambda *command, **how: ForkedWorker(forks, folder))
+    monkeypatch.setattr(workers, "subprocess", fake)

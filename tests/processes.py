@@ -65,6 +65,29 @@ class Process:
         return code, (self.folder / "stdout").read_text(), (self.folder / "stderr").read_text()
 
 
+class ForkedWorker:
+    """What `executors.workers` sees of a worker process, here a fork: `subprocess.Popen` with two pipes."""
+
+    def __init__(self, server: ForkServer, folder: Path) -> None:
+        paths = [str(Path(tempfile.mkdtemp(dir=folder)) / name) for name in ("in", "out")]
+        for path in paths:
+            os.mkfifo(path)
+        self._server, self.returncode = server, None
+        self.pid = server.ask(worker=paths)["pid"]
+        self.stdin = os.fdopen(os.open(paths[0], os.O_WRONLY), "wb")  # in the order of the other side
+        self.stdout = os.fdopen(os.open(paths[1], os.O_RDONLY), "rb")
+
+    def terminate(self) -> None:
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            self.returncode = self._server.ask(wait=self.pid)["code"]
+        return self.returncode
+
+
 def start(server: ForkServer, folder: Path, *args: object, setup: str = "") -> Process:
     """Run `sparsona ARGS` in `folder`, where its output goes, too; `setup` is Python to be executed before."""
     pid = server.ask(start=[str(arg) for arg in args], folder=str(folder), setup=setup)["pid"]
@@ -138,9 +161,15 @@ def traces(run: Path) -> dict[str, Any]:
 def serve() -> None:
     # All that a command would import, so that its process starts at once.
     names = ("rich.progress", "rich.table", "safetensors.torch", "sparsona.experiment.train", "sparsona.cli.app")
-    for name in (*names, "sparsona.experiment.network", "zenoh"):
+    for name in (
+        *names,
+        "sparsona.experiment.client_side",
+        "sparsona.experiment.server_side",
+        "sparsona.experiment.peers",
+        "zenoh",
+    ):
         import_module(name)
-    for name in ("fedavg", "fedspa"):
+    for name in ("fedavg", "fedspa", "dispfl"):
         import_module(f"sparsona.methods.{name}")
     for line in sys.stdin:
         request = json.loads(line)
@@ -149,9 +178,25 @@ def serve() -> None:
         else:
             pid = os.fork()
             if not pid:
-                run_command(request)
+                run_command(request) if "start" in request else be_worker(*request["worker"])
             answer = {"pid": pid}
         print(json.dumps(answer), flush=True)
+
+
+def be_worker(inbox: str, outbox: str) -> None:
+    """Be a worker process that has imported everything; never returns."""
+    try:
+        os.setpgid(0, 0)
+        os.dup2(os.open(inbox, os.O_RDONLY), 0)
+        os.dup2(os.open(outbox, os.O_WRONLY), 1)
+        sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
+        from sparsona.executors.worker import main
+
+        main()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 def run_command(request: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -40,26 +41,41 @@ def run(command: list[str], folder: Path, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
-def test_example(example, tmp_path):
-    assert run([sys.executable, str(example)], tmp_path).strip()
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 @pytest.mark.long
-def test_readme_python(tmp_path):
+@pytest.mark.parametrize(
+    "example",
+    [
+        # Six runs: half a minute.
+        pytest.param(path, id=path.name, marks=[pytest.mark.slow] * (path.name == "compare_methods.py"))
+        for path in EXAMPLES
+    ],
+)
+def test_example(example, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(example), run_name="__main__")
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.long
+def test_readme_python(tmp_path, monkeypatch):
     """The Python in README runs as it stands, one block after another."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert blocks
     (tmp_path / "readme.py").write_text("\n".join(blocks))
-    run([sys.executable, "readme.py"], tmp_path)
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("readme.py", run_name="__main__")
 
 
-def test_observers_python(tmp_path):
+def test_observers_python(tmp_path, monkeypatch, capsys):
     """So does the example in docs/observers.md."""
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "observers.md").read_text(), re.DOTALL)
     (tmp_path / "observers.py").write_text(block)
-    assert len(json.loads(run([sys.executable, "observers.py"], tmp_path))) == 3
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("observers.py", run_name="__main__")
+    assert len(json.loads(capsys.readouterr().out)) == 3
 
 
 def test_shell_commands_exist():

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
     from sparsona.data.federate import federate
     from sparsona.data.federation import Federation
     from sparsona.data.pool import View
+    from sparsona.experiment.client_side import join
     from sparsona.experiment.compare import compare
-    from sparsona.experiment.network import join, serve
-    from sparsona.experiment.peers import be_peer, gather
+    from sparsona.experiment.gather import gather
+    from sparsona.experiment.peers import be_peer
     from sparsona.experiment.replay import Replay, replay
     from sparsona.experiment.run import Comparison, Run
+    from sparsona.experiment.server_side import serve
     from sparsona.experiment.theory.bounds import bounds
     from sparsona.experiment.train import load, resume, train
     from sparsona.experiment.tune import Tuning, tune
@@ -43,9 +45,9 @@ _WHERE = {
     "compare": "experiment.compare",
     "bounds": "experiment.theory.bounds",
     "be_peer": "experiment.peers",
-    "gather": "experiment.peers",
-    "join": "experiment.network",
-    "serve": "experiment.network",
+    "gather": "experiment.gather",
+    "join": "experiment.client_side",
+    "serve": "experiment.server_side",
     "load": "experiment.train",
     "Replay": "experiment.replay",
     "replay": "experiment.replay",

@@ -204,5 +204,7 @@ def test_the_text_picture_counts_clients():
 
 
 def test_final_tuning_is_no_round_of_the_training_loss(tmp_path):
-    run = sp.train("fedavg-ft", clients=4, rounds=2, epochs=1, executor="serial", device="cpu", out=tmp_path / "run")
+    run = sp.train(
+        "fedavg-ft", clients=4, rounds=2, epochs=1, data_rate=0.2, executor="serial", device="cpu", out=tmp_path / "run"
+    )
     assert [number for number, _ in read_view(run._folder).train_loss] == [1, 2]

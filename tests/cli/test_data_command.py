@@ -82,7 +82,7 @@ def test_a_run_on_people(people, tmp_path):
     assert len(run.accuracies()) == 5
 
 
-def test_a_run_with_crops_says_so_and_is_repeatable(people, tmp_path):
+def test_a_run_with_crops_says_so_and_is_repeatable(people, tmp_path, forked_workers):
     options = {"data": f"arrays:{people}", "partition": "iid", "clients": 3, "model": "digits-cnn"}
     options |= {"augment": True, "rounds": 2, "epochs": 1}
     runs = [sp.train("fedavg", out=tmp_path / name, executor=name, **options) for name in ("serial", "workers")]

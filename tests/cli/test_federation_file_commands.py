@@ -59,6 +59,7 @@ def test_from_keys_to_a_roster(say, tmp_path):
     said = say("federation", "show", "fed.toml")
     for word in (grown.digest, "fedspa", "cnn28", "hospital-3", own.public, "density", "0.2", "until 20"):
         assert word in said.out
+    assert "half of the clients" in said.out  # per_round, which nobody chose
     shown = json.loads(say("federation", "show", "fed.toml", "--json").out)
     assert (shown["digest"], shown["run"]["method"], len(shown["roster"])) == (grown.digest, "fedspa", 2)
 
@@ -106,7 +107,7 @@ def test_peers_have_no_server_and_all_listen(say, tmp_path):
         (["--classes", "0"], ["classes"]),
         (["--input", "1x2x2"], ["cannot take 2x2 images"]),
         (["--input", "1xax2"], ["an input of '1xax2'", "3x32x32"]),
-        (["--predicts", "weather"], ["predicts 'weather'", "classes, tokens, numbers"]),
+        (["--predicts", "weather"], ["predicts 'weather'", "classes, tokens"]),
         (["--set", "clients=5"], ["'clients' in a federation file", "each side itself"]),
         (["--set", "device=cpu"], ["'device' in a federation file"]),
         (["--set", "capacities=[0.5]"], ["'capacities' in a federation file", "federation admit --capacity"]),

@@ -21,13 +21,13 @@ LINES, MEMORY = battery(), memory()
 FIRST = {row.module: row.name for row in reversed(METHODS.values())}
 
 
-PAPERS = {"local", "fedavg", "fedalt", "fedspa", "pfedgate", "dispfl"}  # their methods, and what all are held against
+LEARN = {"fedavg", "fedspa", "dispfl"}  # with a server and without, dense and sparse: seconds each
 
 
 def properties():
     for name in LINES:
         for found in PROPERTIES if name in FIRST.values() else SHORT:
-            again = name not in PAPERS and found == "learns"  # seconds each
+            again = name not in LEARN and found == "learns"
             yield pytest.param(name, found, id=f"{name}-{found}", marks=[pytest.mark.slow] if again else [])
 
 

@@ -470,6 +470,7 @@ def test_every_option_of_a_run_is_taken_or_refused_with_a_reason(name):
         "graph": "ring",
         "preset": "paper",
         "novel": 1,
+        "availability": "markov:1:0",
     }
     found = {int: 2, float: 0.5, bool: True, str: OPTIONS[name].default}[OPTIONS[name].type]
     value = usual.get(name, 1.0 if name == "capacities" else found)

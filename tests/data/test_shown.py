@@ -57,7 +57,30 @@ def test_several_inputs_and_numbers_to_predict() -> None:
     assert "classes" not in numbers._repr_html_()
 
 
-def test_names_are_shown_where_there_are_any(federation: Federation) -> None:
-    names = ("<i>north", "south", "east", "west")
-    object.__setattr__(named := replace(federation), "client_names", names)
-    assert "3 clients (&lt;i&gt;north, south, east, …)" in named._repr_html_()
+def test_yes_or_no_and_labels() -> None:
+    x = np.zeros((30, 2), dtype=np.float32)
+    binary = sp.federate(x, np.arange(30) % 2, clients=2, partition="iid", task="binary")
+    assert repr(binary).endswith("2 classes)")
+    labels = sp.federate(x, np.tile([0, 1, 1], (30, 1)), clients=2, partition="iid", task="multilabel")
+    assert repr(labels).endswith("3 labels)")
+    assert "classes" not in labels._repr_html_()
+
+
+def test_names_are_shown_and_escaped(federation: Federation) -> None:
+    assert "3 clients (&lt;i&gt;, b, c), " in replace(federation, client_names=("<i>", "b", "c"))._repr_html_()
+    many = tuple(f"person {number}" for number in range(5))
+    x = np.zeros((5, 12, 1), dtype=np.float32)
+    people = sp.Federation.from_clients({name: (one, np.arange(12) % 2) for name, one in zip(many, x, strict=True)})
+    assert "5 clients (person 0, person 1, person 2, …), " in people._repr_html_()
+
+
+def test_shapes_without_examples(federation: Federation) -> None:
+    """What is known of a run whose data is elsewhere."""
+    empty = (federation.x[:0], federation.y[:0], 3, "there", federation.view)
+    bare = Federation.outline(federation.sizes().numpy(), *empty, train_counts=None)
+    assert repr(bare) == "Federation('there', 3 clients, 61 examples, inputs (1, 4, 4), 3 classes)"
+    assert "classes in training" not in bare._repr_html_()
+    counts = federation.label_counts("train")
+    assert counts is not None
+    known = Federation.outline(federation.sizes().numpy(), *empty, train_counts=counts.numpy())
+    assert "classes in training" in known._repr_html_()

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from sparsona.core.errors import SparsonaError
 from sparsona.core.update import SERVER
 from sparsona.deploy import identity
-from sparsona.deploy.federation_file import FederationFile, Server, key_path, split_address
+from sparsona.deploy.addresses import split_address
+from sparsona.deploy.federation_file import FederationFile, Server, key_path
 from sparsona.deploy.frames import Frame, seal, unseal
 
 RUN: dict[str, Any] = {

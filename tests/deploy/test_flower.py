@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from federations import free_addresses
 from processes import wait_until
 
 import sparsona as sp
@@ -23,8 +24,11 @@ from sparsona.cli.app import cli
 from sparsona.core.errors import SparsonaError
 from sparsona.deploy import flower
 from sparsona.deploy.flower import FlowerLink, SocketServer, relay
-from sparsona.experiment import network
+from sparsona.deploy.identity import Roster
+from sparsona.experiment import client_data, client_side, server_side
 from sparsona.experiment.flower import serve
+from sparsona.experiment.network import Network
+from sparsona.experiment.terms import Terms
 from sparsona.runs.records import Records
 
 OPTIONS = {"rounds": 1, "epochs": 1, "per_round": 2, "seed": 3}
@@ -72,6 +76,7 @@ def test_a_frame_is_relayed(tmp_path):
         assert relay(path, large, 5.0) == ("answered", large[::-1])
         assert relay(path, b"", 5.0) == ("answered", b"")
         assert relay(path, b"silent", 5.0) == ("silent", b"")
+        assert relay(path, large, 5.0, max_bytes=len(large) - 1) == ("absent", b"")  # not read
         assert relay(path, b"fault", 5.0) == ("silent", b"")
         with pytest.raises(SparsonaError, match="somebody answers on"):
             SocketServer(path, handle, faults.append)
@@ -130,7 +135,7 @@ def test_the_app_is_written(tmp_path, monkeypatch):
     with pytest.raises(SparsonaError, match="--at-least 3"):
         command("federation", "flower", "fed.toml", "other", "--out", "runs/x", "--at-least", "3")
     with pytest.raises(SparsonaError, match="beside --flower"):
-        network.join("fed.toml", "digits", key="site-0.key", flower="a.sock", tls=False)
+        client_side.join("fed.toml", "digits", key="site-0.key", flower="a.sock", tls=False)
 
 
 # The link, over a grid in this process.
@@ -191,6 +196,9 @@ def test_a_link_finds_clients_by_what_their_nodes_say(tmp_path, fast):
         assert dict(link.exchange(items, 0.5)) == {0: b"0", 1: None, 2: None, 3: None}  # 2: nobody on its socket
         assert link.present() == {0, 1, 2}
         assert time.monotonic() - began < 3
+        link.max_bytes = 0
+        assert dict(link.exchange([(0, b"a")], 0.5)) == {0: None}  # its answer is longer
+        link.max_bytes = 9
         late = threading.Timer(0.3, lambda: opened.append(answer(2)))
         opened: list[SocketServer] = []
         late.start()
@@ -201,12 +209,12 @@ def test_a_link_finds_clients_by_what_their_nodes_say(tmp_path, fast):
 @contextlib.contextmanager
 def agents(clients: int):
     """Clients that answer on sockets, as `sparsona join --flower` does."""
-    terms, servers, heard = network.Terms.read("fed.toml"), [], []
+    terms, servers, heard = Terms.read("fed.toml"), [], []
     for index in range(clients):
-        key, member = network.find_key(terms.file, Path("fed.toml"), f"site-{index}.key")
-        roster = network.Roster(terms.file.keys())
-        data = network.own_data(terms, index, "digits")
-        made = network.make_agent(terms, index, data, Path(f"vault/{index}"), key, roster, report=heard.append)
+        key, member = client_side.find_key(terms.file, Path("fed.toml"), f"site-{index}.key")
+        roster = Roster(terms.file.keys())
+        data = client_data.own_data(terms, index, "digits")
+        made = client_side.make_agent(terms, index, data, Path(f"vault/{index}"), key, roster, report=heard.append)
         servers.append(SocketServer(f"{member.index}.sock", made.handle, lambda error: heard.append(repr(error))))
     try:
         yield heard
@@ -257,22 +265,14 @@ def unaltered(data: bytes) -> bytes:
 
 
 def has_clients(grid: Grid, told: list[str]) -> bool:
-    terms, key = network.read_server("fed.toml", None, None)
+    terms, key = server_side.read_server("fed.toml", None, None)
     link = FlowerLink(grid)
-    found = network.Network(terms, link.exchange, key, network.Roster(terms.file.keys()), report=told.append, hello=2.0)
+    found = Network(terms, link.exchange, key, Roster(terms.file.keys()), report=told.append, hello=2.0)
     found.greet([0, 1])
     return len(found.guests) == 2
 
 
 # Flower itself.
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in found:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in found]
 
 
 def descendants(pid: int) -> list[int]:
@@ -355,7 +355,7 @@ def test_a_run_through_flower_is_its_simulation(tmp_path, monkeypatch, processes
     monkeypatch.chdir(tmp_path)
     new_federation(2)
     command("federation", "flower", "fed.toml", "app", "--out", "runs/x", "--wait", "120")
-    link, *nodes = free_ports(3)
+    link, *nodes = (address.partition(":")[2] for address in free_addresses(3))
     (tmp_path / "flwr" / "config.toml").write_text(f'[superlink.here]\naddress = "127.0.0.1:{link}"\ninsecure = true\n')
     own = ["--insecure", "--host", "127.0.0.1"]
     processes.start("link", "flower-superlink", *own, "--port", link, "--disable-runtime-dependency-installation")

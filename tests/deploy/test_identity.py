@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from federations import free_address
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -249,14 +250,6 @@ def test_without_the_extra_the_error_names_it() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 def open_link(authority: str, key: KeyFile, certificate: str, names: bool = True, **endpoints: str) -> Any:
     """A zenoh session with mutual TLS that listens on, or connects to, an endpoint."""
     import zenoh
@@ -290,8 +283,9 @@ def test_a_link_is_opened_by_this_authoritys_certificates_alone(tmp_path: Path, 
     client, asks = party(tmp_path, "client")
     other = new_authority("fed", tmp_path / "other.key")
     listens, dials = certify(request, authority, hosts=("localhost",)), certify(asks, authority)
-    port = free_port()
-    endpoint = f"tls/127.0.0.1:{port}"
+    address = free_address()
+    port = address.partition(":")[2]
+    endpoint = f"tls/{address}"
 
     def ask(trusted: str, certificate: str, host: str = "127.0.0.1", names: bool = True) -> list[bytes]:
         with open_link(trusted, client, certificate, names, connect=f"tls/{host}:{port}") as session:

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import socket
+import random
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from federations import make, rows
 
-import sparsona as sp
 from sparsona.core.errors import SparsonaError
-from sparsona.deploy import identity, peer
+from sparsona.deploy import peer
 from sparsona.deploy.exchange import in_threads
-from sparsona.deploy.federation_file import FederationFile
 from sparsona.deploy.frames import Frame, seal, unseal
-from sparsona.deploy.identity import KeyFile, Roster
-from sparsona.deploy.journal import Journal
-from sparsona.experiment.agreement import agree
-from sparsona.experiment.network import Terms, own_data
-from sparsona.experiment.peers import be_peer, gather, make_peer
+from sparsona.deploy.journal import Entry, Journal
+from sparsona.deploy.remote import LostError
+from sparsona.deploy.vault import Vault
+from sparsona.engine.jobs import Outcome
+from sparsona.experiment.gather import gather
+from sparsona.experiment.peers import be_peer, make_peer
 from sparsona.runs.records import Records
 from sparsona.wire.codec import decode, encode
+from sparsona.wire.ledger import Traffic
 
-COMMON = {"rounds": 3, "epochs": 1, "seed": 7, "evaluate": "everyone"}
-DATA = {"data_rate": 0.3}  # to be quick
 LONG = 60.0  # a deadline that no test waits for
+NUM = 4
 
 
 @pytest.fixture(autouse=True)
@@ -40,29 +40,6 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A function that makes a federation file, with keys, for a method and options."""
-    folder = tmp_path_factory.mktemp("federation")
-    authority = identity.new_authority("fed", folder / "fed.authority.key")
-    keys: list[KeyFile] = []
-
-    def make(method="dispfl", num=4, addresses=None, model="digits-cnn", **options):
-        while len(keys) < num:
-            keys.append(KeyFile.read(identity.new_key(f"site-{len(keys)}", folder)[0]))
-        run = agree(method, {**COMMON, **options}, model=model, classes=10, input_shape=(1, 8, 8))
-        file = FederationFile("fed", run, authority.certificate, None)
-        for index, key in enumerate(keys[:num]):
-            where = () if addresses is None else addresses[index]
-            hosts = identity.LOCAL_HOSTS
-            file = file.admit(identity.Request(f"site-{index}", key.public), authority, addresses=where, hosts=hosts)
-        path = folder / f"{file.digest}.toml"
-        file.write(path)
-        return Terms.read(path), keys[:num]
-
-    return make
-
-
 class Killed(BaseException):
     """Stands for a power failure: nothing after it is done."""
 
@@ -70,9 +47,9 @@ class Killed(BaseException):
 class Party:
     """Peers of one process, each of which can be started, killed and started again."""
 
-    def __init__(self, terms, keys, folder, deadline=LONG, exchange=None, grace=None, **data):
-        self.terms, self.keys, self.folder, self.data = terms, keys, folder, {**DATA, **data}
-        self.deadline, self.grace = deadline, deadline if grace is None else grace
+    def __init__(self, folder, method="dispfl", num=NUM, *, deadline=LONG, exchange=None, **options):
+        self.made = make(folder / "federation", method, num, **{"rounds": 3, **options})
+        self.folder, self.deadline = folder / "peers", deadline
         self.handles = {}
         self.exchange = exchange or (lambda index: in_threads(self.handles))
         self.peers, self.errors, self.heard, self._threads = {}, {}, {}, {}
@@ -80,17 +57,16 @@ class Party:
 
     def start(self, index):
         self.heard.setdefault(index, [])
-        federation = own_data(self.terms, index, "digits", **self.data)
         found = make_peer(
-            self.terms,
+            self.made.terms,
             index,
-            federation,
+            self.made.own_data(index),
             self.folder / f"site-{index}",
             self.exchange(index),
-            self.keys[index],
-            Roster(self.terms.file.keys()),
+            self.made.key(index),
+            self.made.roster,
             deadline=self.deadline,
-            grace=self.grace,
+            grace=self.deadline,
             report=self.heard[index].append,
         )
         self.peers[index] = found
@@ -116,7 +92,7 @@ class Party:
         assert not self._threads[index].is_alive(), f"peer {index} hangs"
 
     def play(self, indices=None):
-        indices = range(len(self.keys)) if indices is None else indices
+        indices = range(self.made.num_clients) if indices is None else indices
         for index in indices:
             self.start(index)
         for index in indices:
@@ -124,19 +100,15 @@ class Party:
         return self
 
     def folders(self, indices=None):
-        return [self.folder / f"site-{index}" for index in (range(len(self.keys)) if indices is None else indices)]
+        return [
+            self.folder / f"site-{index}" for index in (range(self.made.num_clients) if indices is None else indices)
+        ]
 
+    def gather(self):
+        return gather(self.folder.parent / "run", self.folders())
 
-def rows(path):
-    records = Records(Path(path) / "records.sqlite")
-    plain = [replace(row, seconds=0.0) for row in records.rounds()]
-    failures = records.failures(), records.evaluation_failures()
-    return plain, records.turns(), records.evaluations(), records.evaluation_traffic(), records.measures(), failures
-
-
-def simulate(tmp_path, method, num=4, **options):
-    options = {**COMMON, **DATA, **options}
-    return sp.train(method, clients=num, **options, executor="serial", out=tmp_path / "simulated")
+    def simulate(self):
+        return self.made.simulate(self.folder.parent / "simulated")
 
 
 @pytest.mark.parametrize(
@@ -148,17 +120,17 @@ def simulate(tmp_path, method, num=4, **options):
         ("dispfl", {"graph": "random:1", "per_round": 3, "tune_epochs": 1, "novel": 1}),
         ("dpsgd", {"graph": "ring", "drop_rate": 0.3}),
         ("dpsgd-ft", {"graph": "random:2", "rounds": 2, "tune_epochs": 1}),
-        ("fedfomo", {"num_candidates": 1, "validation_rate": 0.2}),
+        ("fedfomo", {"num_candidates": 1}),
     ],
 )
-def test_peers_give_the_simulations_records_and_states(made, tmp_path, method, options):
-    data = {key: value for key, value in options.items() if key == "validation_rate"}
-    terms, keys = made(method, **{key: value for key, value in options.items() if key not in data})
-    party = Party(terms, keys, tmp_path / "peers", **data).play()
+def test_peers_give_the_simulations_records_and_states(tmp_path, method, options):
+    data = {"data_rate": 0.15, "partition": "dirichlet:2"}
+    data |= {"validation_rate": 0.2} if method == "fedfomo" else {}
+    party = Party(tmp_path, method, data=data, **options).play()
     assert party.errors == {}
-    run = gather(tmp_path / "run", party.folders())
-    simulated = simulate(tmp_path, method, **options)
+    run, simulated = party.gather(), party.simulate()
     assert rows(run.path) == rows(simulated.path)
+    assert evaluation_traffic(run) == evaluation_traffic(simulated)
     for name in ("accuracy", "bytes", "flops", "steps", "rounds"):
         assert run.summary[name] == simulated.summary[name]
     assert states(party) == simulated_states(simulated)
@@ -166,6 +138,10 @@ def test_peers_give_the_simulations_records_and_states(made, tmp_path, method, o
     for folder in party.folders():  # what nobody needs any more was removed
         assert len(list(folder.glob("*.message"))) <= 3
         assert (folder / "model.safetensors").exists()
+
+
+def evaluation_traffic(run):
+    return Records(run.path / "records.sqlite").evaluation_traffic()
 
 
 def states(party):
@@ -186,19 +162,27 @@ def simulated_states(run):
     return {int(index): (run.path / "checkpoint" / name).read_bytes() for index, name in names.items()}
 
 
-def test_messages_are_kept_for_those_that_are_behind(made, tmp_path):
+def test_messages_are_kept_for_those_that_are_behind(tmp_path):
     """Peers that do not need a slow one run ahead of it; what it needs of them is still there when it comes to that."""
     options = {"graph": "random:1", "rounds": 8, "eval_every": 20, "points": ("received",)}
-    terms, keys = made("dispfl", **options)
+
+    def wait_for_the_others():
+        """Until one of them is three rounds ahead, or none can be, because all need this one."""
+        ends = time.monotonic() + 1.0
+        while time.monotonic() < ends:
+            if max(found.completed for found in party.peers.values()) > party.peers[3].completed + 2:
+                break
+            time.sleep(0.02)
 
     def exchange(index):
         def slow(items, deadline):
-            time.sleep(0.4 if index == 3 and party.peers[3].sizes.keys() == {0, 1, 2, 3} else 0.0)
+            if index == 3 and party.peers[3].sizes.keys() == {0, 1, 2, 3}:
+                wait_for_the_others()
             yield from in_threads(party.handles)(items, deadline)
 
         return slow
 
-    party = Party(terms, keys, tmp_path / "peers", exchange=exchange)
+    party = Party(tmp_path, exchange=exchange, **options)
     ahead = []
     party.before_play = lambda found: setattr(
         found, "_make_room", lambda inner=found._make_room: (inner(), ahead.append(len(found._said)))
@@ -206,8 +190,7 @@ def test_messages_are_kept_for_those_that_are_behind(made, tmp_path):
     party.play()
     assert party.errors == {}
     assert max(ahead) > 2
-    run = gather(tmp_path / "run", party.folders())
-    assert rows(run.path) == rows(simulate(tmp_path, "dispfl", **options).path)
+    assert rows(party.gather().path) == rows(party.simulate().path)
 
 
 class Fault:
@@ -230,10 +213,8 @@ class Fault:
 
 
 @pytest.mark.parametrize("graph", ["ring", "random:1"])
-def test_a_peer_that_is_killed_again_and_again_comes_back_to_the_same_bits(made, tmp_path, graph):
-    options = {"graph": graph, "drop_rate": 0.2, "rounds": 5}
-    terms, keys = made("dispfl", **options)
-    party = Party(terms, keys, tmp_path / "peers")
+def test_a_peer_that_is_killed_again_and_again_comes_back_to_the_same_bits(tmp_path, graph):
+    party = Party(tmp_path, graph=graph, drop_rate=0.2, rounds=5)
     moments = [(1, False), (2, True), (3, False), (1, True), (4, True), (2, False), (3, True), (3, False)]
 
     def arm(found):
@@ -259,22 +240,19 @@ def test_a_peer_that_is_killed_again_and_again_comes_back_to_the_same_bits(made,
         party.join(index)
     assert party.errors == {}
     assert num_killed == 8
-    run = gather(tmp_path / "run", party.folders())
-    simulated = simulate(tmp_path, "dispfl", **options)
-    assert rows(run.path) == rows(simulated.path)
+    simulated = party.simulate()
+    assert rows(party.gather().path) == rows(simulated.path)
     assert states(party) == simulated_states(simulated)
 
 
-def test_a_peer_that_stays_away_is_recorded_and_the_others_go_on(made, tmp_path):
-    terms, keys = made("dispfl", graph="ring", rounds=4)
-    party = Party(terms, keys, tmp_path / "peers", deadline=2.0)
+def test_a_peer_that_stays_away_is_recorded_and_the_others_go_on(tmp_path):
+    party = Party(tmp_path, graph="ring", rounds=4, deadline=2.0)
     party.before_play = lambda found: (
         setattr(found, "_evaluate", Fault(2, after=True).wrap(found._evaluate)) if found.client == 3 else None
     )
     party.play()
     assert {index: type(error) for index, error in party.errors.items()} == {3: Killed}
-    run = gather(tmp_path / "run", party.folders())
-    records = Records(run.path / "records.sqlite")
+    records = Records(party.gather().path / "records.sqlite")
     found = {(row.round, row.client): row.reason for row in records.failures()}
     assert found[2, 3] == "its journal ends before this round"  # what it said in round 1 was heard
     assert found[3, 3] == "its journal ends before this round; no answer within 2 s (not heard by 0, 2)"
@@ -304,9 +282,8 @@ def forge(message, number):
     return encode(replace(update, parts={**update.parts, "model": replace(part, arrived=values, whole=None)}))
 
 
-def test_forged_messages_of_a_neighbour_are_refused_and_nobody_else_is_harmed(made, tmp_path):
-    terms, keys = made("dispfl", graph="full", rounds=4)
-    party = Party(terms, keys, tmp_path / "peers")
+def test_forged_messages_of_a_neighbour_are_refused_and_nobody_else_is_harmed(tmp_path):
+    party = Party(tmp_path, graph="full", rounds=4)
 
     def corrupt(found):
         def commit(entry, commit=found._commit):
@@ -321,8 +298,7 @@ def test_forged_messages_of_a_neighbour_are_refused_and_nobody_else_is_harmed(ma
     party.before_play = corrupt
     party.play()
     assert party.errors == {}
-    run = gather(tmp_path / "run", party.folders())
-    records = Records(run.path / "records.sqlite")
+    records = Records(party.gather().path / "records.sqlite")
     found = {(row.round, row.client): row.reason for row in records.failures()}
     assert set(found) == {(index, 2) for index in (1, 2, 3, 4)}
     assert all(reason.endswith(" (not heard by 0, 1, 3)") for reason in found.values())
@@ -334,9 +310,8 @@ def test_forged_messages_of_a_neighbour_are_refused_and_nobody_else_is_harmed(ma
     assert all(turn.aggregated for turn in records.turns())
 
 
-def test_what_makes_training_diverge_is_not_the_victims_end(made, tmp_path, monkeypatch):
-    terms, keys = made("dispfl", graph="ring", rounds=2)
-    party = Party(terms, keys, tmp_path / "peers")
+def test_what_makes_training_diverge_is_not_the_victims_end(tmp_path, monkeypatch):
+    party = Party(tmp_path, graph="ring", rounds=2)
     original = peer.Gossip.play
 
     def diverge(self, population, index):
@@ -347,22 +322,19 @@ def test_what_makes_training_diverge_is_not_the_victims_end(made, tmp_path, monk
     monkeypatch.setattr(peer.Gossip, "play", diverge)
     party.play()
     assert party.errors == {}
-    records = Records(gather(tmp_path / "run", party.folders()).path / "records.sqlite")
+    records = Records(party.gather().path / "records.sqlite")
     assert [(row.round, row.client) for row in records.failures()] == [(1, 0)]
     assert "trained on alone" in records.failures()[0].reason
 
 
-def test_frames_of_others_and_old_answers_are_refused(made, tmp_path):
-    terms, keys = made("dispfl", graph="ring")
-    other_terms, _ = made("dispfl", graph="full")
-    roster = Roster(terms.file.keys())
+def test_an_answer_to_an_earlier_question_is_not_heard(tmp_path):
     old = {}
 
     def exchange(index):
         def replay(items, deadline):
             for client, answer in in_threads(party.handles)(items, deadline):
                 if index == 0 and client == 1 and answer is not None:
-                    frame = unseal(answer, roster, run=terms.run, receiver=0)
+                    frame = unseal(answer, party.made.roster, run=party.made.terms.run, receiver=0)
                     if frame.round == 2 and frame.blobs:
                         answer = old[1]  # the answer to an earlier question
                     elif frame.blobs:
@@ -371,7 +343,7 @@ def test_frames_of_others_and_old_answers_are_refused(made, tmp_path):
 
         return replay
 
-    party = Party(terms, keys, tmp_path / "peers", exchange=exchange)
+    party = Party(tmp_path, exchange=exchange, graph="ring")
     party.play()
     assert party.errors == {}
     _, entries = Journal(party.folders()[0]).read()
@@ -379,27 +351,104 @@ def test_frames_of_others_and_old_answers_are_refused(made, tmp_path):
         "an answer that is not its own: one of peer 1 to something else"
     }
 
-    found = party.peers[0]
-    found._closed = False
+
+@pytest.fixture(scope="module")
+def overheard(tmp_path_factory):
+    """Two runs of the same peers that are over, and all questions and answers of both."""
+    folder, heard, first = tmp_path_factory.mktemp("overheard"), [], None
+
+    def listen(party):
+        def exchange(index):
+            def overhear(items, deadline):
+                asked = dict(items)
+                for client, answer in in_threads(party.handles)(asked.items(), deadline):
+                    said.append((index, client, asked[client], answer))
+                    yield client, answer
+
+            return overhear
+
+        said = []
+        party.exchange = exchange
+        return said
+
+    for name, graph in (("one", "ring"), ("other", "full")):
+        party = Party(folder / name, graph=graph, rounds=4, keys_of=first)
+        first = first or party.made
+        said = listen(party)
+        party.play()
+        assert party.errors == {}
+        for found in party.peers.values():
+            found._closed = False  # to see what it would answer
+        heard.append((party, said))
+    return heard
+
+
+def vaults(party):
+    return {path: path.read_bytes() for path in party.folder.rglob("*") if path.is_file()}
+
+
+def test_questions_of_others_are_not_answered(overheard):
+    (party, _), (other, _) = overheard
+    found, keys, terms = party.peers[0], [party.made.key(index) for index in range(NUM)], party.made.terms
     question = Frame(terms.run, "pull", 1, 0, 3, "a", {"hold": 0.0})
     assert found.handle(seal(question, keys[1])) is not None
     for frame, key in (
         (question, keys[2]),  # another's key
-        (replace(question, run=other_terms.run), keys[1]),
+        (replace(question, run=other.made.terms.run), keys[1]),
         (replace(question, receiver=2), keys[1]),
         (replace(question, sender=0), keys[0]),
+        (replace(question, sender=NUM), keys[1]),
         (replace(question, kind="job"), keys[1]),
     ):
         assert found.handle(seal(frame, key)) is None
     assert found.handle(b"") is None
-    first, second = (found._question("pull", 1, 0, {}) for _ in range(2))
-    assert first.job != second.job  # so that no answer fits two questions
     assert found.handle(seal(replace(question, round=99), keys[1])) is not None  # not yet: at once, since hold is 0
 
 
-def test_another_models_peer_is_refused_before_training(made, tmp_path):
-    terms, keys = made("dispfl", rounds=1)
-    party = Party(terms, keys, tmp_path / "peers", deadline=0.5)
+MANY = pytest.mark.parametrize("number", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+
+
+@MANY
+def test_replayed_answers_are_no_answers(overheard, number):
+    """Of an earlier round, to the same question asked again, and of another run: as many of each."""
+    (party, said), (_, foreign) = overheard
+    asker, draws = party.peers[0], random.Random(3)
+    old = [(client, answer) for index, client, _, answer in said if index == 0 and answer]
+    strange = [(client, answer) for index, client, _, answer in foreign if index == 0 and answer]
+    assert len({answer for _, answer in old}) > 10
+    accepted = dict.fromkeys(("an earlier round", "another run"), 0)
+    for kind, answers in (("an earlier round", old), ("another run", strange)):
+        for _ in range(number):
+            client, answer = draws.choice(answers)
+            asked = asker._question("pull", client, draws.randrange(1, 5), {"hold": 0.0})
+            with contextlib.suppress(SparsonaError, LostError):
+                asker._open(answer, asked, len(answer))
+                accepted[kind] += 1
+    assert accepted == {"an earlier round": 0, "another run": 0}
+
+
+@MANY
+def test_replayed_questions_change_nothing(overheard, number):
+    """One of another run is not answered; one of an earlier round is answered with what was said then, or not at all:
+    whoever replays it learns nothing new, and the peer's folder and what it owes others stay as they are."""
+    (party, said), (_, foreign) = overheard
+    draws = random.Random(4)
+    before = vaults(party), [dict(one._done) for one in party.peers.values()]
+    strange = [(client, asked) for _, client, asked, _ in foreign]
+    assert sum(party.peers[client].handle(asked) is not None for client, asked in draws.choices(strange, k=number)) == 0
+    first: dict[bytes, bytes] = {}
+    for _, client, asked, answer in draws.choices([one for one in said if one[3]], k=number):
+        again = party.peers[client].handle(asked)
+        assert again == first.setdefault(asked, again)
+        frame = unseal(asked, party.made.roster, run=party.made.terms.run, receiver=client)
+        told = again and unseal(again, party.made.roster, run=party.made.terms.run, receiver=frame.sender)
+        if told and told.blobs:
+            assert told.blobs == unseal(answer, party.made.roster, run=frame.run, receiver=frame.sender).blobs
+    assert (vaults(party), [dict(one._done) for one in party.peers.values()]) == before
+
+
+def test_another_models_peer_is_refused_before_training(tmp_path):
+    party = Party(tmp_path, rounds=1, deadline=0.5)
     party.before_play = lambda found: (
         setattr(found, "greeting", replace(found.greeting, start="0" * 32)) if found.client == 0 else None
     )
@@ -415,14 +464,30 @@ def test_another_models_peer_is_refused_before_training(made, tmp_path):
         party.join(index)
 
 
-def test_what_cannot_be_gathered(made, tmp_path):
-    terms, keys = made("dispfl", rounds=1, num=2)
-    party = Party(terms, keys, tmp_path / "peers").play()
-    others, keys = made("dispfl", rounds=1, num=2, seed=8)
-    foreign = Party(others, keys, tmp_path / "foreign").play()
+def test_other_versions_are_told_and_gathered(tmp_path):
+    party = Party(tmp_path, rounds=1, num=2)
+    old = {"torch": "1.0"}
+    party.before_play = lambda found: (
+        setattr(found, "greeting", replace(found.greeting, environment=old)) if found.client == 0 else None
+    )
+    party.play()
+    assert any(text.startswith("site-0 has torch 1.0 (here ") for text in party.heard[1])
+    journal = party.folders()[0] / "journal.jsonl"
+    first, *lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
+    journal.write_text(json.dumps(json.loads(first) | {"environment": old}) + "\n" + "".join(lines), encoding="utf-8")
+    run = party.gather()
+    with pytest.raises(SparsonaError, match="is a run already") as told:
+        party.gather()
+    assert "sparsona gather" in told.value.hint
+    assert "Its machines differ in torch (1.0 and " in run.protocol
+
+
+def test_what_cannot_be_gathered(tmp_path):
+    party = Party(tmp_path, rounds=1, num=2).play()
+    foreign = Party(tmp_path / "foreign", rounds=1, num=2, seed=8).play()
     one, two = party.folders()
     for folders, what in (
-        ([one], "the journals of 1 peers are missing: site-1"),
+        ([one], "the journal of site-1 is missing"),
         ([one, foreign.folders()[1]], "is of another run than"),
         ([one, two, two], "is a second journal of site-1"),
         ([one, tmp_path], "has no journal"),
@@ -445,9 +510,9 @@ def test_what_cannot_be_gathered(made, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_net_that_is_cut_in_two_and_joined_again_goes_on(made, tmp_path):
+def test_a_net_that_is_cut_in_two_and_joined_again_goes_on(tmp_path):
     num, rounds = 16, 24
-    terms, keys = made("dpsgd", num=num, rounds=rounds, graph="random:3", points=("received",), headline="received")
+    options = {"rounds": rounds, "graph": "random:3", "points": ("received",), "headline": "received"}
 
     def exchange(index):
         def cut(items, deadline):
@@ -461,12 +526,10 @@ def test_a_net_that_is_cut_in_two_and_joined_again_goes_on(made, tmp_path):
 
         return cut
 
-    party = Party(terms, keys, tmp_path / "peers", deadline=4.0, exchange=exchange)
-    party.data = {"data_rate": 0.2}
+    party = Party(tmp_path, "dpsgd", num, deadline=4.0, exchange=exchange, **options)
     party.play()
     assert party.errors == {}
-    run = gather(tmp_path / "run", party.folders())
-    records = Records(run.path / "records.sqlite")
+    records = Records(party.gather().path / "records.sqlite")
     assert [row.num_trained for row in records.rounds()] == [num] * rounds
     lost = {row.round for row in records.failures()}
     assert {5, 10, 20} <= lost
@@ -475,37 +538,20 @@ def test_a_net_that_is_cut_in_two_and_joined_again_goes_on(made, tmp_path):
     assert all(len(records.evaluations(completed=at, point="received")) == num - len(withheld) for at in (1, rounds))
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def test_a_peer_has_its_folder_for_itself(tmp_path):
+    made = make(tmp_path / "federation", "dispfl", 2, rounds=1)
+    other = Vault(tmp_path / "mine")
+    other.claim(made.terms.run, 0, "data")
+    with pytest.raises(SparsonaError, match="in use by another process"):
+        be_peer(made.path, "digits", key=made.key_path(0), listen=[":9"], vault=tmp_path / "mine", **made.data)
+    other.release()
+    assert not (tmp_path / "mine" / "journal.jsonl").exists()
 
 
-@pytest.mark.long
-def test_peers_over_real_links_with_certificates(made, tmp_path):
-    """Two seeds that listen, and two peers that only dial: the simulation's bits, gathered by the command."""
-    ports = [free_port() for _ in range(2)]
-    addresses = [(f"127.0.0.1:{port}",) for port in ports] + [(), ()]
-    options = {"graph": "random:2", "drop_rate": 0.2, "rounds": 4}
-    terms, keys = made("dispfl", addresses=addresses, **options)
-    errors = []
-
-    def play(index):
-        path = tmp_path / f"{index}.key"
-        path.write_text(keys[index].pem)
-        listen = (f"127.0.0.1:{ports[index]}",) if index < 2 else ()
-        try:
-            be_peer(terms.file.path, "digits", key=path, listen=listen, vault=tmp_path / f"peers/{index}", **DATA)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=play, args=(index,), daemon=True) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-        assert not thread.is_alive()
-    assert errors == []
-    run = gather(tmp_path / "run", sorted((tmp_path / "peers").iterdir()))
-    assert rows(run.path) == rows(simulate(tmp_path, "dispfl", **options).path)
-    assert sp.replay(run.path, ["digits"], out=tmp_path / "replay", **DATA).is_same
+def test_refusals_of_a_neighbour_are_in_the_journal():
+    """What was fetched for a round is told twice, and counts once; a message that was mixed starts the count again."""
+    refused, traffic = {1: "refused: x"}, {1: Traffic(down=1)}
+    told = [Entry("evaluation", 1, Outcome(0), lost=refused), Entry("turn", 1, Outcome(0), lost=refused)]
+    told += [Entry("turn", 2, Outcome(0), lost=refused), Entry("turn", 3, Outcome(0), lost={1: "no answer within 1 s"})]
+    assert peer._refusals(told) == {1: 2}
+    assert peer._refusals([*told, Entry("turn", 4, Outcome(0), traffic=traffic)]) == {}

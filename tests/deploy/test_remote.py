@@ -2,86 +2,42 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from federations import make
 from safetensors.torch import load_file
 
 import sparsona as sp
 from sparsona.core.errors import SparsonaError
 from sparsona.core.update import SERVER, Support
-from sparsona.deploy import identity
 from sparsona.deploy.exchange import in_memory
-from sparsona.deploy.federation_file import FederationFile, Server
 from sparsona.deploy.frames import seal, unseal
-from sparsona.deploy.identity import KeyFile, Roster
 from sparsona.deploy.vault import Vault
-from sparsona.experiment.agreement import agree
-from sparsona.experiment.network import Network, Terms, make_agent, own_data, play_network
-from sparsona.runs.records import Records
+from sparsona.engine import gate, jobs
+from sparsona.experiment.network import Network
+from sparsona.experiment.server_side import play_network, refusals_in_a_row
+from sparsona.runs.records import FailureRow, Records
 from sparsona.wire.codec import decode, encode
 
 NUM = 4
-COMMON = {"rounds": 3, "per_round": 2, "epochs": 1, "seed": 7, "evaluate": "everyone"}
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """A function that makes a federation file, with keys, for a method and options."""
-    folder = tmp_path_factory.mktemp("federation")
-    authority = identity.new_authority("fed", folder / "fed.authority.key")
-    keys = [KeyFile.read(identity.new_key(f"site-{index}", folder)[0]) for index in range(NUM)]
-    server = identity.write_new_key(folder / "fed.server.key")
-
-    def make(method="fedspa", **options):
-        run = agree(method, {**COMMON, **options}, model="digits-cnn", classes=10, input_shape=(1, 8, 8))
-        certificate = identity.certify(identity.Request("server", server.public), authority)
-        file = FederationFile("fed", run, authority.certificate, Server(server.public, certificate))
-        for index, key in enumerate(keys):
-            file = file.admit(identity.Request(f"site-{index}", key.public), authority)
-        path = folder / f"{file.digest}.toml"
-        file.write(path)
-        return Terms.read(path), server, keys
-
-    return make
-
-
-class Site:
-    """A client that can be started, stopped and started again; it has its vault, and nothing else of its own."""
-
-    def __init__(self, terms, index, key, folder, **options):
-        self.terms, self.index, self.key, self.folder, self.options = terms, index, key, folder, options
-        self.heard = []
-        self.start()
-
-    def start(self):
-        federation = own_data(self.terms, self.index, "digits")
-        roster = Roster(self.terms.file.keys())
-        self.agent = make_agent(
-            self.terms,
-            self.index,
-            federation,
-            self.folder / str(self.index),
-            self.key,
-            roster,
-            report=self.heard.append,
-            **self.options,
-        )
-
-    def handle(self, data):
-        return self.agent.handle(data)
+DATA = {"data_rate": 0.2}
 
 
 def start(
-    made, folder, method="fedspa", handles=lambda sites: {s.index: s.handle for s in sites}, deadline=1.0, **options
+    folder, method="fedspa", handles=lambda sites: {s.index: s.handle for s in sites}, deadline=1.0, own=None, **options
 ):
-    terms, server, keys = made(method, **options)
-    sites = [Site(terms, index, key, folder / "vaults") for index, key in enumerate(keys)]
-    heard = []
-    network = Network(
-        terms, in_memory(handles(sites)), server, Roster(terms.file.keys()), deadline=deadline, report=heard.append
-    )
+    """A server's side and its clients in this process, and what the server reports."""
+    made = make(folder / "federation", method, NUM, data=DATA, **{"rounds": 3, **options})
+    sites, heard = made.sites(folder / "vaults", **(own or {})), []
+    network = made.network(in_memory(handles(sites)), deadline=deadline, report=heard.append)
     return network, sites, heard
+
+
+def simulate(sites, folder):
+    return sites[0].made.simulate(folder / "simulated")
 
 
 def rows(run):
@@ -101,11 +57,11 @@ def rows(run):
         ("local", {"evaluate": "participants"}),
     ],
 )
-def test_frames_give_the_simulations_records(made, tmp_path, method, options):
-    network, _, _ = start(made, tmp_path, method, **options)
+def test_frames_give_the_simulations_records(tmp_path, method, options):
+    network, sites, _ = start(tmp_path, method, **options)
     network.wait(NUM, 1.0, lambda there, of: None)
     run = play_network(network, tmp_path / "run")
-    simulated = sp.train(method, clients=NUM, **{**COMMON, **options}, executor="serial", out=tmp_path / "simulated")
+    simulated = simulate(sites, tmp_path)
     assert rows(run) == rows(simulated)
     one, other = (path / "global.safetensors" for path in (run.path, simulated.path))
     assert one.exists() == other.exists()
@@ -116,20 +72,21 @@ def test_frames_give_the_simulations_records(made, tmp_path, method, options):
     assert all(row.bytes_up > 100 * row.clients for row in sent)
 
 
-def test_a_client_that_is_silent_is_recorded_and_the_round_goes_on(made, tmp_path):
+def test_a_client_that_is_silent_is_recorded_and_the_round_goes_on(tmp_path):
     def handles(sites):
         return {site.index: site.handle for site in sites} | {1: silent_after_hello(sites[1])}
 
-    network, sites, _heard = start(made, tmp_path, handles=handles, per_round=4)
+    network, sites, heard = start(tmp_path, handles=handles, per_round=4)
     network.wait(NUM, 1.0, lambda there, of: None)
     run = play_network(network, tmp_path / "run")
     records = Records(run.path / "records.sqlite")
     assert {(row.client, row.reason) for row in records.failures()} == {(1, "no answer within 1 s")}
+    assert "site-1: no answer within 1 s" in heard
     turns = [turn for turn in records.turns() if turn.client == 1]
     assert all(turn.dropped and not turn.aggregated and turn.steps == 0 and turn.bytes_down for turn in turns)
     assert len(turns) == 3
     assert {turn.client for turn in records.turns() if turn.aggregated} == {0, 2, 3}
-    assert not list((sites[1].folder / "1").glob("*.state"))
+    assert not list(sites[1].folder.glob("*.state"))
 
 
 def silent_after_hello(site):
@@ -143,11 +100,11 @@ def silent_after_hello(site):
     return handle
 
 
-def test_too_few_updates_change_nothing(made, tmp_path):
+def test_too_few_updates_change_nothing(tmp_path):
     def handles(sites):
         return {site.index: site.handle for site in sites} | {k: silent_after_hello(sites[k]) for k in (0, 1, 2)}
 
-    network, _, _ = start(made, tmp_path, handles=handles, per_round=4, at_least=2, rounds=1)
+    network, _, _ = start(tmp_path, handles=handles, per_round=4, min_updates=2, rounds=1)
     network.wait(NUM, 1.0, lambda there, of: None)
     run = play_network(network, tmp_path / "run")
     records = Records(run.path / "records.sqlite")
@@ -155,9 +112,9 @@ def test_too_few_updates_change_nothing(made, tmp_path):
     assert records.rounds()[0].num_aggregated == 0
 
 
-def test_a_killed_client_and_a_killed_server_come_back_to_the_same_bits(made, tmp_path):
-    undisturbed = sp.train("fedspa", clients=NUM, **COMMON, executor="serial", out=tmp_path / "simulated")
-    network, sites, _ = start(made, tmp_path)
+def test_a_killed_client_and_a_killed_server_come_back_to_the_same_bits(tmp_path):
+    network, sites, _ = start(tmp_path)
+    undisturbed = simulate(sites, tmp_path)
     network.wait(NUM, 1.0, lambda there, of: None)
 
     class Killed(BaseException):
@@ -187,14 +144,14 @@ def test_a_killed_client_and_a_killed_server_come_back_to_the_same_bits(made, tm
     assert rows(run) == rows(undisturbed)
 
 
-def test_a_lost_vault_starts_anew(made, tmp_path):
-    network, sites, heard = start(made, tmp_path, per_round=4)
+def test_a_lost_vault_starts_anew(tmp_path):
+    network, sites, heard = start(tmp_path, per_round=4)
     network.wait(NUM, 1.0, lambda there, of: None)
 
     class Lose:
         def on_round(self, result):
             if result.index == 0:
-                for path in (sites[2].folder / "2").glob("*.state"):
+                for path in sites[2].folder.glob("*.state"):
                     path.unlink()
 
     run = play_network(network, tmp_path / "run", [Lose()])
@@ -205,15 +162,15 @@ def test_a_lost_vault_starts_anew(made, tmp_path):
     assert any("started anew" in text for text in heard)
 
 
-def test_another_models_client_is_refused_before_training(made, tmp_path):
-    network, sites, heard = start(made, tmp_path)
+def test_another_models_client_is_refused_before_training(tmp_path):
+    network, sites, heard = start(tmp_path)
     sites[0].agent.greeting = replace(sites[0].agent.greeting, start="0" * 32)
     with pytest.raises(SparsonaError, match="3 of 4 clients came"):
         network.wait(NUM, 0.0, lambda there, of: None)
     assert any("site-0 cannot take part: the server has other initial weights" in text for text in heard)
 
 
-def test_old_frames_and_frames_of_others_are_not_answered(made, tmp_path):
+def test_old_frames_and_frames_of_others_are_not_answered(tmp_path):
     seen = []
 
     def handles(sites):
@@ -226,7 +183,7 @@ def test_old_frames_and_frames_of_others_are_not_answered(made, tmp_path):
 
         return {site.index: listening(site) for site in sites}
 
-    network, sites, _ = start(made, tmp_path, handles=handles, per_round=4)
+    network, sites, _ = start(tmp_path, handles=handles, per_round=4)
     network.wait(NUM, 1.0, lambda there, of: None)
     play_network(network, tmp_path / "run")
     answered = [(index, data) for index, data in seen if sites[index].agent.handle(data) is not None]
@@ -237,7 +194,7 @@ def test_old_frames_and_frames_of_others_are_not_answered(made, tmp_path):
     assert sites[seen[-1][0]].agent.handle(data[:-1] + bytes([data[-1] ^ 1])) is None
 
 
-def test_an_answer_of_somebody_else_does_not_count_against_a_client(made, tmp_path):
+def test_an_answer_of_somebody_else_does_not_count_against_a_client(tmp_path):
     def handles(sites):
         def another_answers(data):
             answer = sites[1].handle(data)
@@ -251,7 +208,7 @@ def test_an_answer_of_somebody_else_does_not_count_against_a_client(made, tmp_pa
 
         return {site.index: site.handle for site in sites} | {1: another_answers}
 
-    network, _, _ = start(made, tmp_path, handles=handles, per_round=4, rounds=5)
+    network, _, _ = start(tmp_path, handles=handles, per_round=4, rounds=5)
     network.wait(NUM, 1.0, lambda there, of: None)
     run = play_network(network, tmp_path / "run")
     reasons = {(row.client, row.reason) for row in Records(run.path / "records.sqlite").failures()}
@@ -259,7 +216,7 @@ def test_an_answer_of_somebody_else_does_not_count_against_a_client(made, tmp_pa
     assert all("not its own" in reason for _, reason in reasons)  # and in no round "not asked"
 
 
-def test_an_update_that_assumes_another_mask_is_refused_and_the_run_goes_on(made, tmp_path, monkeypatch):
+def test_an_update_that_assumes_another_mask_is_refused_and_the_run_goes_on(tmp_path, monkeypatch):
     """The gate does not know which mask the server has for a client: the method notices."""
 
     def handles(sites):
@@ -277,23 +234,64 @@ def test_an_update_that_assumes_another_mask_is_refused_and_the_run_goes_on(made
         monkeypatch.setattr(type(sites[0].agent), "_perform", lie)
         return {site.index: site.handle for site in sites}
 
-    network, _, _ = start(made, tmp_path, handles=handles, per_round=4, rounds=5)
+    network, _, heard = start(tmp_path, handles=handles, per_round=4, rounds=5)
     network.wait(NUM, 1.0, lambda there, of: None)
     run = play_network(network, tmp_path / "run")
     records = Records(run.path / "records.sqlite")
     reasons = [row.reason for row in records.failures() if row.client == 1]
     assert [reason.startswith("refused") for reason in reasons] == [True, True, True, False, False]
     assert reasons[3].startswith("not asked")
+    assert heard.count("site-1 is not asked: its last 3 answers were refused") == 1
     assert {turn.client for turn in records.turns() if turn.aggregated} == {0, 2, 3}
+    assert [refusals_in_a_row(records, completed) for completed in (0, 2, 5)] == [{}, {1: 2}, {1: 3}]
+    again = Network(network.terms, in_memory({}), network.connection.signer, network.connection.verifier)
+    play_network(again, tmp_path / "run")
+    assert again.connection.refusals == {1: 3}  # a restart of the server does not lift the bar
+
+
+def test_a_message_is_decoded_once(tmp_path, monkeypatch):
+    senders = []
+
+    def counting(data, *expected):
+        update = decode(data, *expected)
+        senders.append(update.sender)
+        return update
+
+    for module in (gate, jobs):
+        monkeypatch.setattr(module, "decode", counting)
+    network, *_ = start(tmp_path, rounds=1, per_round=4)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    play_network(network, tmp_path / "run")
+    assert sorted(sender for sender in senders if sender != SERVER) == [0, 1, 2, 3]
+
+
+def test_refusals_in_a_row_are_counted_as_a_running_server_does():
+    """Lost turns and what a client says it cannot do count neither way; an update that was used starts again."""
+    reasons = ["refused: x", "no answer within 1 s", "refused: it says that it cannot: x", "refused: x"]
+    assert refusals(reasons) == 2
+    assert refusals([*reasons, ""]) == 0
+    assert refusals([*reasons, "its state was lost: it started anew", "refused: x"]) == 1
+    assert refusals([*reasons, "1 of the 2 updates that a round needs"]) == 0
+
+
+def refusals(reasons):
+    class Told:
+        def failures(self):
+            return [FailureRow(index, 0, reason) for index, reason in enumerate(reasons) if reason]
+
+        def turns(self):
+            return [SimpleNamespace(round=index, client=0, dropped=bool(why)) for index, why in enumerate(reasons)]
+
+    return refusals_in_a_row(Told(), len(reasons)).get(0, 0)
 
 
 @pytest.mark.parametrize("method", ["fedavg-ft", "fedspa"])
-def test_a_client_keeps_the_model_that_the_simulation_has_for_it(made, tmp_path, method):
+def test_a_client_keeps_the_model_that_the_simulation_has_for_it(tmp_path, method):
     own = {"tune_epochs": 1} if method == "fedavg-ft" else {}
-    network, sites, _ = start(made, tmp_path, method, **own)
+    network, sites, _ = start(tmp_path, method, **own)
     network.wait(NUM, 1.0, lambda there, of: None)
     play_network(network, tmp_path / "run")
-    simulated = sp.train(method, clients=NUM, **{**COMMON, **own}, executor="serial", out=tmp_path / "simulated")
+    simulated = simulate(sites, tmp_path)
     for site in sites:
         kept = load_file(site.agent.vault.model)
         expected = simulated.personal_model(site.index).state_dict()
@@ -308,7 +306,7 @@ def lie_about(change):
     def handles(sites):
         def handle(data):
             answer = sites[1].handle(data)
-            frame = unseal(answer, Roster(sites[1].terms.file.keys()), run=sites[1].terms.run, receiver=SERVER)
+            frame = unseal(answer, sites[1].made.roster, run=sites[1].terms.run, receiver=SERVER)
             if "tally" not in frame.head:
                 return answer
             return seal(replace(frame, head=change(dict(frame.head))), sites[1].key)
@@ -346,9 +344,9 @@ def with_flops(head):
         (twice, "two results"),
     ],
 )
-def test_what_a_client_says_of_itself_must_be_possible(made, tmp_path, change, reason):
+def test_what_a_client_says_of_itself_must_be_possible(tmp_path, change, reason):
     points = {"points": ["trained"]}  # evaluated in the turn
-    network, _, _ = start(made, tmp_path, handles=lie_about(change), per_round=4, rounds=1, **points)
+    network, _, _ = start(tmp_path, handles=lie_about(change), per_round=4, rounds=1, **points)
     network.wait(NUM, 1.0, lambda there, of: None)
     run = play_network(network, tmp_path / "run")
     records = Records(run.path / "records.sqlite")
@@ -370,8 +368,8 @@ def test_a_vault_has_one_owner_at_a_time(tmp_path):
         first.claim("run", 0, "other data")
 
 
-def test_a_client_that_comes_back_with_other_data_is_refused(made, tmp_path):
-    network, sites, _ = start(made, tmp_path, rounds=1)
+def test_a_client_that_comes_back_with_other_data_is_refused(tmp_path):
+    network, sites, _ = start(tmp_path, rounds=1)
     network.wait(NUM, 1.0, lambda there, of: None)
     play_network(network, tmp_path / "run")
     sites[2].agent.greeting = replace(sites[2].agent.greeting, data="other")
@@ -382,3 +380,24 @@ def test_a_client_that_comes_back_with_other_data_is_refused(made, tmp_path):
     again.gather_guests(tmp_path / "run", NUM, 0.0, lambda there, of: None)  # it is over: nobody is waited for
     assert set(again.guests) == {0, 1, 3}
     assert any("site-2 cannot take part: its data is not what it was" in text for text in heard)
+
+
+def test_other_versions_are_told_on_both_sides_and_recorded(tmp_path):
+    """Only another model is refused: another version of torch is reported, and stands in the protocol sentence."""
+    network, sites, heard = start(tmp_path, rounds=1)
+    mine = sites[0].agent.greeting
+    other = {**mine.environment, "torch": "1.0\x1b[2J", "python": "2.7"}
+    sites[0].agent.greeting = replace(mine, environment=other)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    (told,) = [text for text in heard if "last bits" in text]
+    here = mine.environment
+    assert told.startswith(
+        f"site-0 has python 2.7 (here {here['python']}), torch 1.0?[2J (here {here['torch']}): results"
+    )
+    assert any(text.startswith(f"the server has python {here['python']} (here 2.7)") for text in sites[0].heard)
+    assert not any("last bits" in text for text in sites[1].heard)
+    run = play_network(network, tmp_path / "run")
+    assert f"Its machines differ in python (2.7 and {here['python']}), torch (1.0?[2J and " in run.protocol
+    assert sp.load(run.path)._folder.facts.differing["python"] == ("2.7", here["python"])
+    guests = json.loads((run.path / "guests.json").read_text(encoding="utf-8"))
+    assert [guest["environment"]["python"] for guest in guests].count("2.7") == 1

@@ -6,14 +6,15 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from test_remote import NUM, made, silent_after_hello, start  # noqa: F401
+from test_remote import DATA, NUM, start
 
 import sparsona as sp
 from sparsona.cli.app import cli
 from sparsona.core.errors import SparsonaError
 from sparsona.deploy.exchange import in_memory
 from sparsona.deploy.frames import seal, unseal
-from sparsona.experiment.network import Network, play_network
+from sparsona.experiment.network import Network
+from sparsona.experiment.server_side import play_network
 from sparsona.runs.records import Records
 
 
@@ -61,12 +62,12 @@ class Lose:
 
     def on_round(self, result):
         if result.index == self.index:
-            for path in (self.site.folder / str(self.site.index)).glob("*.state"):
+            for path in self.site.folder.glob("*.state"):
                 path.unlink()
 
 
 @pytest.mark.parametrize(("method", "evaluate"), [("fedspa", "participants"), ("fedem", "everyone")])
-def test_a_run_with_failures_is_replayed_to_the_same_bits(made, tmp_path, method, evaluate):  # noqa: F811
+def test_a_run_with_failures_is_replayed_to_the_same_bits(tmp_path, method, evaluate):
     def handles(sites):
         return {
             0: silent_in(sites[0], {1}),
@@ -76,13 +77,13 @@ def test_a_run_with_failures_is_replayed_to_the_same_bits(made, tmp_path, method
         }
 
     network, sites, _ = start(
-        made, tmp_path, method, handles, deadline=0.3, per_round=4, rounds=3, evaluate=evaluate, at_least=2
+        tmp_path, method, handles, deadline=0.3, per_round=4, rounds=3, evaluate=evaluate, min_updates=2
     )
     network.wait(NUM - 1, 1.0, lambda there, of: None)
     run = play_network(network, tmp_path / "run", [Lose(sites[2], 0)])
     reasons = {row.reason.partition(":")[0] for row in Records(run.path / "records.sqlite").failures()}
     assert reasons == {"no answer within 0.3 s", "refused", "not asked", "its state was lost"}
-    found = sp.replay(run.path, "digits", out=tmp_path / "replay")
+    found = sp.replay(run.path, "digits", out=tmp_path / "replay", **DATA)
     assert found.difference == ""
     assert found.same_data
     models = [path / "global.safetensors" for path in (run.path, found.run.path)]
@@ -90,14 +91,15 @@ def test_a_run_with_failures_is_replayed_to_the_same_bits(made, tmp_path, method
     assert method != "fedspa" or models[0].read_bytes() == models[1].read_bytes()
 
 
-def test_other_data_is_told_apart(made, tmp_path):  # noqa: F811
-    network, _, _ = start(made, tmp_path)
+def test_other_data_is_told_apart(tmp_path):
+    network, _, _ = start(tmp_path)
     network.wait(NUM, 1.0, lambda there, of: None)
     run = play_network(network, tmp_path / "run")
-    result = CliRunner().invoke(cli, ["replay", str(run.path), "--data", "digits", "--out", str(tmp_path / "same")])
+    words = ["--data", "digits", *(f"--set={key}={value}" for key, value in DATA.items())]
+    result = CliRunner().invoke(cli, ["replay", str(run.path), *words, "--out", str(tmp_path / "same")])
     assert result.exit_code == 0, result.output
     assert result.output.splitlines()[-1].startswith("same: turns, evaluations and shared model")
-    arguments = ["--data", "digits", "--set", "partition_seed=3", "--out", str(tmp_path / "other")]
+    arguments = [*words, "--set", "partition_seed=3", "--out", str(tmp_path / "other")]
     result = CliRunner().invoke(cli, ["replay", str(run.path), *arguments])
     assert result.exit_code == 1
     last = result.output.splitlines()[-1]
@@ -105,32 +107,32 @@ def test_other_data_is_told_apart(made, tmp_path):  # noqa: F811
     assert "the data is not what the clients said they had" in last
 
 
-def test_what_cannot_be_replayed_is_said(made, tmp_path):  # noqa: F811
+def test_what_cannot_be_replayed_is_said(tmp_path):
     simulated = sp.train("fedavg", clients=4, rounds=1, data_rate=0.2, out=tmp_path / "simulated")
     with pytest.raises(SparsonaError, match="was simulated"):
         sp.replay(simulated.path, "digits")
-    network, _, _ = start(made, tmp_path, "pfedgate", transform=["clip:1", "noise:0.1"], rounds=1)
+    network, _, _ = start(tmp_path, "pfedgate", transform=["clip:1", "noise:0.1"], rounds=1)
     network.wait(NUM, 1.0, lambda there, of: None)
     run = play_network(network, tmp_path / "run")
     with pytest.raises(SparsonaError, match="a secret of its own"):
-        sp.replay(run.path, "digits")
+        sp.replay(run.path, "digits", **DATA)
     with pytest.raises(SparsonaError, match="data of 2 clients"):
-        sp.replay(play_plain(made, tmp_path).path, ["digits", "digits"])
+        sp.replay(play_plain(tmp_path).path, ["digits", "digits"])
 
 
-def play_plain(made, tmp_path):  # noqa: F811
-    network, _, _ = start(made, tmp_path / "plain", "local", rounds=1)
+def play_plain(tmp_path):
+    network, _, _ = start(tmp_path / "plain", "local", rounds=1)
     network.wait(NUM, 1.0, lambda there, of: None)
     return play_network(network, tmp_path / "plain" / "run")
 
 
-def test_a_server_that_is_started_again_knows_its_late_clients(made, tmp_path):  # noqa: F811
+def test_a_server_that_is_started_again_knows_its_late_clients(tmp_path):
     """The largest client comes in the second round; the server is killed, and goes on while that client is away."""
 
     def handles(sites):
         return {site.index: site.handle for site in sites} | {3: absent_until(sites[3], 1)}
 
-    network, sites, _ = start(made, tmp_path, "fedem", handles, deadline=0.3, per_round=4, rounds=3)
+    network, sites, _ = start(tmp_path, "fedem", handles, deadline=0.3, per_round=4, rounds=3)
     network.wait(NUM - 1, 1.0, lambda there, of: None)
 
     class Killed(BaseException):
@@ -152,5 +154,5 @@ def test_a_server_that_is_started_again_knows_its_late_clients(made, tmp_path): 
     again.wait(NUM - 1, 1.0, lambda there, of: None)
     run = play_network(again, tmp_path / "run")
     assert [card.num_examples > 0 for card in again.context.clients] == [True] * NUM
-    found = sp.replay(run.path, "digits", out=tmp_path / "replay")
+    found = sp.replay(run.path, "digits", out=tmp_path / "replay", **DATA)
     assert found.difference == ""

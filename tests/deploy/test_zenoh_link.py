@@ -17,6 +17,7 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
+from federations import free_address, free_addresses
 
 from sparsona.core.errors import SparsonaError
 from sparsona.deploy import zenoh_link
@@ -37,12 +38,6 @@ def links() -> Iterator[contextlib.ExitStack]:
 @pytest.fixture
 def address() -> str:
     return free_address()
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = LONG) -> None:
@@ -404,7 +399,7 @@ def test_two_runs_on_one_port_do_not_mix(links: contextlib.ExitStack, address: s
 
 def test_peers_reach_each_other_through_seeds(links: contextlib.ExitStack) -> None:
     """Two seeds, and three that only dial out: to one, to the other, and to whichever answers."""
-    seeds = (free_address(), free_address())
+    seeds = tuple(free_addresses(2))
     peers = [
         ZenohLink(0, run="r", listen=seeds[:1]),
         ZenohLink(1, run="r", listen=seeds[1:], connect=seeds[:1]),

@@ -250,7 +250,15 @@ def test_what_a_server_cannot_do(options, told, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-DISPFL = {"clients": 6, "rounds": 4, "epochs": 1, "batch_size": 16, "graph": "random:2", "device": "cpu"}
+DISPFL = {
+    "clients": 6,
+    "rounds": 4,
+    "epochs": 1,
+    "batch_size": 16,
+    "graph": "random:2",
+    "device": "cpu",
+    "data_rate": 0.2,
+}
 
 
 def small_net():
@@ -340,7 +348,7 @@ def test_a_graph_file_that_changed_is_told(tmp_path):
 
 
 def test_only_peers_of_a_comparison_are_on_the_graph(tmp_path):
-    options = {"clients": 4, "rounds": 1, "epochs": 1, "executor": "serial", "model": small_net}
+    options = {"clients": 4, "rounds": 1, "epochs": 1, "data_rate": 0.1, "executor": "serial", "model": small_net}
     found = sp.compare(["local", "dispfl:per_round=4"], graph="ring", per_round=2, out=tmp_path / "both", **options)
     assert [(run.config["graph"], run.config["per_round"]) for run in found.runs] == [(None, 2), ("ring", 4)]
     with pytest.raises(SparsonaError, match="local on a graph"):
@@ -361,7 +369,15 @@ def test_tuning_may_start_from_everybodys_models(tmp_path):
 
 @pytest.mark.parametrize("executor", ["serial", "stacked"])
 def test_what_novel_clients_hear_is_on_its_senders_bill(tmp_path, executor):
-    options = {"clients": 6, "rounds": 2, "epochs": 1, "novel": 2, "device": "cpu", "executor": executor}
+    options = {
+        "clients": 6,
+        "rounds": 2,
+        "epochs": 1,
+        "novel": 2,
+        "data_rate": 0.2,
+        "device": "cpu",
+        "executor": executor,
+    }
     run = sp.train("dispfl", novel_epochs=1, out=tmp_path / "run", **options)
     assert run.summary["bytes"]["up"] == run.summary["bytes"]["down"] > 0
     tuning = run._folder.records.turns(2)

@@ -33,6 +33,12 @@ def test_a_linear_model_is_recovered(tmp_path, executor):
     np.testing.assert_allclose(model[1].weight.detach().numpy(), weights.T, atol=1e-3)
     assert run.summary["accuracy"]["mean"] is None
     assert run.summary["error"]["mse"] < 1e-4
+    assert run.summary["metrics"]["rmse"]["mean"] < 1e-2
+    assert run.summary["metrics"]["r2"] == {
+        **run.summary["metrics"]["r2"],
+        "clients": 4,
+        "mean": pytest.approx(1.0, abs=1e-4),
+    }
     assert "classes" not in run.summary
     assert set(run.summary["guard"]["error"]) == {"personal", "shared", "guarded"}
     assert "MSE" in repr(run)

@@ -30,7 +30,8 @@ from sparsona.experiment import build
 pytestmark = pytest.mark.long
 
 DEVICE = os.environ.get("SPARSONA_TEST_DEVICE", "cpu")
-COMMON = {"clients": 6, "per_round": 4, "rounds": 2, "epochs": 1, "batch_size": 8, "lr_decay": 0.5, "device": DEVICE}
+COMMON = {"per_round": 4, "rounds": 2, "epochs": 1, "batch_size": 8, "lr_decay": 0.5, "device": DEVICE}
+FEWER = {"clients": 6, "data_rate": 0.2}  # where the data are digits
 EXECUTORS = {"stacked": Stacked, "stacked by two": lambda s: Stacked(s, 2), "graphed": lambda s: Graphed(s, 3)}
 # Stacks of two are in test_phase_options and test_shapes; here they are more of the same.
 SHOWN = ["stacked", "graphed", pytest.param("stacked by two", marks=pytest.mark.slow)]
@@ -63,9 +64,7 @@ def smooth_net():
 
 def play(make, name, model=smooth_net, federation=None, **more):
     """A method by its name, for two rounds."""
-    options = {**COMMON, "points": ["trained"], **more}
-    if federation is not None:
-        del options["clients"]
+    options = {**COMMON, **(FEWER if federation is None else {}), "points": ["trained"], **more}
     config = build.make_config(name, options, federation, model)
     context = build.make_context(config, federation, model)
     return played(make, context)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import socket
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
+from federations import free_address
 from safetensors.torch import load_file
 
 import sparsona as sp
 from sparsona.cli.app import cli
 from sparsona.core.errors import SparsonaError
-from sparsona.experiment import network
+from sparsona.deploy.vault import Vault
+from sparsona.experiment import client_data, client_side, server_side
+from sparsona.experiment.terms import Terms
 from sparsona.runs.records import Records
 
 OPTIONS = {"rounds": 2, "epochs": 1, "per_round": 2, "seed": 3}
@@ -37,9 +41,7 @@ def admit(name: str) -> None:
 
 @pytest.fixture
 def address() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
+    return free_address()
 
 
 @pytest.mark.long
@@ -54,7 +56,7 @@ def test_a_run_over_a_link_is_its_simulation(tmp_path, monkeypatch, address):
                 ready.set()
 
         own = {"key": f"site-{index}.key", "vault": f"vault/site-{index}"}
-        models[index] = network.join("fed.toml", "digits", connect=[address], report=report, **own)
+        models[index] = client_side.join("fed.toml", "digits", connect=[address], report=report, **own)
 
     for index in range(3):
         admit(f"site-{index}")
@@ -63,7 +65,7 @@ def test_a_run_over_a_link_is_its_simulation(tmp_path, monkeypatch, address):
         threads.append(threading.Thread(target=client, args=(index, ready), daemon=True))
         threads[-1].start()
         assert ready.wait(60)
-    run = network.serve("fed.toml", "runs/x", listen=[address], wait=60)
+    run = server_side.serve("fed.toml", "runs/x", listen=[address], wait=60)
     for thread in threads:
         thread.join(timeout=20)
     schedule = {"evaluate": "participants"}  # as `federation new` writes it
@@ -84,30 +86,86 @@ def test_a_run_over_a_link_is_its_simulation(tmp_path, monkeypatch, address):
         command("vault", "show")
     command("vault", "export", "--vault", "vault/site-1", "mine.safetensors")
     assert (tmp_path / "mine.safetensors").read_bytes() == models[1].read_bytes()
+    command("vault", "export", "--vault", "vault/site-1", "--federation", "fed.toml", "mine.pt2")
+    program, inputs = torch.export.load("mine.pt2").module(), torch.rand(3, 1, 8, 8)
+    assert torch.allclose(program(inputs), simulated.personal_model(1)(inputs), atol=1e-5)
+    with pytest.raises(SparsonaError, match="exists already"):
+        command("vault", "export", "--vault", "vault/site-1", "--federation", "fed.toml", "mine.pt2")
     with pytest.raises(SparsonaError, match="are with its clients"):
         run.personal_model(0)
+    loaded = sp.load(run.path)
+    with pytest.raises(SparsonaError, match="are with its clients"):
+        loaded.export(0, "other.safetensors")
+    shared = loaded.model().state_dict()  # the server has that one
+    assert all(torch.equal(shared[name], value) for name, value in simulated.model().state_dict().items())
 
 
 def test_mistakes_at_the_start_have_names(tmp_path, monkeypatch, address):
     monkeypatch.chdir(tmp_path)
     new("fedspa", "digits-cnn", "1x8x8")
     with pytest.raises(SparsonaError, match="has no clients yet"):
-        network.serve("fed.toml", "runs/x", listen=[address])
+        server_side.serve("fed.toml", "runs/x", listen=[address])
     with pytest.raises(SparsonaError, match="has no clients yet"):
-        network.join("fed.toml", "digits")
+        client_side.join("fed.toml", "digits")
     admit("site-0")
     command("keys", "new", "stranger")
     with pytest.raises(SparsonaError, match="has the key"):
-        network.join("fed.toml", "digits", key="stranger.key")
+        client_side.join("fed.toml", "digits", key="stranger.key")
     with pytest.raises(SparsonaError, match="does not say where its server is"):
-        network.join("fed.toml", "digits")  # the one key here that is in the roster is found
+        client_side.join("fed.toml", "digits")  # the one key here that is in the roster is found
     with pytest.raises(SparsonaError, match="is not the key of this federation's server"):
-        network.serve("fed.toml", "runs/x", key="stranger.key")
+        server_side.serve("fed.toml", "runs/x", key="stranger.key")
     with pytest.raises(SparsonaError, match="--at-least 2"):
-        network.serve("fed.toml", "runs/x", at_least=2)
-    with pytest.raises(SparsonaError, match="0 of 1 clients came within 0 s"):
-        network.serve("fed.toml", "runs/x", listen=[address], wait=0, tls=False)
+        server_side.serve("fed.toml", "runs/x", at_least=2)
+    with pytest.raises(SparsonaError, match="0 of 1 client came within 0 s"):
+        server_side.serve("fed.toml", "runs/x", listen=[address], wait=0, tls=False)
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_client_says_when_the_server_goes_away_and_is_back(monkeypatch):
+    monkeypatch.setattr(client_side, "WATCH_SECONDS", 0.001)
+    states = iter([False, False, True, True, False, False, True])
+    finished, heard = threading.Event(), []
+
+    class Link:
+        trouble = ""
+
+        def connected(self):
+            try:
+                return next(states)
+            except StopIteration:
+                finished.set()
+                return True
+
+    client_side._watch(Link(), SimpleNamespace(finished=finished, is_greeted=False), heard.append, "fed.toml")
+    assert [text.split(":")[0] for text in heard] == ["the server has gone away", "the server is back"]
+
+
+def test_a_client_has_its_vault_for_itself(tmp_path, monkeypatch, address):
+    """Over Flower as well: two processes of one client would answer with states that the other does not have."""
+    monkeypatch.chdir(tmp_path)
+    new("fedavg", "digits-cnn", "1x8x8")
+    admit("site-0")
+    other = Vault(tmp_path / "vault" / "mine")
+    other.claim(Terms.read("fed.toml").run, 0, "data")
+    for more in ({"flower": "a.sock"}, {"connect": [address]}):
+        with pytest.raises(SparsonaError, match="in use by another process"):
+            client_side.join("fed.toml", "digits", vault="vault/mine", **more)
+    other.release()
+
+
+def test_options_of_a_clients_data(tmp_path, monkeypatch, address):
+    monkeypatch.chdir(tmp_path)
+    new("fedavg", "digits-cnn", "1x8x8")
+    admit("site-0")
+    with pytest.raises(SparsonaError, match="unknown option of a client's share of a data set 'test_rat'") as told:
+        client_side.join("fed.toml", "digits", connect=[address], test_rat=0.3)
+    assert told.value.hint == "did you mean 'test_rate'?"
+    assert "partition" in told.value.expected
+    assert len(told.value.expected.split(", ")) < 20  # and not all options of a run
+    np.savez("mine.npz", x=np.zeros((40, 1, 8, 8), dtype=np.float32), y=np.arange(40) % 10)
+    with pytest.raises(SparsonaError, match="unknown option of a client's own data 'partition'"):
+        client_side.join("fed.toml", "arrays:mine.npz", connect=[address], partition="iid")
 
 
 def test_data_of_another_shape_is_refused(tmp_path, monkeypatch, address):
@@ -115,7 +173,7 @@ def test_data_of_another_shape_is_refused(tmp_path, monkeypatch, address):
     new("fedavg", "lenet5", "1x28x28")
     admit("site-0")
     with pytest.raises(SparsonaError, match=r"examples of shape \(1, 8, 8\)"):
-        network.join("fed.toml", "digits", connect=[address])
+        client_side.join("fed.toml", "digits", connect=[address])
 
 
 def test_a_client_may_lack_classes(tmp_path, monkeypatch):
@@ -123,13 +181,13 @@ def test_a_client_may_lack_classes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     new("fedavg", "digits-cnn", "1x8x8")
     admit("site-0")
-    terms = network.Terms.read("fed.toml")
+    terms = Terms.read("fed.toml")
     x = np.zeros((40, 1, 8, 8), dtype=np.float32)
     np.savez("high.npz", x=x, y=np.arange(40) % 6 + 4)
-    assert network.own_data(terms, 0, "arrays:high.npz").num_classes == 10
+    assert client_data.own_data(terms, 0, "arrays:high.npz").num_classes == 10
     np.savez("off.npz", x=x, y=np.arange(40) % 10 + 1)
     with pytest.raises(SparsonaError, match="labels 10 are outside the range"):
-        network.own_data(terms, 0, "arrays:off.npz")
+        client_data.own_data(terms, 0, "arrays:off.npz")
 
 
 def test_a_method_of_peers_has_nothing_to_join(tmp_path, monkeypatch):
@@ -137,7 +195,7 @@ def test_a_method_of_peers_has_nothing_to_join(tmp_path, monkeypatch):
     new("dispfl", "digits-cnn", "1x8x8")
     admit("site-0")
     with pytest.raises(SparsonaError, match="DisPFL has no server to join"):
-        network.join("fed.toml", "digits")
+        client_side.join("fed.toml", "digits")
     new_file = tmp_path / "fed.toml"
     new_file.unlink()
     for key in tmp_path.glob("fed.*.key"):

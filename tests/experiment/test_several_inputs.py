@@ -122,7 +122,7 @@ def test_clients_with_data_of_their_own():
     assert data.examples(1, "test").inputs["words"].tolist() == WORDS[40:48].tolist()
     with pytest.raises(SparsonaError, match=r"(?s)client 1, train: inputs image .* as in the examples before"):
         sp.Federation.from_clients([(*rows(0, 16), *rows(16, 22)), (*rows(22, 40, ("image", "seen")), *rows(40, 48))])
-    with pytest.raises(SparsonaError, match=r"(?s)client 0, test: one array of inputs.*as client 0 has"):
+    with pytest.raises(SparsonaError, match=r"(?s)client 0, test: one array of inputs.*as of client 0"):
         sp.Federation.from_clients([(*rows(0, 16), IMAGES[:4], Y[:4])])
 
 

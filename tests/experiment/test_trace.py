@@ -37,8 +37,11 @@ def counts(monkeypatch):
     return found
 
 
+FEW = ("--set", "data_rate=0.1", "--executor", "serial")
+
+
 def test_a_run_does_everything_once(say, counts):
-    done = say("run", "fedspa", "--rounds", 2, "--clients", 4, "--per-round", 2, "--epochs", 1, "--executor", "serial")
+    done = say("run", "fedspa", "--rounds", 2, "--clients", 4, "--per-round", 2, "--epochs", 1, *FEW)
     assert done.code == 0, done.err
     assert counts["engines"] == 1
     assert counts["validations of the method's options"] == 1

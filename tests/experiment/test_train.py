@@ -187,7 +187,6 @@ def test_from_arrays_with_a_built_in_model(tmp_path, monkeypatch):
         ({"model": nn.Linear(5, 4)}, "does not take one example of shape"),
         ({"model": nn.Linear(6, 2)}, "but the data has 4 classes"),
         ({"model": nn.Flatten()}, r"output is \(1, 6\)|no parameters"),
-        ({"model": None}, "no model"),
         ({"dansity": 0.5}, "unknown option of fedspa 'dansity'"),
         ({"per_round": 10}, "cannot sample 10 clients per round: only 9 take part"),
     ],
@@ -209,7 +208,7 @@ def test_load(fedspa, federation):
     without = sp.load(fedspa.path)  # the figures need no data
     assert np.array_equal(without.accuracies(), fedspa.accuracies())
     with pytest.raises(sp.SparsonaError, match="was started from Python on its own data") as caught:
-        without.personal_model(7)
+        without.similarity()
     assert "sparsona.load with the same federation" in caught.value.hint
     with pytest.raises(sp.SparsonaError, match="was started from Python on its own model"):
         sp.load(fedspa.path, federation).personal_model(7)

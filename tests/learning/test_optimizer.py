@@ -135,7 +135,16 @@ def test_pfedgate_has_its_momentum_with_sgd_alone():
     assert build.make_config("pfedgate", {"optimizer": "adam"}).options["momentum"] == 0.0
 
 
-SMALL = {"clients": 4, "per_round": 3, "rounds": 2, "epochs": 1, "batch_size": 16, "device": "cpu", "seed": 3}
+SMALL = {
+    "clients": 4,
+    "per_round": 3,
+    "rounds": 2,
+    "epochs": 1,
+    "batch_size": 16,
+    "device": "cpu",
+    "seed": 3,
+    "data_rate": 0.2,
+}
 
 
 def context_of(name, **options):

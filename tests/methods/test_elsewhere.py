@@ -21,8 +21,8 @@ from sparsona.methods.fedavg import FedAvgConfig, fedavg
 from sparsona.testing import check
 
 PACKAGE = Path(__file__).parents[1] / "packages" / "sparsona_fedlc"
-OPTIONS = {"clients": 4, "rounds": 2, "epochs": 1, "data_rate": 0.3}
-FLAGS = ["--clients", "4", "--epochs", "1", "--set", "data_rate=0.3"]
+OPTIONS = {"clients": 4, "rounds": 2, "epochs": 1, "data_rate": 0.1}
+FLAGS = ["--clients", "4", "--epochs", "1", "--set", "data_rate=0.1"]
 INSTALLED = f"import sys; sys.path.append({str(PACKAGE)!r})\n"
 
 
@@ -35,27 +35,15 @@ def installed(monkeypatch):
         del sys.modules[name]
 
 
-def sparsona(*words: str, folder: Path) -> str:
-    """The command in a process of its own, with the package on its path."""
-    source = str(Path(sp.__file__).parents[1])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join((source, str(PACKAGE)))}
-    command = [sys.executable, "-m", "sparsona", *words]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def about(run: Path) -> dict:
     return json.loads((run / "about.json").read_text())
 
 
-def test_the_command_line_takes_an_installed_package(tmp_path):
+def test_the_command_line_takes_an_installed_package(installed, forked_workers, say, tmp_path):
     runs = {}
     for executor in ("serial", "workers"):
         words = ["fedlc:margin=0.5", *FLAGS, "--rounds", "2", "--executor", executor, "--out", executor, "--json"]
-        runs[executor] = json.loads(sparsona("run", *words, folder=tmp_path))
+        runs[executor] = json.loads(say("run", *words).out)
     assert runs["serial"]["accuracy"] == runs["workers"]["accuracy"]
     assert traces(tmp_path / "serial")["tensors"] == traces(tmp_path / "workers")["tensors"]
     assert about(tmp_path / "serial")["title"] == "FedLC"
@@ -87,7 +75,7 @@ def test_compare_and_presets(installed, tmp_path):
 
 
 def test_killed_and_resumed(forks, tmp_path):
-    words = ["run", "fedlc", *FLAGS, "--rounds", "6", "--executor", "serial", "--out"]
+    words = ["run", "fedlc", *FLAGS, "--rounds", "4", "--executor", "serial", "--out"]
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
     code, _, err = start(forks, tmp_path / "whole", *words, "run", setup=INSTALLED + EAGER).wait()
@@ -109,7 +97,8 @@ def test_killed_and_resumed(forks, tmp_path):
 def test_the_battery_of_an_installed_package(installed):
     from sparsona.testing import SHORT
 
-    check(methods.card("fedlc"), {"margin": 0.5}, properties=SHORT)
+    quick = {name: holds for name, holds in SHORT.items() if name != "learns"}
+    check(methods.card("fedlc"), {"margin": 0.5}, properties=quick)
 
 
 def test_entry_points_that_lead_nowhere(tmp_path, monkeypatch):
@@ -167,7 +156,7 @@ def mine(task, config: MineConfig):
 
 if __name__ == "__main__":
     for executor in ("serial", "workers"):
-        options = {"clients": 4, "rounds": 2, "epochs": 1, "data_rate": 0.3, "tune_epochs": 1, "scale": 2.0}
+        options = {"clients": 4, "rounds": 2, "epochs": 1, "data_rate": 0.1, "tune_epochs": 1, "scale": 2.0}
         run = sp.train(mine, out=executor, executor=executor, **options)
         sp.resume(run.path, method=mine)
     try:

@@ -134,7 +134,7 @@ def test_a_newcomer_trains_with_the_mixture_it_found(task, is_new, index, steps)
 
 def test_a_component_that_a_client_has_none_of():
     one, other = torch.tensor([[2.0, 0.0]]), torch.tensor([[float(-7), 7.0]])
-    assert torch.allclose(mix_predictions([one, other], torch.tensor([1.0, 0.0]), False), one.log_softmax(-1))
+    assert torch.allclose(mix_predictions([one, other], torch.tensor([1.0, 0.0]), "classes"), one.log_softmax(-1))
 
 
 def test_with_one_component_it_is_fedavg():

@@ -38,7 +38,15 @@ OWN = GATE + 4 * (2 + 2 * 40 + 2 * 40)
 # 40 blocks of LeNet5's eight tensors: gate and statistics, two scores a block. At work two momenta, the budget, the
 # mean input, the model behind the gate, and a gradient of both.
 MEMORY = [("pfedgate", {}, OWN, OWN + SIZE, OWN + 2 * GATE + 4 * SIZE + 4 * (5 * 40 + 784), 0)]
-COMMON = {"clients": 6, "per_round": 3, "rounds": 2, "batch_size": 16, "executor": "serial", "device": "cpu"}
+COMMON = {
+    "clients": 6,
+    "per_round": 3,
+    "rounds": 2,
+    "batch_size": 16,
+    "executor": "serial",
+    "device": "cpu",
+    "data_rate": 0.3,
+}
 AUTHORS = {
     key: value
     for key, value in methods.published(methods.METHODS["pfedgate"], {"preset": "authors"}).items()

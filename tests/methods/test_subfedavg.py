@@ -247,11 +247,20 @@ def test_validation_data_is_required_where_it_decides():
 
 def test_the_first_candidate_is_of_the_first_epoch():
     """Or of the model that was received, if there is one epoch: otherwise masks could never differ."""
-    for epochs, names in ((1, ["train"]), (4, ["train", "later"])):
-        phases = subfedavg(TASK, SubFedAvgConfig(epochs=epochs)).phases
-        assert [phase.name for phase in phases] == names
-        assert sum(phase.epochs for phase in phases) == epochs
-        assert [phase.enter is not None for phase in phases] == [name == names[-1] for name in names]
+    for epochs, passes in ((1, [1, 0]), (4, [1, 3])):
+        method = subfedavg(TASK, SubFedAvgConfig(epochs=epochs))
+        first, later = method.phases
+        assert [phase.epochs for phase in method.phases] == passes
+        # A client's own epochs are shared out in the same way.
+        for own in (1, 4):
+            client = Client(0, 10, epochs=own)
+            assert [phase.epochs_of(client) for phase in method.phases] == [1, own - 1]
+        ones = model(WEIGHTS).like(torch.ones(10))
+        received = SubFedAvgWork(model(WEIGHTS), TASK.init(0)[1], ones, mask_without(), ())
+        for client, is_single in ((Client(0, 10), epochs == 1), (Client(0, 10, epochs=1), True)):
+            entered = first.enter(received, None, ROUND.on(client))
+            assert (entered is not received) == is_single
+        assert later.enter(received, None, ROUND.on(client)) is not received
 
 
 def small_cnn() -> nn.Module:

@@ -17,6 +17,7 @@ from sparsona.core.task import Task
 OTHER_SIZES = {  # of the input, and another number of classes
     "mlp": ((3, 5), 4),
     "digits-cnn": ((3, 5, 11), 3),
+    "signal-cnn": ((3, 21), 5),
     "cnn28": ((2, 17, 30), 47),
     "lenet5": ((3, 32, 19), 10),
     "vgg11": ((1, 64, 33), 20),

@@ -1,32 +1,27 @@
-"""A server and its clients as processes on 127.0.0.1, to be killed and started again."""
+"""A server and its clients, or peers, as processes on 127.0.0.1, to be killed and started again."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from federations import Made
+from federations import Made, free_address, rows, traces
 from processes import EAGER, ForkServer, Process, start
+
+import sparsona as sp
 
 SERVER = "server"
 
 
-def free_port() -> int:
-    with contextlib.closing(socket.socket()) as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        return chosen.getsockname()[1]
-
-
 @dataclass
 class Party:
-    """The server or a client: the command, and the process that is it now."""
+    """The server, a client or a peer: the command, and the process that is it now."""
 
     name: str
     folder: Path
@@ -51,16 +46,54 @@ class Parties:
     all: dict[str, Party] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        port = free_port()
-        self.run = self.folder / "run"
-        command = [SERVER, self.made.path, "--listen", f"127.0.0.1:{port}", "--out", self.run, "--json"]
-        self._add(SERVER, [*command, "--deadline", self.deadline, *self.server_options])
-        for index in range(self.made.num_clients):
-            name = f"site-{index}"
-            command = ["join", self.made.path, "--data", "digits", "--key", self.made.key(index)]
-            command += ["--connect", f"127.0.0.1:{port}", "--vault", self.folder / "vaults" / name, "--device", "cpu"]
+        address, self.run, members = free_address(), self.folder / "run", self.made.terms.file.clients
+        self.has_server = self.made.terms.file.server is not None
+        if self.has_server:
+            command = [SERVER, self.made.path, "--listen", address, "--out", self.run, "--json"]
+            self._add(SERVER, [*command, "--deadline", self.deadline, *self.server_options])
+        for index, member in enumerate(members):
+            command = ["join" if self.has_server else "peer", self.made.path, "--data", "digits", "--device", "cpu"]
+            command += ["--key", self.made.key_path(index), "--vault", self.vaults[index]]
             command += [word for key, value in self.made.data.items() for word in ("--set", f"{key}={value}")]
-            self._add(name, command)
+            if self.has_server:
+                command += ["--connect", address]
+            else:
+                command += [
+                    "--deadline",
+                    self.deadline,
+                    *(word for one in member.addresses for word in ("--listen", one)),
+                ]
+            self._add(f"site-{index}", command)
+
+    @property
+    def vaults(self) -> list[Path]:
+        return [self.folder / "vaults" / f"site-{index}" for index in range(self.made.num_clients)]
+
+    @property
+    def clients(self) -> list[str]:
+        return [name for name in self.all if name != SERVER]
+
+    @property
+    def last(self) -> list[str]:
+        """Those with whose end the run is over."""
+        return [SERVER] if self.has_server else self.clients
+
+    def is_over(self) -> bool:
+        return all(self.ended(name) for name in self.last)
+
+    def traces(self) -> tuple[Any, ...]:
+        """What the run left behind, once it is over; comparable with `undisturbed`."""
+        return traces(self.run) if self.has_server else rows(sp.gather(self.run, self.vaults).path)
+
+    def completed(self) -> int:
+        """Rounds that cannot be lost any more."""
+        if self.has_server:
+            try:
+                return json.loads((self.run / "checkpoint" / "manifest.json").read_text())["completed"]
+            except (OSError, ValueError):
+                return 0
+        journals = [folder / "journal.jsonl" for folder in self.vaults]
+        return min(path.read_text().count('"kind": "turn"') if path.exists() else 0 for path in journals)
 
     def _add(self, name: str, command: list[object]) -> None:
         folder = self.folder / name
@@ -114,19 +147,13 @@ class Parties:
         return "\n".join(party.log() for party in self.all.values())
 
     def wait(self, seconds: float) -> None:
-        """Wait for the server to end, and then for its clients."""
+        """Wait for all to end, as they do by themselves."""
         ends = time.monotonic() + seconds
-        while not self.ended(SERVER):
-            assert time.monotonic() < ends, f"the server has not ended\n{self.logs()}"
+        while not all(self.ended(name) for name in self.all):
+            assert time.monotonic() < ends, f"some have not ended\n{self.logs()}"
             time.sleep(0.02)
-        code = self.code(SERVER)
-        assert code == 0, self.logs()
-        for name, party in self.all.items():
-            if party.process is not None:
-                while not self.ended(name):
-                    assert time.monotonic() < ends, f"{name} has not ended\n{self.logs()}"
-                    time.sleep(0.02)
-                assert self.code(name) == 0, self.logs()
+        for name in self.all:
+            assert self.code(name) == 0, self.logs()
 
 
 @dataclass(frozen=True)
@@ -138,37 +165,35 @@ class Kill:
     round: int
 
 
-def completed(run: Path) -> int:
-    try:
-        return json.loads((run / "checkpoint" / "manifest.json").read_text())["completed"]
-    except (OSError, ValueError):
-        return 0
+def undisturbed(made: Made, folder: Path) -> tuple[Any, ...]:
+    """What `Parties.traces` must be."""
+    path = made.simulate(folder).path
+    return rows(path) if made.terms.file.server is None else traces(path)
 
 
 def kill_at_random(parties: Parties, draws: random.Random, most: int, pause: float) -> Iterator[Kill]:
-    """Kill somebody every now and then and start them again, until the server has ended.
+    """Kill somebody every now and then and start them again, until the run is over.
 
     Args:
         parties: the processes of a run.
-        draws: decides who and when: a client, the server, several clients, or all at once.
+        draws: decides who and when: a client or peer, the server, several, or all at once.
         most: how many times at most.
         pause: seconds between two kills, in the mean.
 
     Yields:
         Each kill, after those killed were started again.
     """
-    names = list(parties.all)
-    clients = names[1:]
+    names, kinds = list(parties.all), {"one": 5, SERVER: 3 * parties.has_server, "several": 1, "all": 1}
     for _ in range(most):
         after = draws.uniform(0, 2 * pause)
         ends = time.monotonic() + after
         while time.monotonic() < ends:
-            if parties.ended(SERVER):
+            if parties.is_over():
                 return
             time.sleep(0.005)
-        kind = draws.choices(["client", SERVER, "several", "all"], [5, 3, 1, 1])[0]
+        kind = draws.choices([*kinds], [*kinds.values()])[0]
         chosen = {
-            "client": lambda: [draws.choice(clients)],
+            "one": lambda: [draws.choice(parties.clients)],
             SERVER: lambda: [SERVER],
             "several": lambda: draws.sample(names, draws.randint(2, len(names) - 1)),
             "all": lambda: names,
@@ -176,7 +201,7 @@ def kill_at_random(parties: Parties, draws: random.Random, most: int, pause: flo
         chosen = [name for name in chosen if not parties.ended(name)]
         if not chosen:
             continue
-        reached = completed(parties.run)
+        reached = parties.completed()
         for name in chosen:  # the signals first: at once
             process = parties.all[name].process
             assert process is not None
@@ -190,10 +215,11 @@ def kill_at_random(parties: Parties, draws: random.Random, most: int, pause: flo
 
 
 def finish(parties: Parties, seconds: float) -> None:
-    """Wait for the server's end. Clients that it could not tell, because they were killed then, are ended here."""
+    """Wait for the end; not for clients whom a server could not tell of it, because they were killed then."""
     ends = time.monotonic() + seconds
-    while not parties.ended(SERVER):
-        assert time.monotonic() < ends, f"the server has not ended\n{parties.logs()}"
+    while not parties.is_over():
+        assert time.monotonic() < ends, f"the run has not ended\n{parties.logs()}"
         time.sleep(0.02)
-    code = parties.code(SERVER)
-    assert code == 0, f"exit code {code}\n{parties.logs()}"
+    for name in parties.last:
+        code = parties.code(name)
+        assert code == 0, f"exit code {code} of {name}\n{parties.logs()}"

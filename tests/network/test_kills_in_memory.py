@@ -12,7 +12,7 @@ import random
 from pathlib import Path
 
 import pytest
-from federations import Made, Site, make, traces
+from federations import Made, make, traces
 
 import sparsona.deploy.agent as agent_module
 import sparsona.deploy.federation_file as file_module
@@ -20,7 +20,7 @@ import sparsona.deploy.vault as vault_module
 import sparsona.runs.checkpoint as checkpoint_module
 import sparsona.runs.folder as folder_module
 from sparsona.deploy.vault import Vault
-from sparsona.experiment.network import play_network
+from sparsona.experiment.server_side import play_network
 from sparsona.runs.records import Records
 from sparsona.runs.session import Session
 
@@ -103,7 +103,7 @@ class Fate:
 
 def play(made: Made, folder: Path, fate: Fate) -> int:
     """Play a run, restarting whoever is killed; returns how many servers it took."""
-    sites = [Site(made, index, folder / "vaults") for index in range(made.num_clients)]
+    sites = made.sites(folder / "vaults")
 
     def exchange(items, deadline):
         for client, frame in items:

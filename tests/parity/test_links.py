@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Iterator
 
 import pytest
+from federations import free_address
 from method_lines import anywhere, further_rows_are_slow
 
 from sparsona import methods
@@ -32,9 +32,7 @@ class Star:
     """A server and NUM clients with a link each. What the clients do with frames is changed from test to test."""
 
     def __init__(self, folder) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{free.getsockname()[1]}"
+        address = free_address()
         authority = identity.new_authority("test", folder / "authority.key")
 
         def tls(name: str, *hosts: str) -> Tls:

@@ -16,17 +16,19 @@ from processes import small
 import sparsona as sp
 from sparsona.core.errors import SparsonaError
 from sparsona.runs import folder, session
-from sparsona.runs.facts import RunFacts, WarmStartFacts
+from sparsona.runs.facts import ExampleFacts, RunFacts, WarmStartFacts
 
 OLD = Path(__file__).parent / "format1_run"  # two rounds of fedspa on four clients, made by commit 4c20921
 
 
 def test_facts_survive_being_written():
     start = WarmStartFacts("runs/a", "fedavg", 3, "weights", "data", 4, 5, False)
-    facts = make_facts(novel=(2,), left_out={"no test data": 3}, warm_start=start, label_counts=None)
+    seen = ExampleFacts((3, 8, 8), "uint8", 5, (0.1, 0.2, 0.3), (1.0, 1.0, 2.0), 6, True, "pictures")
+    facts = make_facts(novel=(2,), left_out={"no test data": 3}, warm_start=start, label_counts=None, examples=seen)
     again = RunFacts.from_json(json.loads(json.dumps(facts.as_json())), "run")
     assert again.as_json() == facts.as_json()
     assert again.warm_start == start
+    assert again.examples == seen
     assert again.novel == (2,)
     assert next(iter(facts.as_json())) == "format"
 
@@ -45,6 +47,12 @@ def test_facts_cannot_be_changed():
         ({"title": None}, "it lacks title"),
         ({"sizes": "many"}, "invalid literal"),
         ({"warm_start": {"run": "x"}}, "missing"),
+        ({"examples": {"shape": [2], "dtype": "float32"}}, "missing"),
+        ({"examples": {"shape": [2], "dtype": "nn", "num_outputs": 2}}, "examples of"),
+        ({"examples": {"shape": ["2"], "dtype": "float32", "num_outputs": 2}}, "examples of"),
+        ({"examples": {"shape": [2], "dtype": "float32", "num_outputs": 2, "mean": ["x"]}}, "examples of"),
+        ({"examples": {"shape": 2, "dtype": "float32", "num_outputs": 2}}, "must be an iterable"),
+        ({"examples": [2]}, "missing"),
     ],
 )
 def test_damaged_facts(change, words):

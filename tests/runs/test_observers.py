@@ -22,7 +22,7 @@ from sparsona.runs.observers import (
     make_observer,
 )
 
-OPTIONS = {"rounds": 3, "clients": 4, "per_round": 2, "epochs": 1, "executor": "serial"}
+OPTIONS = {"rounds": 3, "clients": 4, "per_round": 2, "epochs": 1, "data_rate": 0.1, "executor": "serial"}
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import sparsona as sp
 from sparsona.runs import session
 from sparsona.runs.observers import ProgressUpdate
 
-OPTIONS = {"clients": 5, "per_round": 4, "rounds": 2, "epochs": 1, "batch_size": 16, "tune_epochs": 1}
+OPTIONS = {"clients": 5, "per_round": 4, "rounds": 2, "epochs": 1, "batch_size": 16, "tune_epochs": 1, "data_rate": 0.2}
 
 
 def steps_of(run) -> tuple[int, int]:
@@ -74,7 +74,7 @@ def test_the_table(say, tmp_path):
 
 
 @pytest.mark.long
-def test_workers_measure_themselves(tmp_path):
+def test_workers_measure_themselves(tmp_path, forked_workers):
     serial = sp.train("fedavg-ft", out=tmp_path / "serial", executor="serial", **OPTIONS)
     events = []
     run = sp.train(

@@ -51,6 +51,10 @@ TRAINED, TUNED = "outcome.message is not None", "outcome.work is not None"
 KILL = "kill(os.getpid(), signal.SIGKILL)"
 
 
+# Python for `setup`: one worker, since each takes seconds to import torch.
+ONE_WORKER = "import sparsona.executors.workers as workers; workers.num_cores = lambda: 1\n"
+
+
 def signal_at(count: int, kind: str = TRAINED, call: str = KILL) -> str:
     return SIGNAL_AT.format(count=count, kind=kind, call=call)
 
@@ -170,7 +174,7 @@ def test_interrupted_in_the_last_tuning(forks, tmp_path, reference):
 def test_workers_interrupted_as_a_terminal_does_then_killed(forks, tmp_path, reference):
     """Ctrl-C goes to every process in the foreground; only the parent answers. The bits are those of serial."""
     run = tmp_path / "run"
-    setup = signal_at(5, call="killpg(0, signal.SIGINT)") + "from sparsona.cli.app import main; main()"
+    setup = ONE_WORKER + signal_at(5, call="killpg(0, signal.SIGINT)") + "from sparsona.cli.app import main; main()"
     args = command(tmp_path, "fedspa", executor="workers")
     process = subprocess.run(
         [sys.executable, "-c", setup, *args], cwd=tmp_path, capture_output=True, text=True, start_new_session=True
@@ -188,7 +192,7 @@ def test_workers_interrupted_as_a_terminal_does_then_killed(forks, tmp_path, ref
 
 def test_workers_killed_while_tuning(forks, tmp_path, reference):
     args = command(tmp_path, "fedavg-ft", executor="workers")
-    assert start(forks, tmp_path, *args, setup=EAGER + signal_at(2, TUNED)).wait()[0] == -signal.SIGKILL
+    assert start(forks, tmp_path, *args, setup=ONE_WORKER + EAGER + signal_at(2, TUNED)).wait()[0] == -signal.SIGKILL
     assert completed(tmp_path / "run") == ROUNDS
     assert finish(forks, tmp_path, "fedavg-ft") == reference["fedavg-ft"]
 
@@ -277,7 +281,7 @@ def test_records_are_on_the_disk_before_the_manifest_says_so(tmp_path, monkeypat
     monkeypatch.setattr(checkpoint, "write_atomically", spy)
     monkeypatch.setattr(session, "CHECKPOINT_SECONDS", 0)
     monkeypatch.setattr(session, "CHECKPOINT_SHARE", 1e9)
-    sp.train("fedavg", rounds=3, clients=4, epochs=1, executor="serial", out=tmp_path / "run")
+    sp.train("fedavg", rounds=3, clients=4, epochs=1, data_rate=0.1, executor="serial", out=tmp_path / "run")
     assert found == [(1, 1), (2, 2), (3, 3), (3, 3)]
 
 

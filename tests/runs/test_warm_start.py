@@ -59,7 +59,7 @@ def test_everybody_begins_where_the_other_run_ended(federation, source, tmp_path
 
 
 @pytest.mark.long
-def test_workers_begin_there_too(federation, source, tmp_path):
+def test_workers_begin_there_too(federation, source, tmp_path, forked_workers):
     found = [
         sp.train("fedavg", federation, net, warm_start=source, out=tmp_path / name, **{**SMALL, "executor": name})
         for name in ("serial", "workers")

@@ -165,6 +165,7 @@ BROKEN = {
     "loss_and_update_are_pure": draws_without_a_seed,
     "clients_run_together_as_alone": loss_by_value,
     "every_update_passes_the_gate": weighs_more_than_its_examples,
+    "frames_give_the_same_bits": weighs_more_than_its_examples,
     "costs_equal_the_ledger": lambda base: with_cost(base, train_flops=lambda cost, layout: cost.train_flops + 1),
     "costs_say_what_is_kept": lambda base: with_cost(base, kept=lambda cost, layout: cost.down),
     "costs_say_what_training_holds": lambda base: with_cost(base, at_work=lambda cost, layout: ()),

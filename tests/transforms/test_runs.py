@@ -25,7 +25,7 @@ from sparsona.experiment import build
 from sparsona.wire.codec import encode
 from sparsona.wire.format import message_size, paper_size, sizes_of
 
-TINY = {"clients": 4, "rounds": 2, "epochs": 1, "batch_size": 16, "executor": "serial"}
+TINY = {"clients": 4, "rounds": 2, "epochs": 1, "batch_size": 16, "data_rate": 0.2, "executor": "serial"}
 CHANGES = ["topk:0.2", "clip:0.5+noise:0.001", "clip:0.5+topk:0.2+quantize:4"]
 
 
@@ -151,9 +151,13 @@ def test_messages_that_are_not_encoded_count_as_many_bytes_and_mean_the_same(tmp
 
 
 @pytest.mark.parametrize(
-    ("method", "transform"), [("fedspa", "topk:0.2+quantize:4+compact"), ("fedavg", "quantize:bits=8,way=both")]
+    ("method", "transform"),
+    [
+        ("fedspa", "topk:0.2+quantize:4+compact"),
+        pytest.param("fedavg", "quantize:bits=8,way=both", marks=pytest.mark.slow),
+    ],
 )
-def test_workers_give_the_bits_of_serial(method: str, transform: str, tmp_path) -> None:
+def test_workers_give_the_bits_of_serial(method: str, transform: str, tmp_path, forked_workers) -> None:
     one, other = (
         traces(sp.train(method, **{**TINY, "executor": name}, transform=transform, out=tmp_path / name).path)
         for name in ("serial", "workers")
@@ -275,7 +279,7 @@ def test_cost_of_the_command_line_is_that_of_a_run(tmp_path) -> None:
 
 
 def test_the_share_of_entries_uploaded_is_unknown_where_entries_take_fewer_bytes(tmp_path):
-    options = {"clients": 4, "per_round": 2, "rounds": 1, "epochs": 1, "executor": "serial"}
+    options = {"clients": 4, "per_round": 2, "rounds": 1, "epochs": 1, "data_rate": 0.1, "executor": "serial"}
     plain = sp.train("fedavg", out=tmp_path / "plain", **options)
     half = sp.train("fedavg", out=tmp_path / "half", transform="half", **options)
     assert plain.summary["bytes"]["upload_share"] == 1.0

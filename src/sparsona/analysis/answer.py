@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from sparsona.analysis.format import human_bytes
 from sparsona.analysis.groups import Group, flatten, group_views, pairs, shared_and_differing
+from sparsona.analysis.measure import ACCURACY, Measure
 from sparsona.analysis.statistics import mean_and_spread, paired_difference
-from sparsona.analysis.view import RunView
+from sparsona.analysis.view import RunView, headline_score
 
 LESS = 0.9  # the share of the best method's traffic below which another method is worth naming beside it
 
@@ -17,6 +18,9 @@ TRAINING = (
     "rounds",
     "per_round",
     "batch_size",
+    "loss",
+    "class_weights",
+    "label_smoothing",
     "lr_schedule",
     "lr_decay",
     "tune_epochs",
@@ -31,16 +35,16 @@ TRAINING = (
 
 @dataclass(frozen=True)
 class _Result:
-    """A method's result: its score, which is an accuracy or an error, and all bytes that it sent."""
+    """A method's result: its score, the mean of what it is judged by, and all bytes that it sent."""
 
     group: Group
     score: float
     sent: float
-    is_error: bool
+    measure: Measure
 
     @property
     def text(self) -> str:
-        return f"{self.score:.4g}" if self.is_error else f"{self.score:.1%}"
+        return f"{self.score:.1%}" if self.measure.unit else f"{self.score:.4g}"
 
 
 def answer(views: Sequence[RunView]) -> str:
@@ -55,10 +59,10 @@ def answer(views: Sequence[RunView]) -> str:
     found = [result for group in group_views(views) if (result := _result(group)) is not None]
     if not found:
         return ""
-    is_error = found[0].is_error
-    found = sorted((one for one in found if one.is_error == is_error), key=lambda one: one.score, reverse=not is_error)
+    measure = found[0].measure
+    found = sorted((one for one in found if one.measure == measure), key=lambda one: -measure.sign * one.score)
     best, others = found[0], found[1:]
-    unit = " (mean squared error)" if is_error else ""
+    unit = "" if measure == ACCURACY else f" ({measure.title})"
     if not others:
         sent = f"{human_bytes(best.sent)} sent" if best.sent else "nothing sent"
         return f"{best.group.label} serves clients with {best.text}{unit} on average, {sent}."
@@ -112,12 +116,11 @@ def _training(view: RunView) -> dict[str, str]:
 
 
 def _result(group: Group) -> _Result | None:
-    key, name = ("error", "mse") if "error" in group.views[0].summary else ("accuracy", "mean")
-    scores = [view.summary[key][name] for view in group.views if view.summary.get(key, {}).get(name) is not None]
+    scores = [score for view in group.views if (score := headline_score(view)) is not None]
     if not scores:
         return None
     sent, _ = mean_and_spread([float(view.summary["bytes"]["total"]) for view in group.views])
-    return _Result(group, mean_and_spread(scores)[0], sent, key == "error")
+    return _Result(group, mean_and_spread(scores)[0], sent, group.views[0].measure)
 
 
 def _with_less(near: _Result, best: _Result) -> str:
@@ -127,11 +130,11 @@ def _with_less(near: _Result, best: _Result) -> str:
 def _unclear(best: _Result, others: Sequence[_Result]) -> _Result | None:
     """The next best method, where seeds leave open which of the two is better; None of one seed, which says nothing."""
     rival = others[0]
-    matched = pairs(rival.group, best.group)
+    known = [[headline_score(view) for view in pair] for pair in pairs(rival.group, best.group)]
+    matched = [(old, new) for old, new in known if old is not None and new is not None]
     if len(matched) < 2:
         return None
-    key, name = ("error", "mse") if best.is_error else ("accuracy", "mean")
-    before, after = ([float(pair[which].summary[key][name]) for pair in matched] for which in (0, 1))
+    before, after = ([pair[which] for pair in matched] for which in (0, 1))
     found = paired_difference(after, before)
     return rival if found.low is not None and found.high is not None and found.low <= 0 <= found.high else None
 

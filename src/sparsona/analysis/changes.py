@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sparsona.analysis.clients import Change
+from sparsona.analysis.clients import Change, names_at
 from sparsona.analysis.format import signed
 from sparsona.analysis.groups import Group, group_views, one_method, pairs
 from sparsona.analysis.view import RunView
@@ -80,6 +80,7 @@ class Band:
     low: np.ndarray
     high: np.ndarray
     seeds: int
+    labels: tuple[str, ...] = ()
 
     @property
     def num_undecided(self) -> int:
@@ -188,7 +189,8 @@ def _band(label: str, name: str, found: Sequence[Change]) -> Band | None:
     gains = np.stack([one.gains for one in found])
     order = np.argsort(gains.mean(axis=0), kind="stable")
     mean, low, high = (figure[order] for figure in (gains.mean(axis=0), gains.min(axis=0), gains.max(axis=0)))
-    return Band(label, name, first.clients[order], mean, low, high, len(found))
+    labels = tuple(first.labels[place] for place in order) if first.labels else ()
+    return Band(label, name, first.clients[order], mean, low, high, len(found), labels)
 
 
 def _by_seed(views: Sequence[RunView], against: Sequence[RunView]) -> tuple[str, dict[str, list[dict[str, Change]]]]:
@@ -219,7 +221,8 @@ def _over(reference: Group, group: Group) -> Iterator[dict[str, Change]]:
                 continue
             clients = np.flatnonzero((old[1] > 0) & (new[1] > 0))
             was, now = (correct[clients] / count[clients] for correct, count in (old, new))
-            found[name] = Change(name, clients, was, now, after.sizes[clients, 0])
+            names = names_at(after.client_names, clients.tolist())
+            found[name] = Change(name, clients, was, now, after.sizes[clients, 0], names)
         if found:
             yield found
 
@@ -227,13 +230,12 @@ def _over(reference: Group, group: Group) -> Iterator[dict[str, Change]]:
 def _joined(seeds: Sequence[Mapping[str, Change]]) -> dict[str, Change]:
     """One change of all seeds' clients for each kind of data."""
     names = [name for name in ("train", "test") if all(name in changes for changes in seeds)]
-    return {
-        name: Change(
-            name,
-            *(
-                np.concatenate([getattr(changes[name], part) for changes in seeds])
-                for part in ("clients", "before", "after", "samples")
-            ),
+    found = {}
+    for name in names:
+        each = [changes[name] for changes in seeds]
+        clients, before, after, samples = (
+            np.concatenate([getattr(one, part) for one in each]) for part in ("clients", "before", "after", "samples")
         )
-        for name in names
-    }
+        labels = tuple(label for one in each for label in one.labels) if all(one.labels for one in each) else ()
+        found[name] = Change(name, clients, before, after, samples, labels)
+    return found

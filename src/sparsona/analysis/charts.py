@@ -14,7 +14,7 @@ from sparsona.analysis.groups import Group, group_views, one_method, pairs, sett
 from sparsona.analysis.outcomes import capacities
 from sparsona.analysis.statistics import accuracy_summary, mean_and_spread
 from sparsona.analysis.targets import Targets
-from sparsona.analysis.view import RunView
+from sparsona.analysis.view import RunView, headline_score
 from sparsona.core.points import CONSENSUS, GLOBAL, START, on
 
 MOST_ROWS = 12  # marks of one series that a table lists; of more, the last alone
@@ -70,7 +70,7 @@ class LineChart:
     series: tuple[Series, ...]
     notes: tuple[str, ...] = ()
     x_unit: Literal["", "bytes", "log"] = ""
-    y_unit: Literal["%", "points", ""] = "%"
+    y_unit: Literal["%", "points", "", "number"] = "%"
 
     def rows(self) -> list[dict[str, str]]:
         """A line per mark (of a learning curve: for its last), ready to print."""
@@ -93,6 +93,8 @@ class LineChart:
 
     def write_y(self, mark: Mark) -> str:
         """Such as "88.20 ± 0.40%", or "88.20 (87.80 to 88.60)%" with the lowest and the highest seed."""
+        if self.y_unit == "number":
+            return f"{mark.y:.4g}" + (f" ± {mark.spread:.2g}" if mark.spread is not None else "")
         digits = 2 if self.y_unit else 1
         shown = signed(mark.y) if self.y_unit == "points" else f"{mark.y:.{digits}f}"
         if mark.spread is not None:
@@ -149,9 +151,12 @@ def accuracy_by_bytes(views: Sequence[RunView], counting: Literal["encoded", "pa
             total = spent_by(group, [1 << 62], name)[0]  # final tuning sends, too, among peers
             moved = tuple(Mark(x, mark.y) for x, mark in zip(sent, curve, strict=True))
             text = f"density {density:g}" if len(members) > 1 and density is not None else ""
-            ends.append(_over_seeds(total, _headlines(group), text))
+            if known := _headlines(group):
+                ends.append(_over_seeds(total, known, text))
             if total and len(moved) > 1:
                 series.append(Series(label, moved, "line", True, place))
+        if not ends:
+            continue  # nothing was evaluated
         if all(mark.x == 0 for mark in ends):
             series.append(Series(f"{label}, sends nothing", (ends[0],), "level", place=place))
         else:
@@ -159,7 +164,10 @@ def accuracy_by_bytes(views: Sequence[RunView], counting: Literal["encoded", "pa
     counted = "as encoded" if counting == "encoded" else "as the papers count: parameters × 4, masks free"
     notes = [f"Bytes in both directions, {counted}.", *_spread_notes(views)]
     x_title = "bytes sent in the whole run"
-    return _chart("Accuracy by traffic", x_title, "accuracy, mean over clients", series, notes, x_unit="bytes")
+    measure = views[0].measure
+    title, y_title = f"{measure.title[0].upper()}{measure.title[1:]} by traffic", f"{measure.title}, mean over clients"
+    unit: Literal["%", "number"] = "%" if measure.unit else "number"
+    return _chart(title, x_title, y_title, series, notes, x_unit="bytes", y_unit=unit)
 
 
 def accuracy_by_capacity(views: Sequence[RunView]) -> LineChart | None:
@@ -342,18 +350,18 @@ def _by_density(
 
 def _curve_marks(group: Group, point: str) -> tuple[Mark, ...]:
     curves = [dict(view.curves.get(point, [])) for view in group.views]
-    return tuple(_marks(curves))
+    return tuple(_marks(curves, group.views[0].measure.scale))
 
 
-def _marks(curves: Sequence[Mapping[int, float]]) -> Iterator[Mark]:
+def _marks(curves: Sequence[Mapping[int, float]], scale: int) -> Iterator[Mark]:
     for completed in common_rounds([dict(curve) for curve in curves]):
-        values = [100 * curve[completed] for curve in curves]
+        values = [scale * curve[completed] for curve in curves]
         ends = (min(values), max(values)) if len(values) > 1 else (None, None)
         yield Mark(completed, float(np.mean(values)), None, *ends)
 
 
 def _headlines(group: Group) -> list[float]:
-    return [100 * view.summary["accuracy"]["mean"] for view in group.views]
+    return [view.measure.scale * score for view in group.views if (score := headline_score(view)) is not None]
 
 
 def _over_seeds(x: float, values: Sequence[float | None], text: str = "") -> Mark:
@@ -378,6 +386,6 @@ def _chart(
     series: Sequence[Series],
     notes: Sequence[str],
     x_unit: Literal["", "bytes", "log"] = "",
-    y_unit: Literal["%", "points", ""] = "%",
+    y_unit: Literal["%", "points", "", "number"] = "%",
 ) -> LineChart | None:
     return LineChart(title, x_title, y_title, tuple(series), tuple(notes), x_unit, y_unit) if series else None

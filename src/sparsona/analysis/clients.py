@@ -5,6 +5,7 @@ The analysis of FedSim and FedAlt's paper (section 4.2, appendix C.2): a mean ca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ QUANTILES = {"worst": 0, "10%": 10, "median": 50, "90%": 90, "best": 100}
 class Change:
     """The accuracies (0 to 1) of two models for each client, on the data that `name` says.
 
-    `samples` is each client's number of training examples.
+    `samples` is each client's number of training examples; `labels` are the clients' names, if they have any.
     """
 
     name: str
@@ -36,6 +37,11 @@ class Change:
     before: np.ndarray
     after: np.ndarray
     samples: np.ndarray
+    labels: tuple[str, ...] = ()
+
+    def who(self, place: int) -> str:
+        """The client at this place by name, or by number."""
+        return self.labels[place] if self.labels else str(self.clients[place])
 
     @property
     def gains(self) -> np.ndarray:
@@ -62,6 +68,7 @@ class Change:
             **dict(zip(QUANTILES, quantiles, strict=True)),
             "correlation": spearman(self.gains, self.samples),
             "clients": self.clients.tolist(),
+            **({"names": list(self.labels)} if self.labels else {}),
             "before": self.before.tolist(),
             "after": self.after.tolist(),
             "samples": self.samples.tolist(),
@@ -75,6 +82,19 @@ class Change:
         correlation = UNKNOWN if found["correlation"] is None else signed(found["correlation"], 2)
         counts = {"clients": str(len(self.clients)), "hurt": share, "helped": str(self.num_helped)}
         return {"on": self.name, **counts, **figures, "with samples": correlation}
+
+    def client_rows(self) -> list[dict[str, str]]:
+        """A line for each client, from the largest loss to the largest gain."""
+        return [
+            {
+                "client": self.who(place),
+                "train": f"{self.samples[place]:,}",
+                "before": f"{100 * self.before[place]:.1f}%",
+                "after": f"{100 * self.after[place]:.1f}%",
+                "change": signed(self.gains[place]),
+            }
+            for place in np.argsort(self.gains, kind="stable").tolist()
+        ]
 
 
 @dataclass(frozen=True)
@@ -219,7 +239,12 @@ def _change(name: str, run: RunFolder, after: str, other: RunFolder, before: str
         return None
     samples = run.facts.sizes[clients, 0]
     old, new = (np.array([table[client] for client in clients]) for table in tables)
-    return Change(name, np.array(clients), old, new, samples)
+    return Change(name, np.array(clients), old, new, samples, names_at(run.facts.client_names, clients))
+
+
+def names_at(names: Sequence[str], clients: Sequence[int]) -> tuple[str, ...]:
+    """The names of these clients, or none where clients have no names."""
+    return tuple(names[client] for client in clients) if names else ()
 
 
 def _novel_change(run: RunFolder, other: RunFolder, shared: str) -> Change | None:

@@ -70,7 +70,44 @@ def columns_for(views: Sequence[RunView], in_print: bool = True) -> tuple[Column
 
     # Clients that a method hurts are counted beside the accuracies, before what the method spends.
     place = next(i for i, column in enumerate(COLUMNS) if column.name == "rounds")
-    return tuple(filter(is_shown, (*COLUMNS[:place], *_hurt_columns(views), *COLUMNS[place:])))
+    judged = [*COLUMNS[:place], *_metric_columns(views)]
+    if unwanted == "classes":  # the headline of a regression is a metric
+        judged.sort(key=lambda column: not column.name.startswith("metric_"))
+    return tuple(filter(is_shown, (*judged, *_hurt_columns(views), *COLUMNS[place:])))
+
+
+def _metric_columns(views: Sequence[RunView]) -> Iterator[Column]:
+    """A column for each metric of the runs; accuracy has its own."""
+    from sparsona.analysis.measure import measure_of_metric
+
+    names = dict.fromkeys(name for view in views for name in view.summary.get("metrics", {}) if name != "accuracy")
+    for name in names:
+        found = measure_of_metric(name)
+        meaning = f"{METRIC_MEANINGS.get(name, 'a function from Python')}; mean over the clients that it is defined for"
+        # Who names metrics wants to see them.
+        first = any(view.measure.name == name or view.config.get("metrics") for view in views)
+        yield Column(
+            f"metric_{name.replace('-', '_')}",
+            found.title,
+            meaning,
+            _entry("metrics", name, "mean"),
+            found.show,
+            found.unit,
+            found.better,
+            True,
+            "if known",
+            is_first=first,
+        )
+
+
+METRIC_MEANINGS = {
+    "balanced-accuracy": "mean of the accuracies on each class",
+    "f1": "F1, mean over classes or labels",
+    "auc": "area under the ROC curve, mean over classes (each against the rest) or labels",
+    "rmse": "root of the mean squared error",
+    "mae": "mean absolute error",
+    "r2": "share of the variance explained",
+}
 
 
 def has_uneven_tests(views: Sequence[RunView]) -> bool:
@@ -165,9 +202,12 @@ def _on_classes(kind: str) -> Callable[[RunView], float | None]:
     return value
 
 
-def _error(key: str, title: str, meaning: str) -> Column:
-    value = _entry("error", key)
-    return Column(f"error_{key}", title, meaning, value, "{:.4g}".format, has_spread=True, task="numbers")
+def _error(key: str, title: str, meaning: str, is_squared: bool = True) -> Column:
+    def value(view: RunView) -> float | None:
+        return _entry("error", key)(view) if is_squared == ("mse" in view.summary.get("error", ())) else None
+
+    shown: Literal["if known"] = "if known"
+    return Column(f"error_{key}", title, meaning, value, "{:.4g}".format, has_spread=True, task="numbers", shown=shown)
 
 
 def _bytes(key: str, title: str, meaning: str, is_first: bool = False, if_known: bool = False) -> Column:
@@ -198,7 +238,8 @@ COLUMNS = (
     ),
     _error("mse", "MSE", "mean squared error, over clients"),
     _error("worst", "worst MSE", "the worst client"),
-    _error("last10", "last 10", "mean of the last ten rounds"),
+    _error("last10", "last 10 MSE", "mean of the last ten rounds"),
+    _error("loss", "loss", "mean loss, over clients", is_squared=False),
     Column(
         "train_test_gap",
         "train − test",
@@ -304,6 +345,22 @@ COLUMNS = (
         human_seconds,
         is_first=True,
         shown="if alike",
+    ),
+    Column(
+        "simulated_time",
+        "sim. time",
+        "simulated time of all rounds, in turns of a client of speed 1 with the mean amount of data",
+        _entry("conditions", "time"),
+        "{:,.4g}".format,
+        shown="if known",
+    ),
+    Column(
+        "turns_late",
+        "late",
+        "turns of clients that would not have made the deadline",
+        _entry("conditions", "late"),
+        "{:,.0f}".format,
+        shown="if known",
     ),
     Column(
         "turns_not_heard",

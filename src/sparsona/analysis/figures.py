@@ -65,7 +65,8 @@ def figure_of(name: str, views: Sequence[RunView], against: Sequence[RunView] = 
         raise SparsonaError(f"{name} of runs that predict numbers", expected="runs on classes")
     if against and not row.compares:
         raise SparsonaError(f"{name} compares runs with no other", expected="no --against", hint="leave it out")
-    if (found := row.make(views, against)) is None:
+    views = [view for view in views if view.count.any()]  # of the others nothing was evaluated
+    if not views or (found := row.make(views, against)) is None:
         raise SparsonaError(f"these runs have nothing to draw as {name}", expected=row.needs, hint=row.hint)
     return found
 

@@ -7,8 +7,11 @@ from typing import Any
 
 from sparsona.analysis.format import plural
 from sparsona.core.points import FEWEST
+from sparsona.deploy.greeting import LAST_BITS
 from sparsona.engine.failures import STARTED_ANEW, TOO_FEW, WITHHELD, kind_of
 from sparsona.runs.folder import RunFolder
+
+MOST_NAMES = 8  # in a sentence
 
 
 def heard(folder: RunFolder) -> dict[str, Any] | None:
@@ -20,6 +23,7 @@ def heard(folder: RunFolder) -> dict[str, Any] | None:
     return {
         "turns": len(silent),
         "clients": len({client for client, _ in silent}),
+        "names": _names(folder, {client for client, _ in silent}),
         "reasons": dict(Counter(kind for _, kind in silent).most_common()),
         "started_anew": sum(STARTED_ANEW in row.reason for row in rows),
         "rounds_without_effect": len({row.round for row in rows if row.reason.endswith(TOO_FEW)}),
@@ -38,6 +42,7 @@ def heard_sentence(folder: RunFolder) -> str:
         reasons = ", ".join([f"{first}: {plural(count, 'turn')}", *(f"{kind}: {n}" for kind, n in others)])
         be = "was" if found["clients"] == 1 else "were"
         text += f" {found['clients']} of {plural(num, 'client')} {be} not heard in some rounds ({reasons})."
+        text += f" Not heard: {_listed(found['names'])}."
     if found["started_anew"]:
         text += f" A client that had lost its state started anew in {plural(found['started_anew'], 'turn')}."
     if found["rounds_without_effect"]:
@@ -55,10 +60,29 @@ def untested_sentence(folder: RunFolder, completed: int) -> str:
         f"{plural(len(few), 'client')} with fewer than {FEWEST} test examples, whose result is not told" if few else "",
         f"{plural(len(silent), 'client')} not heard in the last evaluation" if silent else "",
     ]
-    text = f" Not in the mean: {'; '.join(filter(None, missing))}." if any(missing) else ""
+    where = "Not in the mean" if folder.records.has_evaluations() else "Without a result"
+    text = f" {where}: {'; '.join(filter(None, missing))}." if any(missing) else ""
+    text += f" Not tested: {_listed(_names(folder, few | silent))}." if text else ""
     if anew:
         text += f" {plural(len(anew), 'client')} had lost the state, and was evaluated as a new one."
     return text
+
+
+def _names(folder: RunFolder, clients: set[int]) -> list[str]:
+    """What clients are called: by the roster, or by their numbers."""
+    known = folder.facts.client_names
+    return [known[client] if client < len(known) else f"client {client}" for client in sorted(clients)]
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {plural(more, 'other')}" if more > 0 else "")
+
+
+def machines_sentence(folder: RunFolder) -> str:
+    """In what the machines of the run differ; "" if in nothing that matters."""
+    found = [f"{key} ({' and '.join(values)})" for key, values in folder.facts.differing.items()]
+    return f" Its machines differ in {', '.join(found)}: {LAST_BITS}." if found else ""
 
 
 def evaluation_bytes(folder: RunFolder) -> dict[str, int | None] | None:

@@ -29,25 +29,30 @@ from sparsona.runs.folder import RunFolder
 from sparsona.runs.observers import ClassCounts, class_counts
 from sparsona.runs.records import ClassesRow, EvaluationRow
 
+ERRORS = ("mse", "weighted", "worst")  # what `errors` returns
+
 
 def errors(folder: RunFolder, completed: int, point: str) -> dict[str, Any] | None:
-    """Mean squared errors of the clients at one point: over clients, over examples, and the worst client's."""
+    """Mean losses of a regression's clients at one point: over clients (also as `mse`, where it is the squared error),
+    over examples, and the worst client's."""
     rows = folder.records.evaluations(completed, point)
     if not rows:
         return None
     loss, count = np.array([(row.loss, row.count) for row in rows], dtype=np.float64).T
+    is_squared = folder.facts.loss in ("", "squared-error")  # "": an older version, which had no other
     return {
-        "mse": float(loss.mean()),
+        **({"mse": float(loss.mean())} if is_squared else {}),
+        "loss": float(loss.mean()),
         "weighted": float((loss * count).sum() / count.sum()),
         "worst": float(loss.max()),
     }
 
 
 def mean_at(folder: RunFolder, completed: int, point: str) -> float | None:
-    """Mean accuracy (of a regression: squared error) over clients, or None if no client was evaluated there."""
+    """Mean accuracy (of a regression: loss) over clients, or None if no client was evaluated there."""
     rows = folder.records.evaluations(completed, point)
     if rows and folder.facts.is_regression:
-        return (errors(folder, completed, point) or {})["mse"]
+        return (errors(folder, completed, point) or {})["loss"]
     return accuracy_summary(*arrays(rows))["mean"] if rows else None
 
 
@@ -114,7 +119,7 @@ def _figures(folder: RunFolder, completed: int, point: str) -> dict[int, float]:
 
 def keeps_the_shared_model(folder: RunFolder, client: int) -> bool:
     """Whether a client of a guarded run keeps the shared model."""
-    return _choices(folder, folder.config["rounds"]).get(client, False)
+    return _choices(folder, folder.last_round).get(client, False)
 
 
 def classes(folder: RunFolder, completed: int, point: str) -> dict[str, Any] | None:

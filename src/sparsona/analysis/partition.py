@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,11 +24,15 @@ class Partition:
         sizes: train, validation and test (those that are known), each with a count per client.
         counts: the training examples by client and class, FEW for 1 to 4 that a client does not tell; None where labels
             are tokens, or not known.
+        client_names: of the clients, in order; None or empty: they have none.
+        class_names: of the classes, likewise.
     """
 
     title: str
     sizes: Mapping[str, np.ndarray]
     counts: np.ndarray | None = None
+    client_names: Sequence[str] | None = None
+    class_names: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(size) for size in self.sizes.values()}

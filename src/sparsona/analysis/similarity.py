@@ -35,6 +35,11 @@ class Similarity:
     clients: tuple[int, ...]
     distances: np.ndarray
     label_counts: np.ndarray | None = None
+    labels: tuple[str, ...] = ()  # the clients' names, if they have any
+
+    def who(self, place: int) -> str:
+        """The client at this place by name, or by number."""
+        return self.labels[place] if self.labels else str(self.clients[place])
 
     def __post_init__(self) -> None:
         if len(self.clients) < 2:
@@ -101,6 +106,7 @@ class Similarity:
             "title": self.title,
             "kind": self.kind,
             "clients": list(self.clients),
+            **({"names": list(self.labels)} if self.labels else {}),
             "pearson": linear,
             "spearman": ranked,
             "distances": self.distances.tolist(),
@@ -127,7 +133,8 @@ def similarity_of(
     counts = None if facts.label_counts is None else drawn_counts(facts.label_counts[list(clients)])
     parts = [facts.title, config["data"].partition(":")[0], config["partition"], f"seed {config['seed']}"]
     parts += [] if of is None else [of]
-    return Similarity(", ".join(map(str, parts)), kind, clients, distances, counts)
+    labels = tuple(facts.client_names[client] for client in clients) if facts.client_names else ()
+    return Similarity(", ".join(map(str, parts)), kind, clients, distances, counts, labels)
 
 
 def recorded_similarity(run: RunFolder) -> Similarity | None:

@@ -10,6 +10,8 @@ import numpy as np
 
 from sparsona.core.errors import SparsonaError
 
+ACCURACIES = ("mean", "weighted", "bottom_decile", "worst", "std")  # what `accuracy_summary` returns
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -45,6 +47,14 @@ def accuracy_summary(correct: np.ndarray, count: np.ndarray) -> dict[str, float]
         "worst": float(accuracy[0]),
         "std": float(accuracy.std()),
     }
+
+
+def wilson_interval(correct: int, count: int) -> tuple[float, float]:
+    """The 95% interval of an accuracy that was measured on `count` examples, by Wilson's score."""
+    z, rate = 1.959963984540054, correct / count
+    middle = (rate + z * z / (2 * count)) / (1 + z * z / count)
+    half = z * math.sqrt(rate * (1 - rate) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 def mean_of_last(curve: Sequence[tuple[int, float]], n: int = 10) -> float | None:

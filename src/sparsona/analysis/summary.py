@@ -6,9 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from sparsona.analysis.conditions import conditions, conditions_sentence, early_stop
+from sparsona.analysis.format import plural
 from sparsona.analysis.gates import mean_measures
-from sparsona.analysis.heard import evaluation_bytes, heard, heard_sentence, untested_sentence
+from sparsona.analysis.heard import evaluation_bytes, heard, heard_sentence, machines_sentence, untested_sentence
+from sparsona.analysis.measure import summarize_metrics
 from sparsona.analysis.outcomes import (
+    ERRORS,
     arrays,
     capacities,
     classes,
@@ -18,10 +22,11 @@ from sparsona.analysis.outcomes import (
     novel,
     pipeline,
 )
-from sparsona.analysis.statistics import accuracy_summary, mean_of_last
+from sparsona.analysis.statistics import ACCURACIES, accuracy_summary, mean_of_last
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.points import GUARDED, NOVEL, PERSONAL, POINTS, RECEIVED, TUNED, on
 from sparsona.core.points import point as point_of
+from sparsona.core.targets import LOSSES
 from sparsona.core.transform import describe
 from sparsona.data.holdout import HELD_OUT
 from sparsona.runs.folder import RunFolder
@@ -56,12 +61,12 @@ def summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
 def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
     facts, totals = folder.facts, folder.records.totals()
     point, completed, correct, count = headline(folder)
-    accuracy: dict[str, Any] = accuracy_summary(correct, count)
+    accuracy: dict[str, Any] = accuracy_summary(correct, count) if count.any() else dict.fromkeys(ACCURACIES)
     # A point that is evaluated once, after the end, has no last ten rounds.
     accuracy["last10"] = mean_of_last(curve(folder, point)) if point_of(point).when != "end" else None
     error = None
     if facts.is_regression:
-        error = {**(errors(folder, completed, point) or {}), "last10": accuracy["last10"]}
+        error = {**(errors(folder, completed, point) or dict.fromkeys(ERRORS)), "last10": accuracy["last10"]}
         accuracy = dict.fromkeys(accuracy)
     up, down = totals.bytes_up or 0, totals.bytes_down or 0
     paper_up, paper_down = totals.paper_up or 0, totals.paper_down or 0
@@ -90,9 +95,14 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
         summary.setdefault(name, value)  # what the method measured of turns, such as pFedGate's density_used
     if (found := heard(folder)) is not None:
         summary["heard"] = found
+    for name, block in (("conditions", conditions(folder)), ("early_stop", early_stop(folder))):
+        if block is not None:
+            summary[name] = block
     summary["protocol"] = _protocol(folder, summary)
     if error is not None:
         summary["error"] = error
+    if judged := summarize_metrics(folder, completed, point):
+        summary["metrics"] = judged
     summary["pipeline"] = pipeline(folder, completed)
     if (by_class := classes(folder, completed, point)) is not None:
         summary["classes"] = by_class
@@ -110,7 +120,7 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
 
 def effort(folder: RunFolder) -> dict[str, dict[str, int]]:
     """Client turns and local steps: of the rounds, of final tuning, and of both."""
-    in_rounds, tuning = folder.records.effort(folder.config["rounds"])
+    in_rounds, tuning = folder.records.effort(folder.last_round)
     return {
         name: {"rounds": done, "tuning": tuned, "total": done + tuned}
         for name, done, tuned in (
@@ -160,13 +170,19 @@ def _upload_share(folder: RunFolder) -> float | None:
 
 
 def has_results(folder: RunFolder) -> bool:
-    """Whether any round was evaluated yet."""
-    return folder.records.has_evaluations()
+    """Whether any round was evaluated yet, or was to be: the result is then that no client told one."""
+    return folder.records.has_evaluations() or bool(folder.records.evaluation_failures())
 
 
 def headline(folder: RunFolder) -> tuple[str, int, np.ndarray, np.ndarray]:
-    """Point, completed rounds, and per client the number of right predictions and of test examples."""
+    """Point, completed rounds, and per client the number of right predictions and of test examples.
+
+    Where clients were asked and none told a result, there are no test examples: `untested_sentence` says why.
+    """
     point, found = folder.facts.point, folder.records.last_evaluated()
+    if found is None and (missing := folder.records.evaluation_failures()):
+        nobody = np.zeros(len(folder.facts.sizes), dtype=int)
+        return point, max(row.completed for row in missing), nobody, nobody.copy()
     if found is None:
         raise SparsonaError(
             f"'{folder.path}' has no results yet", expected="at least one evaluated round", hint="resume the run first"
@@ -215,14 +231,20 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
     tested = count[count > 0]
     chosen = TESTED_ON.get(facts.tested_on.partition(":")[0], "")
     unit = "tokens" if facts.predicts_tokens else "examples"
-    text = (
-        f"{which[0].upper()}{which[1:]}; on that client's own test data ({tested.min()} to {tested.max()} "
-        f"{unit}, {chosen}never used in any decision); mean over {len(tested)} clients, each counting the same; "
-    )
+    if len(tested):
+        text = (
+            f"{which[0].upper()}{which[1:]}; on that client's own test data ({tested.min()} to {tested.max()} "
+            f"{unit}, {chosen}never used in any decision); mean over {plural(len(tested), 'client')}, each counting "
+            "the same; "
+        )
+    else:
+        text = "Nothing was evaluated: no client told a result, and no model has an accuracy or an error; "
     if config["rounds"]:
-        text += f"after round {completed} of {config['rounds']}, the last and not the best."
+        text += f"after round {completed} of {config['rounds']}"
+        text += ", the last and not the best." if len(tested) else "."
     else:
         text += "no rounds were played."
+    text += _loss_sentence(folder)
     if preset := config.get("preset"):
         text += f" Options of the preset '{preset}'" + (
             f": {facts.preset}." if facts.preset else ", which are defaults."
@@ -245,8 +267,11 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
             " Before the end, each point of a learning curve is a mean over the clients that were sampled in that "
             "round, on what they received in it: other clients from point to point."
         )
+    if untested := int(((facts.sizes[:, 2] == 0) & (facts.sizes[:, 0] > 0)).sum()):
+        text += f" {plural(untested, 'client')} {'has' if untested == 1 else 'have'} no test data and"
+        text += f" {'is' if untested == 1 else 'are'} not among them."
     took_part = len(count) - config["novel"]
-    text += untested_sentence(folder, completed) + heard_sentence(folder)
+    text += untested_sentence(folder, completed) + heard_sentence(folder) + machines_sentence(folder)
     if (config.get("eval_clients") or took_part) < took_part:
         text += f" They were drawn once, the same for every evaluation, from the {took_part:,} that took part."
     if config["novel"]:
@@ -270,7 +295,8 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
     if folder.records.evaluations(completed, GUARDED):
         found = guard(folder, completed)
         reached = found["error" if facts.is_regression else "accuracy"]["guarded"]
-        shown = f"squared error {reached:.4g}" if facts.is_regression else f"accuracy {reached:.1%}"
+        name = (facts.loss or "squared-error").removeprefix("given:").replace("-", " ")
+        shown = f"{name} {reached:.4g}" if facts.is_regression else f"accuracy {reached:.1%}"
         text += (
             f" With guard, {found['kept_shared']} of {found['clients']} clients keep the shared model by their "
             f"validation data: mean {shown}; {found['hurt']['guarded']} clients "
@@ -288,10 +314,27 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
             text += " That run had other clients, and may have been trained on what is tested here."
     if facts.augments:
         text += " Training images are cropped and mirrored at random, test images are not."
+    text += conditions_sentence(folder, summary)
     if config["stateless"]:
         text += " Clients are stateless: they keep nothing between rounds"
         initial = facts.has_batch_statistics and point == RECEIVED
         text += ", and buffers such as BatchNorm statistics are the initial ones." if initial else "."
+    return text
+
+
+def _loss_sentence(folder: RunFolder) -> str:
+    """What was minimised, where it is not the usual loss, and what a right prediction of several labels is."""
+    facts, config = folder.facts, folder.config
+    text = ""
+    if facts.targets == "labels":
+        text += " An example is predicted right if all its labels are."
+    if config.get("loss") and config["loss"] != LOSSES.get(facts.targets, ("",))[0]:
+        text += f" The loss is {config['loss'].removeprefix('given:')}."
+    if facts.class_weights is not None:
+        text += f" Losses are weighted by class ({', '.join(f'{weight:.3g}' for weight in facts.class_weights[:10])}"
+        text += (", ..." if len(facts.class_weights) > 10 else "") + ")."
+    if smoothing := config.get("label_smoothing"):
+        text += f" Labels are smoothed by {smoothing:g}."
     return text
 
 

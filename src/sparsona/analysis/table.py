@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from sparsona.analysis.columns import Column, columns_for, has_uneven_tests
+from sparsona.analysis.conditions import early_stop_sentence
 from sparsona.analysis.format import UNKNOWN, percent, signed
 from sparsona.analysis.groups import Group, group_views, pairs
+from sparsona.analysis.measure import ACCURACY
 from sparsona.analysis.statistics import mean_and_spread, paired_difference
 from sparsona.analysis.view import RunView
+from sparsona.core.targets import TITLES
 
 FEWEST_UNSEEN = 10  # examples of unseen classes, of all clients and seeds, of which a share says something
 UNEQUAL = 1.2  # local steps of the method that took most over those of the one that took fewest: worth a note
@@ -76,15 +81,45 @@ def figures(views: Sequence[RunView]) -> list[dict[str, Any]]:
 def differences(views: Sequence[RunView], in_print: bool = True) -> list[dict[str, str]]:
     """Each further method against the first, paired by seed: keys method, difference, interval, seeds.
 
-    In percentage points of mean accuracy; only runs on the same clients are paired. `weighted` and `weighted interval`
-    are the same of the accuracy weighted by test size, in print only where clients differ in it.
+    In percentage points of mean accuracy, or in what a regression is judged by; only runs on the same clients are
+    paired. `weighted` and `weighted interval` are the same of the accuracy weighted by test size, in print only where
+    clients differ in it.
     """
     groups, both = group_views(views), not in_print or has_uneven_tests(views)
     return [{"method": group.label} | _differences(groups[0], group, both) for group in groups[1:]]
 
 
 def notes(views: Sequence[RunView]) -> list[str]:
-    """What a reader of the table must know: methods that did not get the same work, though nothing else was matched."""
+    """What a reader of the table must know: runs that ended early, and methods that did not get the same work, though
+    nothing else was matched."""
+    return [*_early_stops(views), *_undefined_notes(views), *_effort_notes(views)]
+
+
+def _early_stops(views: Sequence[RunView]) -> list[str]:
+    found = []
+    for group in group_views(views):
+        for view in group.views:
+            if stop := view.summary.get("early_stop"):
+                seed = f", seed {view.seed}," if len(group.views) > 1 else ""
+                found.append(f"{group.label}{seed} {early_stop_sentence(stop)}.")
+    return found
+
+
+def _undefined_notes(views: Sequence[RunView]) -> list[str]:
+    """Metrics that are not defined for all clients, and for how many they are."""
+    few: dict[str, list[str]] = {}
+    for group in group_views(views):
+        for name in dict.fromkeys(name for view in group.views for name in view.summary.get("metrics", {})):
+            known = [view.summary["metrics"][name] for view in group.views if name in view.summary.get("metrics", {})]
+            clients, tested = (sum(one[key] for one in known) for key in ("clients", "tested"))
+            if clients < tested:
+                few.setdefault(name, []).append(f"{clients:,} of {tested:,} clients of {group.label}")
+    # Clients on other machines may keep to themselves what would tell their label counts.
+    verb = "is told by" if any(view.config.get("executor") == "network" for view in views) else "is defined for"
+    return [f"{TITLES.get(name, name)} {verb} {', '.join(texts)}." for name, texts in few.items()]
+
+
+def _effort_notes(views: Sequence[RunView]) -> list[str]:
     if any(view.config.get("matched") for view in views):
         return []
     steps = [
@@ -139,15 +174,39 @@ def _difference(matched: Sequence[tuple[RunView, RunView]], key: str) -> tuple[s
     """The difference of this accuracy, and its interval."""
     if not matched:
         return UNKNOWN, "no common seed on the same clients"
+    measures = {view.measure for pair in matched for view in pair}
+    if len(measures) > 1 or (key == "weighted" and ACCURACY not in measures):
+        return UNKNOWN, "not known" if key == "weighted" else "judged by different figures"
+    (measure,) = measures
+    if measure != ACCURACY:
+        return _measure_difference(matched)
     figures = [[view.summary["accuracy"][key] for view in pair] for pair in matched]
     if any(figure is None for pair in figures for figure in pair):
-        return UNKNOWN, "no accuracy: numbers are predicted"
+        return UNKNOWN, "nothing was evaluated"
     before, after = ([float(pair[which]) for pair in figures] for which in (0, 1))
     found = paired_difference(after, before)
     interval = "one seed: no interval"
     if found.low is not None and found.high is not None:
         interval = f"{signed(100 * found.low)} to {signed(100 * found.high)}"
     return signed(100 * found.mean), interval
+
+
+def _measure_difference(matched: Sequence[tuple[RunView, RunView]]) -> tuple[str, str]:
+    """The difference of the mean of another measure than accuracy, and its interval."""
+    before, after = ([float(np.nanmean(pair[which].scores)) for pair in matched] for which in (0, 1))
+    found = paired_difference(after, before)
+    interval = "one seed: no interval"
+    if found.low is not None and found.high is not None:
+        interval = f"{found.low:+.4g} to {found.high:+.4g}".replace("-", "−")
+    return f"{found.mean:+.4g}".replace("-", "−"), interval
+
+
+def difference_unit(views: Sequence[RunView]) -> str:
+    """What `differences` are of, in words."""
+    measure = views[0].measure
+    if measure == ACCURACY:
+        return "percentage points of mean accuracy"
+    return f"mean {measure.title} ({measure.better} is better)"
 
 
 def _column_cells(column: Column, groups: Sequence[Group]) -> list[Cell]:

@@ -10,8 +10,17 @@ import numpy as np
 
 from sparsona.analysis.clients import ClientEffects, client_effects, has_effects
 from sparsona.analysis.gates import Gates, recorded_gates
+from sparsona.analysis.measure import (
+    ACCURACY,
+    Measure,
+    client_scores,
+    measure_curve,
+    measure_of,
+    measure_of_metric,
+    metric_values,
+)
 from sparsona.analysis.similarity import Similarity, recorded_distances, recorded_similarity
-from sparsona.analysis.summary import at, curve, effort, headline, points, summary_of, weighted_curve
+from sparsona.analysis.summary import at, effort, headline, points, summary_of, weighted_curve
 from sparsona.core.points import FEW
 from sparsona.core.points import point as evaluation_point
 from sparsona.runs.folder import RunFolder
@@ -35,7 +44,13 @@ class RunView:
     `cumulative_bytes` as the papers count; `results` has right predictions and examples of each client for every
     point, on any data, at its last evaluation; `num_personal` is how many of the model's `num_parameters` are a
     client's own, and `search_time` what mask search took of a profiled run; None: not known. `has_few`: clients did not
-    tell counts from 1 to 4 of the confusion, which lacks them.
+    tell counts from 1 to 4 of the confusion, which lacks them. `data` is what the data set is called ("": not known);
+    `client_names` and `class_names` are empty where there are none. `cumulative_time` is (completed rounds, simulated
+    time so far), where clients have speeds.
+
+    `measure` is what the run is judged by: accuracy, and of a regression another figure, of which `curves` are then.
+    `scores` has each client's value of it at the headline point, NaN where there is none. `metrics` are the same of
+    each metric, by name, and `metric_curves` its means over clients by point, as `curves` are.
     """
 
     name: str
@@ -68,6 +83,30 @@ class RunView:
     search_time: Mapping[str, Any] | None = None
     gates: Gates | None = None
     has_few: bool = False
+    data: str = ""
+    client_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+    cumulative_time: Sequence[tuple[int, float]] = ()
+    measure: Measure = ACCURACY
+    scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    metrics: Mapping[str, np.ndarray] = field(default_factory=dict)
+    metric_curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.scores) != len(self.count):  # made without them: the accuracies
+            known = np.where(self.count > 0, self.correct / np.maximum(self.count, 1), np.nan)
+            object.__setattr__(self, "scores", known)
+
+
+def headline_score(view: RunView) -> float | None:
+    """The mean over clients of what a run is judged by, at the headline point; None where it is not known."""
+    key = {"accuracy": "accuracy", "loss": "error"}.get(view.measure.name, "metrics")
+    found: Any = view.summary.get(key, {})
+    if key == "metrics":
+        found = found.get(view.measure.name, {}).get("mean")
+    else:
+        found = found.get("mean" if key == "accuracy" else "loss", found.get("mse"))
+    return None if found is None else float(found)
 
 
 def read_view(folder: RunFolder) -> RunView:
@@ -87,6 +126,7 @@ def _read_view(folder: RunFolder) -> RunView:
     sent = [row.bytes_down if facts.peers else row.bytes_up + row.bytes_down for row in rounds]
     counted = [row.paper_down if facts.peers else row.paper_up + row.paper_down for row in rounds]
     tested = [name for name in points(folder) if evaluation_point(name).data == "test"]
+    measure, metrics = measure_of(folder), metric_values(folder, completed, point)
     return RunView(
         name=folder.path.name,
         path=str(folder.path),
@@ -98,10 +138,10 @@ def _read_view(folder: RunFolder) -> RunView:
         config=config,
         environment=folder.environment,
         summary=summary,
-        curves={name: curve(folder, name) for name in tested},
+        curves={name: measure_curve(folder, measure, name) for name in tested},
         # Final tuning is recorded as one more round, which it is not.
         train_loss=[
-            (row.round + 1, row.loss) for row in rounds if row.loss is not None and row.round < config["rounds"]
+            (row.round + 1, row.loss) for row in rounds if row.loss is not None and row.round < folder.last_round
         ],
         correct=correct,
         count=count,
@@ -121,7 +161,25 @@ def _read_view(folder: RunFolder) -> RunView:
         num_personal=facts.num_personal,
         search_time=search_time(folder.path),
         gates=recorded_gates(folder),
+        cumulative_time=_times(folder),
+        measure=measure,
+        scores=client_scores(folder, measure, completed, point),
+        metrics=metrics,
+        metric_curves={
+            name: {at: measure_curve(folder, measure_of_metric(name), at) for at in tested}
+            for name, values in metrics.items()
+            if name != "accuracy" and not np.isnan(values).all()
+        },
+        data=facts.data,
+        client_names=facts.client_names,
+        class_names=facts.class_names,
     )
+
+
+def _times(folder: RunFolder) -> list[tuple[int, float]]:
+    rows = [(row.round + 1, row.time) for row in folder.records.conditions() if row.time is not None]
+    totals = np.cumsum([time for _, time in rows]).tolist()
+    return [(completed, total) for (completed, _), total in zip(rows, totals, strict=True)]
 
 
 def _after_rounds(rounds: Sequence[RoundRow], totals: Sequence[int]) -> list[tuple[int, int]]:

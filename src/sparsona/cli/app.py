@@ -15,6 +15,7 @@ from sparsona.cli.analysis import clients, figure, gates, read_views, similarity
 from sparsona.cli.bounds import bounds
 from sparsona.cli.cost import cost
 from sparsona.cli.data import data
+from sparsona.cli.export import evaluate, export
 from sparsona.cli.federation import federation, keys
 from sparsona.cli.latency import latency
 from sparsona.cli.network import join, server, vault
@@ -160,21 +161,31 @@ def compare(
 @click.argument("path", metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout.")
 @click.option("--jobs", type=int, help="Of a comparison or a search: runs at a time, each in a process of its own.")
+@click.option("--rounds", type=int, help="A new, larger number of rounds, for one run that is finished or stopped.")
 @LOG
 @PROFILE
-def resume(path: str, as_json: bool, jobs: int | None, logs: tuple[str, ...], profile: bool) -> None:
+def resume(
+    path: str, as_json: bool, jobs: int | None, rounds: int | None, logs: tuple[str, ...], profile: bool
+) -> None:
     """Resume RUN (a folder, or its name in ./runs) where it was stopped. A comparison or a search works too.
 
-    The result is the same, bit for bit, as if it had never been stopped. A profiled run stays profiled.
+    The result is the same, bit for bit, as if it had never been stopped. A profiled run stays profiled. --rounds adds
+    rounds; a warning says where the result is then not that of a run which had them from the start.
     """
     folder = find(path)
+    from sparsona.runs.folder import SERVER_FILE
+
+    if rounds is not None and any((folder / name).exists() for name in ("tune.json", "comparison.json", SERVER_FILE)):
+        raise SparsonaError(
+            "--rounds for a comparison, a search or a run on several machines",
+            expected="one run that is simulated",
+            hint="make it anew with more --rounds; a comparison's runs are the folders in it",
+        )
     if (folder / "tune.json").exists():
         from sparsona.cli.tune import resume_search
 
         resume_search(folder, as_json, jobs)
         return
-    from sparsona.runs.folder import SERVER_FILE
-
     if (folder / SERVER_FILE).exists():
         if logs or profile or jobs:
             raise SparsonaError(
@@ -201,7 +212,7 @@ def resume(path: str, as_json: bool, jobs: int | None, logs: tuple[str, ...], pr
         if is_comparison:
             comparison = comparisons.resume_comparison(folder, jobs=jobs or 1, observers=[bar, *logs], progress=False)
         else:
-            result = api.resume(folder, observers=[bar, *logs], progress=False, profile=clock)
+            result = api.resume(folder, observers=[bar, *logs], progress=False, profile=clock, rounds=rounds)
     if is_comparison:
         show_comparison(comparison, as_json)
     else:
@@ -336,6 +347,8 @@ cli.add_command(data)
 cli.add_command(cost)
 cli.add_command(latency)
 cli.add_command(tune)
+cli.add_command(export)
+cli.add_command(evaluate)
 cli.add_command(clients)
 cli.add_command(gates)
 cli.add_command(similarity)
@@ -421,7 +434,7 @@ def show_comparison(result: Any, as_json: bool) -> None:
         return
     from sparsona.analysis.answer import differing
     from sparsona.analysis.groups import group_views
-    from sparsona.analysis.table import differences
+    from sparsona.analysis.table import difference_unit, differences
 
     views = result.views()
     print_results(views)
@@ -431,7 +444,7 @@ def show_comparison(result: Any, as_json: bool) -> None:
         print_text(f"What differs between the methods: {'; '.join(unequal)}.")
     # One seed has no interval, and the table has the differences themselves.
     if len({view.seed for view in views}) > 1 and (compared := differences(views)):
-        what = f"Difference to {group_views(views)[0].label}, in percentage points of mean accuracy"
+        what = f"Difference to {group_views(views)[0].label}, in {difference_unit(views)}"
         weighted = " (weighted: by test size)" if "weighted" in compared[0] else ""
         click.echo(f"\n{what}{weighted}, paired by seed (95% interval):")
         print_table(compared)

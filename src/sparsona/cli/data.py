@@ -28,6 +28,7 @@ def data(context: click.Context, as_json: bool) -> None:
     if context.invoked_subcommand is not None:
         return
     from sparsona.data import SOURCES
+    from sparsona.data.catalog import OWN
     from sparsona.data.holdout import TESTS
     from sparsona.data.partition import PARTITIONS
 
@@ -35,14 +36,19 @@ def data(context: click.Context, as_json: bool) -> None:
         {"name": s.name, "what": s.summary, "examples": s.num_examples, "classes": s.num_classes, "from": s.origin}
         for s in SOURCES.values()
     ]
+    own = [{"your own": one.form, "what": one.summary} for one in OWN.values()]
     partitions = [{"partition": p.form, "what": p.summary} for p in PARTITIONS.values()]
     tests = [{"test": p.form, "what": p.summary} for p in TESTS.values()]
     if as_json:
-        click.echo(json.dumps({"data": sources, "partitions": partitions, "tests": tests}, indent=2))
+        click.echo(json.dumps({"data": sources, "own": own, "partitions": partitions, "tests": tests}, indent=2))
         return
     print_table(sources)
+    print_table(own)
     print_table(partitions)
-    hint = "`sparsona data get NAME` downloads one. Your own data, in Python: sparsona.federate(x, y, clients=20)."
+    hint = (
+        "`sparsona data get NAME` downloads one. Your own data: `--data mine.npz`, `--data photos/`, or in Python "
+        "sparsona.federate(x, y, clients=20)."
+    )
     show_rows(tests, False, hint)
 
 
@@ -103,15 +109,17 @@ def show(name: str, config: Path | None, pairs: tuple[str, ...], out: Path | Non
             hint="see `sparsona data show --help`",
         )
     settings = build.make_config("local", {**options, "data": name})
-    with decoding_bar(f"decoding {parse('data set', name).name}") as listen:  # a path would fill the line
+    with decoding_bar(f"decoding {parse('data set', settings.data).name}") as listen:  # a path would fill the line
         federation = build.read_data(settings, listen)
     counts = federation.label_counts("train")
     sizes = dict(zip(PARTS, federation.sizes().T.numpy(), strict=True))
-    title = f"{name}, {settings.partition}, test {federation.tested_on}, seed {settings.seed}"
-    picture = Partition(title, sizes, None if counts is None else counts.numpy())
+    title = f"{federation.name}, {settings.partition}, test {federation.tested_on}, seed {settings.seed}"
+    of = {"client_names": federation.client_names, "class_names": federation.class_names}
+    picture = Partition(title, sizes, None if counts is None else counts.numpy(), **of)
     if as_json:
         found: dict[str, Any] = {"data": name, "partition": settings.partition, "tested_on": federation.tested_on}
         found |= {"clients": federation.num_clients, "classes": federation.num_classes}
+        found |= {name: None if names is None else list(names) for name, names in of.items()}
         found |= {"left_out": dict(federation.left_out)} | {part: size.tolist() for part, size in sizes.items()}
         click.echo(json.dumps(found | {"label_counts": None if counts is None else counts.tolist()}))
     else:

@@ -86,10 +86,12 @@ def _new_flags() -> list[click.Option]:
 @FILE
 @click.option("--method", required=True, help="A row of `sparsona methods`, with options after a colon if need be.")
 @click.option("--model", required=True, help="Network, a row of `sparsona models`.")
-@click.option("--classes", type=int, required=True, help="Number of classes, of tokens, or of numbers predicted.")
+@click.option("--classes", type=int, required=True, help="Number of outputs: classes, tokens, labels or numbers.")
 @click.option("--input", "shape", metavar="CxHxW", help="Shape of an example.  [what the papers gave the network]")
 @click.option(
-    "--predicts", metavar="classes|tokens|numbers", help="What is predicted.  [tokens if the network takes them]"
+    "--predicts",
+    metavar="classes|binary|labels|numbers|tokens",
+    help="What is predicted.  [tokens if the network takes them]",
 )
 @click.option("--name", help="Of the federation.  [the file's]")
 @ADDRESS
@@ -121,7 +123,8 @@ def new(
     options = gather(config, pairs, flags, method)
     check_names([method], {"model": model, **options})
     from sparsona.core.spec import as_count
-    from sparsona.deploy.federation_file import FederationFile, Server, key_path, split_address
+    from sparsona.deploy.addresses import split_address
+    from sparsona.deploy.federation_file import FederationFile, Server, key_path
     from sparsona.experiment.agreement import agree
     from sparsona.methods import card
 
@@ -259,7 +262,10 @@ def show(path: Path, as_json: bool) -> None:
     click.echo("clients: " + (str(len(found.clients)) if found.clients else "none yet: `sparsona federation admit`"))
     if rows:
         print_table(rows)
-    print_table([{"option": key, "value": _text(value)} for key, value in options.items()])
+    if options.get("per_round", 1) is None:
+        options["per_round"] = "half of the clients"
+    # What else is none is not chosen.
+    print_table([{"option": key, "value": _text(value)} for key, value in options.items() if value is not None])
 
 
 @federation.command("flower")
@@ -286,7 +292,7 @@ def flower_app(
     (docs/flower.md).
     """
     from sparsona.deploy.flower import write_app
-    from sparsona.experiment.network import read_server
+    from sparsona.experiment.server_side import read_server
 
     read_server(path, key, at_least)
     config: dict[str, Any] = {"federation": str(path.absolute()), "out": str(out.absolute()), "deadline": deadline}

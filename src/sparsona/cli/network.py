@@ -57,7 +57,7 @@ def server(
       sparsona server fed.toml --listen 0.0.0.0:7447 --out runs/x
     """
     from sparsona.cli.app import show_run
-    from sparsona.experiment.network import serve
+    from sparsona.experiment.server_side import serve
 
     with progress_bar() as bar:
         run = serve(
@@ -79,7 +79,7 @@ def server(
 def resume_server(folder: Path, as_json: bool) -> None:
     """Resume the run in a server's folder."""
     from sparsona.cli.app import show_run
-    from sparsona.experiment.network import resume_served
+    from sparsona.experiment.server_side import resume_served
 
     with progress_bar() as bar:
         run = resume_served(folder, [bar], report=say, waiting=Waiting())
@@ -95,7 +95,7 @@ class Waiting:
     def __call__(self, there: int, of: int) -> None:
         if there != self._there:
             self._there = there
-            say(f"{there} of {of} {self._who} are there")
+            say(f"{there} of {of} {self._who if of != 1 else self._who.removesuffix('s')} there")
 
 
 @click.command()
@@ -141,7 +141,7 @@ def join(
       sparsona join fed.toml --data arrays:mine.npz
       sparsona join fed.toml --data digits            # a trial: this client's share of a data set
     """
-    from sparsona.experiment.network import join as be_client
+    from sparsona.experiment.client_side import join as be_client
 
     options: dict[str, Any] = gather(None, pairs, {}, None)
     try:
@@ -205,10 +205,17 @@ def show(folder: Path | None) -> None:
 @vault.command()
 @FOLDER
 @click.argument("out", metavar="FILE", type=click.Path(path_type=Path))
-def export(folder: Path | None, out: Path) -> None:
-    """Copy the personal model to FILE, as safetensors: its weights by name, its mask applied.
+@click.option(
+    "--federation",
+    "terms",
+    type=click.Path(path_type=Path),
+    help="The federation file, for .pt2 and .onnx.  [federation.toml in the vault]",
+)
+def export(folder: Path | None, out: Path, terms: Path | None) -> None:
+    """Write the personal model to FILE, its mask applied: by the suffix .safetensors, .pt2 or .onnx.
 
-    A client has one when its run is over.
+    A safetensors file has the weights by name. The others have the network as well, are checked to predict the same,
+    and lack units that a mask removed; ONNX needs the extra `onnx`. A client has a model when its run is over.
     """
     from sparsona.deploy.vault import MODEL
 
@@ -221,7 +228,13 @@ def export(folder: Path | None, out: Path) -> None:
         )
     if out.exists():
         raise SparsonaError(f"'{out}' exists already", expected="a new file", hint="give it another name")
-    shutil.copyfile(found, out)
+    if out.suffix == found.suffix:
+        shutil.copyfile(found, out)
+    else:
+        from sparsona.experiment.export import export_client
+        from sparsona.runs.folder import FEDERATION_FILE
+
+        export_client(found, terms or found.parent / FEDERATION_FILE, out)
     click.echo(str(out))
 
 

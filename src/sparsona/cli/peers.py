@@ -78,6 +78,6 @@ def gather(out: Path, folders: tuple[Path, ...], partial: bool, as_json: bool) -
       sparsona report runs/x
     """
     from sparsona.cli.app import show_run
-    from sparsona.experiment.peers import gather as gather_journals
+    from sparsona.experiment.gather import gather as gather_journals
 
     show_run(gather_journals(out, folders, partial), as_json)

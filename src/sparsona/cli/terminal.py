@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 UNLIMITED = 400  # characters in a line that nobody looks at: cells must not be cut
 
 
+MOST_CLIENTS = 40  # that a table lists by name
+
+
 def show_rows(rows: list[dict[str, Any]], as_json: bool, hint: str) -> None:
     if as_json:
         click.echo(json.dumps(rows, indent=2))
@@ -169,6 +172,13 @@ def print_clients(effects: Any) -> None:
     click.echo("percentage points of accuracy; with samples: rank correlation with the number of training examples")
     for sentence in effects.sentences():
         print_text(sentence)
+    change = effects.changes[0] if effects.changes else None
+    if change is not None and change.labels:
+        rows = change.client_rows()
+        click.echo(f"\nclient by client, on {change.name} data")
+        print_table(rows if len(rows) <= MOST_CLIENTS else rows[: MOST_CLIENTS // 2] + rows[-MOST_CLIENTS // 2 :])
+        if len(rows) > MOST_CLIENTS:
+            click.echo(f"{len(rows) - MOST_CLIENTS:,} clients between the most hurt and the most helped are left out")
     _print_lines(clients_lines, effects)
 
 

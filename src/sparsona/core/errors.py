@@ -31,6 +31,10 @@ class MaskMismatchError(SparsonaError):
     """The receiver does not hold the mask that a message assumes; the full bitmap must be sent."""
 
 
+class DataNeededError(SparsonaError):
+    """A client's data was read where only its sizes and shapes are at hand."""
+
+
 # What other libraries and people call our names.
 ELSEWHERE = {
     "learning_rate": "lr",

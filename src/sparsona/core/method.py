@@ -27,6 +27,7 @@ Server = Any
 Work = Any
 Sum = Any  # what a server adds up in a round; it may also hold plain numbers, and is discarded after the round
 Grads = Mapping[str, Any]
+SLACK = 1e-9  # 0.29 * 100 is less than 29
 
 
 def always(_: Round) -> bool:
@@ -49,7 +50,8 @@ class Phase:
             else a forward pass updates); `batch` is a tuple of batches if `batches_per_step` > 1.
         update: `update(work, grads, tick)` returns the new Work; `grads` has one entry for each name in `trains`, with
             the structure of that field.
-        epochs: passes over the client's training data.
+        epochs: passes over the client's training data; 0: the phase does not run.
+        own_epochs: how many passes of a client that has its own number of them in a round are this phase's; None: all.
         max_steps: stops the phase early, in the middle of an epoch if need be; repeats do not count.
         batches_per_step: batches that one step reads; Per-FedAvg needs two.
         repeats: steps taken on each batch; pFedMe takes several.
@@ -69,6 +71,7 @@ class Phase:
     loss: Callable[[Work, Any], tuple[Tensor, Any]]
     update: Callable[[Work, Grads, Tick], Work]
     epochs: int = 1
+    own_epochs: Callable[[int], int] | None = None
     max_steps: int | None = None
     batches_per_step: int = 1
     repeats: int = 1
@@ -84,6 +87,34 @@ class Phase:
     def batch_size(self, num_examples: int, batch_size: int) -> int:
         """The size of this phase's batches: a phase that reads two at once gets two, even if one could hold all."""
         return max(1, min(batch_size, num_examples // self.batches_per_step))
+
+    def batches_in_pass(self, num_examples: int, round_: Round) -> int:
+        """The batches of one pass over so many examples: the last one may be smaller, unless it is left out."""
+        size = self.batch_size(num_examples, round_.batch_size)
+        count = num_examples - (num_examples % size if round_.drop_last else 0)
+        batches = -(-count // size)
+        # A last example joins the batch before it.
+        return batches - (self.mixes_examples and batches > 1 and count % size == 1)
+
+    def epochs_of(self, client: Client) -> int:
+        """The passes of this client."""
+        if client.epochs is None:
+            return self.epochs
+        return client.epochs if self.own_epochs is None else self.own_epochs(client.epochs)
+
+    def num_batches(self, client: Client, in_a_pass: int) -> int:
+        """The batches that this client's steps read, repeats not counted: the one rule of how long a phase takes.
+
+        Args:
+            client: whose turn it is.
+            in_a_pass: the batches of one pass over its data.
+        """
+        steps = self.epochs_of(client) * in_a_pass // self.batches_per_step
+        if self.max_steps is not None:
+            steps = min(steps, self.max_steps)
+        if client.share < 1 and steps:
+            steps = max(1, int(client.share * steps + SLACK))
+        return steps * self.batches_per_step
 
 
 def examples_seen(phase: Phase, client: Client, round_: Round) -> int:
@@ -132,18 +163,12 @@ def _amounts(phase: Phase, client: Client, round_: Round) -> tuple[int, int]:
     count = client.num_examples
     if not count or not phase.when(round_):
         return 0, 0
-    size = phase.batch_size(count, round_.batch_size)
+    size, batches = phase.batch_size(count, round_.batch_size), phase.batches_in_pass(count, round_)
     if round_.drop_last:
         count -= count % size
-    batches = -(-count // size)
-    if phase.mixes_examples and batches > 1 and count % size == 1:
-        batches -= 1  # a last example joins the batch before it
-    all_ = phase.epochs * batches
-    if phase.max_steps is not None:
-        all_ = min(all_, phase.max_steps * phase.batches_per_step)
-    steps = all_ // phase.batches_per_step
-    passes, rest = divmod(steps * phase.batches_per_step, batches)
-    return phase.repeats * (passes * count + rest * size), phase.repeats * steps
+    read = phase.num_batches(client, batches)
+    passes, rest = divmod(read, batches)
+    return phase.repeats * (passes * count + rest * size), phase.repeats * (read // phase.batches_per_step)
 
 
 def never(_: tuple[Client, ...]) -> bool:
@@ -238,6 +263,8 @@ class Method:
             before use without training (Per-FedAvg's step, statistics); not called for models that were tuned.
         adapts_tuned: it is called for those, too: statistics must be those of the tuned weights.
         transductive: a prediction depends on its batch, so batches are never padded, and results say so.
+        annealed: the options whose effect follows a run's progress (`round.total`): a run that is given more rounds
+            later is not what it would have been with them from the start.
         model_travels: False if a client's model is on the client alone although there is a server, so that clients
             without memory would learn nothing.
     """
@@ -259,6 +286,7 @@ class Method:
     adapt: Callable[[Work, Probe, Round], Work] | None = None
     adapts_tuned: bool = False
     transductive: bool = False
+    annealed: tuple[str, ...] = ()
     model_travels: bool = True
 
     @property

@@ -39,11 +39,16 @@ class Outline:
     mixes_examples: bool = False
     draws_noise: bool = False
     takes_tokens: bool = False
-    is_regression: bool = False
+    targets: str = "classes"  # as Task.targets
     uncounted: tuple[str, ...] = ()  # matrices whose FLOPs are not known
     norm_groups: Mapping[str, int] = field(default_factory=dict)  # as Task.norm_groups
     half: None = None  # as Task.half: nothing is computed
     frozen: tuple[str, ...] = ()  # of no outline: networks by name are trained whole
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether numbers are predicted, as Task has it."""
+        return self.targets == "numbers"
 
     @property
     def whole_layout(self) -> Layout:

@@ -26,6 +26,11 @@ class Client:
         num_clients: how many clients there are.
         most_examples: the training examples of the largest client: a table with a row for each example has this many in
             every client's Work, so that executors can run them together. 0: not known.
+        is_tested: it has test examples.
+        lr_scale: a factor of its learning rates.
+        epochs: its own passes over the data in a round; None: the method's.
+        share: the share of its steps that it makes in a round, at least one of each phase.
+        time: the simulated time of its turn, where clients have speeds; 0: not simulated.
     """
 
     index: int
@@ -34,16 +39,31 @@ class Client:
     num_validation: int = 0
     num_clients: int = 1
     most_examples: int = 0
+    is_tested: bool = True
+    lr_scale: float = 1.0
+    epochs: int | None = None
+    share: float = 1.0
+    time: float = 0.0
+
+    @property
+    def in_tuning(self) -> Client:
+        """The client in final tuning, which has no deadline and an option of its own for its length."""
+        return self if self.epochs is None and self.share == 1 else replace(self, epochs=None, share=1.0)
+
+    @property
+    def kind(self) -> tuple[float, ...]:
+        """What its costs depend on: capacity, amounts of data, and how long it trains."""
+        epochs = -1 if self.epochs is None else self.epochs
+        return self.capacity, self.num_examples, self.num_validation, epochs, self.share
 
 
 def client_kinds(clients: Iterable[Client]) -> Iterator[tuple[Client, int]]:
-    """One client of each kind, and how many there are of it: costs depend on capacity and amounts of data only."""
+    """One client of each kind, and how many there are of it."""
     first: dict[tuple[float, ...], Client] = {}
     counts: Counter[tuple[float, ...]] = Counter()
     for client in clients:
-        kind = (client.capacity, client.num_examples, client.num_validation)
-        first.setdefault(kind, client)
-        counts[kind] += 1
+        first.setdefault(client.kind, client)
+        counts[client.kind] += 1
     return ((client, counts[kind]) for kind, client in first.items())
 
 
@@ -54,7 +74,7 @@ class Round:
     Args:
         index: the number of the round, from 0.
         total: how many rounds the run has.
-        lr_scale: the factor of the learning rate.
+        lr_scale: the factor of the learning rate; of a round bound to a client, with the client's own in it.
         batch_size: the size of training batches.
         seeds: the seeds of the round, bound to `client`.
         client: the client whose turn it is; None on the server.
@@ -73,7 +93,8 @@ class Round:
 
     def on(self, client: Client) -> Round:
         """The round as this client sees it."""
-        return replace(self, client=client, seeds=self.seeds.of(client.index))
+        scale = self.lr_scale * client.lr_scale
+        return replace(self, client=client, seeds=self.seeds.of(client.index), lr_scale=scale)
 
 
 class Tick(NamedTuple):

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Frozen, Layout, Slot
-from sparsona.core.losses import argmax_score, cross_entropy, squared_error
+from sparsona.core.losses import argmax_score, cross_entropy, squared_error, token_cross_entropy
+from sparsona.core.metrics import Metric
 from sparsona.core.outline import Roles
 from sparsona.core.packing import Packing
 from sparsona.core.round import Batch
@@ -22,6 +23,13 @@ from sparsona.core.tree import Tree
 Builder = Callable[[], nn.Module]
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm)
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)  # table lookups: no FLOPs
+
+OUTPUTS = {  # what data has several of, and what a model returns for them
+    "classes": ("classes", "one logit per class"),
+    "labels": ("labels", "one logit per label"),
+    "numbers": ("targets", "one number per target"),
+    "binary": ("yes or no", "one logit (two for task='classification')"),
+}
 
 
 class Task:
@@ -39,6 +47,8 @@ class Task:
         score: `score(outputs, batch)` returns the number of correct predictions and of all.
         roles: which parameters are input, output and norms; None: read from the module, or guessed.
         tokens: the inputs are int64, not float32.
+        targets: what is predicted, as core/losses.py lists it; None: as the losses suggest.
+        metrics: what else predictions are judged by, by name.
         packing: an example is several inputs, packed into one row; the module is called with them unpacked.
 
     Example:
@@ -58,11 +68,15 @@ class Task:
         score: Callable[[Tensor, Batch], tuple[Tensor, Tensor]] = argmax_score,
         roles: Roles | None = None,
         tokens: bool = False,
+        targets: str | None = None,
+        metrics: Mapping[str, Metric] | None = None,
         packing: Packing | None = None,
     ) -> None:
         self.input_shape, self.num_classes = tuple(input_shape), num_classes
-        self.losses, self.score = losses, score
-        self.takes_tokens, self.is_regression = tokens, losses is squared_error
+        self.losses, self.score, self.metrics = losses, score, dict(metrics or {})
+        usual = "numbers" if losses is squared_error else "tokens" if losses is token_cross_entropy else "classes"
+        self.targets = targets or usual
+        self.takes_tokens, self.is_regression = tokens, self.targets == "numbers"
         # How a forward pass is computed, not what it computes: set by executors.
         self.half: torch.dtype | None = None  # convolutions and products in this type, weights in float32
         self.channels_last: bool | None = None  # None: on a CPU, if the network supports it
@@ -74,7 +88,7 @@ class Task:
         if packing is not None:
             self._module.register_forward_pre_hook(packing, with_kwargs=True)
         trial = _random_pair(self.input_shape, tokens)
-        self.layout, self.uncounted = _parameter_layout(self._module, trial[:1], num_classes, packing)
+        self.layout, self.uncounted = _parameter_layout(self._module, trial[:1], num_classes, packing, self.targets)
         self._frozen = _frozen_values(self._module)  # on the CPU
         self._frozen_seed: int | None = None
         self._frozen_on: dict[torch.device, dict[str, Tensor]] = {}
@@ -322,6 +336,17 @@ class Task:
         self._frozen_on = {}
         # References into the module, which is a new object.
         self._places, self._grouped = _places(self._module, self._buffer_kinds), _grouped(self._module)
+
+    @property
+    def num_labels(self) -> int:
+        """The number of classes that examples have: two where one logit tells them apart."""
+        return 2 if self.targets == "binary" else self.num_classes
+
+    def predict_classes(self, outputs: Tensor) -> Tensor:
+        """The predicted class of each example."""
+        if self.targets == "binary":
+            return (outputs > 0).squeeze(-1).long()
+        return outputs[..., : self.num_classes].argmax(dim=-1)
 
     def count_right(self, sum_of_scores: float) -> int | None:
         """The number of correct predictions; None in a regression, which has none."""
@@ -636,7 +661,7 @@ def _check_parameters(module: nn.Module) -> None:
 
 
 def _parameter_layout(
-    module: nn.Module, example: Tensor, num_classes: int, packing: Packing | None
+    module: nn.Module, example: Tensor, num_classes: int, packing: Packing | None, targets: str
 ) -> tuple[Layout, tuple[str, ...]]:
     """Names, shapes and FLOPs per non-zero entry, counted by hooks in one forward pass (convolutions and linear
     layers); and the names of matrices that no such layer uses, whose FLOPs are not counted."""
@@ -673,10 +698,11 @@ def _parameter_layout(
         module.train(was_training)
     if not isinstance(outputs, Tensor) or outputs.shape[-1] != num_classes:
         shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        noun, each = OUTPUTS.get(targets, OUTPUTS["classes"])
         raise SparsonaError(
-            f"the model's output is {shape}, but the data has {num_classes} classes",
-            expected=f"one logit per class: a last dimension of {num_classes}",
-            hint="give the last layer as many outputs as there are classes",
+            f"the model's output is {shape}, but the data has {num_classes} {noun}",
+            expected=f"{each}: a last dimension of {num_classes}",
+            hint=f"give the last layer as many outputs as there are {noun}",
         )
     slots, frozen = [], Frozen()
     for name, value in module.named_parameters():

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Set
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import cycle
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -31,6 +32,7 @@ from sparsona.costs.rules import COST_RULES, RuleCard
 from sparsona.data import catalog
 from sparsona.engine.graphs import Graph, Links, links, read_graph
 from sparsona.engine.graphs import check as check_graph
+from sparsona.engine.pace import check_clients, value_of
 from sparsona.runs.declaration import Option, as_tuple, option, options_of
 from sparsona.runs.options import OPTIONS, RunConfig
 from sparsona.runs.request import choose, fit_clients, parse_method
@@ -150,11 +152,25 @@ class Experiment:
         return _divide(sum(map(len, self.links.received)), self.clients)
 
     @property
+    def period(self) -> int:
+        """The clients after which capacities and epochs repeat, at most all of them."""
+        epochs = self.run.client_epochs
+        if isinstance(epochs, dict):
+            return self.clients
+        return min(self.clients, math.lcm(len(self.run.capacities), len(epochs) or 1))
+
+    @property
     def kinds(self) -> list[int]:
-        """Clients of each capacity, of which those past the number of clients have none."""
-        whole, rest = divmod(self.clients, len(self.run.capacities))
-        counts = [whole + (index < rest) for index in range(len(self.run.capacities))]
-        return [count for count in counts if count]
+        """Clients of each kind: those at the same place of a period."""
+        whole, rest = divmod(self.clients, self.period)
+        return [whole + (index < rest) for index in range(self.period)]
+
+    def client(self, index: int, samples: int) -> Client:
+        """The client at this place, with its capacity and its own epochs."""
+        run = self.run
+        epochs = value_of(run.client_epochs, index, None)
+        capacity = run.capacities[index % len(run.capacities)]
+        return Client(index, samples, capacity, num_clients=self.clients, epochs=epochs)
 
 
 def cost(method: str | methods.MethodCard | Callable[..., Any], *, model: Any = None, **options: Any) -> CostReport:
@@ -265,11 +281,12 @@ def _report(
     experiment = _check_experiment(run, options, peers, given)
     layout = outline.layout
     round_ = Round(0, experiment.rounds, 1.0, run.batch_size, Seeds(0), drop_last=run.drop_last)
-    kinds = [
-        price(layout, Client(index, samples, capacity, num_clients=experiment.clients), round_)
-        for index, capacity in enumerate(run.capacities[: experiment.clients])
-    ]
-    kinds = [transform_cost(cost, read_transforms(run.transform)) for cost in kinds]
+    check_clients("client_epochs", run.client_epochs, experiment.clients)
+    clients, chain = [experiment.client(index, samples) for index in range(experiment.period)], run.transform
+    kinds, tuned = (
+        [transform_cost(price(layout, client, round_), read_transforms(chain)) for client in some]
+        for some in (clients, [client.in_tuning for client in clients])
+    )
     if (requests := kinds[0].requests) is not None:
         if run.graph is not None:
             what, expected = f"'graph' for {row.name}", "no graph: its clients choose whose models they receive"
@@ -280,8 +297,8 @@ def _report(
         _mean(_sum([cost.train_flops for cost in kinds], experiment), experiment),
         _mean(_sum([_search_flops(cost, layout, options.quirks) for cost in kinds], experiment), experiment),
         run.tune_epochs
-        * _sum([_tune_flops(*cost, layout, samples) for cost in zip(kinds, infer, strict=True)], experiment),
-        _sum([cost.tune_search_flops for cost in kinds], experiment) if run.tune_epochs else 0,
+        * _sum([_tune_flops(*cost, layout, samples) for cost in zip(tuned, infer, strict=True)], experiment),
+        _sum([cost.tune_search_flops for cost in tuned], experiment) if run.tune_epochs else 0,
     )
     as_papers = partial(_paper_size, quirks=options.quirks, uniform=getattr(config, "allocation", "erk") == "uniform")
     return CostReport(
@@ -391,7 +408,7 @@ def _notes(
         yield f"{frozen:,} parameters more are frozen: held, and neither trained nor sent"
     if outline.uncounted:
         yield f"FLOPs of layers that are neither linear nor convolutions are missing: {', '.join(outline.uncounted)}"
-    for cost, capacity in zip(kinds, run.capacities, strict=False):
+    for cost, capacity in zip(kinds, cycle(run.capacities), strict=False):
         held = [part.num_values for part in (*cost.kept, *(cost.down or ())) if not part.is_mask]
         if max(held, default=0) > capacity * size:
             yield "capacities are not kept: this method's models are larger than some clients can hold"
@@ -500,7 +517,7 @@ def _bytes(parts: Iterable[PartSize]) -> int:
 
 
 def _sum(values: list[int], experiment: Experiment) -> int:
-    """Over all clients, given the value of each capacity."""
+    """Over all clients, given the value of each kind."""
     return sum(value * count for value, count in zip(values, experiment.kinds, strict=True))
 
 

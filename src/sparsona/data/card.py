@@ -79,5 +79,6 @@ class OwnData:
     """A format of the user's own data: `form` is how it is written in place of a name."""
 
     form: str
+    summary: str
     readers: tuple[str, ...]
     options: tuple[str, ...]

@@ -6,6 +6,7 @@ To add a data set, write its reader in `readers/` and one entry here.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from sparsona.core import spec
 from sparsona.core.errors import unknown_name
@@ -373,8 +374,19 @@ _CARDS = (
 SOURCES: dict[str, SourceCard] = {card.name: card for card in _CARDS}
 
 OWN: dict[str, OwnData] = {
-    "arrays": OwnData("arrays:PATH.npz", ("npz:read_arrays",), ("crop", "augment")),
-    "folder": OwnData("folder:PATH", ("pictures:read_folder",), PICTURE_OPTIONS),
+    "arrays": OwnData(
+        "arrays:PATH.npz",
+        "Your arrays in one file, written as the path alone, too: x and y, or x_train, y_train, x_test, y_test; and "
+        "perhaps owners (numbers or names; each is a client then) and class_names.",
+        ("npz:read_arrays",),
+        ("crop", "augment"),
+    ),
+    "folder": OwnData(
+        "folder:PATH",
+        "Your pictures, written as the path alone, too: a folder for each class, or train/ and test/ of such.",
+        ("pictures:read_folder",),
+        PICTURE_OPTIONS,
+    ),
 }
 
 
@@ -401,9 +413,33 @@ def get(name: str) -> SourceCard:
     return SOURCES[name]
 
 
+def own_spec(text: str) -> str:
+    """The path of a file or folder of the user's as one of the forms of `OWN`; other texts stay.
+
+    Args:
+        text: what was written for the data.
+
+    Returns:
+        Such as "arrays:mine.npz" for "mine.npz", and "folder:photos" where there is a folder of that name.
+
+    Example:
+        >>> own_spec("mine.npz"), own_spec("digits")
+        ('arrays:mine.npz', 'digits')
+    """
+    plain = text.strip()
+    if plain in SOURCES or not plain or plain.partition(":")[0].strip() in OWN:
+        return text
+    if plain.endswith(".npz"):
+        return f"arrays:{plain}"
+    try:
+        return f"folder:{plain}" if Path(plain).expanduser().is_dir() else text
+    except (OSError, RuntimeError, ValueError):  # not a path at all
+        return text
+
+
 def parse_spec(text: str) -> tuple[str, str]:
     """A name and a path: the name of a data set and "", or a name of `OWN` and the path of the user's files."""
-    found = spec.parse("data set", text)
+    found = spec.parse("data set", own_spec(text))
     name, path = found.name, found.argument
     if not (name in SOURCES and path is None) and not (name in OWN and path):
         raise unknown_name("data set", text, [*SOURCES, *(own.form for own in OWN.values())])

@@ -64,6 +64,11 @@ class ClientIndex(Sequence[Split]):
         client = range(len(self))[place]
         return Split(*(self.part(client, number) for number in range(len(PARTS))))
 
+    @property
+    def is_filled(self) -> bool:
+        """Whether the indices are here, and not only how many each client has."""
+        return len(self.on_host) == int(self._ends[-1])
+
     def part(self, client: int, number: int) -> Tensor:
         """The indices of one client's part, by the part's number."""
         at = client * len(PARTS) + number

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.seeds import Seeds
 from sparsona.data import validate
 from sparsona.data.client_index import ClientIndex
 from sparsona.data.federation import Federation
+from sparsona.data.given import Columns, is_clients, name_classes, owner_names, read_pool
 from sparsona.data.holdout import HELD_OUT, TESTS, Holdout, Published, Rows, choose_holdout, hold_out
+from sparsona.data.names import clean_names, name_of
 from sparsona.data.packing import is_several, pack, refuse_other
 from sparsona.data.partition import parse
 from sparsona.data.partition import partition as partition_labels
@@ -25,10 +28,10 @@ MIN_SIZE = 10  # of clients that a partition makes up; owners may have as few ex
 
 def federate(
     x: Any,
-    y: Any,
+    y: Any = None,
     *,
-    clients: int | None,
-    partition: str = SplitPlan.partition,
+    clients: int | None = None,
+    partition: str | None = None,
     seed: int = SplitPlan.seed,
     num_classes: int | None = None,
     name: str = "arrays",
@@ -36,6 +39,11 @@ def federate(
     owners: Any = None,
     view: View | None = None,
     tokens: bool = False,
+    task: str = "auto",
+    target: str | None = None,
+    inputs: str | Sequence[str] | None = None,
+    owner: str | None = None,
+    class_names: Sequence[str] | None = None,
     **options: Any,
 ) -> Federation:
     """Share a data set out among clients and split each client's examples into training, validation and test examples.
@@ -44,20 +52,31 @@ def federate(
         x: One row per example, a numpy array or torch tensor. Rows keep their shape. Whole numbers become float32 as
             they are: scaling them (say, by 255) is the caller's job, unless there is a `view`. Float32 inputs are
             shared with the caller, who must not change them afterwards. A tuple of arrays, or a dict of them by name,
-            are several inputs, passed as `model(*x)` or `model(**x)`: real numbers as float32, whole ones as int64.
-        y: One class per example, whole numbers from 0. Numbers with a fraction, (N,) or (N, outputs), are targets of a
-            regression: the loss is the squared error.
+            are several inputs, passed as `model(*x)` or `model(**x)`: real numbers as float32, whole ones as int64. Or,
+            without `y`: a torch Dataset or DataLoader, a Hugging Face dataset or a data frame; a dict {"train": ...,
+            "test": ...} of these, which is a published split; or a dict of clients by name, as for
+            `Federation.from_clients`.
+        y: One class per example, whole numbers from 0, or texts, which become classes with these names, sorted. Numbers
+            with a fraction, (N,) or (N, outputs), are targets of a regression. Rows of 0.0 and 1.0, (N, labels), say
+            which labels an example has. See `task`.
         clients: The number of clients; None: one for every owner (`partition="natural"`) or as many as the file has.
-        partition: How the examples are shared out, one of the forms that `sparsona data` lists.
+        partition: How the examples are shared out, one of the forms that `sparsona data` lists. None: "natural" where
+            owners are given, else dirichlet:0.3.
         seed: Decides all that is random.
         num_classes: The number of classes; None: as many as there are labels.
         name: What the data set is called in results.
         num_train: The number of rows, the first ones, that are a published training set; the others are its test set.
-        owners: Whose each row is, whole numbers from 0; below 0: unknown.
+        owners: Whose each row is: names, or whole numbers from 0; "" or below 0: unknown.
         view: How stored images of bytes become a model's inputs.
         tokens: Rows of `x` are token numbers, and `y` may have the same shape: the next token at each position. Then 0
             is padding, which is neither trained nor scored, and 1, 2 and 3 are begin, end and unknown words, which are
             not scored. The vocabulary begins at 4, and `num_classes` is its end.
+        task: What `y` is where its values do not tell: "classification"; "binary", 0 or 1, for a model with one logit;
+            "multilabel", a column of 0 and 1 for each label; "regression", also of whole numbers.
+        target: Of a table, the column of labels; None: "label", "labels", "target" or "y".
+        inputs: Of a table, the column of inputs, or columns of numbers; None: all others.
+        owner: Of a table, the column that says whose each row is.
+        class_names: The names of classes 0, 1, ...
         **options: The other options of `SplitPlan`: `test`, `validation_rate`, `min_size` and so on.
 
     Returns:
@@ -74,27 +93,78 @@ def federate(
         >>> federation.num_clients, federation.sizes()[0].tolist()
         (5, [26, 4, 10])
     """
+    if y is None and is_clients(x):
+        given = {"clients": clients, "partition": partition, "num_train": num_train, "owners": owners, "owner": owner}
+        if both := [key for key, value in given.items() if value is not None]:
+            raise SparsonaError(
+                f"'{both[0]}' together with a dict of clients",
+                expected="one of the two: a dict says already who has what",
+                hint=f"leave '{both[0]}' out",
+            )
+        if unknown := sorted(set(options) - {"validation_rate", "test_rate"}):
+            raise unknown_name("option for a dict of clients", unknown[0], ("validation_rate", "test_rate"))
+        return Federation.from_clients(
+            x,
+            seed=seed,
+            num_classes=num_classes,
+            name=name,
+            view=view,
+            tokens=tokens,
+            target=target,
+            inputs=inputs,
+            class_names=class_names,
+            task=task,
+            **options,
+        )
+    table = read_pool(x, y, Columns(target, inputs, owner), seed)
+    if table.num_train is not None and num_train is None:
+        num_train = table.num_train
+    if owners is None:
+        owners = table.owners
+    if view is None and table.is_image:
+        view = View()  # bytes are stored as such, and divided by 255
+    classes = table.class_names if class_names is None else clean_names(class_names, "classes")
+    (y,), classes = name_classes([table.y], [""], classes)
     packing = None
-    if is_several(x):
-        x, packing = pack(x)
+    if is_several(table.x):
+        x, packing = pack(table.x)
         refuse_other(packing, view, tokens)
     else:
-        x = validate.check_inputs(x, as_bytes=view is not None, as_tokens=tokens)
-    y = validate.check_targets(y, as_tokens=tokens)
+        x = validate.check_inputs(table.x, as_bytes=view is not None, as_tokens=tokens)
+    said, task = task, validate.find_task([y], task)
+    y = validate.check_targets(y, as_tokens=tokens, task=said)
     validate.check_lengths(x, y)
     if not len(x):
         raise SparsonaError("no examples", expected="at least one row in x and y")
-    num_classes = validate.count_outputs(y, num_classes, x)
+    if classes is not None and num_classes is None and task == "classification" and y.dim() == 1:
+        num_classes = len(classes)
+    num_classes = validate.count_outputs(y, num_classes, x, task)
     if num_train is not None and not 0 < num_train < len(x):
         raise SparsonaError(
             f"num_train is {num_train} of {len(x)} examples", expected="some examples to train on and some to test on"
         )
+    of_owners = None
     if owners is not None:
-        owners = validate.check_labels(owners, "owners: ").numpy()
+        owners, of_owners = owner_names(owners)
+        owners = validate.check_owners(owners).numpy()
         if len(owners) != len(x):
             raise SparsonaError(f"{len(owners)} owners for {len(x)} examples", expected="one owner per example")
         owners = number_owners(owners)
-    pool = Pool(name, x.numpy(), y.numpy(), num_classes, num_train, owners, view or View(), packing=packing)
+    pool = Pool(
+        name,
+        x.numpy(),
+        y.numpy(),
+        num_classes,
+        num_train,
+        owners,
+        view or View(),
+        task=task,
+        packing=packing,
+        owner_names=of_owners,
+        class_names=classes,
+    )
+    if partition is None:
+        partition = SplitPlan.partition if owners is None else "natural"
     return share_out(pool, SplitPlan(clients=clients, partition=partition, seed=seed, **options))
 
 
@@ -133,23 +203,26 @@ def share_out(pool: Pool, plan: SplitPlan) -> Federation:
         min_size = MIN_SIZE if plan.min_size is None else plan.min_size
         parts = partition_labels(plan.partition, labels, plan.clients, seeds.shared("partition"), min_size)
         dealt = [rows[mine] for mine in parts]
+    names = None if pool.owner_names is None or not owners else tuple(pool.owner_names[one] for one in owners)
     dealt = [_limit(mine, plan.max_examples, seeds.of(client)) for client, mine in enumerate(dealt)]
     draw = TESTS[holdout.name].draw
     tests = None if draw is None else draw(Published(pool, end, dealt, owners, holdout.per_client, seeds))
     splits = []
     for client, mine in enumerate(dealt):
         rng = np.random.Generator(np.random.PCG64(seeds.of(client).own("split")))
-        split = holdout.split(client, mine, None if tests is None else tests[client], pool.y, rng)
+        split = holdout.split(name_of(names, client), mine, None if tests is None else tests[client], pool.y, rng)
         num_train, num_test = len(split[0]) + len(split[1]), len(split[2])
         if num_train < plan.min_train or num_test < plan.min_test:
             raise SparsonaError(
-                f"client {client} has {num_train} training and {num_test} test examples",
+                f"client {name_of(names, client)} has {num_train} training and {num_test} test examples",
                 expected=f"at least {plan.min_train} and {plan.min_test} (min_train, min_test)",
                 hint="ask for fewer clients; partition natural leaves such clients out",
             )
         if plan.holdout_rate:
             rng = np.random.Generator(np.random.PCG64(seeds.of(client).own("holdout")))
-            split = hold_out(client, split, pool.y, (plan.validation_rate, plan.holdout_rate), pool.overlap, rng)
+            split = hold_out(
+                name_of(names, client), split, pool.y, (plan.validation_rate, plan.holdout_rate), pool.overlap, rng
+            )
         splits.append(split)
     x, y, splits = _compact(pool, splits)
     tensors = [torch.from_numpy(np.require(array, requirements=["W"])) for array in (x, y)]
@@ -162,7 +235,10 @@ def share_out(pool: Pool, plan: SplitPlan) -> Federation:
         pool.view,
         HELD_OUT if plan.holdout_rate else holdout.tested_on,
         left_out,
+        pool.task,
         pool.packing,
+        client_names=names,
+        class_names=pool.class_names,
     )
 
 

@@ -121,7 +121,7 @@ class Holdout:
             return num_test, 0
         return num_test, round_to(count * self.validation_rate, True, count - 1 - num_test)
 
-    def split(self, client: int, mine: Array, tested: Array | None, y: Array, rng: np.random.Generator) -> Rows:
+    def split(self, client: int | str, mine: Array, tested: Array | None, y: Array, rng: np.random.Generator) -> Rows:
         """A client's examples for training, validation and testing; `tested` if the last are drawn already."""
         if len(mine) < (1 if self.is_published else 2):
             raise no_data(client, len(mine))
@@ -132,7 +132,7 @@ class Holdout:
             raise nothing_to_score(client)
         return train, validation, tested
 
-    def _divide(self, client: int, mine: Array, tested: Array | None, y: Array, rng: np.random.Generator) -> Rows:
+    def _divide(self, client: int | str, mine: Array, tested: Array | None, y: Array, rng: np.random.Generator) -> Rows:
         num_test, num_validation = self.sizes(len(mine))
         if self.overlap:
             if tested is None:
@@ -155,7 +155,7 @@ HELD_OUT = "held-out"  # what clients are tested on where test examples are kept
 
 
 def hold_out(
-    client: int, split: Rows, y: Array, rates: tuple[float, float], overlap: int, rng: np.random.Generator
+    client: int | str, split: Rows, y: Array, rates: tuple[float, float], overlap: int, rng: np.random.Generator
 ) -> Rows:
     """A client's examples without its test examples: some of the others are in their place.
 
@@ -324,7 +324,7 @@ def check_rates(validation_rate: float, test_rate: float | None = None) -> None:
         )
 
 
-def nothing_to_score(client: int) -> SparsonaError:
+def nothing_to_score(client: int | str) -> SparsonaError:
     return SparsonaError(
         f"client {client} has test sequences, but no token in them that is scored",
         expected=f"targets of {NUM_SPECIAL} and up: 0 to {NUM_SPECIAL - 1} are padding, begin, end and unknown words",
@@ -332,9 +332,10 @@ def nothing_to_score(client: int) -> SparsonaError:
     )
 
 
-def no_data(client: int, count: int, part: str = "") -> SparsonaError:
+def no_data(client: int | str, count: int, part: str = "") -> SparsonaError:
     return SparsonaError(
         f"client {client} has {'no' if not count else 'only one'} {part}example{'s' * (not count)}",
         expected="at least one to train and one to test on",
-        hint="leave this client out, ask for fewer clients, or give it more",
+        hint="leave this client out, ask for fewer clients, or give it more; in Federation.from_clients, "
+        '{"train": (x, y)} trains without being tested',
     )

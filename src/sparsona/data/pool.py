@@ -12,6 +12,7 @@ import numpy.typing as npt
 from sparsona.core.errors import SparsonaError
 from sparsona.core.packing import Packing
 from sparsona.core.tokens import NUM_SPECIAL
+from sparsona.data.names import Names
 
 Array = npt.NDArray[Any]
 Indices = npt.NDArray[np.int64]
@@ -87,8 +88,9 @@ class Pool:
     published training set and the others the published test set; None: there is no published split. `owners`: the
     number of the person (writer, user, speaker) each example comes from, int64 (N,), counted from 0; -1: unknown.
     `overlap`: an owner's examples are in order, and each has content in common with so many that follow it (windows
-    that slide over a text): a model trained on one has seen the others in part. `packing`: a row of `x` is several
-    inputs, packed.
+    that slide over a text): a model trained on one has seen the others in part. `task`: as in Federation. `packing`: a
+    row of `x` is several inputs, packed. `owner_names` and `class_names` are the names of owners 0, 1, ... and of
+    classes 0, 1, ...; None: they have none.
     """
 
     name: str
@@ -99,7 +101,10 @@ class Pool:
     owners: Array | None = None
     view: View = field(default_factory=View)
     overlap: int = 0
+    task: str = "auto"
     packing: Packing | None = None
+    owner_names: Names = None
+    class_names: Names = None
 
     def __post_init__(self) -> None:
         self.view.check(self.x.shape[1:])

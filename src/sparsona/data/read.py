@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -27,6 +28,7 @@ def read(
     augment: bool | None = None,
     listen: Listen | None = None,
     num_classes: int | None = None,
+    task: str = "auto",
 ) -> Pool:
     """Read a data set.
 
@@ -40,6 +42,7 @@ def read(
         augment: Whether training crops and flips images; None: whether the catalog says so.
         listen: Called with the work done and the total (0: unknown) while a set is decoded.
         num_classes: Of the user's own arrays, which may lack some; None: as many as there are labels.
+        task: What targets are, as for `federate`.
 
     Returns:
         The examples with their owners and the published split, as far as there are any.
@@ -59,14 +62,26 @@ def read(
     _check_options(spec, entry.options, numbers, augment)
     places = list_places(entry.folders, folders) if isinstance(entry, SourceCard) else ()
     own = Path(path).expanduser() if path else None
-    request = Request(name, places, own, sequence_length, vocabulary_size, resize, crop, augment, listen, num_classes)
+    request = Request(
+        name, places, own, sequence_length, vocabulary_size, resize, crop, augment, listen, num_classes, task
+    )
     for reader in entry.readers:
         module, _, function = reader.partition(":")
         # Imported here: a reader may need Pillow or h5py, and most are not needed.
         pool: Pool | None = getattr(import_module(f"sparsona.data.readers.{module}"), function)(request)
         if pool is not None:
-            return pool
+            return pool if pool.task != "auto" else _with_task(pool, task)
     raise _not_found(SOURCES[name], places)
+
+
+def _with_task(pool: Pool, task: str) -> Pool:
+    """A data set whose labels are classes, to be predicted in another way: by one logit, or as numbers."""
+    if task in ("auto", "classification"):
+        return pool
+    from sparsona.data import validate  # needs torch
+
+    y = validate.check_targets(pool.y, f"'{pool.name}': ", task=task)
+    return replace(pool, y=y.numpy(), num_classes=validate.count_outputs(y, None, None, task), task=task)
 
 
 def _check_options(spec: str, known: Sequence[str], numbers: dict[str, int | None], augment: bool | None) -> None:

@@ -41,11 +41,12 @@ def as_html(federation: Federation) -> str:
     Returns:
         A fragment without scripts: a line, and a table of what clients have at least, in the middle and at most.
     """
-    head = f"{federation.name}: {_count(federation.num_clients, 'client')}{_names(federation, 'client_names')}, "
+    head = f"{federation.name}: {_count(federation.num_clients, 'client')}{_names(federation.client_names)}, "
     head += f"{_count(_examples(federation), 'example')}, {_inputs(federation)}, {_outputs(federation)}"
-    head += f"{_names(federation, 'class_names')}; test examples: {federation.tested_on}"
+    head += f"{_names(federation.class_names)}; test examples: {federation.tested_on}"
     rows = dict(zip((f"{part} examples" for part in PARTS), federation.sizes().numpy().T, strict=True))
-    if (counts := federation.label_counts("train")) is not None:
+    is_known = federation.has_examples or federation.train_counts is not None
+    if is_known and (counts := federation.label_counts("train")) is not None:
         rows["classes in training"] = (counts > 0).sum(1).numpy()
     body = "".join(
         f"<tr><th>{title}</th><td>{values.min():,}</td><td>{np.median(values):,.10g}</td><td>{values.max():,}</td></tr>"
@@ -72,11 +73,12 @@ def _outputs(federation: Federation) -> str:
         return _count(federation.num_classes, "number") + " to predict"
     if federation.predicts_tokens:
         return f"next of {_count(federation.num_classes, 'token')}"
-    return f"{federation.num_classes:,} class{'es' * (federation.num_classes != 1)}"
+    if federation.task == "multilabel":
+        return _count(federation.num_classes, "label")
+    return f"{federation.num_labels:,} class{'es' * (federation.num_labels != 1)}"
 
 
-def _names(federation: Federation, which: str) -> str:
-    names: Sequence[str] | None = getattr(federation, which, None)
+def _names(names: Sequence[str] | None) -> str:
     if not names:
         return ""
     more = ", …" * (len(names) > NAMES_SHOWN)

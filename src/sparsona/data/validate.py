@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.targets import TASKS
 from sparsona.core.tokens import NUM_SPECIAL
 from sparsona.data.pool import Array
 
@@ -56,9 +58,19 @@ def as_array(name: str, value: Any, where: str) -> Array:
         return array
     try:
         return np.asarray(value)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
+        rows = list(value)[:100] if isinstance(value, list | tuple) else []
+        shapes = list(dict.fromkeys(str(np.shape(row)) for row in rows if hasattr(row, "shape")))
+        if len(shapes) > 1:
+            raise SparsonaError(
+                f"{where}{name} is a {type(value).__name__} of {len(value)} arrays of shapes {', '.join(shapes[:4])}",
+                expected="one array with a row for each example, rows of equal shape",
+                hint="pad or crop examples to one shape",
+            ) from error
         raise SparsonaError(
-            f"{where}{name} is not an array: {error}", expected="a numpy array or a torch tensor, rows of equal shape"
+            f"{where}{name} is not an array: its rows differ in length",
+            expected="a numpy array or a torch tensor, rows of equal shape",
+            hint="pad or crop examples to one shape",
         ) from error
 
 
@@ -67,11 +79,16 @@ def check_labels(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
     y = as_array("y", y, where)
     if y.ndim != 1 and not (as_tokens and y.ndim == 2):
         raise SparsonaError(
-            f"{where}y has shape {y.shape}", expected="one label per example, shape (N,)", hint="y.reshape(-1), perhaps"
+            f"{where}y has shape {y.shape}",
+            expected="one label per example, shape (N,)",
+            hint="y.reshape(-1), perhaps"
+            if y.ndim != 2 or y.shape[1] < 2
+            else 'task="multilabel" if each column is a label that is 0 or 1, task="regression" if it is a number, '
+            "y.argmax(1) if rows are one-hot",
         )
     if y.dtype.kind not in "iu" and len(y):
         some = ", ".join(map(repr, y[:3].tolist()))
-        hint = "convert them with y.astype(numpy.int64) if they are whole numbers"
+        hint = 'y.astype(numpy.int64) if they are classes, task="regression" if they are numbers'
         if y.dtype.kind not in "fb":
             hint = "number them with numpy.unique(y, return_inverse=True)[1]"
         raise SparsonaError(
@@ -80,22 +97,115 @@ def check_labels(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
     return torch.from_numpy(y.astype(np.int64))
 
 
-def check_targets(y: Any, where: str = "", *, as_tokens: bool = False) -> Tensor:
-    """Classes or tokens as by `check_labels`; numbers with a fraction as float32 (N, outputs), for a regression."""
+def check_owners(owners: Any) -> Tensor:
+    """Owners as an int64 tensor of one dimension."""
+    array = as_array("owners", owners, "")
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        some = ", ".join(map(repr, array.reshape(-1)[:3].tolist()))
+        raise SparsonaError(
+            f"owners are {array.dtype} of shape {array.shape}: {some}, ...",
+            expected="one for each example: a name, or a whole number from 0 (below 0: unknown)",
+            hint="owners=[str(one) for one in owners] makes names of them",
+        )
+    return torch.from_numpy(array.astype(np.int64))
+
+
+def find_task(targets: Sequence[Any], task: str = "auto") -> str:
+    """The task that arrays of targets are of, those of all clients together.
+
+    Args:
+        targets: the arrays.
+        task: a key of TASKS, which is returned; "auto": numbers with a fraction anywhere are a regression, rows of 0.0
+            and 1.0 are labels, and anything else are classes or tokens.
+
+    Returns:
+        A key of TASKS.
+    """
+    if task in TASKS:
+        return task
+    if task != "auto":
+        raise unknown_name("task", task, ("auto", *TASKS))
+    arrays = [as_array("y", y, "") for y in targets]
+    if not all(array.dtype.kind == "f" and array.ndim in (1, 2) for array in arrays):
+        # A mixture is found out when each is checked.
+        arrays = [array for array in arrays if array.dtype.kind == "f" and array.ndim in (1, 2)]
+        return "regression" if any(_has_fraction(array) for array in arrays) else "classification"
+    if any(_has_fraction(array) for array in arrays):
+        return "regression"
+    rows = all(array.ndim == 2 and array.shape[1] > 1 and _is_zero_or_one(array) for array in arrays)
+    return "multilabel" if rows else "classification"
+
+
+def task_of(y: Any, said: str, found: str) -> str:
+    """The task that one client's targets are checked as, where `found` is that of the targets of all clients.
+
+    Whole numbers that are floats are a regression's if other clients have fractions. Integers may be classes that were
+    mixed up with numbers.
+    """
+    return found if said == "auto" and found != "classification" and as_array("y", y, "").dtype.kind == "f" else said
+
+
+def _has_fraction(array: Array) -> bool:
+    return not (array == np.round(array)).all()  # NaN counts as one
+
+
+def _is_zero_or_one(array: Array) -> bool:
+    return bool(((array == 0) | (array == 1)).all())
+
+
+def check_targets(y: Any, where: str = "", *, as_tokens: bool = False, task: str = "auto") -> Tensor:
+    """Targets as they are stored: int64 (N,) of classes, (N, length) of tokens, float32 (N, outputs) of labels and of
+    numbers."""
     array = as_array("y", y, where)
-    if array.dtype.kind != "f" or array.ndim not in (1, 2) or (array == np.round(array)).all():
-        return check_labels(array, where, as_tokens=as_tokens)  # also 0.0, 1.0, 2.0: classes stored as floats
+    said, task = task, find_task([array], task)
+    if task == "regression":
+        if said == "auto" and array.dtype.kind != "f":
+            return check_labels(array, where, as_tokens=as_tokens)
+        return _check_numbers(array, where)
+    if task == "multilabel":
+        if array.ndim != 2 or array.dtype.kind not in "fiub" or not _is_zero_or_one(array):
+            raise SparsonaError(
+                f"{where}labels of type {array.dtype} and shape {array.shape}",
+                expected="a column for each label and 0 or 1 in it, shape (N, labels)",
+                hint='task="classification" for one class per example',
+            )
+        return torch.from_numpy(array.astype(np.float32))
+    if task == "binary":
+        if array.ndim == 2 and array.shape[1] == 1:
+            array = array[:, 0]
+        if array.ndim != 1 or array.dtype.kind not in "fiub" or not _is_zero_or_one(array):
+            raise SparsonaError(
+                f"{where}targets of type {array.dtype} and shape {array.shape}",
+                expected="0 or 1 for each example, shape (N,)",
+                hint='task="classification" for more classes, task="multilabel" for several labels',
+            )
+        return torch.from_numpy(array.astype(np.int64))
+    if said == "classification" and array.dtype.kind in "fb" and array.ndim == 1 and not _has_fraction(array):
+        array = array.astype(np.int64)
+    return check_labels(array, where, as_tokens=as_tokens)  # also refuses 0.0, 1.0, 2.0: classes, or a regression?
+
+
+def _check_numbers(array: Array, where: str) -> Tensor:
+    if array.ndim not in (1, 2) or array.dtype.kind not in "fiub":
+        raise SparsonaError(
+            f"{where}targets of type {array.dtype} and shape {array.shape}",
+            expected="numbers, shape (N,) or (N, outputs)",
+        )
     with np.errstate(over="ignore"):  # raised below
-        array = array.astype(np.float32).reshape(len(array), -1)
+        array = array.astype(np.float32)
+    array = array[:, None] if array.ndim == 1 else array
     if not np.isfinite(array).all():
         raise SparsonaError(f"{where}y holds NaN or infinity", expected="finite numbers that fit into float32")
     return torch.from_numpy(array)
 
 
-def count_outputs(y: Tensor, num_classes: int | None, x: Tensor | None) -> int:
-    """The size of a model's output for an example: a number for each class, token or target."""
-    if y.is_floating_point():
-        return y.shape[1]
+def count_outputs(y: Tensor, num_classes: int | None, x: Tensor | None, task: str = "classification") -> int:
+    """The size of a model's output for an example: a number for each class, token, label or target."""
+    if task == "binary" or y.is_floating_point():
+        found = 1 if task == "binary" else y.shape[1]
+        if num_classes not in (None, found, 2 if task == "binary" else found):
+            raise SparsonaError(f"num_classes is {num_classes}, task is {task}", expected=f"{found}, or None")
+        return found
     return count_classes(y, num_classes, x if y.dim() == 2 else None)
 
 

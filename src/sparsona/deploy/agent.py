@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Event, Lock
 from typing import Any
 
@@ -15,54 +15,18 @@ from sparsona.core.points import FEWEST
 from sparsona.core.round import Client
 from sparsona.core.update import SERVER
 from sparsona.deploy.frames import Frame, Signer, Verifier, seal, unseal
-from sparsona.deploy.jobs import answer_head, read_job, told_points
+from sparsona.deploy.greeting import Greeting, check_model, other_environment, read_environment
+from sparsona.deploy.jobs import answer_head, in_words, read_job, told_points
 from sparsona.deploy.vault import LostStateError, Vault
 from sparsona.engine.clients import LocalClients
 from sparsona.engine.context import ClientContext
 from sparsona.engine.gossip import loaded
-from sparsona.engine.jobs import Job, Outcome
+from sparsona.engine.jobs import Job, Outcome, Report
 from sparsona.engine.turn import perform
 from sparsona.wire.codec import encode
 
 MAX_EXAMPLES = 10_000_000  # of a client: tables with a row for each example are made by this number
 MAX_CLIENTS = 1_000_000
-
-Report = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Greeting:
-    """What a client tells the server about itself, and what both must agree on.
-
-    Args:
-        layout: a digest of the model's names and shapes.
-        start: a digest of its initial weights.
-        sizes: its training, validation and test examples.
-        capacity: the highest density that it can hold.
-        environment: versions and machine, on which the last bits of results depend.
-        data: a digest of its examples.
-        label_counts: of its training examples, if it agrees to share them; None for a count from 1 to 4.
-    """
-
-    layout: str
-    start: str
-    sizes: tuple[int, int, int]
-    capacity: float
-    environment: Mapping[str, Any]
-    data: str
-    label_counts: tuple[int | None, ...] | None = None
-
-    def as_plain(self) -> dict[str, Any]:
-        """Values that JSON can write."""
-        return {
-            "layout": self.layout,
-            "start": self.start,
-            "sizes": list(self.sizes),
-            "capacity": float(self.capacity).hex(),
-            "environment": {str(key): str(value) for key, value in self.environment.items()},
-            "data": self.data,
-            "label_counts": None if self.label_counts is None else list(self.label_counts),
-        }
 
 
 class Agent:
@@ -141,13 +105,11 @@ class Agent:
     def _answer(self, frame: Frame) -> bytes | None:
         if frame.kind == "hello":
             return self._hello(frame)
-        if frame.kind == "wants":
-            return self._wants(frame)
         if frame.kind == "end":
             self.finished.set()
             return self._sealed(frame, {})
         if frame.kind != "job":
-            raise SparsonaError(f"a frame of kind '{frame.kind}'", expected="hello, job, wants or end")
+            raise SparsonaError(f"a frame of kind '{frame.kind}'", expected="hello, job or end")
         return self._do(frame)
 
     def _sealed(self, frame: Frame, head: Mapping[str, Any], blobs: tuple[bytes, ...] = ()) -> bytes:
@@ -157,14 +119,9 @@ class Agent:
     def _hello(self, frame: Frame) -> bytes:
         """Say who this is; refuse a server whose model is another, before anything is trained."""
         mine = self.greeting
-        for name, told in (("layout", mine.layout), ("start", mine.start)):
-            if frame.head.get(name) != told:
-                what = "names and shapes of its model" if name == "layout" else "initial weights"
-                raise SparsonaError(
-                    f"the server has other {what}",
-                    expected="the same federation file, versions of sparsona and torch, and seed on all sides",
-                    hint=f"this is sparsona {mine.environment.get('sparsona')}, torch {mine.environment.get('torch')}",
-                )
+        check_model(frame.head, mine.layout, mine.start, "the server")
+        if found := other_environment(read_environment(frame.head.get("environment")), mine.environment):
+            self._report(f"the server has {found}")
         self._report("the server is there")
         return self._sealed(frame, mine.as_plain())
 
@@ -218,7 +175,8 @@ class Agent:
         elif frame.round == context.plan.rounds and job.do == "evaluate":
             states = {} if state is None else {self.client: state}
             self.vault.keep_model(context, LocalClients(context, None, states).work(job))
-        self._report(_in_words(job, outcome))
+        done = {"train": "trained", "evaluate": "tested", "tune": "tuned"}[job.do]
+        self._report(", ".join(filter(None, [f"round {job.round.index}: {done}", in_words(outcome.evaluations)])))
         return answer
 
     def _here(self, context: ClientContext, job: Job, ticket: str) -> Job:
@@ -243,31 +201,10 @@ class Agent:
         finally:
             torch.set_num_threads(threads)
 
-    def _wants(self, frame: Frame) -> bytes:
-        """Which of the available peers' messages this client requests."""
-        context = self._context_of(frame)
-        ticket, available = frame.head.get("ticket"), frame.head.get("available")
-        if not isinstance(ticket, str) or not isinstance(available, list):
-            raise SparsonaError("a question without a ticket", expected="that of a state, and who is available")
-        state = {self.client: self.vault.get(ticket, context.fresh_state(self.client))} if ticket else {}
-        clients = LocalClients(context, None, state)
-        wanted = clients.wanted(self.client, context.plan.round_at(frame.round), tuple(int(one) for one in available))
-        return self._sealed(frame, {"wanted": None if wanted is None else list(wanted)})
-
 
 def _bytes(outcome: Outcome) -> bytes:
     assert outcome.message is not None
     return outcome.message if isinstance(outcome.message, bytes) else encode(outcome.message)
-
-
-def _in_words(job: Job, outcome: Outcome) -> str:
-    done = {"train": "trained", "evaluate": "tested", "tune": "tuned"}[job.do]
-    found = [
-        f"accuracy of the {one.point} model {one.correct / one.count:.1%}"
-        for one in outcome.evaluations
-        if one.correct is not None
-    ]
-    return ", ".join([f"round {job.round.index}: {done}", *found])
 
 
 def lone_cards(card: Client) -> tuple[Client, ...]:

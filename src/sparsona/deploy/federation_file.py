@@ -20,13 +20,13 @@ from typing import Any
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.files import replace_file
 from sparsona.deploy import identity
+from sparsona.deploy.addresses import split_address
 from sparsona.deploy.identity import Authority, Request
 
 FORMAT = 1
 _MOST_BYTES = 1 << 24
 _MAX_INT = 2**63
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]*):([0-9]{1,5})")
 
 
 @dataclass(frozen=True)
@@ -229,27 +229,6 @@ def key_path(path: str | Path, of: str) -> Path:
         'fed.server.key'
     """
     return Path(path).with_name(f"{Path(path).stem}.{of}.key")
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of "host:port".
-
-    Args:
-        address: the text. The host may be a name, an IPv4 address, or an IPv6 address in brackets.
-
-    Returns:
-        Both.
-
-    Example:
-        >>> split_address("fl.example.org:7447")
-        ('fl.example.org', 7447)
-    """
-    found = _ADDRESS.fullmatch(address)
-    if found is None or not found[1] or not 1 <= int(found[2]) <= 65535:
-        raise SparsonaError(
-            f"the address {address[:80]!r}", expected="host:port", hint="for example fl.example.org:7447"
-        )
-    return found[1].strip("[]"), int(found[2])
 
 
 def _row(one: Server | Member) -> dict[str, Any]:

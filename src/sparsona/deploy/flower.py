@@ -23,6 +23,7 @@ from typing import Any
 from sparsona.core.errors import SparsonaError
 from sparsona.deploy.exchange import Handle
 
+MAX_BYTES = 256 << 20  # of a frame, where nobody says how long those of the run can be
 MOST_IN_FLIGHT = 64  # frames under way at once
 POLL_SECONDS = 0.1  # between two questions to the SuperLink for answers; Flower's own loop sleeps 3 s
 NODES_SECONDS = 2.0  # between two questions for the nodes that are connected
@@ -49,7 +50,7 @@ class SocketServer:
     """
 
     def __init__(
-        self, path: str | Path, handle: Handle, failed: Callable[[Exception], None], max_bytes: int = 256 << 20
+        self, path: str | Path, handle: Handle, failed: Callable[[Exception], None], max_bytes: int = MAX_BYTES
     ) -> None:
         self.path = Path(path)
 
@@ -108,13 +109,14 @@ class SocketServer:
         self.path.unlink(missing_ok=True)
 
 
-def relay(path: str | Path, frame: bytes, seconds: float) -> tuple[str, bytes]:
+def relay(path: str | Path, frame: bytes, seconds: float, max_bytes: int = MAX_BYTES) -> tuple[str, bytes]:
     """Hand a frame to the process that listens on a socket.
 
     Args:
         path: the socket.
         frame: what to hand over.
         seconds: how long to wait for the answer.
+        max_bytes: longest answer. A longer one is not read.
 
     Returns:
         "answered" and the answer, "silent" if the process does not answer this frame, "absent" if it is not there.
@@ -124,7 +126,7 @@ def relay(path: str | Path, frame: bytes, seconds: float) -> tuple[str, bytes]:
         try:
             line.connect(str(path))
             _send(line, frame)
-            answer = _receive(line)
+            answer = _receive(line, max_bytes)
         except OSError:
             return _ABSENT, b""
     return (_SILENT, b"") if answer is None else (_ANSWERED, answer)
@@ -136,11 +138,11 @@ def _send(line: socket.socket, data: bytes | None) -> None:
         line.sendall(data)
 
 
-def _receive(line: socket.socket, max_bytes: int | None = None) -> bytes | None:
+def _receive(line: socket.socket, max_bytes: int) -> bytes | None:
     (length,) = _LENGTH.unpack(_read(line, _LENGTH.size))
     if length == _NO_ANSWER:
         return None
-    if max_bytes is not None and length > max_bytes:
+    if length > max_bytes:
         raise ConnectionError(f"a frame of {length:,} bytes")
     return _read(line, length)
 
@@ -174,7 +176,9 @@ def client_app() -> Any:
 
     def pass_on(message: Any, context: Any) -> Any:
         left = message.metadata.created_at + message.metadata.ttl - time.time()
-        status, answer = relay(str(context.node_config["socket"]), _frame_of(message), left)
+        limit = message.content["about"].get("limit", MAX_BYTES)
+        limit = limit if type(limit) is int and limit > 0 else MAX_BYTES
+        status, answer = relay(str(context.node_config["socket"]), _frame_of(message, limit), left, limit)
         return Message(_content(answer, status), reply_to=message)
 
     app = ClientApp()
@@ -221,10 +225,13 @@ class FlowerLink:
 
     Args:
         grid: what Flower gives to a ServerApp.
+
+    `max_bytes` is the longest frame, of either direction, once the run is known: relays are told, and longer answers
+    are dropped unread.
     """
 
     def __init__(self, grid: Any) -> None:
-        self._grid = grid
+        self._grid, self.max_bytes = grid, MAX_BYTES
         self._clients: dict[int, int] = {}  # of connected nodes, as far as they have said
         self._asked: dict[str, int] = {}  # nodes that were asked whose they are, by Flower's id of the question
         self._again: dict[int, float] = {}  # when a node that has not said so is asked again
@@ -271,7 +278,11 @@ class FlowerLink:
 
         nodes = [node for node, whose in self._clients.items() if whose == client]
         ttl = flight.ends - now
-        messages = [Message(_content(flight.frame), node, _FRAME, ttl=ttl) for node in nodes] if ttl > 0 else []
+        messages = (
+            [Message(_content(flight.frame, limit=self.max_bytes), node, _FRAME, ttl=ttl) for node in nodes]
+            if ttl > 0
+            else []
+        )
         flight.messages = {one for one in self._grid.push_messages(messages) if one} if messages else set()
         flight.due = now + RESEND_SECONDS if nodes else now
 
@@ -310,7 +321,7 @@ class FlowerLink:
                 client = owners[name]
                 flights[client].messages.discard(name)
                 flights[client].due = time.monotonic() + RESEND_SECONDS
-                status, answer = (_ABSENT, b"") if reply.has_error() else _answer(reply)
+                status, answer = (_ABSENT, b"") if reply.has_error() else _answer(reply, self.max_bytes)
                 if status == _ANSWERED:
                     answers[client] = answer
                 elif status == _SILENT and not flights[client].messages:
@@ -318,22 +329,26 @@ class FlowerLink:
         return answers
 
 
-def _content(frame: bytes, status: str = "") -> Any:
-    """A frame as Flower carries it: arrays are sent in pieces, so that they may be large."""
+def _content(frame: bytes, status: str = "", limit: int = MAX_BYTES) -> Any:
+    """A frame as Flower carries it: arrays are sent in pieces, so that they may be large. `limit` is for its answer."""
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
     array = Array("uint8", (len(frame),), "sparsona.frame", bytes(frame))
-    return RecordDict({"frame": ArrayRecord({"frame": array}), "about": ConfigRecord({"status": status})})
+    about = ConfigRecord({"status": status, "limit": limit})
+    return RecordDict({"frame": ArrayRecord({"frame": array}), "about": about})
 
 
-def _frame_of(message: Any) -> bytes:
-    return bytes(message.content["frame"]["frame"].data)
+def _frame_of(message: Any, max_bytes: int = MAX_BYTES) -> bytes:
+    data = message.content["frame"]["frame"].data
+    if len(data) > max_bytes:
+        raise ValueError(f"a frame of {len(data):,} bytes")
+    return bytes(data)
 
 
-def _answer(reply: Any) -> tuple[str, bytes]:
+def _answer(reply: Any, max_bytes: int = MAX_BYTES) -> tuple[str, bytes]:
     try:
-        return str(reply.content["about"]["status"]), _frame_of(reply)
-    except (KeyError, TypeError, AttributeError):
+        return str(reply.content["about"]["status"]), _frame_of(reply, max_bytes)
+    except (KeyError, TypeError, AttributeError, ValueError):
         return _SILENT, b""  # no relay of ours
 
 

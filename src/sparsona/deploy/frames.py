@@ -63,6 +63,11 @@ class Frame:
     blobs: tuple[bytes | memoryview, ...] = ()
 
 
+def printable(text: str) -> str:
+    """The first line of what somebody else wrote, without what a terminal would obey."""
+    return "".join(one if one.isprintable() else "?" for one in (text.splitlines() or [""])[0][:200])
+
+
 class Signer(Protocol):
     """Signs frames as one party."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from torch import Tensor
 from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout
 from sparsona.core.points import FEW, FEWEST, point
+from sparsona.core.targets import ALL_METRICS, LOW_IS_BETTER
 from sparsona.core.tree import Tree
 from sparsona.core.update import SERVER
 from sparsona.deploy.frames import Frame
@@ -95,7 +97,7 @@ def told_points(
         fewest: examples whose result is told.
     """
     held = dict(zip(("train", "validation", "test"), sizes, strict=True))
-    told = tuple(name for name in points if held[point(name).data] >= fewest)
+    told = tuple(name for name in points if held[point(name).data] >= max(fewest, 1))
     return told, tuple(name for name in points if name not in told)
 
 
@@ -135,7 +137,26 @@ def _evaluation_values(found: Evaluation, shares_labels: bool) -> dict[str, Any]
         "count": found.count,
         "loss": float(found.loss).hex(),
         "confusion": None if confusion is None else told_counts(confusion.tolist()),
+        "metrics": {name: value.hex() for name, value in told_metrics(found, shares_labels).items()},
     }
+
+
+def told_metrics(found: Evaluation, shares_labels: bool) -> dict[str, float]:
+    """The metrics of an evaluation that a client tells.
+
+    Those that say no more than the right predictions and the loss do are told with them. Others tell of the counts of
+    its classes: like confusions, they are told by a client that shares these, and not where a class has 1 to 4
+    examples, or where several labels leave their counts unknown.
+    """
+    own = found.metrics
+    if found.correct is not None:
+        told_by = found.confusion if shares_labels else None
+        counts = None if told_by is None else told_by.sum(dim=1).tolist()
+        if counts is None or any(0 < count < FEWEST for count in counts):
+            own = {name: value for name, value in own.items() if name == "accuracy"}
+    elif not shares_labels:
+        own = {name: value for name, value in own.items() if name in LOW_IS_BETTER}
+    return {name: float(value) for name, value in own.items()}
 
 
 def read_answer(frame: Frame, client: int) -> Outcome:
@@ -181,13 +202,27 @@ def _read_evaluation(head: _Head, client: int) -> Evaluation:
             raise SparsonaError(f"a confusion matrix that is none: {error}", expected="rows of counts") from None
         if confusion.dim() != 2 or bool((least < 0).any()) or not _can_be(confusion, least, count):
             raise SparsonaError("a confusion matrix that does not fit", expected=f"rows of {count} counts in all")
-    return Evaluation(client, head.text("point"), correct, count, head.real("loss"), confusion)
+    told = head.table("metrics") if "metrics" in head.values else _Head({})  # an older version tells none
+    metrics = {name: told.real(name) for name in told.values}
+    if any(name not in ALL_METRICS or not math.isfinite(value) for name, value in metrics.items()):
+        raise SparsonaError("metrics of an evaluation that are none", expected="finite numbers by known names")
+    return Evaluation(client, head.text("point"), correct, count, head.real("loss"), confusion, metrics)
 
 
 def _can_be(confusion: Tensor, least: Tensor, count: int) -> bool:
     """Whether cells can add up to a count, of which some are known as 1 to 4 only."""
     low, num_few = int(least.sum(dtype=torch.int64)), int((confusion == FEW).sum())
     return low <= count <= low + num_few * (FEWEST - 2)
+
+
+def in_words(found: Sequence[Evaluation]) -> str:
+    """Results of a client, as it reads them in its terminal."""
+    return ", ".join(
+        f"loss of the {one.point} model {one.loss:.4g}"
+        if one.correct is None
+        else f"accuracy of the {one.point} model {one.correct / one.count:.1%}"
+        for one in found
+    )
 
 
 class _Head:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sparsona.core.errors import SparsonaError
-from sparsona.deploy.agent import Greeting
+from sparsona.deploy.greeting import Greeting
 from sparsona.deploy.jobs import answer_head, read_outcome
 from sparsona.engine.jobs import Outcome
 from sparsona.wire.ledger import Traffic

@@ -27,21 +27,27 @@ from sparsona.core.files import replace_file
 from sparsona.core.method import State
 from sparsona.core.points import FEWEST
 from sparsona.core.round import Client
-from sparsona.deploy.agent import Greeting
 from sparsona.deploy.calendar import Calendar
 from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.frames import MAX_HEAD, Frame, Signer, Verifier, seal, unseal
-from sparsona.deploy.jobs import told_points
+from sparsona.deploy.greeting import (
+    Greeting,
+    OtherModelError,
+    check_model,
+    opening_head,
+    other_environment,
+    read_environment,
+)
+from sparsona.deploy.jobs import in_words, told_points
 from sparsona.deploy.journal import Entry, Journal, Opening
 from sparsona.deploy.remote import LostError
 from sparsona.deploy.vault import LostStateError, Vault
 from sparsona.engine.clients import LocalClients
 from sparsona.engine.context import ClientContext
-from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.failures import ABSENT, ALONE, BARRED, FOREIGN, LOST, REFUSALS, REFUSED, STARTED_ANEW
 from sparsona.engine.gate import check_message, largest_message
 from sparsona.engine.gossip import Gossip, members_of, senders_of
-from sparsona.engine.jobs import Job, Message, Outcome, Tally
+from sparsona.engine.jobs import Job, Message, Outcome, Report, Tally
 from sparsona.engine.population import EvaluationLog, Population, RoundRecord
 from sparsona.engine.rounds import check_plan, received_work
 from sparsona.executors import numeric_mode
@@ -57,7 +63,6 @@ PEERS = "peers.json"
 # States of an answer: the message is in it; it is no longer kept; the round is not played yet, and why.
 SAID, GONE, WAITS, WORKS = "said", "gone", "waits", "works"
 
-Report = Callable[[str], None]
 
 # Torch's random numbers and number of threads belong to the process: peers in one process compute one after another.
 COMPUTING = Lock()
@@ -121,7 +126,7 @@ class Peer:
             )
         self.sizes: dict[int, tuple[int, int, int]] = {client: greeting.sizes}  # of the peers that are known
         self._cards: tuple[Client, ...] = ()
-        self._refusals: dict[int, int] = {}
+        self._refusals = _refusals(self._entries)
         self._absent: set[int] = set()  # those that did not answer in time, the last time that they were asked
         self._stuck: dict[int, Any] = {}  # those that were there then, and how many rounds they had played
         # What threads that answer share with the one that plays.
@@ -224,18 +229,13 @@ class Peer:
 
     def _hello(self) -> dict[str, Any]:
         mine = self.greeting
-        return {"layout": mine.layout, "start": mine.start, "sizes": list(mine.sizes), "done": self._completed}
+        told = opening_head(mine.layout, mine.start, mine.environment)
+        return {**told, "sizes": list(mine.sizes), "done": self._completed}
 
     def _learn(self, frame: Frame) -> None:
         """Take note of a greeting; SparsonaError if its sender cannot take part."""
         head, name = frame.head, self.names[frame.sender]
-        for key, mine in (("layout", self.greeting.layout), ("start", self.greeting.start)):
-            if head.get(key) != mine:
-                what = "names and shapes of its model" if key == "layout" else "initial weights"
-                raise OtherModelError(
-                    f"{name} has other {what}",
-                    expected="the same federation file, versions of sparsona and torch, and seed everywhere",
-                )
+        check_model(head, self.greeting.layout, self.greeting.start, name)
         sizes = head.get("sizes")
         if not (isinstance(sizes, list) and len(sizes) == 3 and all(type(n) is int and n >= 0 for n in sizes)):
             raise SparsonaError(f"{name} tells no numbers of examples", expected="three counts")
@@ -243,6 +243,8 @@ class Peer:
             raise SparsonaError(f"{name} has no training examples", expected="at least one")
         if frame.sender not in self.sizes:
             self._report(f"{name} is there, with {sizes[0]} examples")
+            if found := other_environment(read_environment(head.get("environment")), self.greeting.environment):
+                self._report(f"{name} has {found}")
         self.sizes[frame.sender] = (sizes[0], sizes[1], sizes[2])
         done = head.get("done")
         self._note(frame.sender, done if type(done) is int else 0)
@@ -284,7 +286,7 @@ class Peer:
             others = [error for error in wrong.values() if isinstance(error, OtherModelError)]
             if others and len(others) >= len(there):
                 raise SparsonaError(
-                    f"this peer's model is another than that of {len(others)} peers: {others[0].what}",
+                    f"this peer's model is another than that of {len(others)} of the others: {others[0].what}",
                     expected=others[0].expected,
                     hint=f"this is sparsona {self.greeting.environment.get('sparsona')}, torch "
                     f"{self.greeting.environment.get('torch')}",
@@ -295,7 +297,7 @@ class Peer:
             if seconds is not None and time.monotonic() - began > seconds:
                 missing = [name for peer, name in enumerate(self.names) if peer not in there]
                 raise SparsonaError(
-                    f"{len(there)} of {wanted} peers were there within {seconds:g} s",
+                    f"{len(there)} of {wanted} peer{'s' * (wanted != 1)} there within {seconds:g} s",
                     expected=f"{', '.join(missing[:8])}{' and others' * (len(missing) > 8)}",
                     hint="start them with `sparsona peer`, or lower --at-least",
                 )
@@ -572,7 +574,7 @@ class Peer:
         outcome = Outcome(self.client, evaluations=tuple(found), withheld=self._turns.take_withheld())
         entry = Entry("evaluation", completed, outcome, lost=lost, jobs=log.jobs, down=log.down)
         self._commit(replace(entry, seconds=time.monotonic() - began))
-        self._report(f"{completed} rounds: {_in_words(found)}")
+        self._report(f"{completed} rounds: {in_words(found)}")
 
     def _finish(self, population: Population, lost: dict[int, str]) -> None:
         """Final tuning and evaluations, and the personal model."""
@@ -689,8 +691,18 @@ class Peer:
             self._telling.join(HELLO_SECONDS)
 
 
-class OtherModelError(SparsonaError):
-    """A peer whose model or initial weights are not this one's."""
+def _refusals(entries: Iterable[Entry]) -> dict[int, int]:
+    """How often each neighbour was refused since it was last heard, by the journal: a restart does not lift a bar."""
+    found: dict[int, int] = {}
+    counted: set[tuple[int, int]] = set()  # what was fetched for a round was also evaluated before it
+    for entry in entries:
+        for peer in entry.traffic:
+            found.pop(peer, None)
+        for peer, why in entry.lost.items():
+            if why.startswith(REFUSED) and (peer, entry.round) not in counted:
+                counted.add((peer, entry.round))
+                found[peer] = found.get(peer, 0) + 1
+    return found
 
 
 class _Turns:
@@ -716,7 +728,3 @@ class _Turns:
 
     def close(self) -> None:
         pass
-
-
-def _in_words(found: Sequence[Evaluation]) -> str:
-    return ", ".join(f"{one.point} {one.correct / one.count:.1%}" for one in found if one.correct is not None)

@@ -12,20 +12,19 @@ from typing import IO, Any
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Round, State, Work
 from sparsona.core.round import Client
-from sparsona.core.update import SERVER
+from sparsona.core.update import SERVER, Update
 from sparsona.deploy.exchange import Exchange
-from sparsona.deploy.frames import Frame, Signer, Verifier, seal, unseal
+from sparsona.deploy.frames import Frame, Signer, Verifier, printable, seal, unseal
 from sparsona.deploy.jobs import job_frame, read_answer
 from sparsona.deploy.vault import TICKET_BYTES, Ticket
 from sparsona.engine.evaluate import Evaluation
-from sparsona.engine.failures import ABSENT, BARRED, FOREIGN, LOST, REFUSALS, REFUSED, STARTED_ANEW
-from sparsona.engine.jobs import Job, Outcome, settle
+from sparsona.engine.failures import ABSENT, BARRED, FOREIGN, LOST, REFUSALS, REFUSED, STARTED_ANEW, UNABLE
+from sparsona.engine.jobs import Job, Outcome, Report, settle
 
 MOST = 2**62  # of what is added up over clients: the records hold 63 bits
 WAITING = 8  # outcomes in memory that wait for those before them; what comes beyond waits in a file
 
-Report = Callable[[str], None]
-Check = Callable[[bytes | None, Client, int], None]
+Check = Callable[[bytes | None, Client, int], Update | None]
 
 
 @dataclass
@@ -39,7 +38,7 @@ class Connection:
         verifier: knows the clients' keys.
         clients: what is known of each client: its number of examples, and its capacity.
         check: is called with a client's message (or None if it sent none), the client and the round, after training;
-            raises SparsonaError to refuse it.
+            raises SparsonaError to refuse it, and may return the update in it.
         limit: the most bytes that an answer of a client may have.
         check_evaluation: is called with each result that a client tells, and raises SparsonaError to refuse it.
         deadline: seconds after which a client that has not answered counts as lost.
@@ -48,6 +47,9 @@ class Connection:
         session: the number of this start of the server, larger than all before: older frames are refused.
         greet: asks clients of which nothing is known yet who they are.
         wait: is called before the jobs of a round, and returns when enough clients are there.
+        name: of a client, for people to read.
+        wants: for clients that send to each other: whose messages a client requests. Peers on a network decide that by
+            themselves; a test that reaches them from one place needs it.
     """
 
     run: str
@@ -64,6 +66,8 @@ class Connection:
     session: int = field(default_factory=time.time_ns)
     greet: Callable[[Sequence[int]], None] = lambda clients: None
     wait: Callable[[], None] = lambda: None
+    name: Callable[[int], str] = lambda client: f"client {client}"
+    wants: Callable[[int, State | None, Round, tuple[int, ...]], tuple[int, ...] | None] = lambda *_: None
     round: int = 0  # of the last job
     done_by: int = 0  # completed rounds with which the last job is done, and in the records
     refusals: dict[int, int] = field(default_factory=dict)
@@ -101,13 +105,8 @@ class Connection:
                 f"an answer to another job, of round {frame.round}", expected=f"one to this job of round {asked.round}"
             )
         if "error" in frame.head:
-            raise UnableError(_printable(str(frame.head["error"])))
+            raise UnableError(printable(str(frame.head["error"])))
         return frame
-
-
-def _printable(text: str) -> str:
-    """The first line of what somebody else wrote, without what a terminal would obey."""
-    return "".join(one if one.isprintable() else "?" for one in (text.splitlines() or [""])[0][:200])
 
 
 class LostError(SparsonaError):
@@ -173,12 +172,13 @@ class RemoteClients:
             while order and order[0] in ready:
                 client = order.popleft()
                 waiting = ready.pop(client)
+                outcome = self._checked(waiting)
                 self._last = (client, Ticket.of(bytes.fromhex(waiting.ticket)) if waiting.ticket else None)
                 if waiting.tuned:
                     self.tuned[client] = Ticket.of(bytes.fromhex(waiting.tuned))
                 done += 1
                 connection.listen(kind, done)
-                yield waiting.take()
+                yield outcome
 
         for client, data in connection.exchange(items(), connection.deadline):
             job, frame = asked.pop(client)
@@ -207,7 +207,7 @@ class RemoteClients:
             answer = connection.open(data, frame)
             if answer.head.get("lost_state") is True:
                 note = STARTED_ANEW
-                connection.report(f"client {client}: {note}")
+                connection.report(f"{connection.name(client)}: {note}")
                 job = job.again() if job.resend is not None else job
                 frame = self._frame(job, ticket="")
                 answer = connection.ask(frame)
@@ -221,14 +221,29 @@ class RemoteClients:
             self._check(job, outcome)
             ticket, tuned = (_ticket(answer.head.get(name)) for name in ("ticket", "tuned"))
         except LostError as error:
-            connection.report(f"client {client}: {error.what}")
+            connection.report(f"{connection.name(client)}: {error.what}")
             return _Waiting(Outcome(client, failure=error.what), "", "", False)
         except SparsonaError as error:
             if job.do != "evaluate":
                 self.refuses(client, error)
-            return _Waiting(Outcome(client, failure=f"{REFUSED}{error.what}"), "", "", False)
-        num_bytes = connection.num_received - before
-        return _Waiting(replace(outcome, note=note, num_bytes=num_bytes), ticket, tuned, to_file)
+            why = f"{UNABLE}{error.what}" if isinstance(error, UnableError) else error.what
+            return _Waiting(Outcome(client, failure=f"{REFUSED}{why}"), "", "", False)
+        outcome = replace(outcome, note=note, num_bytes=connection.num_received - before)
+        return _Waiting(outcome, ticket, tuned, to_file, job.round.index if job.do == "train" else None)
+
+    def _checked(self, waiting: _Waiting) -> Outcome:
+        """The outcome, with the update in its message: checked when it is needed, so that it is read once."""
+        outcome = waiting.take()
+        if waiting.trained_in is None:
+            return outcome
+        assert outcome.message is None or isinstance(outcome.message, bytes)
+        try:
+            known = self.connection.clients[outcome.client]
+            return replace(outcome, update=self.connection.check(outcome.message, known, waiting.trained_in))
+        except SparsonaError as error:
+            self.refuses(outcome.client, error)
+            waiting.ticket = waiting.tuned = ""
+            return Outcome(outcome.client, failure=f"{REFUSED}{error.what}")
 
     def _check(self, job: Job, outcome: Outcome) -> None:
         """Refuse an answer that does not fit its job."""
@@ -244,9 +259,6 @@ class RemoteClients:
         counts = outcome.tally.examples, outcome.tally.steps, outcome.tally.train_flops, outcome.tally.search_flops
         if max(counts) > MOST // len(self.connection.clients):
             raise SparsonaError(f"a count of {max(counts)}", expected="what a turn can take")
-        if job.do == "train":
-            assert outcome.message is None or isinstance(outcome.message, bytes)
-            self.connection.check(outcome.message, self.connection.clients[job.client], job.round.index)
 
     def keep(self, client: int) -> None:
         assert self._last is not None
@@ -259,7 +271,9 @@ class RemoteClients:
         connection = self.connection
         if not isinstance(error, UnableError):
             connection.refusals[client] = connection.refusals.get(client, 0) + 1
-        connection.report(f"client {client} in round {connection.round}: refused: {error.what}")
+        connection.report(f"{connection.name(client)} in round {connection.round}: refused: {error.what}")
+        if connection.refusals.get(client, 0) == REFUSALS:
+            connection.report(f"{connection.name(client)} is {BARRED}")
         return True
 
     def blank_state(self, client: int) -> State:
@@ -276,27 +290,17 @@ class RemoteClients:
         self.connection.saved = found
 
     def wanted(self, client: int, round_: Round, available: tuple[int, ...]) -> tuple[int, ...] | None:
-        state = self.states.get(client)
-        ticket = "" if state is None else state.hex
-        job = f"wants-{round_.index}-{ticket}-{hash(available) & 0xFFFFFFFF:x}"
-        head = {**self._more(client), "ticket": ticket, "available": list(available)}
-        connection = self.connection
-        try:
-            answer = connection.ask(Frame(connection.run, "wants", SERVER, client, round_.index, job, head))
-            wanted = answer.head.get("wanted")
-            if wanted is not None and not (isinstance(wanted, list) and all(type(one) is int for one in wanted)):
-                raise SparsonaError("a list of peers that is none", expected="whole numbers")
-        except SparsonaError as error:
-            connection.report(f"client {client}: {error.what}")
-            return ()
-        return None if wanted is None else tuple(wanted)
+        return self.connection.wants(client, self.states.get(client), round_, available)
 
 
 class _Waiting:
-    """An outcome that waits for those before it; in a file if there are many."""
+    """An outcome that waits for those before it; in a file if there are many.
 
-    def __init__(self, outcome: Outcome, ticket: str, tuned: str, to_file: bool) -> None:
-        self.ticket, self.tuned, self._outcome = ticket, tuned, outcome
+    `trained_in`: the round whose training its message is of, and has to be checked for.
+    """
+
+    def __init__(self, outcome: Outcome, ticket: str, tuned: str, to_file: bool, trained_in: int | None = None) -> None:
+        self.ticket, self.tuned, self.trained_in, self._outcome = ticket, tuned, trained_in, outcome
         self._file: IO[bytes] | None = None
         if to_file and isinstance(outcome.message, bytes):
             self._file = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `take`

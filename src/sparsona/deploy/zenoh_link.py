@@ -30,6 +30,7 @@ from types import ModuleType
 from typing import Any
 
 from sparsona.core.errors import SparsonaError
+from sparsona.deploy.addresses import parse_address
 from sparsona.deploy.exchange import Handle
 
 MEBIBYTE = 1 << 20
@@ -46,7 +47,6 @@ MOST_WAITING = 64  # frames that may wait for a thread of `serve`; senders repea
 # Sent instead of an answer, so that the sender does not wait for one, or send the frame again.
 _NO_ANSWER = b"sparsona: no answer"
 
-_ADDRESS = re.compile(r"(?:(?P<scheme>[a-z]+)/)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]*):(?P<port>[0-9]{1,5})")
 _RUN = re.compile(r"[A-Za-z0-9_.-]+")
 
 _log = logging.getLogger(__name__)
@@ -85,18 +85,14 @@ def endpoint(address: str, *, tls: bool, listening: bool) -> str:
         >>> endpoint("[::1]:7447", tls=True, listening=False)
         'tls/[::1]:7447'
     """
-    match = _ADDRESS.fullmatch(address)
-    if match is None or not 0 < int(match["port"]) < 65536:
-        hint = "an IPv6 address stands in brackets" if address.count(":") > 1 else "a port is a number from 1 to 65535"
-        raise SparsonaError(f"'{address}' is no address", expected="host:port, :port or [IPv6]:port", hint=hint)
-    scheme = "tls" if tls else "tcp"
-    if match["scheme"] not in (None, scheme):
+    found, scheme = parse_address(address), "tls" if tls else "tcp"
+    if found.scheme not in ("", scheme):
         raise SparsonaError(
             f"'{address}' is not for this link",
             expected=f"an address that begins with {scheme}/, or with no protocol",
             hint="with certificates a link uses tls, without them tcp",
         )
-    return f"{scheme}/{match['host'] or ('0.0.0.0' if listening else '127.0.0.1')}:{match['port']}"
+    return f"{scheme}/{found.host or ('0.0.0.0' if listening else '127.0.0.1')}:{found.port}"
 
 
 @dataclass

@@ -104,7 +104,7 @@ class LocalClients:
         return self.context.fresh_state(client)
 
     def blank_tuned(self, job: Job) -> Work:
-        return self.work(job)
+        return begin(self.context, self.with_state(job)).work  # adapting changes no shape, and reads data
 
     def saved(self, states: Mapping[int, State], tuned: Mapping[int, Work]) -> None:
         pass

@@ -6,7 +6,7 @@ A process may hold one of the two. The simulator holds both and passes messages 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -17,8 +17,10 @@ from sparsona.core.method import Client, Method, State, Tree
 from sparsona.core.task import Task
 from sparsona.core.tree import loaded, map_parts
 from sparsona.data.federation import Federation
-from sparsona.engine.plan import Plan
+from sparsona.engine.pace import with_conditions
+from sparsona.engine.plan import Participation, Plan, participation
 from sparsona.engine.profiler import OFF, Clock
+from sparsona.engine.sampling import Sampler
 from sparsona.engine.spill import SpillStore
 
 T = TypeVar("T")
@@ -64,15 +66,21 @@ class ServerContext:
         place: moves values to the server's device.
         spill_store: where trees are stored between rounds.
         clock: measures where the time goes; off by default.
+        sampler: a function that samples clients, where one was passed from Python.
     """
 
     method: Method
     plan: Plan
-    clients: tuple[Client, ...]
+    clients: Sequence[Client]
     params: Tree
     place: Placement
     spill_store: SpillStore
     clock: Clock = OFF
+    sampler: Sampler | None = None
+
+    def participation(self, index: int, losses: Mapping[int, float] | None = None) -> Participation:
+        """Who takes part in a round, given the last training losses of clients."""
+        return participation(self.plan, self.clients, index, self.sampler, losses)
 
     @property
     def device(self) -> torch.device:
@@ -84,7 +92,7 @@ class ServerContext:
         task: Task,
         make_method: Callable[[Task], Method],
         plan: Plan,
-        clients: tuple[Client, ...],
+        clients: Sequence[Client],
         device: torch.device | None = None,
     ) -> ServerContext:
         """The context of a process that is a server only.
@@ -120,6 +128,7 @@ class ClientContext:
         precision: the precision of products on a GPU.
         clock: measures where the time goes; off by default.
         cards: the clients as methods see them, where this process has the data of some only; None: of the federation.
+        sampler: a function that samples clients, where one was passed from Python; the server's.
     """
 
     task: Task
@@ -130,9 +139,10 @@ class ClientContext:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     precision: str = "fp32"
     clock: Clock = OFF
-    cards: tuple[Client, ...] | None = None
+    cards: Sequence[Client] | None = None
+    sampler: Sampler | None = None
     method: Method = field(init=False)
-    clients: tuple[Client, ...] = field(init=False)
+    clients: Sequence[Client] = field(init=False)
     params: Tree = field(init=False)
     buffers: Tree = field(init=False)
     spill_store: SpillStore = field(init=False)  # holds clients' states between their turns
@@ -143,9 +153,10 @@ class ClientContext:
         seed = self.plan.seeds.shared("model")
         self.task.set_frozen(seed, self.device)
         params, buffers = self.task.init(seed)
+        clients = self.federation.clients(self.capacities) if self.cards is None else self.cards
         for name, value in (
             ("method", self.make_method(self.task)),
-            ("clients", self.federation.clients(self.capacities) if self.cards is None else self.cards),
+            ("clients", with_conditions(self.plan, clients)),
             ("federation", self.federation.to(self.device)),
             ("place", place),
             ("params", place(params)),
@@ -159,7 +170,7 @@ class ClientContext:
     def server_side(self) -> ServerContext:
         """The context of the simulator's server."""
         return ServerContext(
-            self.method, self.plan, self.clients, self.params, self.place, self.spill_store, self.clock
+            self.method, self.plan, self.clients, self.params, self.place, self.spill_store, self.clock, self.sampler
         )
 
     @property

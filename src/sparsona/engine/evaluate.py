@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from sparsona.core import points
+from sparsona.core import metrics, points
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import State, Tree, Work
 from sparsona.core.round import Batch
@@ -41,6 +41,7 @@ class Evaluation:
     count: int
     loss: float
     confusion: Tensor | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)  # those that are defined for this client
 
 
 def evaluate(client: int, point: str, predict: Callable[[Tensor], Tensor], task: Task, test: Examples) -> Evaluation:
@@ -49,7 +50,8 @@ def evaluate(client: int, point: str, predict: Callable[[Tensor], Tensor], task:
     loss_sum = 0.0
     weight_sum = 0.0
     confusion = None
-    if not task.is_regression:
+    collected: list[tuple[Tensor, Tensor]] = []
+    if counts_classes(task):
         confusion = torch.zeros(confusion_shape(task), dtype=torch.int32, device=test.targets.device)
     with torch.no_grad():
         for batch in in_order(test, BATCH):
@@ -58,6 +60,8 @@ def evaluate(client: int, point: str, predict: Callable[[Tensor], Tensor], task:
             correct, count = correct + int(right), count + int(of)
             loss_sum += float(loss)
             weight_sum += float(weight)
+            if needs_outputs(task):
+                collected.append((outputs, batch.targets))
             if outputs.dim() != 2:
                 confusion = None
             if confusion is not None:
@@ -72,18 +76,36 @@ def evaluate(client: int, point: str, predict: Callable[[Tensor], Tensor], task:
         count,
         loss_sum / (weight_sum or 1.0),
         None if confusion is None else confusion.cpu(),
+        measure(task, correct, count, collected),
     )
+
+
+def measure(task: Task, correct: float, count: float, collected: list[tuple[Tensor, Tensor]]) -> Mapping[str, float]:
+    """The metrics of a task, of the outputs and targets of all batches; the accuracy of tokens is that of `score`."""
+    if task.metrics and task.targets == "tokens":
+        return {"accuracy": correct / count} if count else {}
+    return metrics.measure(task.metrics, *metrics.gather(collected)) if collected else {}
+
+
+def needs_outputs(task: Task) -> bool:
+    """Whether metrics are computed of all outputs of a client; those of tokens would be too many, and need not be."""
+    return bool(task.metrics) and task.targets != "tokens"
+
+
+def counts_classes(task: Task) -> bool:
+    """Whether predictions are counted by class: each example has one."""
+    return task.targets in ("classes", "tokens", "binary")
 
 
 def confusion_shape(task: Task) -> tuple[int, int]:
     """Rows and columns of an Evaluation's `confusion`."""
-    return task.num_classes, task.num_classes if task.num_classes <= MAX_CONFUSION else 2
+    return task.num_labels, task.num_labels if task.num_labels <= MAX_CONFUSION else 2
 
 
 def confusion_cells(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
     """The cell of that table, flattened, that each prediction counts in."""
     rows, columns = confusion_shape(task)
-    predicted = outputs[..., :rows].argmax(dim=-1)
+    predicted = task.predict_classes(outputs)
     return targets * columns + (predicted if columns == rows else (predicted == targets).long())
 
 

@@ -8,6 +8,7 @@ REFUSALS = 3  # in a row, after which a client is not asked again
 LOST = "no answer within {seconds:g} s"
 FOREIGN = "an answer that is not its own: "
 REFUSED = "refused: "
+UNABLE = "it says that it cannot: "  # after REFUSED: for a reason of the client's own, and it is asked again
 BARRED = f"not asked: its last {REFUSALS} answers were refused"
 ABSENT = "not asked: it has not been there yet"
 STARTED_ANEW = "its state was lost: it started anew"

@@ -74,20 +74,20 @@ def finish_run(engine: RoundEngine, population: Population) -> tuple[RoundRecord
     """Final evaluations and tuning: the record of it, and the models that were tuned."""
     context, plan = engine.context, engine.context.plan
     round_ = plan.tuning_round
-    record = RoundRecord(plan.rounds, round_.lr_scale)
+    record = RoundRecord(plan.last, round_.lr_scale)
     shared = context.method.shared_point
     novel, tested = novel_clients(plan, context.clients), tested_clients(plan, context.clients)
     received_points, tuned_points = final_points(plan, shared)
-    if novel:
-        record.evaluations.extend(engine.evaluate_points(population, plan.rounds, (NOVEL,), sorted(novel), record.log))
+    if met := sorted(client for client in novel if context.clients[client].is_tested):
+        record.evaluations.extend(engine.evaluate_points(population, plan.last, (NOVEL,), met, record.log))
     if received_points:
-        found = engine.evaluate_points(population, plan.rounds, received_points, tested, record.log)
+        found = engine.evaluate_points(population, plan.last, received_points, tested, record.log)
         record.evaluations.extend(found)
     requests, is_tested = dict[int, TuningRequest](), set(tested)
     for client in range(len(context.clients)):
         is_novel = client in novel
         # Clients that are tested after rounds, and the novel ones, are tested after tuning.
-        points = (NOVEL_TUNED,) if is_novel else tuned_points if client in is_tested else ()
+        points = ((NOVEL_TUNED,) if client in met else ()) if is_novel else tuned_points if client in is_tested else ()
         if epochs := plan.tuning_epochs(is_novel):
             requests[client] = TuningRequest(points, epochs)
     clients = engine.clients.at(population.states)

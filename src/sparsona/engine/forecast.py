@@ -13,7 +13,7 @@ from sparsona.core.update import PartSize, Support
 from sparsona.engine.context import ServerContext
 from sparsona.engine.gossip import graph_of, members_of
 from sparsona.engine.graphs import Graph, senders
-from sparsona.engine.plan import novel_clients, participation
+from sparsona.engine.plan import novel_clients
 from sparsona.wire.format import message_size
 
 
@@ -75,7 +75,7 @@ class _Forecaster:
     def run(self) -> Forecast:
         sent: set[int] = set()  # peers that have made a message
         for index in range(self.plan.rounds):
-            round_, who = self.plan.round_at(index), participation(self.plan, self.context.clients, index)
+            round_, who = self.plan.round_at(index), self.context.participation(index)
             active = tuple(phase.when(round_) for phase in self.method.phases)
             for number in who.trains:
                 client = self.context.clients[number]
@@ -102,6 +102,7 @@ class _Forecaster:
             if not epochs or tune is None:
                 continue
             tuned.append(client.index)
+            client = client.in_tuning
             cost = self._cost(client, round_, active)
             self.turns += 1
             phase = replace(tune, epochs=epochs, when=always)
@@ -147,7 +148,7 @@ class _Forecaster:
             self.bytes += sum(sizes[sender] for sender in found if sender in sizes)
 
     def _cost(self, client: Client, round_: Round, active: tuple[bool, ...]) -> Cost:
-        key = (*_kind(client), active, round_.index if self._changes else 0)
+        key = (*client.kind, active, round_.index if self._changes else 0)
         if key not in self._costs:
             self._costs[key] = self.method.cost(self.context.params.layout, client, round_.on(client))
             cost = self._costs[key]
@@ -155,7 +156,7 @@ class _Forecaster:
         return self._costs[key]
 
     def _num_steps(self, phases: Sequence[Phase], client: Client, round_: Round, key: tuple[object, ...]) -> int:
-        where = (*_kind(client), *key)
+        where = (*client.kind, *key)
         if where not in self._steps:
             self._steps[where] = sum(steps_taken(phase, client, round_) for phase in phases)
         return self._steps[where]
@@ -166,8 +167,3 @@ class _Forecaster:
         if is_down and self.plan.stateless:  # a stateless client has no mask: it is sent
             parts = tuple(replace(p, support=Support.BITS) if p.support is Support.KNOWN else p for p in parts)
         return message_size(parts)
-
-
-def _kind(client: Client) -> tuple[float, ...]:
-    """Costs depend on capacity and amounts of data only."""
-    return client.capacity, client.num_examples, client.num_validation

@@ -41,8 +41,8 @@ def largest_message(expected: tuple[PartSize, ...]) -> int:
     return message_size(expected)
 
 
-def check_message(message: bytes, cost: Cost, *, client: Client, round: int) -> None:  # noqa: A002 (as below)
-    """Refuse a message that a client cannot have made honestly, without reading more of it than that takes.
+def check_message(message: bytes, cost: Cost, *, client: Client, round: int) -> Update:  # noqa: A002 (as below)
+    """Read a message. One that a client cannot have made honestly is refused, and read no further than that takes.
 
     Args:
         message: the bytes, as they arrived.
@@ -50,12 +50,17 @@ def check_message(message: bytes, cost: Cost, *, client: Client, round: int) -> 
         client: the client that it must be from.
         round: the round in which it must have been made.
 
+    Returns:
+        The update in it.
+
     Raises:
         SparsonaError: names what is wrong with it.
     """
     if cost.up is None:
         raise RefusedError("a message where none is sent", expected="none")
-    check_update(decode(message, cost.up), cost.up, client=client, round=round, exact=cost.exact)
+    update = decode(message, cost.up)
+    check_update(update, cost.up, client=client, round=round, exact=cost.exact)
+    return update
 
 
 def check_update(

@@ -16,8 +16,17 @@ from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.final import TuningRequest, check_end, evaluate_after_round, finish_run
 from sparsona.engine.graphs import Graph, check, senders
 from sparsona.engine.jobs import Job, Message, Outcome, Tally, open_message
-from sparsona.engine.plan import novel_clients, participation, training_points
-from sparsona.engine.population import EvaluationLog, Population, RoundRecord, Turn, not_heard, num_bytes, read_update
+from sparsona.engine.plan import novel_clients, training_points
+from sparsona.engine.population import (
+    EvaluationLog,
+    Population,
+    RoundRecord,
+    Turn,
+    not_heard,
+    num_bytes,
+    read_update,
+    round_record,
+)
 from sparsona.wire.codec import encode
 from sparsona.wire.format import paper_size, read_head
 from sparsona.wire.ledger import Traffic, paper_bytes
@@ -61,8 +70,8 @@ class Gossip:
         """One round: deliver, mix, train."""
         context, plan = self.context, self.context.plan
         round_ = plan.round_at(index)
-        who = participation(plan, context.clients, index)
-        record = RoundRecord(index, round_.lr_scale)
+        who = context.participation(index)
+        record = round_record(context, index, who)
         clients, messages = self.clients.at(population.states), dict(population.messages)
         trains = [client for client in who.trains if self._is_here(client)]
         reached = [client for client in trains if client not in who.dropped]
@@ -215,6 +224,18 @@ def check_gossip(context: ServerContext) -> None:
             f"'everyone_trains' for {name}: there is no server that could leave some of them out",
             expected="per_round: so many peers mix and train in a round",
             hint="leave both out: then all take part in every round",
+        )
+    if plan.sampler == "loss":
+        raise SparsonaError(
+            f"sampler=loss for {name}: there is no server that peers tell their losses",
+            expected="a sampler that needs none",
+            hint="--set sampler=size, or leave it out",
+        )
+    if plan.deadline is not None and plan.late == "drop":
+        raise SparsonaError(
+            f"late=drop for {name}: a peer's message of this round is sent in the next, when it is not late any more",
+            expected="late=partial: peers that would be late make fewer steps",
+            hint="--set late=partial",
         )
     bases = {point(found).base for found in plan.points}
     if GLOBAL in bases:

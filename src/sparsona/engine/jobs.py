@@ -69,7 +69,8 @@ class Outcome:
     `state` and `work` stay with the client: `public` is what a server may see. `failure`: why there is no result that
     could be used, of a client elsewhere: it did not answer in time, or its answer was refused. `sent`: it was sent the
     job. `note`: what else is to be recorded of an outcome that can be used. `withheld`: points whose result the client
-    does not tell, for it would be one of a few examples. `num_bytes`: of the answer; None: nothing was sent.
+    does not tell, for it would be one of a few examples. `num_bytes`: of the answer; None: nothing was sent. `update`:
+    what is in the message, where that was read already.
     """
 
     client: int
@@ -84,6 +85,7 @@ class Outcome:
     note: str = ""
     withheld: tuple[str, ...] = ()
     num_bytes: int | None = None
+    update: Update | None = None
 
     @property
     def public(self) -> Outcome:

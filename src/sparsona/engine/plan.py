@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,7 +11,11 @@ import torch
 from sparsona.core.points import RECEIVED, point, select
 from sparsona.core.round import Client, Round
 from sparsona.core.seeds import Seeds, generator
+from sparsona.core.targets import given_name
+from sparsona.engine.availability import Availability, awake_clients
 from sparsona.engine.graphs import Graph
+from sparsona.engine.pace import PerClient, is_late
+from sparsona.engine.sampling import SAMPLERS, Draw, Sampler, call_sampler
 from sparsona.learning.schedule import lr_schedule
 
 
@@ -34,7 +38,7 @@ class Plan:
     tune_lr_scale: float = 1.0  # the learning rate of tuning, as a share of the first round's
     tune_from: Literal["neighbours", "all"] = "neighbours"  # whose messages a peer mixes before it is tuned
     drop_rate: float = 0.0  # probability that a trained client's update is lost
-    at_least: int = 0  # updates that a round needs to have an effect, where there is a server
+    min_updates: int = 0  # that that a round needs to have an effect, where there is a server
     everyone_trains: bool = False  # all train every round; only `per_round` of them are aggregated
     stateless: bool = False  # clients keep no State between rounds
     num_novel: int = 0  # clients that take no part until the end
@@ -43,6 +47,14 @@ class Plan:
     guard: bool = False  # let each client keep the shared model, if it is better on its validation data
     novel_epochs: int | None = None  # of tuning, for novel clients alone; None: tune_epochs
     graph: Graph | None = None  # who receives from whom, among peers; None: as in the papers
+    client_lr_scale: PerClient[float] = (1.0,)  # factors of clients' learning rates
+    client_epochs: PerClient[int] = ()  # clients' own passes over their data in a round; empty: the method's
+    speeds: str | PerClient[float] = ()  # relative speeds of clients; empty: all the same
+    deadline: float | None = None  # of a round, in simulated time: engine/pace.py
+    late: Literal["drop", "partial"] = "drop"  # what becomes of clients that would not make it
+    sampler: str = "uniform"  # a row of engine.sampling.SAMPLERS, or a function from Python
+    availability: Availability | None = None  # who is awake; None: everybody always is
+    ends_after: int | None = None  # a run that stopped early ends after so many of its rounds
 
     @property
     def seeds(self) -> Seeds:
@@ -54,10 +66,15 @@ class Plan:
         return Round(index, self.rounds, lr_scale, self.batch_size, self.seeds.at(index), drop_last=self.drop_last)
 
     @property
+    def last(self) -> int:
+        """How many rounds are played: all, but in a run that stopped early."""
+        return self.rounds if self.ends_after is None else self.ends_after
+
+    @property
     def tuning_round(self) -> Round:
         """The turn after the last round, with its own seeds and learning rate."""
-        seeds = self.seeds.at(self.rounds)
-        return Round(self.rounds, self.rounds, self.tune_lr_scale, self.batch_size, seeds, drop_last=self.drop_last)
+        seeds = self.seeds.at(self.last)
+        return Round(self.last, self.rounds, self.tune_lr_scale, self.batch_size, seeds, drop_last=self.drop_last)
 
     def tuning_epochs(self, is_novel: bool) -> int:
         """Epochs of final tuning for a client that took part, or for a novel one."""
@@ -86,14 +103,20 @@ class Plan:
 
 @dataclass(frozen=True)
 class Participation:
-    """Three different sets: who trains, whose update is aggregated, whose update is lost."""
+    """Three different sets: who trains, whose update is aggregated, whose update is lost.
+
+    `late` are those that would not make the deadline. `num_awake`: of the clients that take part in the run, how many
+    are awake; None: all always are.
+    """
 
     trains: tuple[int, ...]
     aggregated: frozenset[int]
     dropped: frozenset[int]
+    late: frozenset[int] = frozenset()
+    num_awake: int | None = None
 
 
-def novel_clients(plan: Plan, clients: tuple[Client, ...]) -> frozenset[int]:
+def novel_clients(plan: Plan, clients: Sequence[Client]) -> frozenset[int]:
     """Clients held out of training, drawn once."""
     if not plan.num_novel:
         return frozenset()
@@ -101,17 +124,18 @@ def novel_clients(plan: Plan, clients: tuple[Client, ...]) -> frozenset[int]:
     return frozenset(int(place) for place in order[: plan.num_novel])
 
 
-def tested_clients(plan: Plan, clients: tuple[Client, ...]) -> list[int]:
-    """The clients that are tested after rounds: all that take part, or `eval_clients` of them, drawn once."""
+def tested_clients(plan: Plan, clients: Sequence[Client]) -> list[int]:
+    """The clients that are tested after rounds: all that take part and have test data, or `eval_clients` of them, drawn
+    once."""
     held_out = novel_clients(plan, clients)
-    pool = [place for place in range(len(clients)) if place not in held_out]
+    pool = [place for place, client in enumerate(clients) if place not in held_out and client.is_tested]
     if plan.eval_clients is None or plan.eval_clients >= len(pool):
         return pool
     order = torch.randperm(len(pool), generator=generator(plan.seeds.shared("evaluate")))
     return sorted(pool[place] for place in order[: plan.eval_clients].tolist())
 
 
-def turn_points(plan: Plan, clients: tuple[Client, ...], index: int) -> dict[int, tuple[str, ...]]:
+def turn_points(plan: Plan, clients: Sequence[Client], index: int) -> dict[int, tuple[str, ...]]:
     """The points at which clients are evaluated at the end of their turn in a round: of those that are tested."""
     points = select(plan.points, "turn")
     if not points or not plan.evaluates_after(index + 1):
@@ -119,7 +143,7 @@ def turn_points(plan: Plan, clients: tuple[Client, ...], index: int) -> dict[int
     return dict.fromkeys(tested_clients(plan, clients), points)
 
 
-def start_points(plan: Plan, clients: tuple[Client, ...], index: int) -> dict[int, tuple[str, ...]]:
+def start_points(plan: Plan, clients: Sequence[Client], index: int) -> dict[int, tuple[str, ...]]:
     """The points at which clients are evaluated when their turn in a round starts, before they train: of their own
     model, as the rounds before left it. A shared model would be a message of its own."""
     if plan.evaluate == "everyone" or not index or not plan.evaluates_after(index):
@@ -128,24 +152,55 @@ def start_points(plan: Plan, clients: tuple[Client, ...], index: int) -> dict[in
     return dict.fromkeys(tested_clients(plan, clients), own)
 
 
-def training_points(plan: Plan, clients: tuple[Client, ...], index: int) -> dict[int, tuple[str, ...]]:
+def training_points(plan: Plan, clients: Sequence[Client], index: int) -> dict[int, tuple[str, ...]]:
     """All points at which clients are evaluated in their turn in a round, before and after they train."""
     first, last = start_points(plan, clients, index), turn_points(plan, clients, index)
     return {client: (*first.get(client, ()), *last.get(client, ())) for client in {**first, **last}}
 
 
-def participation(plan: Plan, clients: tuple[Client, ...], index: int) -> Participation:
-    """Who takes part in a round. Depends on the seed and the round alone, so every method has the same clients."""
+def participation(
+    plan: Plan,
+    clients: Sequence[Client],
+    index: int,
+    sampler: Sampler | None = None,
+    losses: Mapping[int, float] | None = None,
+) -> Participation:
+    """Who takes part in a round. Depends on the seed and the round alone, so every method has the same clients.
+
+    Args:
+        plan: the options of the run.
+        clients: all clients.
+        index: the round.
+        sampler: a function from Python, where the plan says that there is one.
+        losses: the last training losses of clients, for the sampler that chooses by them: the one that depends on what
+            was learned.
+
+    Returns:
+        Who trains, and whose update counts. Where fewer clients are awake than are wanted, all that are.
+    """
     held_out = novel_clients(plan, clients)
     pool: Sequence[int] = range(len(clients))  # a client's index is its position
     if held_out:
         pool = [place for place in pool if place not in held_out]
+    members, num_awake = pool, None
+    if plan.availability is not None:
+        awake = awake_clients(plan.availability, len(clients), index, plan.seeds)
+        pool = [place for place in pool if place in awake]
+        num_awake = len(pool)
     seeds = plan.seeds.at(index)
-    order = torch.randperm(len(pool), generator=generator(seeds.shared("sample")))
-    sampled = frozenset(pool[int(place)] for place in order[: plan.per_round])
+    random = generator(seeds.shared("sample"))
+    draw = Draw(plan.per_round, clients, members, pool, index * plan.per_round, random, losses or {})
+    if given_name(plan.sampler) is not None:
+        assert sampler is not None, "a sampler from Python is passed again"
+        sampled = frozenset(call_sampler(sampler, plan.round_at(index), draw))
+    else:
+        sampled = frozenset(SAMPLERS[plan.sampler].choose(draw))
     trains = tuple(pool) if plan.everyone_trains else tuple(sorted(sampled))
     dropped: frozenset[int] = frozenset()
     if plan.drop_rate:
         lost = torch.rand(len(trains), generator=generator(seeds.shared("drop"))) < plan.drop_rate
         dropped = frozenset(client for client, gone in zip(trains, lost.tolist(), strict=True) if gone)
-    return Participation(trains, sampled - dropped, dropped)
+    late = frozenset(client for client in trains if is_late(plan, clients[client]))
+    if plan.late == "drop":
+        dropped |= late
+    return Participation(trains, sampled - dropped, dropped, late, num_awake)

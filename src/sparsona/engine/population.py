@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Server, State, Update
 from sparsona.core.points import point
+from sparsona.engine.context import ServerContext
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.failures import WITHHELD
 from sparsona.engine.jobs import Message, Outcome, Tally, open_message
+from sparsona.engine.pace import round_time
+from sparsona.engine.plan import Participation
 from sparsona.engine.profiler import Clock
 from sparsona.wire.codec import encode
 from sparsona.wire.format import message_size, sizes_of
@@ -20,12 +24,14 @@ from sparsona.wire.ledger import Traffic
 class Population:
     """The whole federation between two rounds: the server, and each client that has trained.
 
-    `messages` holds each peer's last message, where there is no server: other peers may receive it later.
+    `messages` holds each peer's last message, where there is no server: other peers may receive it later. `losses` has
+    clients' last training losses, where they are sampled by them.
     """
 
     server: Server | None
     states: dict[int, State]
     messages: dict[int, Message] = field(default_factory=dict)
+    losses: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,8 @@ class RoundRecord:
 
     `evaluations` are of models after the round, and `log` is about those that took messages of their own. `earlier` are
     of models that clients received in the round to train on: evaluations after the rounds before it. `withheld` are
-    the clients that did not tell these.
+    the clients that did not tell these. `time` is the simulated one, `num_awake` how many clients were awake, and
+    `num_late` how many of those that trained would not have made the deadline; None: not simulated.
     """
 
     index: int
@@ -89,6 +96,9 @@ class RoundRecord:
     log: EvaluationLog = field(default_factory=EvaluationLog)
     earlier: list[Evaluation] = field(default_factory=list)
     withheld: list[int] = field(default_factory=list)
+    time: float | None = None
+    num_awake: int | None = None
+    num_late: int | None = None
 
     def add_evaluations(self, outcome: Outcome) -> None:
         """Sort the evaluations of a turn: before training, and after it."""
@@ -98,6 +108,18 @@ class RoundRecord:
             self.withheld.append(outcome.client)
         if not all(map(is_earlier, outcome.withheld)):
             self.log.failures[outcome.client] = WITHHELD
+
+
+def round_record(context: ServerContext, index: int, who: Participation) -> RoundRecord:
+    """The record of a round before anything happened in it."""
+    plan = context.plan
+    return RoundRecord(
+        index,
+        plan.round_at(index).lr_scale,
+        time=round_time(plan, [context.clients[client] for client in who.trains]),
+        num_awake=who.num_awake,
+        num_late=None if plan.deadline is None else len(who.late),
+    )
 
 
 def is_earlier(name: str) -> bool:
@@ -122,7 +144,7 @@ def without_effect(record: RoundRecord, why: str) -> RoundRecord:
 def read_update(outcome: Outcome, index: int, clock: Clock) -> Update:
     """The update of a client's turn in this round; a wrong sender or non-finite values raise SparsonaError."""
     assert outcome.message is not None
-    update = open_message(outcome.message, clock)
+    update = open_message(outcome.message, clock) if outcome.update is None else outcome.update
     if (update.sender, update.round) != (outcome.client, index):
         raise SparsonaError(
             f"client {outcome.client}'s message of round {index} says client {update.sender}, round {update.round}",

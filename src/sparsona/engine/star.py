@@ -15,7 +15,7 @@ from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.failures import REFUSED, TOO_FEW
 from sparsona.engine.final import TuningRequest, check_end, evaluate_after_round, finish_run
 from sparsona.engine.jobs import Job, Message, Outcome, shared_update
-from sparsona.engine.plan import novel_clients, participation, training_points
+from sparsona.engine.plan import novel_clients, training_points
 from sparsona.engine.population import (
     EvaluationLog,
     Population,
@@ -24,6 +24,7 @@ from sparsona.engine.population import (
     not_heard,
     num_bytes,
     read_update,
+    round_record,
     without_effect,
 )
 from sparsona.wire.codec import encode
@@ -53,14 +54,14 @@ class Star:
         """One round: reply, train, add up, step. Memory does not grow with the number of clients."""
         context, plan, half = self.context, self.context.plan, self.context.method.server
         round_ = plan.round_at(index)
-        who = participation(plan, context.clients, index)
-        record = RoundRecord(index, round_.lr_scale)
+        who = context.participation(index, population.losses)
+        record = round_record(context, index, who)
         points = training_points(plan, context.clients, index)
         sent: dict[int, Traffic] = {}
         clients = self.clients.at(population.states)
         server = population.server
         total = half.zero(server, round_) if half else None
-        num_added = 0
+        num_added, losses = 0, dict(population.losses)
         for outcome in clients.run(self._job("train", c, server, round_, points.get(c, ()), sent) for c in who.trains):
             client, traffic = outcome.client, sent.pop(outcome.client)
             if outcome.failure:
@@ -88,13 +89,15 @@ class Star:
                 clients.keep(client)
             record.turns.append(Turn(client, outcome.tally, traffic + up, aggregated, dropped, failure=outcome.note))
             record.add_evaluations(outcome)
-        if half is not None and num_added < plan.at_least:
-            return population, without_effect(record, f"{num_added} of the {plan.at_least} {TOO_FEW}")
+            if plan.sampler == "loss":
+                losses[client] = outcome.tally.loss
+        if half is not None and num_added < plan.min_updates:
+            return population, without_effect(record, f"{num_added} of the {plan.min_updates} {TOO_FEW}")
         if half is not None and num_added:
             with context.clock.measure("aggregate"):
                 server = half.step(server, total, round_)
         self._store_memories(server, population.server)
-        return Population(server, clients.states), record
+        return Population(server, clients.states, losses=losses), record
 
     def _store_memories(self, server: Server | None, before: Server | None) -> None:
         """Store what the server keeps for each client, where it changed."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from sparsona.core.round import Batch
 from sparsona.core.task import Task
 from sparsona.core.tree import leaves, loaded, map_leaves
 from sparsona.data.batches import in_order, shuffled
-from sparsona.data.federation import Examples
+from sparsona.data.federation import Examples, Federation
 from sparsona.engine.context import ClientContext
 from sparsona.engine.evaluate import (
     Evaluation,
@@ -61,12 +61,12 @@ class ClientProbe(Probe):
 
     def label_counts(self) -> Tensor:
         targets = self._train.targets
-        if self._task.is_regression or targets.dim() != 1:
+        if targets.is_floating_point() or targets.dim() != 1:
             raise SparsonaError(
                 "label_counts() of examples that have no class",
                 expected="a task whose examples each belong to one class",
             )
-        return torch.bincount(targets, minlength=self._task.num_classes)
+        return torch.bincount(targets, minlength=self._task.num_labels)
 
     def searching(self) -> AbstractContextManager[None]:
         return self._clock.measure(SEARCH)
@@ -77,6 +77,51 @@ class ClientProbe(Probe):
 
     def _charge(self, examples: int, flops: int) -> None:
         self._tally.search_flops += examples * flops
+
+
+class AbsentProbe(Probe):
+    """The probe of a client whose data is not here: every use raises DataNeededError."""
+
+    def __init__(self, federation: Federation, client: int) -> None:
+        self._federation, self._client = federation, client
+
+    def batch(self) -> Batch:
+        self._refuse("train")
+
+    def train(self, flops: int | None = None) -> Iterator[Batch]:
+        self._refuse("train")
+
+    def validation(self, flops: int | None = None) -> Iterator[Batch]:
+        self._refuse("validation")
+
+    def label_counts(self) -> Tensor:
+        counts = self._federation.label_counts("train")
+        return self._refuse("train") if counts is None else counts[self._client]
+
+    def searching(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def _refuse(self, part: str) -> NoReturn:
+        self._federation.examples(self._client, part)
+        raise AssertionError("a federation without examples gave some")
+
+
+def training_data(context: ClientContext, client: int) -> Examples:
+    """A client's training examples; none where the context has the shapes and sizes of its data alone."""
+    federation = context.federation
+    return (
+        federation.packed_examples(client, "train") if federation.has_examples else Examples(federation.x, federation.y)
+    )
+
+
+def probe_of(
+    context: ClientContext, client: int, train: Examples, round_: Round, tally: Tally, clock: Clock = OFF
+) -> Probe:
+    """What a method reads of a client's data in this round, charged to `tally`."""
+    if not context.federation.has_examples:
+        return AbsentProbe(context.federation, client)
+    validation = context.federation.packed_examples(client, "validation")
+    return ClientProbe(context.task, train, validation, round_, tally, clock)
 
 
 @dataclass
@@ -127,13 +172,14 @@ def begin(context: ClientContext, job: Job) -> OpenTurn:
 
 
 def _begin(context: ClientContext, job: Job) -> OpenTurn:
-    round_ = replace(job.round.on(context.clients[job.client]), is_new=job.state is None)
+    client = context.clients[job.client]
+    round_ = replace(job.round.on(client.in_tuning if job.do == "tune" else client), is_new=job.state is None)
     state = context.fresh_state(job.client) if job.state is None else loaded(job.state)
-    train, validation = (context.federation.packed_examples(job.client, part) for part in ("train", "validation"))
+    train = training_data(context, job.client)
     tally = Tally()
     # Evaluation is part of the simulation, not of the client's work: data that a method reads for it is not charged.
     charged = tally if job.do != "evaluate" else Tally()
-    probe = ClientProbe(context.task, train, validation, round_, charged, context.clock)
+    probe = probe_of(context, job.client, train, round_, charged, context.clock)
     inbox = tuple(open_message(message, context.clock) for message in job.messages)
     with context.clock.measure("receive"):
         work = context.method.receive(state, inbox, probe, round_)
@@ -166,7 +212,12 @@ def phases_of(context: ClientContext, turn: OpenTurn) -> tuple[Phase, ...]:
     if turn.job.do == "tune":
         assert method.tune is not None
         return (replace(method.tune, epochs=turn.job.epochs),)
-    return tuple(phase for phase in method.phases if turn.job.do == "train" and phase.when(turn.round))
+    client = context.clients[turn.job.client]
+    return tuple(
+        phase
+        for phase in method.phases
+        if turn.job.do == "train" and phase.epochs_of(client) and phase.when(turn.round)
+    )
 
 
 def train_alone(context: ClientContext, turn: OpenTurn, phase: Phase) -> None:
@@ -192,13 +243,7 @@ def adapted_work(context: ClientContext, turn: OpenTurn) -> Work:
     adapt = context.method.adapt
     if adapt is None or (turn.job.do == "tune" and not context.method.adapts_tuned):
         return turn.work
-    uncharged = ClientProbe(
-        context.task,
-        turn.train,
-        context.federation.packed_examples(turn.job.client, "validation"),
-        turn.round,
-        Tally(),
-    )
+    uncharged = probe_of(context, turn.job.client, turn.train, turn.round, Tally())
     return adapt(turn.work, uncharged, turn.round)
 
 
@@ -341,14 +386,15 @@ def phase_flops(phase: Phase, work: Work, task: Task) -> tuple[int, int]:
 
 def _groups(phase: Phase, train: Examples, round_: Round) -> Iterator[tuple[int, Any]]:
     """The batches of all epochs, in groups if a step reads several; with the number of examples."""
-    size = phase_batch_size(phase, train, round_)
+    size, client = phase_batch_size(phase, train, round_), round_.client
+    assert client is not None
 
     def batches() -> Iterator[Batch]:
-        for epoch in range(phase.epochs):
+        for epoch in range(phase.epochs_of(client)):
             seed = round_.seeds.own(f"{phase.name}/{epoch}")
             yield from shuffled(train, size, seed, phase.mixes_examples, round_.drop_last)
 
-    stream = islice(batches(), None if phase.max_steps is None else phase.max_steps * phase.batches_per_step)
+    stream = islice(batches(), phase.num_batches(client, phase.batches_in_pass(train.num_examples, round_)))
     if phase.batches_per_step == 1:
         for batch in stream:
             yield len(batch.targets), batch

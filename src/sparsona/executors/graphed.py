@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparsona.core.method import Phase
 from sparsona.engine.context import ClientContext
-from sparsona.engine.evaluate import Evaluation, at_points, evaluate_own, needs_own_model, own_points
+from sparsona.engine.evaluate import Evaluation, at_points, evaluate_own, needs_outputs, needs_own_model, own_points
 from sparsona.engine.jobs import Job, Outcome, Report
 from sparsona.engine.turn import OpenTurn, adapted_work, begin, end, phases_of, train_alone, training
 from sparsona.gpu.captured_task import CapturedTask
@@ -182,7 +182,8 @@ class Graphed:
         context, client = self._context, turn.job.client
         with context.clock.measure("evaluate"):
             work = adapted_work(context, turn)
-            if not can_be_traced(context):
+            # A captured pass adds up what it finds; metrics need every output.
+            if needs_outputs(context.task) or not can_be_traced(context):
                 return evaluate_own(context, client, work)
             kinds = kinds_of(work)
             if kinds not in self._tests:

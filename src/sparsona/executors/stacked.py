@@ -86,7 +86,9 @@ class Stacked:
             for turn in turns:
                 turn.work = phase.enter(turn.work, turn.probe, turn.round)
         for kinds, places in _by_kind([turn.work for turn in turns]).items():
-            self._train_alike(phase, kinds, [turns[place] for place in places])
+            alike = [turns[place] for place in places]
+            for rate in dict.fromkeys(turn.round.lr_scale for turn in alike):  # a stack has one learning rate
+                self._train_alike(phase, kinds, [turn for turn in alike if turn.round.lr_scale == rate])
 
     def _train_alike(self, phase: Phase, kinds: Hashable, turns: list[OpenTurn]) -> None:
         """Clients whose Works have the same shapes."""

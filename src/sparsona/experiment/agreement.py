@@ -7,13 +7,16 @@ from typing import Any
 
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
+from sparsona.core.losses import make_losses
+from sparsona.core.metrics import make_metrics
+from sparsona.core.targets import LOSSES, USUAL_METRICS
 from sparsona.experiment.build import make_config
 from sparsona.methods import card, factory
 from sparsona.models import MODELS, outline, read_spec
 from sparsona.runs.declaration import Option, options_of
-from sparsona.runs.options import AGREED, OPTIONS
+from sparsona.runs.options import AGREED, OPTIONS, RunConfig
 
-PREDICTS = ("classes", "tokens", "numbers")
+PREDICTS = tuple(LOSSES)
 
 
 def agree(
@@ -35,7 +38,8 @@ def agree(
         method: a row of `sparsona methods`, with options after a colon if need be.
         options: of the run and of the method, by name.
         model: a row of `sparsona models`.
-        classes: the number of classes, of tokens in the vocabulary, or of numbers that are predicted.
+        classes: the number of classes, of tokens in the vocabulary, or of labels or numbers that are predicted; 1 for
+            "binary", a yes or no by one logit.
         input_shape: the shape of an example; None: what the papers gave the network.
         predicts: one of `PREDICTS`; None: tokens for a network that takes them, classes for others.
 
@@ -71,8 +75,29 @@ def agree(
     predicted = predicts or ("tokens" if drawn.takes_tokens else "classes")
     if predicted not in PREDICTS:
         raise SparsonaError(f"a model that predicts '{predicted}'", expected=f"one of {', '.join(PREDICTS)}")
+    _check_task(config, predicted)
     task = {"model": model, "classes": classes, "input": list(drawn.input_shape), "predicts": predicted}
     return {"method": row.name, **task, **values, "options": config.options}
+
+
+def _check_task(config: RunConfig, predicted: str) -> None:
+    """Raise SparsonaError for a loss, weights or metrics that other machines do not have, or that do not apply."""
+    if config.functions:
+        option, _, name = next(iter(config.functions)).partition("/")
+        raise SparsonaError(
+            f"the function '{name}' as {option} of a run on several machines",
+            expected="a name, which every side has",
+            hint=f"`sparsona run --help` lists those of {option}",
+        )
+    weights = config.class_weights
+    if weights == "balanced":
+        raise SparsonaError(
+            "class_weights = balanced in a run on several machines, whose label counts no side knows",
+            expected="a number for each class",
+            hint="--set class_weights=1,2.5",
+        )
+    make_losses(predicted, config.loss, class_weights=weights, label_smoothing=config.label_smoothing)
+    make_metrics(predicted, USUAL_METRICS.get(predicted, ()) if config.metrics is None else config.metrics)
 
 
 def _check_files(options: Mapping[str, Option], values: Mapping[str, Any]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,23 @@ from sparsona import data, methods, models
 from sparsona.core import points as eval_points
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
-from sparsona.core.losses import argmax_score, cross_entropy, no_score, squared_error, token_cross_entropy, token_score
+from sparsona.core.losses import check_losses, make_losses
 from sparsona.core.method import Method
+from sparsona.core.metrics import make_metrics
 from sparsona.core.packing import Packing
 from sparsona.core.round import client_kinds
 from sparsona.core.seeds import Seeds
+from sparsona.core.targets import GIVEN, TASKS, USUAL_METRICS, given_name
 from sparsona.core.task import Task
 from sparsona.core.transform import with_chain
 from sparsona.data.federate import share_out
 from sparsona.data.federation import Federation
+from sparsona.data.names import name_of
+from sparsona.data.pool import View
 from sparsona.data.read import read
+from sparsona.data.readers.npz import has_owners
 from sparsona.data.split_plan import SplitPlan
+from sparsona.engine.availability import read_availability
 from sparsona.engine.context import ClientContext, Placement
 from sparsona.engine.graphs import read_graph
 from sparsona.engine.plan import Plan
@@ -35,14 +41,38 @@ from sparsona.executors import choose_device
 from sparsona.learning.partial import split_model
 from sparsona.methods import MethodCard
 from sparsona.runs.declaration import as_tuple
+from sparsona.runs.facts import DTYPES, ExampleFacts, RunFacts
 from sparsona.runs.listing import find_run
-from sparsona.runs.options import GIVEN, OF_DATA, OPTIONS, RunConfig, in_groups
+from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, in_groups
 from sparsona.runs.request import Chosen, choose, fit_clients, parse_method
+from sparsona.runs.stopping import validation_point
 from sparsona.runs.validation import check, merge_errors, validate
 from sparsona.runs.warm_start import WarmStart, check_layout
 from sparsona.sparsity.masks import random_mask
 from sparsona.sparsity.search import mask_counts
 from sparsona.transforms import read_transforms
+
+
+def name_functions(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Callable[..., Any]]]:
+    """Options with names in place of functions from Python, and the functions, as RunConfig keeps them."""
+    found, functions = dict(options), dict[str, Callable[..., Any]]()
+
+    def name(option: str, value: Any) -> Any:
+        if not callable(value):
+            return value
+        own = str(getattr(value, "__name__", type(value).__name__))
+        if functions.setdefault(f"{option}/{own}", value) is not value:
+            raise SparsonaError(f"two functions called '{own}'", expected="a name for each")
+        return f"{GIVEN}:{own}"
+
+    for option in ("loss", "sampler"):
+        if callable(found.get(option)):
+            found[option] = name(option, found[option])
+    if callable(metrics := found.get("metrics")):
+        metrics = (metrics,)
+    if isinstance(metrics, Iterable) and not isinstance(metrics, str | Mapping):
+        found["metrics"] = tuple(name("metrics", one) for one in metrics)
+    return found, functions
 
 
 def make_config(
@@ -59,7 +89,8 @@ def make_configs(
     name, own = parse_method(method) if isinstance(method, str) else (method.name, {})
     row = methods.card(name) if isinstance(method, str) else method
     _, kind = methods.factory(row)
-    given = {**options, **own}
+    plain, functions = name_functions(options)
+    given = {**plain, **own}
     experiment = methods.published(row, given)
     # A federation has its clients and splits already.
     published = {key: value for key, value in experiment.items() if federation is None or key not in OF_DATA}
@@ -88,19 +119,26 @@ def make_configs(
     source = str(values.get("data", "")).strip()
     if "partition" not in values and source in data.SOURCES and data.SOURCES[source].is_natural:
         values["partition"] = "natural"  # each example belongs to its owner
+    file = spec.parse("data set", source)
+    if "partition" not in values and file.name == "arrays" and file.argument and has_owners(Path(file.argument)):
+        values["partition"] = "natural"
     if model is not None:
         values["model"] = model if isinstance(model, str) else GIVEN
     if (named := values.get("headline") or row.headline) is not None:
         eval_points.check_headline(str(named))
         values["points"] = (*as_tuple(values.get("points", ())), named)
+    if values.get("patience") is not None:
+        values["points"] = (*as_tuple(values.get("points", ())), *_validation_points(named))
     of_method, errors = check(kind, chosen.method, name)
     dumped = {} if of_method is None else of_method.model_dump(mode="json")
     config, of_run = check(RunConfig, values | {"options": dumped}, "a run")
-    config = config and fit_clients(config, chosen.published, experiment)
+    config = config and fit_clients(config, chosen.published, experiment).with_functions(functions)
     if errors := [*chosen.errors, *errors, *of_run] or config.conflicts():
         raise merge_errors(errors)
     if row.decides_by_validation(config.options) and federation is None and not config.validation_rate:
         raise _lacks_validation(row, "validation_rate is 0")
+    if config.min_delta and config.patience is None:
+        raise SparsonaError("min_delta without patience", expected="patience", hint="--set patience=10")
     if row.learns_in_tuning(config.options) and not config.tune_epochs:
         causes = ", ".join(f"{key}={value}" for key, value in row.needs_tuning.items())
         raise SparsonaError(
@@ -115,6 +153,12 @@ def make_configs(
             hint="--warm-start RUN, or --rounds 1 or more",
         )
     return config, of_method
+
+
+def _validation_points(headline: str | None) -> tuple[str, ...]:
+    """The points that patience may go by."""
+    # `trained` becomes `received` where not all clients take part in every round; how many there are may be unknown.
+    return tuple(dict.fromkeys(map(validation_point, (headline or eval_points.RECEIVED, eval_points.RECEIVED))))
 
 
 def _tuned_by_user(chosen: Chosen) -> bool:
@@ -170,8 +214,9 @@ class ExampleKind:
 
     Args:
         shape: of one input.
-        num_classes: the number of classes, of tokens in the vocabulary, or of outputs of a regression.
-        targets: what is predicted: one class per example, the next token at each position, or numbers.
+        num_classes: the number of outputs: of classes, tokens in the vocabulary, labels or numbers; one for one logit.
+        targets: what is predicted: one class per example ("classes", or "binary" by one logit), "labels", "numbers", or
+            the next token at each position ("tokens").
         has_tokens: inputs are tokens.
         packing: an example is several inputs, packed.
     """
@@ -185,25 +230,159 @@ class ExampleKind:
     @classmethod
     def of(cls, federation: Federation) -> ExampleKind:
         """That of a federation's examples."""
-        targets = "numbers" if federation.is_regression else "tokens" if federation.predicts_tokens else "classes"
-        return cls(federation.input_shape, federation.num_classes, targets, federation.has_tokens, federation.packing)
+        shape, outputs = federation.input_shape, federation.num_classes
+        return cls(shape, outputs, federation.targets, federation.has_tokens, federation.packing)
+
+    @property
+    def num_labels(self) -> int:
+        """The number of classes that examples have: two where one logit tells them apart."""
+        return 2 if self.targets == "binary" else self.num_classes
+
+    @property
+    def task(self) -> str:
+        """The option `task` with which such examples are read."""
+        return next((task for task, targets in TASKS.items() if targets == self.targets), "auto")
 
 
-_LOSSES = {
-    "classes": (cross_entropy, argmax_score),
-    "tokens": (token_cross_entropy, token_score),
-    "numbers": (squared_error, no_score),
-}
+def describe_examples(federation: Federation) -> ExampleFacts | None:
+    """What a run keeps of its examples, for its models to be used without them; None: they are of no known type."""
+    view, dtype = federation.view, str(federation.x.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        return None
+    return ExampleFacts(
+        shape=tuple(federation.x.shape[1:]),
+        dtype=dtype,
+        num_outputs=federation.num_classes,
+        mean=view.mean,
+        std=view.std,
+        crop=view.crop,
+        test_resize=view.test_resize,
+        name=federation.name,
+        packing=federation.packing,
+    )
 
 
-def make_task(model: Any, kind: ExampleKind) -> Task:
-    """The task of a model, or of a network's name, on such examples."""
+def view_of(examples: ExampleFacts) -> View:
+    """How a test example of such a run becomes a model's input."""
+    return View(examples.mean, examples.std, crop=examples.crop, test_resize=examples.test_resize)
+
+
+def outline(facts: RunFacts) -> Federation:
+    """The federation of a run without its examples; only of facts that describe them."""
+    examples = facts.examples
+    assert examples is not None
+    has_columns = facts.targets in ("numbers", "labels")
+    width = examples.shape if facts.targets == "tokens" else (examples.num_outputs,) if has_columns else ()
+    kind = torch.float32 if has_columns else torch.int64
+    x = torch.zeros((0, *examples.shape), dtype=getattr(torch, examples.dtype))
+    y = torch.zeros((0, *width), dtype=kind)
+    view, counts = view_of(examples), facts.label_counts
+    found = Federation.outline(facts.sizes, x, y, examples.num_outputs, examples.name, view, counts)
+    task = next((name for name, targets in TASKS.items() if targets == facts.targets), "auto")
+    return replace(found, packing=examples.packing, task=task)
+
+
+def make_task(
+    model: Any,
+    kind: ExampleKind,
+    config: RunConfig,
+    federation: Federation | None = None,
+    device: torch.device | None = None,
+) -> Task:
+    """The task of a model, or of a network's name, on such examples, with the loss and metrics of a config.
+
+    Args:
+        model: the model.
+        kind: what examples look like.
+        config: the options of the run.
+        federation: what balanced weights are counted in; None: they are refused, for the data is elsewhere.
+        device: where weights of classes are kept.
+    """
     if isinstance(model, str):
         model = models.builder(model, kind.shape, kind.num_classes)
-    losses, score = _LOSSES[kind.targets]
-    return Task(
-        model, kind.shape, kind.num_classes, losses=losses, score=score, tokens=kind.has_tokens, packing=kind.packing
+    own = None if config.loss is None else given_name(config.loss)
+    losses, score = make_losses(
+        kind.targets,
+        config.loss if own is None else own,
+        class_weights=_class_weights(config, kind, federation),
+        label_smoothing=config.label_smoothing,
+        function=None if own is None else _function(config, "loss", own),
+        device=device,
     )
+    task = Task(
+        model,
+        kind.shape,
+        kind.num_classes,
+        losses=losses,
+        score=score,
+        tokens=kind.has_tokens,
+        targets=kind.targets,
+        metrics=_metrics(config, kind),
+        packing=kind.packing,
+    )
+    if own is not None:
+        outputs = torch.zeros(2, kind.num_classes)
+        has_columns = kind.targets in ("labels", "numbers")
+        check_losses(losses, outputs, torch.zeros(2, kind.num_classes) if has_columns else torch.tensor([0, 0]))
+    return task
+
+
+def _class_weights(config: RunConfig, kind: ExampleKind, federation: Federation | None) -> tuple[float, ...] | None:
+    weights = config.class_weights
+    if weights is None or kind.targets in ("numbers", "tokens"):
+        return None if weights is None else (1.0,)  # refused where losses are made
+    if weights == "balanced":
+        if federation is None:
+            raise SparsonaError(
+                "class_weights = balanced, where clients' data is on other machines",
+                expected="a number for each class, which all sides know",
+                hint="--set class_weights=1,2.5",
+            )
+        return federation.balanced_weights()
+    if len(weights) != kind.num_labels:
+        raise SparsonaError(
+            f"{len(weights)} class_weights",
+            expected=f"{kind.num_labels}, one for each {'label' if kind.targets == 'labels' else 'class'}",
+        )
+    return weights
+
+
+def _metrics(config: RunConfig, kind: ExampleKind) -> dict[str, Any]:
+    names = USUAL_METRICS.get(kind.targets, ()) if config.metrics is None else config.metrics
+    functions = {own: _function(config, "metrics", own) for name in names if (own := given_name(name)) is not None}
+    return make_metrics(kind.targets, tuple(given_name(name) or name for name in names), functions)
+
+
+def _function(config: RunConfig, option: str, name: str) -> Callable[..., Any]:
+    if (found := config.functions.get(f"{option}/{name}")) is None:
+        what = "loss" if option == "loss" else "metric"
+        raise SparsonaError(
+            f"the {what} '{name}' is a function from Python",
+            expected=f"that function again, as {option}=",
+            hint=f"call sparsona.resume or sparsona.load with {option}={name if what == 'loss' else f'[{name}]'}",
+        )
+    return found
+
+
+def default_model(config: RunConfig, federation: Federation) -> str:
+    """The network of a run that names none: the data set's, or of the user's own data the one that fits its shape."""
+    source = spec.parse("data set", config.data).name
+    if source in data.SOURCES:
+        return data.SOURCES[source].default_model
+    kind = ExampleKind.of(federation)
+    found = None
+    what = f"examples of shape {kind.shape}" + " of tokens, with one class each" * kind.has_tokens
+    if kind.packing is None:
+        found = models.suggest(kind.shape, kind.num_classes, kind.targets, kind.has_tokens)
+    else:
+        what = f"examples of several inputs: {kind.packing.describe()}"
+    if found is None:
+        raise SparsonaError(
+            f"no network fits {what}",
+            expected="a torch.nn.Module or a row of `sparsona models`",
+            hint="model=net in Python, --model NAME on the command line",
+        )
+    return found
 
 
 def method_maker(config: RunConfig, row: MethodCard, method_config: BaseModel) -> Callable[[Task], Method]:
@@ -219,11 +398,13 @@ def make_context(
     start: WarmStart | None = None,
     method_config: BaseModel | None = None,
     row: MethodCard | None = None,
+    ends_after: int | None = None,
 ) -> ClientContext:
     """Everything a run needs. The number of clients is known only now if the data determines it.
 
     `method_config` are the method's options where they were validated already, by `make_configs`. `row` is that of a
-    method which was passed in Python, and has no name by which it would be found.
+    method which was passed in Python, and has no name by which it would be found. `ends_after` is where a run ended
+    that was stopped early.
     """
     row = row or methods.card(config.method)
     if federation is None:
@@ -233,22 +414,15 @@ def make_context(
         if found := config.conflicts():
             raise merge_errors(found)
     if model is None or isinstance(model, str):
-        source = spec.parse("data set", config.data).name
-        model = config.model or (data.SOURCES[source].default_model if source in data.SOURCES else None)
-        if model is None:
-            raise SparsonaError(
-                f"no model for {config.data}",
-                expected="a torch.nn.Module or a row of `sparsona models`",
-                hint="model=net in Python, --model NAME on the command line",
-            )
-    task = make_task(model, ExampleKind.of(federation))
+        model = config.model or default_model(config, federation)
+    device = choose_device(config.device, config.precision)
+    task = make_task(model, ExampleKind.of(federation), config, federation, device)
     if method_config is None:
         method_config = validate(methods.factory(row)[1], config.options, config.method)
     if start is not None:
         check_layout(start.weights, task.layout, f"'{start.facts.run}'", task.frozen)
         _check_new_parameters(start, task, getattr(method_config, "personal", None), config.rounds)
         task.begin_with(start.weights)
-    device = choose_device(config.device, config.precision)
     if config.subnetwork is not None:
         methods.check_subnetwork(row.name, methods.make(task, row=row, config=method_config).cost, task.layout)
         counts = mask_counts(task.layout, config.subnetwork, "erk")
@@ -256,13 +430,32 @@ def make_context(
     task.half = torch.bfloat16 if config.precision == "bf16" else None
     make_method = method_maker(config, row, method_config)
     plan = make_plan(config, federation.num_clients, row.peers)
-    context = ClientContext(task, make_method, federation, plan, config.capacities, device, config.precision, clock)
+    if ends_after is not None:
+        plan = replace(plan, ends_after=ends_after)
+    context = ClientContext(
+        task,
+        make_method,
+        federation,
+        plan,
+        config.capacities,
+        device,
+        config.precision,
+        clock,
+        sampler=config.functions.get(f"sampler/{given_name(config.sampler)}"),
+    )
     if row.decides_by_validation(config.options) and (
         without := [one.index for one in context.clients if not one.num_validation]
     ):
-        raise _lacks_validation(row, f"{len(without)} clients have none (client {without[0]} is the first)")
+        first = name_of(federation.client_names, without[0])
+        raise _lacks_validation(row, f"{len(without)} clients have none (client {first} is the first)")
     _check_batches(context, config.batch_size)
     return context
+
+
+def network_name(model: str | None, source: str) -> str | None:
+    """The network of a run by its options: the one that is named, or the default of the data set."""
+    name = spec.parse("data set", source).name
+    return model or (data.SOURCES[name].default_model if name in data.SOURCES else None)
 
 
 def _check_new_parameters(start: WarmStart, task: Task, personal: tuple[str, ...] | None, rounds: int) -> None:
@@ -308,6 +501,8 @@ def make_plan(config: RunConfig, num_clients: int, peers: bool) -> Plan:
         "num_novel": config.num_novel,
         "starts_warm": config.warm_start is not None,
         "graph": None if config.graph is None else read_graph(config.graph, num_clients),
+        "availability": None if config.availability is None else read_availability(config.availability, num_clients),
+        "ends_after": None,
     }
     return Plan(
         **{
@@ -332,9 +527,10 @@ def headline_of(config: RunConfig, row: MethodCard) -> str:
     others': then it is no `trained` model, but the received one.
     """
     named = config.headline or (None if config.tune_epochs else row.headline)
-    if named == eval_points.TRAINED and not config.everyone_trains:
+    if named == eval_points.TRAINED:
         assert config.clients is not None
-        if _sampled(config, row.peers) < config.clients - config.num_novel:
+        all_sampled = config.everyone_trains or _sampled(config, row.peers) == config.clients - config.num_novel
+        if not all_sampled or config.availability is not None:
             named = None
     return named or eval_points.headline(config.tune_epochs)
 

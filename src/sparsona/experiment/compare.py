@@ -16,6 +16,7 @@ from sparsona import methods
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.data.federation import Federation
 from sparsona.engine.context import ClientContext, ServerContext
+from sparsona.engine.pace import with_conditions
 from sparsona.engine.rounds import check_plan
 from sparsona.executors import choose
 from sparsona.experiment.build import fit_weakest, make_configs, make_context, make_plan, options_taken_by, read_data
@@ -25,8 +26,9 @@ from sparsona.experiment.run import Comparison, planned_runs
 from sparsona.experiment.train import (
     RUNS,
     folder_name,
+    given_functions,
     hint_resume,
-    load,
+    load_run,
     load_warm_start,
     resume_run,
     start_run,
@@ -388,6 +390,18 @@ def _match_rounds(
             expected="methods that all have rounds: their number is what a match chooses",
             hint="leave --match out",
         )
+    first = next(iter(planned.values()))[0]
+    for name, is_open in (
+        ("sampler=loss", first.sampler == "loss"),
+        ("patience", first.patience is not None),
+        ("a trace", (first.availability or "").startswith("file")),
+    ):
+        if is_open:
+            raise SparsonaError(
+                f"--match {by} with {name}",
+                expected="rounds whose clients are known before training, and go on as long as needed",
+                hint="leave one of them out",
+            )
     seeds = list(dict.fromkeys(seed for _, seed in planned))
     of_method: dict[str, list[ServerContext]] = {entry.text: [] for entry in entries}
     for seed in seeds:
@@ -395,7 +409,7 @@ def _match_rounds(
             shared = data_of(planned[entry.text, seed][0])
             config = planned[entry.text, seed][0].model_copy(update={"clients": shared.num_clients})
             plan = make_plan(config, shared.num_clients, entry.row.peers)
-            clients = shared.clients(config.capacities)
+            clients = tuple(with_conditions(plan, shared.clients(config.capacities)))
             of_method[entry.text].append(replace(sides[entry.text], plan=plan, clients=clients))
     spends = {entry.text: amounts(of_method[entry.text], by) for entry in entries}
     reference = next((entry for entry in entries if any(spends[entry.text][0])), None)
@@ -437,16 +451,23 @@ def resume_comparison(
     federation: Federation | None = None,
     model: Any = None,
     *,
+    loss: Callable[..., Any] | None = None,
+    metrics: Sequence[Callable[..., Any]] = (),
     jobs: int = 1,
     observers: Sequence[object] = (),
     progress: bool | None = None,
+    sampler: Callable[..., Any] | None = None,
 ) -> Comparison:
     """Resume a comparison: finished runs are kept, the others are resumed or started."""
     path = Path(path)
     check_jobs(jobs)
+    functions = given_functions(loss, metrics, sampler)
     with hint_resume(path), shown_progress(progress, observers, has_seeds=True) as everyone:
         where = f"'{path / 'comparison.json'}'"
-        runs = [(folder, validate(RunConfig, values, where), None) for folder, values in planned_runs(path)]
+        runs = [
+            (folder, validate(RunConfig, values, where).with_functions(functions), None)
+            for folder, values in planned_runs(path)
+        ]
         return _compare(path, runs, federation, model, ObserverList(everyone), jobs)
 
 
@@ -469,12 +490,13 @@ def _compare(
     runs = []
     for folder, config, method_config in planned:
         if jobs > 1:
-            runs.append(load(folder, federation, model))
+            runs.append(load_run(folder, federation, model, functions=config.functions))
         elif (folder / "config.json").exists():
-            runs.append(resume_run(folder, federation, model, observers))
+            runs.append(resume_run(folder, federation, model, observers, functions=config.functions))
         else:
             runs.append(start_run(config, federation, model, folder, observers, method_config=method_config))
-    stopped = [run for run in runs if run.summary["rounds"] < run.config["rounds"]]
+    # Runs that their validation data ended are as long as they are meant to be.
+    stopped = [run for run in runs if run.summary["rounds"] < run.config["rounds"] and "early_stop" not in run.summary]
     if (stopped and len(stopped) < len(runs)) or len({run.summary["rounds"] for run in stopped}) > 1:
         reached = sorted({run.summary["rounds"] for run in runs})
         warn(f"these runs stopped at different rounds ({reached}): their results do not compare")
@@ -504,7 +526,8 @@ def play_in_processes(
     """
     import cloudpickle
 
-    given = cloudpickle.dumps((federation, model))
+    functions = {key: value for _, config, _ in planned for key, value in config.functions.items()}
+    given = cloudpickle.dumps((federation, model, functions))
 
     def progress(folder: Path, config: RunConfig, completed: int, doing: str) -> None:
         observers.on_progress(ProgressUpdate(titles[folder], config.seed, completed, config.rounds, doing, 0.0))
@@ -530,10 +553,10 @@ def _play_run(path: str, values: dict[str, Any], given: bytes) -> None:
     """One run of a comparison, in a process."""
     import cloudpickle
 
-    federation, model = cloudpickle.loads(given)
-    folder, config, observers = Path(path), validate(RunConfig, values, path), ObserverList()
+    federation, model, functions = cloudpickle.loads(given)
+    folder, config, observers = Path(path), validate(RunConfig, values, path).with_functions(functions), ObserverList()
     if (folder / "config.json").exists():
-        resume_run(folder, federation, model, observers)
+        resume_run(folder, federation, model, observers, functions=functions)
     else:
         start_run(
             config.model_copy(update={"executor": in_process(config.executor, config.device)}),

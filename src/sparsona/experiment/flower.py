@@ -8,8 +8,9 @@ from typing import Any
 
 from sparsona.deploy import flower
 from sparsona.deploy.identity import Roster
-from sparsona.experiment.network import Network, next_session, play_network, read_server
+from sparsona.experiment.network import Network
 from sparsona.experiment.run import Run
+from sparsona.experiment.server_side import next_session, play_network, read_server
 from sparsona.runs.observers import EvaluationResult, RoundResult
 
 HELLO_SECONDS = 60.0  # for a client to say that it is there: Flower starts a process for that
@@ -65,10 +66,11 @@ def serve(
     """
     terms, signer = read_server(path, key, at_least)
     roster = Roster(terms.file.keys())
+    link.max_bytes = terms.longest_frame()
     session = next_session(Path(out))
     network = Network(terms, link.exchange, signer, roster, deadline, report, link.present, HELLO_SECONDS, session)
     needed = terms.num_clients if at_least is None else at_least
-    network.gather_guests(Path(out), needed, wait, lambda there, of: report(f"{there} of {of} clients are there"))
+    network.gather_guests(Path(out), needed, wait, lambda there, of: report(f"{there} of {of} clients there"))
     run = play_network(network, Path(out), [_Rounds(report)], {"flower": True, "session": session})
     report(f"the run is over: {out}")
     return run

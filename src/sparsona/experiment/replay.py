@@ -15,7 +15,6 @@ import torch
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
 from sparsona.core.points import select
-from sparsona.core.round import Client
 from sparsona.data.client_index import ClientIndex
 from sparsona.data.federation import Federation
 from sparsona.deploy.jobs import told_points
@@ -26,9 +25,11 @@ from sparsona.engine.plan import Plan
 from sparsona.engine.population import num_bytes
 from sparsona.executors import numeric_mode
 from sparsona.executors.serial import Serial
-from sparsona.experiment.network import NETWORK, Terms, everyones_data, guests_at_start, joint_digest
+from sparsona.experiment.client_data import everyones_data
+from sparsona.experiment.guests import Cards, guests_at_start, joint_digest
 from sparsona.experiment.run import Run
-from sparsona.experiment.train import RUNS, describe_run, play, timestamp
+from sparsona.experiment.terms import Terms
+from sparsona.experiment.train import NETWORK, RUNS, describe_run, play, timestamp
 from sparsona.runs.folder import FEDERATION_FILE, GUESTS_FILE, RunFolder, reached
 from sparsona.runs.observers import ObserverList
 from sparsona.runs.options import dump
@@ -176,12 +177,9 @@ class _Side:
 
     def __init__(self, terms: Terms, data: Sequence[Federation], there: Sequence[int], observed: _Observed) -> None:
         self._sizes = [tuple(one.sizes()[index].tolist()) for index, one in enumerate(data)]
-        num = terms.num_clients
-        self._cards = [Client(one.index, 0, one.capacity, 0, num, 0) for one in terms.file.clients]
+        self._cards = Cards(terms.file.clients)  # filled in as by the server
         self._admit(there)
-        # Cards are filled in where they are, as by the server.
-        cards: Any = self._cards
-        self.client_context = terms.context(_together(data), cards, torch.device("cpu"))
+        self.client_context = terms.context(_together(data), self._cards, torch.device("cpu"))
         self.context = self.client_context.server_side
         self._executor = _Observing(Serial(self.client_context), observed, self._meet, self._sizes)
         self.clients: Clients = LocalClients(self.client_context, self._executor)
@@ -204,12 +202,7 @@ class _Side:
 
     def _admit(self, clients: Iterable[int]) -> None:
         known = {card.index for card in self._cards if card.num_examples} | set(clients)
-        most = max((self._sizes[client][0] for client in known), default=0)
-        for client in known:
-            train, held, _ = self._sizes[client]
-            self._cards[client] = replace(
-                self._cards[client], num_examples=train, num_validation=held, most_examples=most
-            )
+        self._cards.fill({client: self._sizes[client] for client in known})
 
 
 class _Observing:

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparsona.analysis import summary as summaries
-from sparsona.analysis.outcomes import keeps_the_shared_model
+from sparsona.analysis.measure import measure_curve, measure_of_metric, metric_values
 from sparsona.analysis.view import RunView, read_view
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.files import replace_file
 from sparsona.core.points import RECEIVED
+from sparsona.data.names import name_of
 from sparsona.engine.context import ClientContext
-from sparsona.engine.rounds import received_work, shared_model, simulate
-from sparsona.runs.checkpoint import Checkpoints, Progress
+from sparsona.experiment.stored_models import StoredModels, load_progress
+from sparsona.runs.checkpoint import Progress
 from sparsona.runs.folder import RunFolder, read_json
 from sparsona.runs.profile import is_profiled, read_profile
 from sparsona.runs.traits import check_traits, compared_clients, read_traits
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from sparsona.analysis.numbers import Per
     from sparsona.analysis.similarity import Similarity
     from sparsona.analysis.targets import Targets
+    from sparsona.experiment.export import Exported, Exporter
+    from sparsona.experiment.new_data import NewResults
 
 
 class Run:
@@ -40,24 +43,34 @@ class Run:
 
     Args:
         folder: the run's folder.
-        context: rebuilds the data, model and method of the run, for what needs its models.
+        context: rebuilds the data, model and method of the run, for what needs its data.
+        model_context: rebuilds model and method without data, for its models. None: `context`.
 
     Example:
         >>> import sparsona as sp
-        >>> run = sp.train("fedavg", clients=4, rounds=1, data_rate=0.2, out="runs/doc")
+        >>> run = sp.train("fedavg", clients=4, rounds=1, data_rate=0.1, out="runs/doc")
         >>> run.config["clients"], run.summary["method"], run.points
         (4, 'fedavg', ['received'])
     """
 
-    def __init__(self, folder: RunFolder, context: Callable[[], ClientContext]) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        context: Callable[[], ClientContext],
+        model_context: Callable[[], ClientContext] | None = None,
+    ) -> None:
         self._folder, self._make_context = folder, context
+        self._make_model_context = model_context or context
         self.path = folder.path
         self.config: dict[str, Any] = folder.config
         self.summary: dict[str, Any] = folder.summary or summaries.summary_of(folder)
 
     def __repr__(self) -> str:
-        accuracy = self.summary["accuracy"]["mean"]
-        reached = f"MSE {self.summary['error']['mse']:.4g}" if accuracy is None else f"accuracy {accuracy:.1%}"
+        accuracy, error = self.summary["accuracy"]["mean"], self.summary.get("error", {})
+        reached = "not evaluated" if accuracy is None else f"accuracy {accuracy:.1%}"
+        for key, title in (("mse", "MSE"), ("loss", "loss")):
+            if accuracy is None and reached == "not evaluated" and error.get(key) is not None:
+                reached = f"{title} {error[key]:.4g}"
         return f"Run({self.summary['method']}, {self.summary['rounds']} rounds, {reached}, '{self.path}')"
 
     @property
@@ -76,7 +89,7 @@ class Run:
 
         Example:
             >>> import sparsona as sp
-            >>> sp.train("local", clients=4, rounds=1, data_rate=0.2).accuracies().shape
+            >>> sp.train("local", clients=4, rounds=1, data_rate=0.1).accuracies().shape
             (4,)
         """
         import numpy as np
@@ -85,10 +98,40 @@ class Run:
             raise SparsonaError(
                 f"'{self.path}' predicts numbers: there is no accuracy",
                 expected="a run on classes",
-                hint="run.errors() has each client's mean squared error",
+                hint="run.errors() has each client's mean loss, run.metric('rmse') its other figures",
             )
         correct, count = self.counts(point)
         return np.where(count > 0, correct / np.maximum(count, 1), np.nan)
+
+    @property
+    def client_names(self) -> tuple[str, ...] | None:
+        """The names of the clients, in order; None: they have none."""
+        return self._folder.facts.client_names or None
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """The names of the classes, in order; None: they have none."""
+        return self._folder.facts.class_names or None
+
+    def accuracies_by_name(self, point: str | None = None) -> dict[str, float]:
+        """The same as `accuracies`, by the clients' names: only those that were tested.
+
+        Args:
+            point: as for `accuracies`.
+
+        Returns:
+            Accuracy by name, or by number as text where clients have no names.
+
+        Example:
+            >>> import numpy as np
+            >>> import sparsona as sp
+            >>> x, y = np.eye(12), np.arange(12) % 2
+            >>> federation = sp.Federation.from_clients({"north": (x, y), "south": (x, y)})
+            >>> list(sp.train("local", federation, rounds=1).accuracies_by_name())
+            ['north', 'south']
+        """
+        found = enumerate(self.accuracies(point).tolist())
+        return {name_of(self.client_names, client): value for client, value in found if value == value}
 
     def counts(self, point: str | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Each client's right predictions and its number of test examples, 0 for those not tested.
@@ -103,7 +146,7 @@ class Run:
         return correct, count
 
     def errors(self, point: str | None = None) -> np.ndarray:
-        """Each client's mean loss on its own test data: in a regression, its squared error; NaN for those not tested.
+        """Each client's mean loss on its own test data, such as a regression's squared error; NaN for those not tested.
 
         Args:
             point: as for `accuracies`.
@@ -112,6 +155,40 @@ class Run:
             float64 [clients].
         """
         return summaries.losses(self._folder, point)
+
+    def metric(self, name: str, point: str | None = None) -> np.ndarray:
+        """Each client's value of one of the run's metrics; NaN where it is undefined or was not tested.
+
+        Args:
+            name: one of `run.summary["metrics"]`.
+            point: as for `accuracies`.
+
+        Returns:
+            float64 [clients].
+
+        Example:
+            >>> import sparsona as sp
+            >>> run = sp.train("local", clients=4, rounds=1, data_rate=0.2, metrics=["f1", "auc"])
+            >>> run.metric("f1").shape, sorted(run.summary["metrics"])
+            ((4,), ['auc', 'f1'])
+        """
+        at, completed, _, _ = summaries.headline(self._folder) if point is None else summaries.at(self._folder, point)
+        found = metric_values(self._folder, completed, at)
+        if name not in found:
+            raise unknown_name("metric of this run", name, found)
+        return found[name]
+
+    def metric_curve(self, name: str, point: str = RECEIVED) -> list[tuple[int, float]]:
+        """The mean of a metric, over the clients that it is defined for, against completed rounds.
+
+        Args:
+            name: one of the run's metrics.
+            point: one of `points`.
+
+        Returns:
+            Pairs of completed rounds and mean.
+        """
+        return measure_curve(self._folder, measure_of_metric(name), point)
 
     @property
     def points(self) -> list[str]:
@@ -124,7 +201,7 @@ class Run:
         return list(self._folder.facts.novel)
 
     def curve(self, point: str = RECEIVED) -> list[tuple[int, float]]:
-        """Mean accuracy (of a regression: squared error) over clients against completed rounds.
+        """Mean accuracy (of a regression: loss) over clients against completed rounds.
 
         Args:
             point: one of `points`.
@@ -134,50 +211,107 @@ class Run:
         """
         return summaries.curve(self._folder, point)
 
-    def personal_model(self, client: int, guarded: bool = False) -> nn.Module:
-        """A client's own model as a plain nn.Module in evaluation mode, its mask applied.
+    def personal_model(self, client: int | str, guarded: bool = False) -> nn.Module:
+        """A client's own model as a plain nn.Module in evaluation mode, its mask applied. It needs no data.
 
         Args:
-            client: the number of the client.
+            client: the number of the client, or its name.
             guarded: return the shared model instead if the client keeps that one; for a run with `guard=True`.
 
         Returns:
-            A new module.
+            A new module, which takes inputs as `Federation.examples` gives them.
+
+        Example:
+            >>> import sparsona as sp
+            >>> run = sp.train("fedspa", clients=4, rounds=1, data_rate=0.1)
+            >>> run.personal_model(0).training
+            False
+        """
+        return self._models().personal(client, guarded).module()
+
+    def model(self) -> nn.Module:
+        """The model that clients share, the server's or the mean of the peers', as a plain nn.Module.
+
+        Returns:
+            A new module in evaluation mode.
+
+        Example:
+            >>> import sparsona as sp
+            >>> run = sp.train("fedavg", clients=4, rounds=1, data_rate=0.2)
+            >>> sum(p.numel() for p in run.model().parameters()) == run.view.num_parameters
+            True
+        """
+        return self._models().shared().module()
+
+    def export(
+        self,
+        client: int | str | None,
+        path: str | Path,
+        *,
+        format: str | None = None,  # noqa: A002 - the word of the command line
+        guarded: bool = False,
+        sparse: bool = False,
+        card: bool = True,
+    ) -> Exported:
+        """Write a client's model to a file that is used without sparsona, checked to predict the same.
+
+        Args:
+            client: the number of the client, or its name; None: the shared model.
+            path: the file to write, which must not exist.
+            format: "safetensors", "torch" or "onnx" (extra `onnx`); None: by the suffix, .safetensors, .pt2 or .onnx.
+            guarded: as for `personal_model`.
+            sparse: in safetensors, store the tensors that are mostly zero as their other values and a bit for each.
+            card: write a model card beside it, PATH.md: how the model was trained and measured.
+
+        Returns:
+            The path, sizes before and after, and the largest difference to the run's own predictions.
 
         Example:
             >>> import sparsona as sp
             >>> run = sp.train("fedspa", clients=4, rounds=1, data_rate=0.2)
-            >>> run.personal_model(0).training
-            False
+            >>> made = run.export(0, "mine.safetensors")
+            >>> made.path.name, made.card.name, made.sizes.nonzero < made.sizes.parameters
+            ('mine.safetensors', 'mine.safetensors.md', True)
         """
-        context = self._make_context()
-        if not 0 <= client < len(context.clients):
-            raise SparsonaError(f"there is no client {client}", expected=f"0 to {len(context.clients) - 1}")
-        if guarded and not context.plan.guard:
-            raise SparsonaError(
-                f"'{self.path}' was run without a guard",
-                expected="a run with guard=True",
-                hint="run it again with --guard, or leave guarded out",
-            )
-        progress = self._progress(context)
-        if guarded and keeps_the_shared_model(self._folder, client):
-            state = progress.population.states.get(client)
-            warm = context.plan.starts_warm
-            model = context.params if warm else shared_model(context.server_side, progress.population)
-            assert model is not None
-            return context.task.module(model, context.buffers if state is None else state.buffers)
-        work = progress.tuned.get(client) or received_work(context, progress.population, client)
-        if context.method.deploy is None:
-            raise SparsonaError(f"{context.method.name} deploys no plain model: its prediction takes more than weights")
-        made = context.method.deploy(work)
-        return context.task.module(*made) if isinstance(made, tuple) else made.eval()
+        return self.exporter().write(client, Path(path), format, guarded=guarded, sparse=sparse, card=card)
+
+    def exporter(self) -> Exporter:
+        """What writes several models of this run, whose checkpoint it reads once: `write` is `export`."""
+        from sparsona.experiment.export import Exporter
+
+        return Exporter(self._folder, self._models())
+
+    def evaluate(
+        self, client: int | str | Sequence[int | str | None] | None, x: Any, y: Any, guarded: bool = False
+    ) -> NewResults:
+        """Evaluate a client's model, or several, on new data.
+
+        Args:
+            client: the number of the client, or its name; several of either; None: the shared model.
+            x: examples as the run's data had them: images of bytes as bytes, numbers not normalised otherwise.
+            y: their labels, or what else the run predicts.
+            guarded: as for `personal_model`.
+
+        Returns:
+            For each model accuracy, loss, a row for each class and the confusion matrix.
+
+        Example:
+            >>> import numpy as np
+            >>> import sparsona as sp
+            >>> run = sp.train("local", clients=4, rounds=1, data_rate=0.2)
+            >>> run.evaluate(0, np.zeros((3, 1, 8, 8), np.float32), [0, 1, 2]).rows()[0]["examples"]
+            3
+        """
+        from sparsona.experiment.new_data import evaluate_models
+
+        which = [client] if client is None or isinstance(client, int | str) else list(client)
+        return evaluate_models(self._models(), which, x, y, guarded)
+
+    def _models(self) -> StoredModels:
+        return StoredModels(self._folder, self._make_model_context, self._make_context)
 
     def _progress(self, context: ClientContext) -> Progress:
-        engine = simulate(context)
-        progress = Checkpoints(self.path, context.method).load(engine, engine.start())
-        if progress is None:
-            raise SparsonaError(f"'{self.path}' has no checkpoint yet", hint="resume the run first")
-        return progress
+        return load_progress(self._folder, context)
 
     def clients(self, against: Run | str | None = None) -> ClientEffects:
         """What this run's models do to each client, over those of another run or of another point of this one.
@@ -192,7 +326,7 @@ class Run:
 
         Example:
             >>> import sparsona as sp
-            >>> run = sp.train("fedspa", clients=4, rounds=1, data_rate=0.2, points=["global"])
+            >>> run = sp.train("fedspa", clients=4, rounds=1, data_rate=0.1, points=["global"])
             >>> [change.name for change in run.clients().changes]
             ['test']
         """
@@ -210,7 +344,7 @@ class Run:
 
         Example:
             >>> import sparsona as sp
-            >>> gates = sp.train("pfedgate", clients=4, rounds=2, data_rate=0.2).gates()
+            >>> gates = sp.train("pfedgate", clients=4, rounds=2, data_rate=0.1).gates()
             >>> gates.rounds, gates.turns[0].density_used <= 0.5
             ([1, 2], True)
         """
@@ -279,7 +413,7 @@ class Run:
 
         Example:
             >>> import sparsona as sp
-            >>> run = sp.train("fedalt", clients=4, rounds=1, data_rate=0.2)
+            >>> run = sp.train("fedalt", clients=4, rounds=1, data_rate=0.1)
             >>> [bound.theorem for bound in run.bounds(clients=2, batches=2).bounds]
             ['FedAlt, Theorem 2', 'FedSim, Theorem 1, Eq. (6)']
         """
@@ -325,7 +459,7 @@ class Run:
 
         Example:
             >>> import sparsona as sp
-            >>> sp.train("local", clients=4, rounds=1, data_rate=0.2).report("page.html").name
+            >>> sp.train("local", clients=4, rounds=1, data_rate=0.1).report("page.html").name
             'page.html'
         """
         from sparsona.report.page import write_report
@@ -370,7 +504,7 @@ class Comparison:
 
     Example:
         >>> import sparsona as sp
-        >>> both = sp.compare(["local", "fedavg"], clients=4, rounds=1, data_rate=0.2)
+        >>> both = sp.compare(["local", "fedavg"], clients=4, rounds=1, data_rate=0.1)
         >>> len(both.runs), [row["method"] for row in both.differences()]
         (2, ['FedAvg'])
     """
@@ -556,7 +690,7 @@ class Comparison:
 
         Example:
             >>> import sparsona as sp
-            >>> both = sp.compare(["local", "fedavg"], clients=4, rounds=1, data_rate=0.2)
+            >>> both = sp.compare(["local", "fedavg"], clients=4, rounds=1, data_rate=0.1)
             >>> [row["to 99%"] for row in both.rounds_to([99]).rows()]
             ['>1', '>1']
         """
@@ -576,7 +710,7 @@ class Comparison:
 
         Example:
             >>> import sparsona as sp
-            >>> both = sp.compare(["local", "fedavg"], clients=4, rounds=2, data_rate=0.2)
+            >>> both = sp.compare(["local", "fedavg"], clients=4, rounds=2, data_rate=0.1)
             >>> [row["series"] for row in both.figure("accuracy-by-rounds").rows()][:2]
             ['Local', 'Local']
         """

@@ -249,7 +249,7 @@ def _play_trial(
         text = str(error) if isinstance(error, SparsonaError) else f"{type(error).__name__}: {error}"
         return Trial(number, chosen, "failed", error=text)
     accuracy = run.summary["accuracy"]["mean"]
-    value = -run.summary["error"]["mse"] if accuracy is None else accuracy
+    value = -run.summary["error"]["loss"] if accuracy is None else accuracy
     if not math.isfinite(value):
         return Trial(number, chosen, "failed", error="training diverged")
     return Trial(number, chosen, "complete", float(value), _recorded(RunFolder.open(folder)))
@@ -309,7 +309,7 @@ def written_options(options: Mapping[str, Any]) -> str:
 
 
 def written_value(value: float) -> str:
-    return f"{value:.1%}" if value >= 0 else f"MSE {-value:.4g}"
+    return f"{value:.1%}" if value >= 0 else f"loss {-value:.4g}"
 
 
 def _describe(trial: Trial) -> str:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from torch import nn
 
 from sparsona import methods
 from sparsona.analysis import summary as summaries
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
+from sparsona.core.targets import LOSSES
+from sparsona.core.task import Task
+from sparsona.data import SOURCES
 from sparsona.data.federation import Federation
 from sparsona.engine.context import ClientContext
 from sparsona.engine.final import has_partial_global
@@ -27,6 +32,8 @@ from sparsona.experiment.build import (
     GIVEN,
     ExampleKind,
     count_personal,
+    default_model,
+    describe_examples,
     graph_digest,
     has_one_size,
     headline_of,
@@ -34,12 +41,17 @@ from sparsona.experiment.build import (
     latency_digest,
     make_configs,
     make_context,
+    name_functions,
+    outline,
 )
 from sparsona.experiment.run import Run
+from sparsona.experiment.stored_models import NETWORK, models_elsewhere
+from sparsona.learning.schedule import lr_schedule
 from sparsona.methods import MethodCard
+from sparsona.runs.checkpoint import reopen
 from sparsona.runs.declaration import options_of
-from sparsona.runs.facts import RunFacts
-from sparsona.runs.folder import RunFolder, environment, warn
+from sparsona.runs.facts import Extension, RunFacts
+from sparsona.runs.folder import RunFolder, environment, reached, warn
 from sparsona.runs.observers import ObserverList, ProgressUpdate
 from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, dump
 from sparsona.runs.profile import is_profiled
@@ -48,10 +60,17 @@ from sparsona.runs.request import samples_all
 from sparsona.runs.session import Session
 from sparsona.runs.simulation import Simulation
 from sparsona.runs.validation import validate
-from sparsona.runs.warm_start import WarmStart, save_global_model, stored_start, warm_start_from
+from sparsona.runs.warm_start import (
+    WarmStart,
+    drop_global_model,
+    initial_file,
+    save_global_model,
+    stored_start,
+    warm_start_from,
+    with_initial_weights,
+)
 
 RUNS = Path("runs")
-NETWORK = "network"  # the executor of a run whose clients are on other machines
 
 
 def train(
@@ -72,14 +91,16 @@ def train(
             your own, as a MethodCard or a factory `f(task, config)`: see docs/add-a-method.md.
         federation: your own data. None: the data set that the option `data` names.
         model: an nn.Module (its current weights are the start), a function that builds one (called under the seed), or
-            the name of a built-in network. None: the default of the data set.
+            the name of a built-in network. None: the default of the data set; for your own data one that fits the
+            shape of its examples (docs/data.md).
         out: the run's folder, which must not exist yet. None: a new one in ./runs.
         observers: receive typed records of what happens: objects with `on_round` and the like, functions, or texts
             such as "run.jsonl" (docs/observers.md). `observers=[print]` shows progress.
         profile: measure where the time goes, for `run.profile()`: the run takes longer, its result is the same. Pass a
             Clock instead of True to include time before this call.
         progress: whether to show a progress bar. None: in notebooks, and where stderr is a terminal.
-        options: those of the run and of the method, as `sparsona run --help` and `sparsona methods` list them.
+        options: those of the run and of the method, as `sparsona run --help` and `sparsona methods` list them. `loss`
+            and the `metrics` may be functions of outputs and targets (docs/experiments.md).
 
     Returns:
         The finished (or stopped) run.
@@ -93,7 +114,7 @@ def train(
     clock = _make_clock(profile)
     row = None if isinstance(method, str) else methods.as_card(method)
     config, own = make_configs(row or str(method), options, federation, model)
-    path = Path(out) if out else _new_path(config)
+    path = Path(out) if out else _new_path(config, federation)
     title = method if isinstance(method, str) else None
     with hint_resume(path), shown_progress(progress, observers, title) as everyone:
         return start_run(config, federation, model, path, ObserverList(everyone), clock, own, row)
@@ -132,7 +153,8 @@ def start_run(
         context = make_context(config, federation, model, clock, start, method_config, row)
         session = Session(Simulation(context), observers)
         config, facts = describe_run(config, context, row, start)
-    with RunFolder.create(path, dump(config), facts, None if start is None else start.file) as folder:
+    initial = initial_file(model) if isinstance(model, nn.Module) else None
+    with RunFolder.create(path, dump(config), facts, None if start is None else start.file, initial) as folder:
         return play(folder, session, config, lambda: context)
 
 
@@ -158,6 +180,8 @@ def describe_run(
     resolved["executor"] = executor or choose(config.executor, context)
     config = config.model_copy(update=resolved)
     method, federation, task = context.method, context.federation, context.task
+    if config.model is None and config.data not in SOURCES:
+        config = config.model_copy(update={"model": default_model(config, federation)})
     counts, digest = federation.label_counts("train"), federation.digest()
     facts = RunFacts(
         method=config.method,
@@ -168,6 +192,7 @@ def describe_run(
         partial_global=has_partial_global(context),
         graph=graph_digest(context),
         latency=latency_digest(config),
+        availability=None if context.plan.availability is None else context.plan.availability.digest,
         has_batch_statistics=task.moves_buffers,
         federation=digest,
         layout=task.layout.digest.hex(),
@@ -188,7 +213,14 @@ def describe_run(
         preset=_preset_in_words(config, row),
         num_personal=count_personal(config, context),
         targets=ExampleKind.of(federation).targets,
+        loss=config.loss or LOSSES[task.targets][0],
+        class_weights=_known_weights(task),
+        metrics=tuple(task.metrics),
+        examples=describe_examples(federation),
         num_frozen=task.layout.frozen.size,
+        data=federation.name,
+        client_names=federation.client_names or (),
+        class_names=federation.class_names or (),
     )
     if task.gives_probabilities:
         warn(
@@ -204,6 +236,12 @@ def describe_run(
         if known.taken < known.of and "personal" not in config.options:  # a personal part is meant to be new
             warn(f"{known.taken} of {known.of} parameters are taken from '{known.run}', the others are new")
     return config, facts
+
+
+def _known_weights(task: Task) -> tuple[float, ...] | None:
+    """The weights of classes that a task has, as numbers."""
+    weights = getattr(task.losses, "weights", None)
+    return None if weights is None else tuple(weights.tolist())
 
 
 def _preset_in_words(config: RunConfig, row: MethodCard) -> str:
@@ -251,9 +289,9 @@ def play(folder: RunFolder, session: Session, config: RunConfig, context: Callab
         session.fail(error)
         raise
     session.end(played, summary)
+    where = f"after round {played.progress.completed} of {config.rounds}"
     if played.stopped_by is not None:
-        reached = f"after round {played.progress.completed} of {config.rounds}"
-        warn(f"stopped by {played.stopped_by} {reached}; `sparsona resume` continues it")
+        warn(f"stopped by {played.stopped_by} {where}; `sparsona resume` continues it")
     return Run(folder, context)
 
 
@@ -263,9 +301,13 @@ def resume(
     model: Any = None,
     *,
     method: MethodCard | Callable[..., Any] | None = None,
+    loss: Callable[..., Any] | None = None,
+    metrics: Sequence[Callable[..., Any]] = (),
     observers: Sequence[object] = (),
     profile: bool | Clock = False,
     progress: bool | None = None,
+    rounds: int | None = None,
+    sampler: Callable[..., Any] | None = None,
 ) -> Run:
     """Resume a run from its last checkpoint; the result is the same as without the interruption.
 
@@ -274,9 +316,14 @@ def resume(
         federation: the data, again, if the run was started with a federation.
         model: the model, again, if the run was started with a module or function.
         method: the method, again, if the run was started with a MethodCard or factory.
+        loss: the function, again, if the run was started with one.
+        metrics: the functions, again, that the run was started with.
         observers: as for `train`.
         profile: as for `train`. A profiled run stays profiled.
         progress: as for `train`.
+        rounds: a new, larger number of rounds, for a run that is finished or stopped. Where nothing follows a run's
+            progress, the result is that of a run which had them from the start; otherwise a warning says what does.
+        sampler: the function that samples clients, again, if the run was started with one.
 
     Returns:
         The finished (or stopped) run.
@@ -287,8 +334,9 @@ def resume(
         >>> run.summary["rounds"], sp.resume("runs/stopped").summary["rounds"]  # the limit counts anew
         (1, 2)
     """
+    functions = given_functions(loss, metrics, sampler)
     with hint_resume(Path(path)), shown_progress(progress, observers) as everyone:
-        return resume_run(Path(path), federation, model, ObserverList(everyone), profile, method)
+        return resume_run(Path(path), federation, model, ObserverList(everyone), profile, method, functions, rounds)
 
 
 def resume_run(
@@ -298,6 +346,8 @@ def resume_run(
     observers: ObserverList,
     profile: bool | Clock = False,
     method: Any = None,
+    functions: Mapping[str, Callable[..., Any]] | None = None,
+    rounds: int | None = None,
 ) -> Run:
     clock = _make_clock(profile or is_profiled(path))
     folder = RunFolder.open(path)
@@ -308,21 +358,79 @@ def resume_run(
             expected="a simulated run",
             hint="`sparsona peer` goes on where it is played, and `sparsona gather` makes a run of it anew"
             if folder.facts.peers
-            else f"`sparsona resume {path}`, or sparsona.experiment.network.resume_served",
+            else f"`sparsona resume {path}`, or sparsona.experiment.server_side.resume_served",
         )
-    config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
+    config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'").with_functions(functions or {})
+    folder.check_config()
     row = _find_row(folder, config.method, method)
     with folder:
-        if folder.summary is None:
+        if rounds is not None:
+            config = _check_rounds(folder, config, rounds)
+        if folder.summary is None or rounds is not None:
             observers.on_progress(_first_progress(config, federation, row))
         with clock.measure(f"{START}build"):
             context = _rebuild_context(folder, config, federation, model, row, clock)
             session = Session(Simulation(context), observers)
+        if rounds is not None:
+            _add_rounds(folder, config, context, row)
         now, then = environment(), folder.environment
         changed = [f"{key} {then.get(key)} -> {now[key]}" for key in now if now[key] != then.get(key)]
         if changed:
             warn("not the environment this run began in, so its last bits may differ: " + ", ".join(changed))
         return play(folder, session, config, lambda: context)
+
+
+def _check_rounds(folder: RunFolder, config: RunConfig, rounds: int) -> RunConfig:
+    """The options of a run that is given more rounds, or SparsonaError if it cannot have them."""
+    path, found = folder.path, reached(folder.path)
+    if config.rounds == 0:
+        raise SparsonaError(
+            f"rounds for '{path}', which has none: a stored model was tuned or evaluated",
+            expected="a run with rounds",
+            hint="start another with the same --warm-start",
+        )
+    if rounds <= config.rounds:
+        raise SparsonaError(
+            f"--rounds {rounds} for '{path}', which has {config.rounds} already",
+            expected=f"the new total, more than {config.rounds}",
+            hint=f"--rounds {2 * config.rounds} doubles it; leave it out to finish the run as it is",
+        )
+    if config.matched is not None:
+        raise SparsonaError(
+            f"more rounds for '{path}', whose number of rounds a comparison chose to match {config.matched.to}",
+            expected="a run that was not matched",
+            hint="make the comparison anew with more --rounds",
+        )
+    if found.finished and found.completed < config.rounds:
+        raise SparsonaError(
+            f"more rounds for '{path}', which its validation data ended after round {found.completed}",
+            expected="a run that played all its rounds, or was stopped by a limit",
+            hint="start it anew with more patience, or without",
+        )
+    return config.model_copy(update={"rounds": rounds})
+
+
+def _add_rounds(folder: RunFolder, config: RunConfig, context: ClientContext, row: MethodCard) -> None:
+    """Give a run the rounds of `config`, with which its context was built; say what follows a run's progress."""
+    before, total = folder.config["rounds"], config.rounds
+    factor = lr_schedule(config.lr_schedule)
+    played = range(reached(folder.path).completed)
+    changed = list(context.method.annealed)
+    if any(factor(one, before, config.lr_decay) != factor(one, total, config.lr_decay) for one in played):
+        changed.insert(0, "lr_schedule")
+    # The manifest first: a finished run with rounds that are not played would be one that stopped early.
+    reopen(folder.path)
+    drop_global_model(folder.path)
+    folder.drop_summary()
+    added = Extension(before, total, tuple(changed))
+    facts = replace(folder.facts, extensions=(*folder.facts.extensions, added), preset=_preset_in_words(config, row))
+    folder.extend(total, facts)
+    if changed:
+        verb = "follows" if len(changed) == 1 else "follow"
+        warn(
+            f"{' and '.join(changed)} {verb} a run's progress: rounds so far went as in a run of {before}, others go "
+            f"as in one of {total}, and the result is not that of a run which had {total} from the start"
+        )
 
 
 def load(
@@ -331,14 +439,20 @@ def load(
     model: Any = None,
     *,
     method: MethodCard | Callable[..., Any] | None = None,
+    loss: Callable[..., Any] | None = None,
+    metrics: Sequence[Callable[..., Any]] = (),
 ) -> Run:
     """Load a run's result without resuming it.
 
     Args:
         path: the run's folder.
-        federation: the data, again, if the run was started with a federation; needed for its models only.
-        model: the model, again, if the run was started with a module or function; likewise.
-        method: the method, again, if the run was started with a MethodCard or factory; likewise.
+        federation: the data, again, if the run was started with a federation; needed for similarity and bounds, and for
+            the few personal models that are made with a client's data.
+        model: the model, again, if the run was started with a module or function; needed for its models only. Of a
+            module any weights will do: those that the run started with are in its folder.
+        method: the method, again, if the run was started with a MethodCard or factory; needed for its models only.
+        loss: the function, again, if the run was started with one; likewise.
+        metrics: the functions, again, that the run was started with; likewise.
 
     Returns:
         The run, finished or not; it must have evaluated a round.
@@ -349,24 +463,38 @@ def load(
         >>> sp.load("runs/loaded").curve() == run.curve()
         True
     """
-    folder = RunFolder.open(Path(path))
-    config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'")
+    return load_run(Path(path), federation, model, method, given_functions(loss, metrics))
+
+
+def load_run(
+    path: Path,
+    federation: Federation | None,
+    model: Any,
+    method: Any = None,
+    functions: Mapping[str, Callable[..., Any]] | None = None,
+) -> Run:
+    folder = RunFolder.open(path)
+    config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'").with_functions(functions or {})
+    folder.check_config()
 
     def context() -> ClientContext:
         if config.executor == NETWORK:
             raise models_elsewhere(folder.path)
         return _rebuild_context(folder, config, federation, model, _find_row(folder, config.method, method))
 
-    return Run(folder, context)
+    def model_context() -> ClientContext:
+        return _model_context(folder, config, model, _find_row(folder, config.method, method))
+
+    return Run(folder, context, context if folder.facts.examples is None else model_context)
 
 
-def models_elsewhere(path: Path) -> SparsonaError:
-    """The error for what needs clients' models, masks or data where they are on other machines."""
-    return SparsonaError(
-        f"the models, masks and data of '{path}' are with its clients, on several machines",
-        expected="a simulated run",
-        hint="`sparsona vault export FILE` on a client's machine, or `sparsona replay`, whose run has them",
-    )
+def given_functions(
+    loss: Callable[..., Any] | None,
+    metrics: Sequence[Callable[..., Any]],
+    sampler: Callable[..., Any] | None = None,
+) -> dict[str, Callable[..., Any]]:
+    """Functions that are passed again to a run, as RunConfig keeps them."""
+    return name_functions({"loss": loss, "metrics": metrics, "sampler": sampler})[1]
 
 
 def _find_row(folder: RunFolder, name: str, method: Any) -> MethodCard:
@@ -396,18 +524,59 @@ def _rebuild_context(
     clock: Clock = OFF,
 ) -> ClientContext:
     """Rebuild a run's context, and check that it is the same."""
-    for what, value, given in (("data", config.data, federation), ("model", config.model, model)):
-        if value == GIVEN and given is None:
-            raise SparsonaError(
-                f"'{folder.path}' was started from Python on its own {what}",
-                expected=f"that {what} again",
-                hint=f"call sparsona.resume or sparsona.load with the same {'federation' if what == 'data' else what}",
-            )
+    _check_given(folder, "data", config.data, federation)
+    _check_given(folder, "model", config.model, model)
     start = None if config.warm_start is None else stored_start(folder)
-    context = make_context(config, federation, model, clock, start, row=row)
-    facts = folder.facts
-    if context.federation.digest() != facts.federation:
+    early = _ended_after(folder)
+    given = with_initial_weights(folder, model)
+    context = make_context(config, federation, given, clock, start, row=row, ends_after=early)
+    if context.federation.digest() != folder.facts.federation:
         raise SparsonaError(f"the data is not that of '{folder.path}'", expected="the same examples, labels and splits")
+    trace = context.plan.availability
+    if (None if trace is None else trace.digest) != folder.facts.availability:
+        raise SparsonaError(
+            f"the trace of who is awake is not that of '{folder.path}'",
+            expected="the same rounds for each client",
+            hint=f"restore '{config.availability}' as it was when the run was started",
+        )
+    _check_same(folder, config, context)
+    return context
+
+
+def _ended_after(folder: RunFolder) -> int | None:
+    """Where a run ended that its validation data ended early; None: it did not."""
+    found = reached(folder.path)
+    return found.completed if found.finished and found.completed < folder.config["rounds"] else None
+
+
+def _model_context(folder: RunFolder, config: RunConfig, model: Any, row: MethodCard) -> ClientContext:
+    """The same without any data, on the CPU: what a run's models need."""
+    _check_given(folder, "model", config.model, model)
+    start = None if config.warm_start is None else stored_start(folder)
+    # Balanced weights were counted in data that is not needed here.
+    weights = config.class_weights if folder.facts.class_weights is None else folder.facts.class_weights
+    # Nor is a trace, which may be gone.
+    here = config.model_copy(
+        update={"device": "cpu", "precision": "fp32", "class_weights": weights, "availability": None}
+    )
+    given, early = with_initial_weights(folder, model), _ended_after(folder)
+    context = make_context(here, outline(folder.facts), given, OFF, start, row=row, ends_after=early)
+    _check_same(folder, config, context)
+    return context
+
+
+def _check_given(folder: RunFolder, what: str, value: str | None, given: Any) -> None:
+    if value == GIVEN and given is None:
+        raise SparsonaError(
+            f"'{folder.path}' was started from Python on its own {what}",
+            expected=f"that {what} again",
+            hint=f"call sparsona.resume or sparsona.load with the same {'federation' if what == 'data' else what}",
+        )
+
+
+def _check_same(folder: RunFolder, config: RunConfig, context: ClientContext) -> None:
+    """Raise SparsonaError if model, graph, latencies or initial weights are not those of the run."""
+    facts = folder.facts
     if context.task.layout.digest.hex() != facts.layout:
         raise SparsonaError(f"the model is not that of '{folder.path}'", expected="the same parameters")
     if graph_digest(context) != facts.graph:
@@ -429,12 +598,12 @@ def _rebuild_context(
             expected="the same initial weights",
             hint="pass a function that builds the model (it is called under the seed), or the module as it was then",
         )
-    return context
 
 
-def _new_path(config: RunConfig) -> Path:
+def _new_path(config: RunConfig, federation: Federation | None) -> Path:
     source = spec.parse("data set", config.data)
-    own = re.sub("[^A-Za-z0-9._+]+", "-", Path(source.argument or "").stem).strip("-.")
+    name = Path(source.argument or "").stem if federation is None else federation.name
+    own = re.sub("[^A-Za-z0-9._+]+", "-", name).strip("-.")[:60]
     return RUNS / f"{config.method}-{own or source.name}-seed{config.seed}-{timestamp()}"
 
 

@@ -20,7 +20,7 @@ from sparsona import methods
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.data.federation import Federation
 from sparsona.executors import choose_device
-from sparsona.experiment.build import make_configs, options_taken_by
+from sparsona.experiment.build import make_configs, name_functions, options_taken_by
 from sparsona.experiment.compare import compare, planned_options, resume_comparison
 from sparsona.experiment.parallel import check_jobs, in_process, usual_jobs
 from sparsona.experiment.run import Comparison
@@ -93,7 +93,7 @@ class Tuning:
 
     Example:
         >>> import sparsona as sp
-        >>> found = sp.tune(["fedavg"], clients=4, rounds=2, data_rate=0.3, trials=2, refit_seeds=0)
+        >>> found = sp.tune(["fedavg"], clients=4, rounds=1, data_rate=0.1, trials=2, refit_seeds=0, jobs=1)
         >>> len(found.methods["fedavg"].trials), sorted(found.best["fedavg"])
         (2, ['lr'])
     """
@@ -220,12 +220,19 @@ def tune(
 
     Example:
         >>> import sparsona as sp
-        >>> quick = {"clients": 4, "rounds": 2, "data_rate": 0.3, "trials": 2}
+        >>> quick = {"clients": 4, "rounds": 1, "data_rate": 0.1, "trials": 2, "refit_seeds": 1, "jobs": 1}
         >>> found = sp.tune(["fedavg", "local"], **quick, search={"lr": [0.1, 0.3]})
         >>> [row["method"] for row in found.table()], [row["method"] for row in found.comparison.table()]
         (['fedavg', 'local'], ['FedAvg', 'Local'])
     """
     _check_numbers(trials, trial_rounds, holdout_rate, refit_seeds, jobs)
+    if functions := name_functions(options)[1]:
+        option, _, name = next(iter(functions)).partition("/")
+        raise SparsonaError(
+            f"the function '{name}' as {option} of a search",
+            expected="a name: a search stores its options, to be resumed",
+            hint="sparsona.compare takes functions",
+        )
     seed = options.pop("seed", 0)
     settled = _settle(names, options, federation, seed)
     request = Request(

@@ -15,7 +15,7 @@ from sparsona.data.augment import as_inputs
 from sparsona.data.batches import as_targets
 from sparsona.data.client_index import PARTS
 from sparsona.engine.context import ClientContext
-from sparsona.engine.evaluate import Evaluation, check_tested, confusion_cells, confusion_shape, judge
+from sparsona.engine.evaluate import Evaluation, check_tested, confusion_cells, confusion_shape, counts_classes, judge
 from sparsona.gpu.programs import Captured, compile_program
 from sparsona.gpu.stacking import Template
 
@@ -32,7 +32,7 @@ class CapturedTest:
         self._size = min(MOST, int(data.sizes()[:, PARTS.index("test")].max()))
         self._index = torch.zeros(self._size, dtype=torch.int64, device=device)
         self._weight = torch.zeros(self._size, device=device)
-        counts = not data.predicts_tokens and not data.is_regression
+        counts = not data.predicts_tokens and counts_classes(context.task)
         cells = math.prod(confusion_shape(context.task)) if counts else 0
         self._found = torch.zeros(4 + cells, dtype=torch.float64, device=device)  # right, of, loss, weight, confusion
         program = compile_program(self._pass, self._inputs(), compiles=False)

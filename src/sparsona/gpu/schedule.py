@@ -60,10 +60,8 @@ def _plan_client(phase: Phase, train: Examples, round_: Round) -> tuple[int, lis
     own_size = phase_batch_size(phase, train, round_)
     count = train.num_examples - (train.num_examples % own_size if round_.drop_last else 0)
     num = -(-count // own_size)
-    wanted = phase.epochs * num
-    if phase.max_steps is not None:
-        wanted = min(wanted, phase.max_steps * phase.batches_per_step)
-    wanted -= wanted % phase.batches_per_step  # an incomplete last step is left out
+    assert round_.client is not None
+    wanted = phase.num_batches(round_.client, num)  # an incomplete last step is left out
     filling = num * own_size - count
     columns: list[list[Tensor]] = []
     for epoch in range(-(-wanted // num)):

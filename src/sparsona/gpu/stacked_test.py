@@ -13,7 +13,16 @@ from sparsona.core.round import Batch
 from sparsona.core.task import Task
 from sparsona.data.augment import as_inputs
 from sparsona.data.federation import Examples
-from sparsona.engine.evaluate import Evaluation, check_tested, confusion_cells, confusion_shape, judge
+from sparsona.engine.evaluate import (
+    Evaluation,
+    check_tested,
+    confusion_cells,
+    confusion_shape,
+    counts_classes,
+    judge,
+    measure,
+    needs_outputs,
+)
 from sparsona.gpu.stacking import over_clients
 
 BATCH = 8192  # examples of all clients in one pass
@@ -32,7 +41,8 @@ def evaluate_stacked(
     sums = torch.zeros(4, len(clients), dtype=torch.float64, device=device)  # right, of, loss, weight
     confusion = None
     rows_and_columns = confusion_shape(task)
-    if not task.is_regression:
+    collected: list[list[tuple[Tensor, Tensor]]] = [[] for _ in clients]
+    if counts_classes(task):
         confusion = torch.zeros(len(clients), math.prod(rows_and_columns), dtype=torch.int64, device=device)
     at_once = max(1, BATCH // len(clients))
     with torch.no_grad():
@@ -42,6 +52,9 @@ def evaluate_stacked(
             found = over_clients(partial(judge, task), outputs, batch)
             for total, values in zip(sums, found, strict=True):
                 total += values
+            if needs_outputs(task):
+                for mine, said, true, count in zip(collected, outputs, batch.targets, counts, strict=True):
+                    mine.append((said[: max(count - start, 0)], true[: max(count - start, 0)]))
             if outputs.dim() != 3:
                 confusion = None
             if confusion is not None:
@@ -54,8 +67,8 @@ def evaluate_stacked(
     for client, row in zip(clients, rows, strict=True):
         check_tested(client, int(row[1]))
     return [
-        Evaluation(client, "", task.count_right(right), int(of), loss / weight, matrix)
-        for client, (right, of, loss, weight), matrix in zip(clients, rows, matrices, strict=True)
+        Evaluation(client, "", task.count_right(right), int(of), loss / weight, matrix, measure(task, right, of, mine))
+        for client, (right, of, loss, weight), matrix, mine in zip(clients, rows, matrices, collected, strict=True)
     ]
 
 

@@ -28,9 +28,10 @@ def output_layer(task: Task) -> tuple[str, int]:
         >>> output_layer(Task(nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)), (4,), 3))
         ('2', 5)
     """
-    if task.takes_tokens or task.is_regression:
+    if task.takes_tokens or task.targets != "classes":
         raise SparsonaError(
-            f"features of each class where examples are {'texts' if task.takes_tokens else 'of no class'}",
+            "features of each class where examples are "
+            + ("texts" if task.takes_tokens else "of no class, or told apart by one logit"),
             expected="data whose examples each belong to one class",
         )
     weights = [slot for slot in task.layout.slots if slot.name in task.roles.output and len(slot.shape) > 1]

@@ -287,7 +287,8 @@ def _first_additive(layout: Layout, seed: int, like: Tree) -> Tree:
 
 def mix_outputs(task: Task, outputs: Tensor, personal: Tree, inputs: Tensor) -> Tensor:
     """The outputs of the shared and the additive model together: their sum in a regression, otherwise the logarithm of
-    theta * softmax(shared) + (1 - theta) * softmax(personal), where theta is the sigmoid of a learned number."""
+    theta * softmax(shared) + (1 - theta) * softmax(personal), where theta is the sigmoid of a learned number. Where a
+    logit is that of a yes, it is that of the mixture of both probabilities."""
     x = inputs.flatten(1)
     if "additive/hidden.weight" in personal.layout.place:
         x = (x @ personal["additive/hidden.weight"].T + personal["additive/hidden.bias"]).relu()
@@ -297,6 +298,14 @@ def mix_outputs(task: Task, outputs: Tensor, personal: Tree, inputs: Tensor) -> 
     theta = personal["additive/theta"]
     zero = theta.new_zeros(())
     log_theta, log_rest = -zero.logaddexp(-theta), -zero.logaddexp(theta)
+    if task.targets in ("binary", "labels"):
+        import torch.nn.functional as F
+
+        yes, no = (
+            (F.logsigmoid(sign * outputs) + log_theta).logaddexp(F.logsigmoid(sign * own) + log_rest)
+            for sign in (1, -1)
+        )
+        return yes - no
     return (outputs.log_softmax(-1) + log_theta).logaddexp(own.log_softmax(-1) + log_rest)
 
 

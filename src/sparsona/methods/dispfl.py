@@ -196,4 +196,5 @@ def dispfl(task: Task, config: DisPFLConfig) -> Method:
         tune=phase,
         peer=PeerHalf(consensus=consensus),
         trait=lambda state: state.mask,
+        annealed=("prune_rate",),
     )

@@ -194,13 +194,13 @@ def fedem(task: Task, config: FedEMConfig) -> Method:
     def predict(work: FedEMWork, inputs: Tensor) -> Tensor:
         from sparsona.learning.mixture import mix_predictions
 
-        return mix_predictions(outputs(work, inputs), work.mixture, task.is_regression)
+        return mix_predictions(outputs(work, inputs), work.mixture, task.targets)
 
     def deploy(work: FedEMWork) -> nn.Module:
         from sparsona.learning.mixture import Mixture
 
         modules = [task.module(model, buffers) for model, buffers in zip(work.models, work.buffers, strict=True)]
-        return Mixture(modules, work.mixture.cpu(), task.is_regression)
+        return Mixture(modules, work.mixture.cpu(), task.targets)
 
     def cost(layout: Layout, client: Client, round_: Round) -> Cost:
         def vector(name: str, size: int) -> PartSize:

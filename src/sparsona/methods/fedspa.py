@@ -191,4 +191,5 @@ def fedspa(task: Task, config: FedSpaConfig) -> Method:
         tune=phase,
         server=server,
         trait=lambda state: state.mask,
+        annealed=("prune_rate",) if evolves else (),
     )

@@ -144,7 +144,7 @@ def heterofl(task: Task, config: HeteroFLConfig) -> Method:
     if hasattr(task, "forward"):  # an Outline has no network to test
         check_widths(task, widths)
     wide = {"params": widths.layout, "buffers": task.buffer_layout}
-    masks = config.masked_loss != "off" and not task.is_regression
+    masks = config.masked_loss != "off" and task.targets in ("classes", "tokens")
     filling = 0.0 if config.masked_loss == "zero" else EXCLUDED
     masks_outputs = masks and config.masked_outputs
     has_bias = any(len(slot.shape) == 1 for slot in widths.layout.slots if slot.name in widths.output)

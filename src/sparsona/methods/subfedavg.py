@@ -131,9 +131,14 @@ def subfedavg(task: Task, config: SubFedAvgConfig) -> Method:
     def propose(work: SubFedAvgWork, probe: Probe, round_: Round) -> SubFedAvgWork:
         return replace(work, early=candidate(work.params, work.mask.like(work.mask.flat > 0)))
 
-    phases: tuple[Phase, ...] = (replace(train, enter=propose),)
-    if config.epochs > 1:
-        phases = (replace(train, epochs=1), replace(train, name="later", epochs=config.epochs - 1, enter=propose))
+    def begin(work: SubFedAvgWork, probe: Probe, round_: Round) -> SubFedAvgWork:
+        assert round_.client is not None
+        return propose(work, probe, round_) if (round_.client.epochs or config.epochs) == 1 else work
+
+    phases: tuple[Phase, ...] = (
+        replace(train, epochs=1, own_epochs=lambda own: 1, enter=begin),
+        replace(train, name="later", epochs=config.epochs - 1, own_epochs=lambda own: own - 1, enter=propose),
+    )
 
     def next_mask(work: SubFedAvgWork, mask: Tree, probe: Probe) -> Tree:
         late = candidate(work.params, mask)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from math import prod
 from typing import Any
 
 from sparsona.core.errors import SparsonaError
@@ -35,12 +36,48 @@ def outline(spec: str, input_shape: tuple[int, ...], num_classes: int) -> Outlin
     try:
         return draw(tuple(input_shape))
     except TooSmallError:
-        smallest = _smallest_side(draw, input_shape[0])
+        smallest = _smallest_side(draw, input_shape)
+        if len(input_shape) == 2:
+            raise SparsonaError(
+                f"{card.name} cannot take signals of length {input_shape[1]}",
+                expected=f"a length of at least {smallest}",
+                hint="use mlp for short vectors",
+            ) from None
         raise SparsonaError(
             f"{card.name} cannot take {input_shape[1]}x{input_shape[2]} images",
             expected=f"at least {smallest}x{smallest} pixels",
             hint="use digits-cnn for images of 4x4 and more" if card.name != "digits-cnn" else "enlarge the images",
         ) from None
+
+
+def suggest(
+    input_shape: tuple[int, ...], num_outputs: int, targets: str = "classes", tokens: bool = False
+) -> str | None:
+    """The network for data that nobody chose one for, by the shape of an example alone.
+
+    Args:
+        input_shape: of one example as a model sees it.
+        num_outputs: the number of classes, or of numbers that are predicted.
+        targets: "classes", "tokens" or "numbers".
+        tokens: inputs are tokens.
+
+    Returns:
+        A spec for `builder`; None: none of the catalog fits.
+
+    Example:
+        >>> suggest((9, 128), 6), suggest((561,), 6), suggest((3, 32, 32), 10)
+        ('signal-cnn', 'mlp:hidden=256', 'cnn28')
+    """
+    if tokens or targets == "tokens":
+        return "transformer" if tokens and targets == "tokens" else None
+    if len(input_shape) == 2 and input_shape[1] >= 8:
+        return "signal-cnn"
+    if len(input_shape) == 3 and (side := min(input_shape[1:])) >= 4:
+        return "digits-cnn" if side < 16 else "cnn28" if side < 64 else "resnet18:stem=7x7"
+    if not input_shape:
+        return None
+    width = 1 << ((prod(input_shape) + num_outputs).bit_length() - 1)  # the largest power of two that is not more
+    return f"mlp:hidden={min(max(width, 32), 256)}"
 
 
 def describe(spec: str, shape: str | None = None, classes: int | None = None) -> dict[str, Any]:
@@ -83,13 +120,16 @@ def builder(spec: str, input_shape: tuple[int, ...], num_classes: int) -> Callab
     return partial(build, tuple(input_shape), num_classes, **card.architecture, **options)
 
 
+_TAKES = {
+    1: ("sequences of tokens", "examples of shape (length,)"),
+    2: ("signals", "examples of shape (channels, length)"),
+    3: ("images", "examples of shape (channels, height, width)"),
+}
+
+
 def _check_kind(card: ModelCard, input_shape: tuple[int, ...], num_classes: int) -> None:
     if len(input_shape) != len(card.input_shape) and not card.takes_any_shape:
-        takes, expected = (
-            ("images", "examples of shape (channels, height, width)")
-            if len(card.input_shape) == 3
-            else ("sequences of tokens", "examples of shape (length,)")
-        )
+        takes, expected = _TAKES[len(card.input_shape)]
         raise SparsonaError(
             f"model '{card.name}' takes {takes}, but the examples have shape {tuple(input_shape)}",
             expected=expected,
@@ -102,11 +142,11 @@ def _check_kind(card: ModelCard, input_shape: tuple[int, ...], num_classes: int)
         )
 
 
-def _smallest_side(draw: Callable[[tuple[int, ...]], Outline], channels: int) -> int:
+def _smallest_side(draw: Callable[[tuple[int, ...]], Outline], input_shape: tuple[int, ...]) -> int:
     side = 1
     while True:
         try:
-            draw((channels, side, side))
+            draw((input_shape[0], *[side] * (len(input_shape) - 1)))
         except TooSmallError:
             side += 1
         else:

@@ -70,6 +70,23 @@ def outline_conv_net(
     return Outline(layout, input_shape, num_classes, roles, buffers, mixes_examples=is_batch, norm_groups=groups)
 
 
+def outline_signal_cnn(
+    input_shape: tuple[int, ...], num_classes: int, channels: tuple[int, ...], kernel: int, hidden: int
+) -> Outline:
+    inputs, length = input_shape
+    slots: list[Slot] = []
+    for number, outputs in enumerate(channels):
+        name = str(3 * number)  # convolution, pooling, ReLU
+        slots += [
+            Slot(f"{name}.weight", (outputs, inputs, kernel), 2 * length),
+            Slot(f"{name}.bias", (outputs,), length, True),
+        ]
+        inputs, length = outputs, _shrink((length, length), 2, stride=2)[0]
+    place = 3 * len(channels) + 1
+    slots += _linear(f"{place}", inputs * length, hidden) + _linear(f"{place + 2}", hidden, num_classes)
+    return Outline(Layout(tuple(slots)), input_shape, num_classes, cnn_roles(_names(slots)))
+
+
 def _statistics(name: str, width: int) -> tuple[Slot, ...]:
     """The buffers of a BatchNorm."""
     shapes = {"running_mean": (width,), "running_var": (width,), "num_batches_tracked": ()}
@@ -322,6 +339,16 @@ MODELS = {
             10,
             options={"hidden": Option(64, "width of the hidden layer, 0 for a linear model")},
             takes_any_shape=True,
+        ),
+        ModelCard(
+            "signal-cnn",
+            "1-D CNN",
+            "two convolutions over time of 32 and 64 channels, a hidden layer of 64; for signals (channels, length)",
+            "cnn:signal_cnn",
+            outline_signal_cnn,
+            (9, 128),
+            6,
+            architecture={"channels": (32, 64), "kernel": 5, "hidden": 64},
         ),
         ModelCard(
             "cnn28",

@@ -49,6 +49,21 @@ def conv_net(
     return net
 
 
+def signal_cnn(
+    input_shape: tuple[int, ...], num_classes: int, channels: tuple[int, ...], kernel: int, hidden: int
+) -> nn.Module:
+    """Convolutions over time of these channels, each halving the length by pooling, then a hidden linear layer."""
+    inputs, length = input_shape
+    layers: list[nn.Module] = []
+    for outputs in channels:
+        layers += [nn.Conv1d(inputs, outputs, kernel, padding=kernel // 2), nn.MaxPool1d(2), nn.ReLU()]
+        inputs, length = outputs, length // 2
+    layers += [nn.Flatten(), nn.Linear(inputs * length, hidden), nn.ReLU(), nn.Linear(hidden, num_classes)]
+    net = nn.Sequential(*layers)
+    net.roles = cnn_roles(tuple(name for name, _ in net.named_parameters()))  # type: ignore[assignment]
+    return net
+
+
 class SplitInput(nn.Module):
     """Two first layers side by side: one for the upper rows of an image, one for the lower. What they make of them is
     put together again."""

@@ -17,21 +17,23 @@ from sparsona.analysis.extra import import_extra
 from sparsona.analysis.figures import FIGURES, Drawn
 from sparsona.analysis.format import plural
 from sparsona.analysis.groups import Group, flatten, group_views, same_clients, shared_and_differing
+from sparsona.analysis.measure import ACCURACY
 from sparsona.analysis.partition import PARTS, Partition
 from sparsona.analysis.similarity import Similarity
-from sparsona.analysis.table import class_rows, differences, notes, table
+from sparsona.analysis.table import class_rows, difference_unit, differences, notes, table
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError
 from sparsona.core.files import replace_file
 from sparsona.core.points import POINTS
+from sparsona.core.targets import GIVEN, TITLES
 from sparsona.report import plots
 from sparsona.report.palette import COLOURS, DARK
 from sparsona.report.pictures import draw
-from sparsona.runs.options import GIVEN
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+UNNAMED = "arrays"  # what data that was passed from Python is called where nobody named it
 TEMPLATE = Path(__file__).with_name("report.html.jinja")
 
 
@@ -71,11 +73,12 @@ def write_report(
     """
     if not views and not sections:
         raise SparsonaError("there is no run to report", expected="at least one run")
-    if any("error" in view.summary for view in views):
+    if len(judged := {view.measure: view.name for view in views}) > 1:
         raise SparsonaError(
-            "a report of runs that predict numbers",
-            expected="runs with accuracies",
-            hint="the table and run.summary have their errors",
+            "a report of runs that are judged by different figures: "
+            + ", ".join(f"{name} by {measure.title}" for measure, name in judged.items()),
+            expected="runs of one task, and in a regression with the same first metric",
+            hint="write a report of each",
         )
     page = render_report(views, title, sections, charts)
     path = Path(path)
@@ -126,6 +129,7 @@ def render_report(
         reference=groups[0].label if groups else "",
         # One seed has no interval, and the table has the differences themselves.
         differences=differences(views) if len({view.seed for view in views}) > 1 else (),
+        difference_unit=difference_unit(views) if views else "",
         notes=notes(views),
         unequal=differing(views),
         classes=class_rows(views),
@@ -159,6 +163,8 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
     some = [view for view in views if view.config.get("evaluate") == "participants"]
     changing = " Before the last round, over the clients sampled in it: see the protocol." if some else ""
     few = " Counts that clients tell as few (1 to 4) are left out." if any(view.has_few for view in views) else ""
+    measure = views[0].measure
+    lower = " Lower is better." if measure.better == "low" else ""
     curves = {"by rounds": plots.learning_curves(views)}
     if any(sent for view in views for _, sent in view.cumulative_bytes):
         curves["by bytes sent"] = plots.learning_curves(views, against="bytes")
@@ -166,6 +172,8 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
         curves["by bytes as papers count"] = plots.learning_curves(views, against="paper bytes")
     if any(taken for view in views for _, taken in view.cumulative_steps):
         curves["by local steps"] = plots.learning_curves(views, against="steps")
+    if any(view.cumulative_time for view in views):
+        curves["by simulated time"] = plots.learning_curves(views, against="time")
     traffic = {
         "bytes as encoded": plots.tradeoff(views),
         "bytes as papers count": plots.tradeoff(views, "paper"),
@@ -173,12 +181,16 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
     charts = [
         Chart(
             "traffic",
-            "Accuracy against traffic",
-            "Where each method ends: up is better for clients, left is cheaper. Dotted: how it got there.",
+            f"{measure.title[0].upper()}{measure.title[1:]} against traffic",
+            f"Where each method ends: {'down' if measure.better == 'low' else 'up'} is better for clients, left is "
+            "cheaper. Dotted: how it got there.",
             _drop_missing(traffic) if len(groups) > 1 else {},
         ),
         Chart(
-            "curves", "Learning curves", f"Mean accuracy over clients after each round.{changing}{band}{star}", curves
+            "curves",
+            "Learning curves",
+            f"Mean {measure.title} over clients after each round.{lower}{changing}{band}{star}",
+            curves,
         ),
         Chart(
             "clients",
@@ -190,10 +202,11 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
         Chart(
             "differences",
             f"Who gains over {groups[0].label}",
-            "The difference for each client, in percentage points of accuracy, sorted. A mean can rise while some "
-            "clients lose.",
+            f"The difference for each client, in {'percentage points of ' * bool(measure.unit)}{measure.title}, "
+            "sorted; above 0 it is better off. A mean can improve while some clients lose.",
             _drop_missing({group.label: plots.client_differences(views, i) for i, group in enumerate(groups) if i}),
         ),
+        *_metric_charts(views, many),
         Chart(
             "partition",
             "Who holds what",
@@ -240,6 +253,27 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
     return [chart for chart in charts if chart.pictures or any(figure.data for figure in chart.figures.values())]
 
 
+def _metric_charts(views: Sequence[RunView], many: bool) -> list[Chart]:
+    """Metrics over the rounds, and client by client; what the runs are judged by is drawn already."""
+    names = dict.fromkeys(name for view in views for name in view.metric_curves if name != view.measure.name)
+    titles = {name: TITLES.get(name, name) for name in names}
+    each = f"One dot per client{' and seed' if many else ''} that the metric is defined for, at the headline."
+    return [
+        Chart(
+            "metrics",
+            "Metrics",
+            "The mean over the clients that a metric is defined for, after each round.",
+            {title: plots.metric_curves(views, name) for name, title in titles.items()},
+        ),
+        Chart(
+            "client-metrics",
+            "Metrics client by client",
+            each,
+            {title: plots.client_metrics(views, name) for name, title in titles.items()},
+        ),
+    ]
+
+
 # The papers' figures that have a section of their own: title, caption, and the figures by the names of their buttons.
 SECTIONS = {
     "targets": (
@@ -272,7 +306,10 @@ SECTIONS = {
 
 def _figures(views: Sequence[RunView], is_comparison: bool) -> list[Chart]:
     """The sections that these runs have the data for. One method alone has no more than its clients' capacities."""
-    charts = []
+    charts: list[Chart] = []
+    # The papers draw accuracies; of some runs, nothing was evaluated.
+    if views[0].measure != ACCURACY or not all(view.count.any() for view in views):
+        return charts
     for key, (title, caption, names) in SECTIONS.items():
         if is_comparison or key == "capacity":
             found = {label: FIGURES[name].make(views, ()) for label, name in names.items()}
@@ -311,10 +348,12 @@ def _pictures(found: Sequence[tuple[RunView, ClientEffects | Similarity]]) -> di
 
 
 def _partition(view: RunView) -> Partition:
-    title = ", ".join(str(view.config[key]) for key in ("data", "partition") if key in view.config)
-    title = "Data of the clients' own" if title == "given, given" else title
+    shared = str(view.config.get("partition", ""))
+    data = view.data or str(view.config.get("data", ""))
+    title = ", ".join(filter(None, (data, "" if shared == GIVEN else shared)))
+    title = "Data of the clients' own" if title in (GIVEN, UNNAMED) else title
     sizes = dict(zip(PARTS, view.sizes.T, strict=True))
-    return Partition(title or view.name, sizes, view.label_counts)
+    return Partition(title or view.name, sizes, view.label_counts, view.client_names, view.class_names)
 
 
 def _drop_missing(figures: dict[str, Figure | None]) -> dict[str, Figure]:
@@ -341,7 +380,9 @@ def _facts(views: Sequence[RunView], groups: Sequence[Group]) -> list[str]:
         values = {str(view.config.get(name)) for view in views}
         return values.pop() if len(values) == 1 and values != {"None"} else None
 
-    data = [value for name in ("data", "partition") if (value := shared(name)) not in (None, GIVEN)]
+    called = {view.data or str(view.config.get("data")) for view in views}  # the name, and not the path of a file
+    parts = (called.pop() if len(called) == 1 else None, shared("partition"))
+    data = [value for value in parts if value is not None and value not in (GIVEN, UNNAMED, "None")]
     sizes = {view.num_parameters for view in views}
     model = shared("model")
     if model in (None, GIVEN):

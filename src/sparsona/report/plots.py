@@ -16,11 +16,13 @@ import numpy as np
 from sparsona.analysis.charts import accuracy_by_bytes
 from sparsona.analysis.curves import common_rounds, drawn_point, spent_by
 from sparsona.analysis.extra import import_extra
-from sparsona.analysis.format import human_bytes
+from sparsona.analysis.format import cut, human_bytes
 from sparsona.analysis.groups import Group, group_views, pairs
+from sparsona.analysis.measure import measure_of_metric
 from sparsona.analysis.partition import drawn_counts
 from sparsona.analysis.view import RunView
 from sparsona.core.points import POINTS, TUNED
+from sparsona.data.names import name_of
 from sparsona.report.palette import BETTER, COLOURS, DASHES, HEAT, SYMBOLS, WORSE
 
 if TYPE_CHECKING:
@@ -31,13 +33,20 @@ WIDTH = 2.5  # of a line
 COINCIDE = 0.3  # percentage points by which lines may differ that a reader cannot tell apart
 
 # What curves are drawn against besides rounds, and where a run has it.
-SPENT = {"bytes": "cumulative_bytes", "paper bytes": "cumulative_paper_bytes", "steps": "cumulative_steps"}
+SPENT = {
+    "bytes": "cumulative_bytes",
+    "paper bytes": "cumulative_paper_bytes",
+    "steps": "cumulative_steps",
+    "time": "cumulative_time",
+}
 
 
 def learning_curves(
-    views: Sequence[RunView], against: Literal["rounds", "bytes", "paper bytes", "steps"] = "rounds"
+    views: Sequence[RunView], against: Literal["rounds", "bytes", "paper bytes", "steps", "time"] = "rounds"
 ) -> Figure:
-    """Mean accuracy over clients against completed rounds, all bytes sent so far, or all local steps taken so far.
+    """Mean accuracy over clients against completed rounds, bytes sent, local steps or simulated time so far.
+
+    Of a regression, the mean of what it is judged by.
 
     "paper bytes" are counted as the papers count: four a parameter, masks free.
 
@@ -48,6 +57,7 @@ def learning_curves(
     """
     figure = _figure(height=400)
     groups = group_views(views)
+    measure = views[0].measure
     is_traffic = against in ("bytes", "paper bytes")
     most = max((sent for view in views for _, sent in getattr(view, SPENT[against])), default=0) if is_traffic else 0
     lines: list[tuple[int, list[float], np.ndarray, list[str], bool]] = []
@@ -61,20 +71,20 @@ def learning_curves(
         if level:  # no traffic: all its rounds are at 0 bytes, so its last accuracy is drawn across
             curves, rounds = [{rounds[-1]: curve[rounds[-1]]} for curve in curves], [rounds[-1]] * 2
         x: list[float] = [0, most] if level else _abscissa(group, rounds, against)
-        values = 100 * np.array([[curve[r] for r in rounds] for curve in curves])
+        values = measure.scale * np.array([[curve[r] for r in rounds] for curve in curves])
         sent = _sent(group, rounds)
         notes = [f"{point}, round {r}, {human_bytes(b)} sent" for r, b in zip(rounds, sent, strict=True)]
         lines.append((index, x, values, notes, level))
     widths = _widths([(x, values.mean(axis=0)) for _, x, values, _, _ in lines])
     for (index, x, values, notes, level), width in zip(lines, widths, strict=True):
         group, point = groups[index], drawn_point(groups[index])
-        _add_line(figure, group, index, x, values, notes, level, width=width)
+        _add_line(figure, group, index, x, values, notes, level, measure.unit, width=width)
         if point != group.views[0].point:
             _add_headline(figure, group, index, against)
         for other in group.views[0].curves:
             if other not in (point, group.views[0].point):
                 _add_point(figure, group, index, other, against)
-    figure.update_yaxes(title_text="accuracy, mean over clients", ticksuffix="%")
+    figure.update_yaxes(title_text=f"{html.escape(measure.title)}, mean over clients", ticksuffix=measure.unit)
     if is_traffic:
         counted = "" if against == "bytes" else " (parameters × 4, masks free)"
         figure.update_xaxes(
@@ -82,6 +92,8 @@ def learning_curves(
         )
     elif against == "steps":
         figure.update_xaxes(title_text="local steps, of all clients together", rangemode="tozero")
+    elif against == "time":
+        figure.update_xaxes(title_text="simulated time, in turns of a client of speed 1", rangemode="tozero")
     else:
         figure.update_xaxes(title_text="completed rounds", rangemode="tozero")
     return figure
@@ -138,8 +150,10 @@ def tradeoff(views: Sequence[RunView], counting: Literal["encoded", "paper"] = "
         )
     # Methods differ by points where their first rounds are tens of points below.
     reached = [mark.y for series in ends for mark in series.marks]
-    room = max(0.25 * (max(reached) - min(reached)), 2.0)
-    figure.update_yaxes(title_text=chart.y_title, ticksuffix="%", range=[min(reached) - room, max(reached) + room])
+    is_share = chart.y_unit == "%"
+    room = max(0.25 * (max(reached) - min(reached)), 2.0 if is_share else 0.02 * max(map(abs, reached)))
+    bounds = [min(reached) - room, max(reached) + room]
+    figure.update_yaxes(title_text=html.escape(chart.y_title), ticksuffix="%" if is_share else "", range=bounds)
     figure.update_xaxes(title_text=chart.x_title, tickformat="~s", ticksuffix="B", rangemode="tozero")
     return figure
 
@@ -179,9 +193,36 @@ def client_accuracies(views: Sequence[RunView]) -> Figure:
             line={"color": colour, "width": 1.5},
             fillcolor=_fade(colour),
         )
-    figure.update_xaxes(title_text="client accuracy", ticksuffix="%")
+    measure = views[0].measure
+    figure.update_xaxes(title_text=f"client {html.escape(measure.title)}", ticksuffix=measure.unit)
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
     return figure
+
+
+def metric_curves(views: Sequence[RunView], name: str) -> Figure:
+    """The mean of a metric over the clients that it is defined for against rounds, one line per method."""
+    figure, measure = _figure(height=340), measure_of_metric(name)
+    for index, group in enumerate(group_views(views)):
+        found = [view.metric_curves.get(name, {}) for view in group.views]
+        at = max(found[0], key=lambda one: (len(found[0][one]), one == group.views[0].point), default=None)
+        curves = [dict(one.get(at, [])) for one in found] if at else [{}]
+        if rounds := common_rounds(curves):
+            values = measure.scale * np.array([[curve[r] for r in rounds] for curve in curves])
+            notes = [f"{at}, round {r}" for r in rounds]
+            _add_line(figure, group, index, rounds, values, notes, unit=measure.unit)
+    figure.update_xaxes(title_text="completed rounds", rangemode="tozero")
+    figure.update_yaxes(title_text=f"{html.escape(measure.title)}, mean over clients", ticksuffix=measure.unit)
+    return figure
+
+
+def client_metrics(views: Sequence[RunView], name: str) -> Figure:
+    """Every client's value of a metric at the headline: a box per method and a dot per client and seed."""
+    shown = [
+        replace(view, measure=measure_of_metric(name), scores=view.metrics[name])
+        for view in views
+        if name in view.metric_curves
+    ]
+    return client_accuracies(shown) if shown else _figure(height=110)
 
 
 def client_differences(views: Sequence[RunView], method: int) -> Figure | None:
@@ -192,12 +233,16 @@ def client_differences(views: Sequence[RunView], method: int) -> Figure | None:
     groups = group_views(views)
     reference, group = groups[0], groups[method]
     bars: list[tuple[float, str]] = []
+    measure = reference.views[0].measure
+    form, unit = (".1f", "%") if measure.unit else (".4g", "")
     for before, after in pairs(reference, group):
-        for client in np.flatnonzero(before.count > 0):
-            old, new = (100 * view.correct[client] / view.count[client] for view in (before, after))
-            note = f"<b>client {client}</b>, seed {after.seed}<br>{html.escape(group.label)}: {new:.1f}%"
-            note += f"<br>{html.escape(reference.label)}: {old:.1f}%<br>{int(before.count[client])} test examples"
-            bars.append((float(new - old), note))
+        for client in np.flatnonzero(np.isfinite(before.scores) & np.isfinite(after.scores)):
+            old, new = (measure.scale * view.scores[client] for view in (before, after))
+            who = html.escape(name_of(after.client_names, int(client)))
+            note = f"<b>client {who}</b>, seed {after.seed}<br>{html.escape(group.label)}: {new:{form}}{unit}"
+            note += f"<br>{html.escape(reference.label)}: {old:{form}}{unit}"
+            note += f"<br>{int(before.count[client])} test examples"
+            bars.append((float(measure.sign * (new - old)), note))
     if not bars:
         return None
     bars.sort(key=lambda bar: bar[0])
@@ -206,7 +251,9 @@ def client_differences(views: Sequence[RunView], method: int) -> Figure | None:
     figure.add_bar(
         y=gains,
         customdata=[note for _, note in bars],
-        hovertemplate="%{customdata}<br><b>%{y:+.1f} percentage points</b><extra></extra>",
+        hovertemplate="%{customdata}<br><b>%{y:+.1f} percentage points</b><extra></extra>"
+        if unit
+        else "%{customdata}<br><b>better by %{y:.4~g}</b><extra></extra>",
         marker={"color": [BETTER if gain > 0 else WORSE for gain in gains], "line": {"width": 0}},
     )
     better, worse = sum(gain > 1e-9 for gain in gains), sum(gain < -1e-9 for gain in gains)
@@ -216,7 +263,8 @@ def client_differences(views: Sequence[RunView], method: int) -> Figure | None:
     )
     what = "clients" if len(group.views) == 1 else "clients of all seeds"
     figure.update_xaxes(title_text=f"{what}, sorted", showticklabels=False, showgrid=False)
-    figure.update_yaxes(title_text=f"percentage points over {html.escape(reference.label)}", zeroline=True)
+    gained = "percentage points" if unit else f"better {html.escape(measure.title)}"
+    figure.update_yaxes(title_text=f"{gained} over {html.escape(reference.label)}", zeroline=True)
     return figure
 
 
@@ -242,8 +290,15 @@ def confusion(views: Sequence[RunView], method: int) -> Figure | None:
         hovertemplate="true %{y}, predicted %{x}<br><b>%{text}</b>, %{z:.1f}% of its class<extra></extra>",
         colorbar={"ticksuffix": "%", "thickness": 10, "outlinewidth": 0},
     )
-    figure.update_xaxes(title_text="predicted class", showgrid=False, **_index_ticks(classes))
-    figure.update_yaxes(title_text="true class", autorange="reversed", showgrid=False, **_index_ticks(classes))
+    ticks = _index_ticks(classes)
+    if names := [html.escape(cut(name, 30)) for name in group.views[0].class_names]:
+        ticks = {"tickmode": "array", "tickvals": list(range(classes)), "ticktext": names} if classes <= 25 else ticks
+        figure.update_traces(
+            customdata=[[f"true {true}, predicted {guess}" for guess in names] for true in names],
+            hovertemplate="%{customdata}<br><b>%{text}</b>, %{z:.1f}% of its class<extra></extra>",
+        )
+    figure.update_xaxes(title_text="predicted class", showgrid=False, **ticks)
+    figure.update_yaxes(title_text="true class", autorange="reversed", showgrid=False, **ticks)
     return figure
 
 
@@ -329,7 +384,8 @@ def _add_headline(figure: Figure, group: Group, index: int, against: str) -> Non
     last = [view.curves[point][-1] for view in group.views if view.curves.get(point)]
     if not last:
         return
-    value = 100 * float(np.mean([accuracy for _, accuracy in last]))
+    measure = group.views[0].measure
+    value = measure.scale * float(np.mean([accuracy for _, accuracy in last]))
     figure.add_scatter(
         # Final tuning is recorded as one more round, whose bytes and steps led to this point.
         x=_abscissa(group, [last[0][0] + (against != "rounds" and point == TUNED)], against),
@@ -337,7 +393,7 @@ def _add_headline(figure: Figure, group: Group, index: int, against: str) -> Non
         name=html.escape(group.label),
         mode="markers",
         marker={"color": _colour(index), "size": 13, "symbol": "star"},
-        hovertemplate=f"<b>{_literal(html.escape(group.label))}</b>, {point}: {value:.4g}%<extra></extra>",
+        hovertemplate=f"<b>{_literal(html.escape(group.label))}</b>, {point}: {value:.4g}{measure.unit}<extra></extra>",
         legendgroup=str(index),
         showlegend=False,
         cliponaxis=False,
@@ -350,15 +406,15 @@ def _add_point(figure: Figure, group: Group, index: int, point: str, against: st
     rounds = common_rounds(curves)
     if len(rounds) < 2:
         return
-    name = f"{html.escape(group.label)}, {point}"
+    name, measure = f"{html.escape(group.label)}, {point}", group.views[0].measure
     figure.add_scatter(
         x=_abscissa(group, rounds, against),
-        y=[100 * float(np.mean([curve[r] for curve in curves])) for r in rounds],
+        y=[measure.scale * float(np.mean([curve[r] for curve in curves])) for r in rounds],
         name=name,
         mode="lines",
         line={"color": _colour(index), "width": 1.5, "dash": "dot"},
         customdata=[f"{POINTS[point].text}, round {r}" for r in rounds],
-        hovertemplate=f"<b>{_literal(name)}</b>: %{{y:.4~g}}%<br>%{{customdata}}<extra></extra>",
+        hovertemplate=f"<b>{_literal(name)}</b>: %{{y:.4~g}}{measure.unit}<br>%{{customdata}}<extra></extra>",
     )
 
 
@@ -395,19 +451,25 @@ def _sent(group: Group, rounds: Sequence[int]) -> list[float]:
 
 def _client_dots(view: RunView) -> list[tuple[float, str]]:
     dots = []
-    for client in np.flatnonzero(view.count > 0):
-        accuracy = 100 * float(view.correct[client] / view.count[client])
-        note = f"<b>client {client}: {accuracy:.1f}%</b>, seed {view.seed}<br>{int(view.count[client])} test"
+    measure = view.measure
+    for client in np.flatnonzero(np.isfinite(view.scores)):
+        accuracy = measure.scale * float(view.scores[client])
+        shown = f"{accuracy:.1f}%" if measure.unit else f"{measure.title} {accuracy:.4g}"
+        who = html.escape(name_of(view.client_names, int(client)))
+        note = f"<b>client {who}: {html.escape(shown)}</b>, seed {view.seed}<br>{int(view.count[client])} test"
         if view.label_counts is not None:
             labels = drawn_counts(view.label_counts[client])
-            note += f", {int(labels.sum())} training examples<br>{_label_mix(labels)}"
+            note += f", {int(labels.sum())} training examples<br>{_label_mix(labels, view.class_names)}"
         dots.append((accuracy, note))
     return dots
 
 
-def _label_mix(labels: np.ndarray, shown: int = 4) -> str:
+def _label_mix(labels: np.ndarray, names: Sequence[str], shown: int = 4) -> str:
     held = [int(c) for c in np.argsort(-labels, kind="stable") if labels[c] > 0]
-    mix = [f"class {c}: {100 * labels[c] / labels.sum():.0f}%" for c in held[:shown]]
+    mix = [
+        f"{'' if names else 'class '}{html.escape(name_of(names, c))}: {100 * labels[c] / labels.sum():.0f}%"
+        for c in held[:shown]
+    ]
     return ", ".join(mix + ([f"{len(held) - shown} more"] if len(held) > shown else []))
 
 

@@ -144,6 +144,8 @@ class Checkpoints:
             "number": self._number,
             "files": names,
         }
+        if progress.population.losses:
+            manifest["losses"] = {str(client): loss for client, loss in progress.population.losses.items()}
         manifest["checksum"] = _checksum(manifest)
         write_atomically(self._folder / "manifest.json", (json.dumps(manifest) + "\n").encode())
         self._files, self._saved = names, saved
@@ -159,19 +161,7 @@ class Checkpoints:
         path = self._folder / "manifest.json"
         if not path.exists():
             return None
-        manifest = read_json(path)
-        if manifest.get("format") != FORMAT:
-            raise SparsonaError(
-                f"'{path}' is a checkpoint of format {manifest.get('format')}",
-                expected=f"format {FORMAT}",
-                hint="use the version of sparsona named in the run's environment.json",
-            )
-        if manifest.pop("checksum", None) != _checksum(manifest):
-            raise SparsonaError(
-                f"'{path}' is damaged: its checksum does not match",
-                expected="the file as it was written",
-                hint="restore it from a copy, or start the run again in another folder",
-            )
+        manifest = _read_manifest(path)
         self._number, self._files = manifest["number"], manifest["files"]
         server = None
         if initial.server is not None:
@@ -184,9 +174,10 @@ class Checkpoints:
             client: _read_message(self._read(entry), states.get(client), f"client {client}'s message")
             for client, entry in self._of_kind("message")
         }
-        population = Population(server, states, messages)
+        losses = {int(client): loss for client, loss in manifest.get("losses", {}).items()}
+        population = Population(server, states, messages, losses)
         tuned: dict[int, Any] = {}
-        last, clients = context.plan.round_at(context.plan.rounds), clients.at(states)
+        last, clients = context.plan.round_at(context.plan.last), clients.at(states)
         for client, entry in self._of_kind("tuned"):
             work = clients.blank_tuned(engine.evaluation_job(population, client, last))
             tuned[client] = fill(work, self._read(entry), f"the checkpoint of client {client}'s tuned model")
@@ -232,6 +223,33 @@ class Checkpoints:
                 expected="the file as it was written",
                 hint="restore it from a copy, or start the run again in another folder",
             ) from None
+
+
+def reopen(folder: Path) -> None:
+    """Make a finished run one that goes on: what final tuning left is made anew."""
+    path = folder / "checkpoint" / "manifest.json"
+    manifest = _read_manifest(path)
+    manifest["finished"] = False
+    manifest["files"] = {one: name for one, name in manifest["files"].items() if not one.startswith("tuned/")}
+    manifest["checksum"] = _checksum(manifest)
+    write_atomically(path, (json.dumps(manifest) + "\n").encode())
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    manifest = read_json(path)
+    if manifest.get("format") != FORMAT:
+        raise SparsonaError(
+            f"'{path}' is a checkpoint of format {manifest.get('format')}",
+            expected=f"format {FORMAT}",
+            hint="use the version of sparsona named in the run's environment.json",
+        )
+    if manifest.pop("checksum", None) != _checksum(manifest):
+        raise SparsonaError(
+            f"'{path}' is damaged: its checksum does not match",
+            expected="the file as it was written",
+            hint="restore it from a copy, or start the run again in another folder",
+        )
+    return manifest
 
 
 def _checksum(manifest: Mapping[str, Any]) -> str:

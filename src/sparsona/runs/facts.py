@@ -12,8 +12,11 @@ from typing import Any
 import numpy as np
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.packing import Packing
+from sparsona.data.names import clean_name, clean_names
 
 FORMAT = 2  # of a run folder that this version writes and resumes
+DTYPES = ("float32", "uint8", "int32")  # of stored inputs
 READABLE = (1, 2)  # of those that it reads: format 1 lacks nothing that a report needs
 
 
@@ -35,6 +38,59 @@ class WarmStartFacts:
     same_data: bool = True
 
 
+@dataclass(frozen=True)
+class Extension:
+    """Rounds that were added to a run with `resume --rounds`.
+
+    Args:
+        rounds: how many rounds it had before.
+        total: how many it has with them.
+        changed: the options that follow a run's progress, and so run differently than in a run of `total` rounds.
+    """
+
+    rounds: int
+    total: int
+    changed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ExampleFacts:
+    """What a run's examples look like, so that its models can be used without them.
+
+    `shape` and `dtype` are those of a stored input; `num_outputs` is the number of classes, of tokens or of outputs.
+    The others are those of the federation's View that matter to a test example, the name of the data, and where in a
+    stored row several inputs are, as Packing has it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    num_outputs: int
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    crop: int | None = None
+    test_resize: bool = False
+    name: str = ""
+    packing: Packing | None = None
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> ExampleFacts:
+        """What `asdict` wrote."""
+        known: dict[str, Any] = {one.name: values[one.name] for one in fields(cls) if one.name in values}
+        lists: dict[str, Any] = {key: tuple(value) for key, value in known.items() if isinstance(value, list)}
+        if known.get("packing") is not None:
+            lists["packing"] = Packing.from_json(known["packing"]["fields"])
+        found = cls(**known | lists)
+        sides = (*found.shape, found.num_outputs, *(() if found.crop is None else (found.crop,)))
+        numbers = (*found.mean, *found.std)
+        if (
+            found.dtype not in DTYPES
+            or not all(type(side) is int and side > 0 for side in sides)
+            or not all(type(number) in (int, float) for number in numbers)
+        ):
+            raise ValueError(f"examples of {found}")
+        return found
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunFacts:
     """What is known about a run besides its options. Digests identify data and models.
@@ -48,8 +104,13 @@ class RunFacts:
     training decides by validation data. `has_one_size`: clients have models of one size, though some have little
     capacity. `preset` has the options that a preset set to other values than the defaults, and what of it the run has
     otherwise, in words. `num_personal` is how many parameters of a client's model are its own, and no other client's;
-    None: the method does not say. `targets` are classes, tokens or numbers; "" in runs of older versions. `num_frozen`
-    parameters of the model are frozen, and not among its `num_parameters`.
+    None: the method does not say. `targets` are classes, binary (by one logit), labels, tokens or numbers; "" in runs
+    of older versions, as `loss` is, which have no `examples` either. `class_weights` are as they were counted,
+    `metrics` the names of those evaluated. `num_frozen` parameters of the model are frozen, and not among its
+    `num_parameters`. `data` is what the data set is called; `client_names` and `class_names` are empty where there are
+    none. `differing`: in which versions and parts of machines the sides of a run on several machines differ, and what
+    is in use. `availability` is a digest of a trace. `config` has a digest of each option in config.json, and is empty
+    in runs of older versions; `extensions` are the rounds that were added later.
     """
 
     method: str
@@ -80,7 +141,18 @@ class RunFacts:
     num_personal: int | None = None
     warm_start: WarmStartFacts | None = None
     targets: str = ""
+    availability: str | None = None
+    config: Mapping[str, str] = field(default_factory=dict)
+    extensions: tuple[Extension, ...] = ()
+    loss: str = ""
+    class_weights: tuple[float, ...] | None = None
+    metrics: tuple[str, ...] = ()
+    examples: ExampleFacts | None = None
     num_frozen: int = 0
+    data: str = ""
+    client_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+    differing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     format: int = field(default=FORMAT)
 
     @property
@@ -93,8 +165,15 @@ class RunFacts:
         plain = {one.name: getattr(self, one.name) for one in fields(self)}
         plain["sizes"] = self.sizes.tolist()
         plain["label_counts"] = None if self.label_counts is None else self.label_counts.tolist()
+        plain["client_names"] = list(self.client_names)
+        plain["differing"] = {name: list(values) for name, values in self.differing.items()}
         plain["left_out"], plain["novel"] = dict(self.left_out), list(self.novel)
+        plain["metrics"] = list(self.metrics)
+        plain["class_weights"] = None if self.class_weights is None else list(self.class_weights)
+        plain["class_names"] = list(self.class_names)
         plain["warm_start"] = None if self.warm_start is None else asdict(self.warm_start)
+        plain["config"], plain["extensions"] = dict(self.config), [asdict(one) for one in self.extensions]
+        plain["examples"] = None if self.examples is None else asdict(self.examples)
         return {"format": plain.pop("format"), **plain}
 
     @classmethod
@@ -106,18 +185,34 @@ class RunFacts:
                 expected=f"format {FORMAT}",
                 hint="use the version of sparsona named in its environment.json",
             )
-        missing = [one.name for one in fields(cls) if one.default is MISSING and one.name not in values]
+        needed = [one.name for one in fields(cls) if one.default is MISSING and one.default_factory is MISSING]
+        missing = [name for name in needed if name not in values]
         known = {one.name: values[one.name] for one in fields(cls) if one.name in values}
         try:
             if missing:
                 raise ValueError(f"it lacks {', '.join(missing)}")
             known["sizes"] = _freeze(known["sizes"])
             known["label_counts"] = None if known["label_counts"] is None else _freeze(known["label_counts"])
-            known["novel"] = tuple(known.get("novel", ()))
+            known["differing"] = {name: tuple(values) for name, values in known.get("differing", {}).items()}
+            known["novel"], known["metrics"] = (tuple(known.get(name, ())) for name in ("novel", "metrics"))
+            if known.get("class_weights") is not None:
+                known["class_weights"] = tuple(map(float, known["class_weights"]))
+            for name, what, count in (
+                ("client_names", "clients", len(known["sizes"])),
+                ("class_names", "classes", None if known["label_counts"] is None else known["label_counts"].shape[1]),
+            ):
+                known[name] = clean_names(known[name], what, count) if known.get(name) else ()
+            known["data"] = clean_name(known.get("data", ""))
             if known.get("warm_start") is not None:
                 known["warm_start"] = WarmStartFacts(**known["warm_start"])
+            extensions = (Extension(**{**one, "changed": tuple(one["changed"])}) for one in known.get("extensions", ()))
+            known["extensions"] = tuple(extensions)
+            if not isinstance(known.get("config", {}), dict):
+                raise ValueError("its digests of options are none")
+            if known.get("examples") is not None:
+                known["examples"] = ExampleFacts.from_json(known["examples"])
             return cls(**known)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError, KeyError, SparsonaError) as error:
             raise SparsonaError(
                 f"'{where}' is damaged: its facts cannot be read ({error})",
                 expected="about.json as sparsona wrote it",

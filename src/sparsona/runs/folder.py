@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import platform
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,10 @@ from sparsona.core.version import VERSION
 from sparsona.runs import records
 from sparsona.runs.facts import FORMAT, RunFacts
 from sparsona.runs.records import Records
+from sparsona.runs.stopping import MEASURES
 
 START_FILE = "start.safetensors"  # the weights that a run begins with, if they come from another run
+INITIAL_FILE = "initial.safetensors"  # those of a module that was passed from Python
 # What the machines of a run on several of them agreed on, and which of them took part.
 FEDERATION_FILE, GUESTS_FILE, SERVER_FILE = "federation.toml", "guests.json", "server.json"
 MANIFEST = Path("checkpoint") / "manifest.json"  # what it does not name does not exist
@@ -134,17 +137,20 @@ class RunFolder:
         self._lock = filelock.FileLock(str(path / "lock"))
 
     @classmethod
-    def create(cls, path: Path, config: str, facts: RunFacts, start: bytes | None = None) -> RunFolder:
-        """A new folder with its config and START_FILE, locked. Refuses one that holds anything already."""
+    def create(
+        cls, path: Path, config: str, facts: RunFacts, start: bytes | None = None, initial: bytes | None = None
+    ) -> RunFolder:
+        """A new folder with its config, START_FILE and INITIAL_FILE, locked. Refuses one that holds anything."""
         make_empty_folder(path)
         folder = cls(path, facts)
         folder._acquire()
         try:
             _check_unused(path)  # again, now that no other process can write to it
             write_atomically(path / "environment.json", _json(environment()))
-            write_atomically(path / "about.json", _json(facts.as_json()))
-            if start is not None:
-                write_atomically(path / START_FILE, start)
+            folder.learn(replace(facts, config=config_digests(json.loads(config))))
+            for name, data in ((START_FILE, start), (INITIAL_FILE, initial)):
+                if data is not None:
+                    write_atomically(path / name, data)
             write_atomically(path / "config.json", config.encode())  # last: a folder with a config is a run
         except BaseException:
             folder.__exit__()
@@ -169,6 +175,36 @@ class RunFolder:
                 hint="`sparsona runs` lists the runs in ./runs",
             )
         return cls(path, RunFacts.from_json(read_json(path / "about.json"), str(path)))
+
+    def check_config(self) -> None:
+        """Raise SparsonaError if config.json is not what the run was made with; older runs have no digest."""
+        made, now = self.facts.config, config_digests(self.config)
+        changed = sorted(key for key in {*made, *now} if made.get(key) != now.get(key)) if made else []
+        if (
+            changed == ["rounds"]
+            and self.facts.extensions
+            and self.config["rounds"] == self.facts.extensions[-1].rounds
+        ):
+            return  # rounds were being added when the process was killed: they were not yet
+        if changed:
+            raise SparsonaError(
+                f"'{self.path / 'config.json'}' was edited after the run was made: {', '.join(changed)}",
+                expected="the options that the run was made with",
+                hint="undo the edit; `sparsona resume RUN --rounds N` adds rounds, other options need another run",
+            )
+
+    def extend(self, rounds: int, facts: RunFacts) -> None:
+        """Give the run more rounds. Facts first: a config that nothing vouches for would be taken for an edited one."""
+        config = {**self.config, "rounds": rounds}
+        self.learn(replace(facts, config=config_digests(config)))
+        write_atomically(self.path / "config.json", (json.dumps(config, indent=2) + "\n").encode())
+        self.__dict__.pop("config", None)  # read again
+
+    @property
+    def last_round(self) -> int:
+        """After how many rounds the run ends, or ended: final tuning is recorded as the round of this index."""
+        found = reached(self.path)
+        return found.completed if found.finished else self.config["rounds"]
 
     def learn(self, facts: RunFacts) -> None:
         """Write facts that became known while the run was played: how much data clients have that came late."""
@@ -237,6 +273,18 @@ class RunFolder:
             (self.path / "summary.json").unlink(missing_ok=True)
 
 
+def config_digests(config: dict[str, Any]) -> dict[str, str]:
+    """A digest of each option of a config, by name; of the method's options as `options.NAME`."""
+    own = config.get("options")
+    # Limits are for one session: they stop a run where it can be resumed, and change nothing of its result.
+    flat = {key: value for key, value in config.items() if key not in (*MEASURES, "options")}
+    flat |= {f"options.{key}": value for key, value in (own if isinstance(own, dict) else {}).items()}
+    return {
+        key: hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=6).hexdigest()
+        for key, value in flat.items()
+    }
+
+
 def make_empty_folder(path: Path) -> None:
     """Make it, or refuse one that holds anything."""
     with explain_disk_errors(path):
@@ -251,9 +299,10 @@ _BEFORE_CONFIG = {
     "environment.json",
     "about.json",
     START_FILE,
+    INITIAL_FILE,
     FEDERATION_FILE,
     GUESTS_FILE,
-    *(f".{name}.part" for name in (START_FILE, FEDERATION_FILE, GUESTS_FILE)),
+    *(f".{name}.part" for name in (START_FILE, INITIAL_FILE, FEDERATION_FILE, GUESTS_FILE)),
     *(f".{name}.json.part" for name in ("environment", "about", "config")),
 }
 

@@ -48,4 +48,5 @@ class JsonLines:
 
 
 def _plain(one: ClientEvaluation) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in ("client", "point", "correct", "count", "loss")}
+    found = {name: getattr(one, name) for name in ("client", "point", "correct", "count", "loss")}
+    return {**found, "metrics": dict(one.metrics)} if one.metrics else found

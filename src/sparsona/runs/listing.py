@@ -48,6 +48,9 @@ def _row(folder: Path, where: Path) -> dict[str, Any]:
         summary = read_json(folder / "summary.json") if (folder / "summary.json").exists() else None
         mean = summary["accuracy"]["mean"] if summary else None
         accuracy = "–" if mean is None else f"{mean:.1%}"
+        if mean is None and summary and (metrics := summary.get("metrics")):  # of a regression, its first metric
+            name = next(iter(metrics))
+            accuracy = "–" if metrics[name]["mean"] is None else f"{name} {metrics[name]['mean']:.4g}"
         steps = summary["steps"]["total"] if summary and "steps" in summary else None  # older summaries lack them
         return row | {
             "method": config["method"],

@@ -120,6 +120,9 @@ class RoundResult:
         turns: what each client did.
         seconds: wall time.
         is_tuning: whether this is final tuning, after the last round.
+        time: the simulated time of the round, where clients have speeds; None: not simulated.
+        num_awake: how many clients were awake, where not all always are.
+        num_late: how many of those that trained would not have made the deadline, where there is one.
 
     Example:
         >>> print(RoundResult(0, 1.0, (), 0.5))
@@ -131,6 +134,9 @@ class RoundResult:
     turns: tuple[TurnResult, ...]
     seconds: float
     is_tuning: bool = False
+    time: float | None = None
+    num_awake: int | None = None
+    num_late: int | None = None
 
     @property
     def loss(self) -> float | None:
@@ -192,6 +198,7 @@ class ClientEvaluation:
         loss: mean loss.
         confusion: counts by true class (row) and prediction (column), read-only; None where it was not kept.
         classes: counts by whether the client has the class, where there are too many classes for a matrix.
+        metrics: the values of the run's metrics, by name; those that are undefined for the client are absent.
     """
 
     client: int
@@ -201,6 +208,7 @@ class ClientEvaluation:
     loss: float
     confusion: np.ndarray | None = None
     classes: ClassCounts | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -247,8 +255,19 @@ class EvaluationResult:
         found = [one.correct / one.count for one in self.clients if one.point == point and one.correct is not None]
         return sum(found) / len(found) if found else None
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The mean of each metric at `point`, over the clients that it is defined for. On test data, as `accuracy`."""
+        found: dict[str, list[float]] = {}
+        for one in self.clients:
+            for name, value in one.metrics.items() if one.point == self.point else ():
+                found.setdefault(name, []).append(value)
+        return {name: sum(values) / len(values) for name, values in found.items()}
+
     def __str__(self) -> str:
-        shown = "" if self.accuracy is None else f", accuracy {self.accuracy:.1%} at '{self.point}' on test data"
+        figures = [] if self.accuracy is None else [f"accuracy {self.accuracy:.1%}"]
+        figures += [f"{name} {value:.4g}" for name, value in self.metrics.items() if name != "accuracy"]
+        shown = f", {', '.join(figures)} at '{self.point}' on test data" if figures else ""
         return f"evaluated after round {self.completed}{shown}"
 
 
@@ -261,7 +280,8 @@ class RunEnd:
         rounds: rounds planned.
         seconds: wall time.
         finished: whether the run is complete.
-        reason: why it stopped, such as "max_seconds", "interrupted" or an error; None if it is finished.
+        reason: why it stopped, such as "max_seconds", "interrupted" or an error; of a finished run, why it ended early
+            ("best validation at round 12"), or None.
         summary: that of summary.json; None after an interruption or an error.
 
     Example:
@@ -277,8 +297,10 @@ class RunEnd:
     summary: Mapping[str, Any] | None
 
     def __str__(self) -> str:
-        how = "finished" if self.finished else f"stopped ({self.reason})"
-        return f"{how} after round {self.completed} of {self.rounds}"
+        where = f"after round {self.completed} of {self.rounds}"
+        if self.finished and self.reason:
+            return f"stopped early {where}, {self.reason}"
+        return f"finished {where}" if self.finished else f"stopped ({self.reason}) {where}"
 
 
 Record = RunStart | ProgressUpdate | RoundResult | EvaluationResult | RunEnd

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PrivateAttr,
+    model_validator,
+)
 
 from sparsona.core import points as eval_points
 from sparsona.core import spec
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.targets import ALL_LOSSES, ALL_METRICS, USUAL_METRICS, given_name
 from sparsona.data.split_plan import SplitPlan
+from sparsona.engine.availability import KINDS as AVAILABILITY
+from sparsona.engine.availability import check_availability
 from sparsona.engine.graphs import GRAPHS, USUAL_DEGREE
+from sparsona.engine.pace import LOGNORMAL, read_sigma
+from sparsona.engine.sampling import SAMPLERS, check_sampler
 from sparsona.executors import EXECUTORS
 from sparsona.learning.schedule import SCHEDULES, lr_schedule
 from sparsona.runs.declaration import Option, as_int, as_tuple, option, options_of
@@ -56,6 +70,62 @@ def check_transforms(texts: tuple[str, ...]) -> tuple[str, ...]:
     return texts
 
 
+def _as_values(value: Any) -> Any:
+    """Values of clients: one number is for all; keys of a dict may be texts, as JSON has them."""
+    return (value,) if isinstance(value, int | float) else value
+
+
+def _check_sampler(name: str) -> str:
+    try:
+        return check_sampler(name)
+    except SparsonaError as error:
+        raise ValueError(str(error)) from error
+
+
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=1)]
+_ClientIndex = Annotated[int, Field(ge=0)]
+
+
+def check_loss(name: str | None) -> str | None:
+    """Check the name of a loss."""
+    if name is not None and name not in ALL_LOSSES and given_name(name) is None:
+        raise ValueError(name) from unknown_name("loss", name, ALL_LOSSES)
+    return name
+
+
+def check_metrics(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Check the names of metrics."""
+    for name in names or ():
+        if name not in ALL_METRICS and given_name(name) is None:
+            raise ValueError(name) from unknown_name("metric", name, ALL_METRICS)
+    own = [given_name(name) or name for name in names or ()]
+    if twice := [name for name in own if own.count(name) > 1]:
+        raise ValueError(twice[0]) from SparsonaError(
+            f"two metrics called '{twice[0]}'", expected="a name for each", hint="name functions with def"
+        )
+    return names
+
+
+def _read_weights(value: Any) -> Any:
+    """Numbers as a tuple, also from text: "1,2.5"."""
+    if isinstance(value, str) and value != "balanced":
+        value = tuple(value.split(","))
+    return value
+
+
+def check_weights(weights: Any) -> Any:
+    """Check weights of classes."""
+    if isinstance(weights, tuple) and (not all(0 <= one < float("inf") for one in weights) or not any(weights)):
+        raise ValueError("finite weights of 0 or more, not all of them 0")
+    return weights
+
+
+def _read_names(value: Any) -> Any:
+    """Names as a tuple, also from text: "f1,auc"."""
+    return tuple(value.split(",")) if isinstance(value, str) else value
+
+
 MATCHES: dict[str, str] = {"rounds": "rounds", "steps": "local steps", "flops": "FLOPs", "bytes": "bytes"}
 
 
@@ -79,9 +149,6 @@ class Matched(BaseModel):
     exact: bool = True
 
 
-GIVEN = "given"  # in a config: the data, partition or model came from Python and has no name
-
-
 class RunConfig(Stopping):
     """Everything that decides a run's result, and where it runs. Options of the method itself are in `options`."""
 
@@ -89,7 +156,13 @@ class RunConfig(Stopping):
     options: dict[str, Any] = Field(default_factory=dict, description="options of the method")
     matched: Matched | None = Field(None, description="what a comparison equalised, and to what")
 
-    data: str = _data("digits", "data set, a row of `sparsona data`", flag=True, cost=True, paths=("arrays", "folder"))
+    data: str = _data(
+        "digits",
+        "data set, a row of `sparsona data`, or the path of your own: mine.npz, or a folder of pictures",
+        flag=True,
+        cost=True,
+        paths=("arrays", "folder"),
+    )
     data_dir: str | None = _data(
         None, "folder that is searched first for the data's files", none="the cache alone", flag=True, paths=("",)
     )
@@ -99,6 +172,12 @@ class RunConfig(Stopping):
     )
     crop: int | None = _reading(None, "pixels of the square cut from each image (folder, gldv2)", cost=_SAY_INPUT, ge=1)
     sequence_length: int | None = _reading(None, "tokens in one example of text", none="20", cost=_SAY_INPUT, ge=2)
+    task: Literal["auto", "classification", "binary", "multilabel", "regression"] = _reading(
+        "auto",
+        "what the targets are; binary: 0 or 1, predicted by one logit; multilabel: a column of 0 and 1 for each label; "
+        "auto: fractions make a regression",
+        cost=_SAY_INPUT,
+    )
     vocabulary_size: int | None = _reading(None, "most frequent words kept", none="10,000", cost=_SAY_INPUT, ge=1)
 
     clients: int | None = _sharing(
@@ -182,6 +261,21 @@ class RunConfig(Stopping):
         cost=True,
         paths=("file",),
     )
+    loss: Annotated[str | None, AfterValidator(check_loss)] = _plan(
+        None,
+        f"what training minimises: {_any_of(ALL_LOSSES)}; from Python also a function of outputs and targets that "
+        "returns a loss for each example",
+        none="cross-entropy for classes, bce for one logit and for labels, squared-error for numbers",
+    )
+    class_weights: Annotated[
+        Literal["balanced"] | tuple[float, ...] | None, BeforeValidator(_read_weights), AfterValidator(check_weights)
+    ] = _plan(
+        None,
+        "factor of the loss of each class, of labels where they apply; balanced: by the counts in all clients' "
+        "training data",
+        none="1 for all",
+    )
+    label_smoothing: float = _plan(0.0, "share of a label that is spread over all classes", ge=0, lt=1)
     transform: Annotated[tuple[str, ...], BeforeValidator(split_transforms), AfterValidator(check_transforms)] = _plan(
         (),
         f"what messages go through, in order: {_any_of(card.example for card in TRANSFORMS.values())}",
@@ -232,7 +326,7 @@ class RunConfig(Stopping):
         ge=0,
         lt=1,
     )
-    at_least: int = _plan(
+    min_updates: int = _plan(
         0,
         "updates that a round needs: with fewer, neither the server nor any client changes in it",
         condition=True,
@@ -270,6 +364,54 @@ class RunConfig(Stopping):
         (1.0,), "density each client can hold, repeated over clients", condition=True, cost=True
     )
 
+    client_lr_scale: Annotated[tuple[_Positive, ...] | dict[_ClientIndex, _Positive], BeforeValidator(_as_values)] = (
+        _plan(
+            (1.0,),
+            "factor of each client's learning rates, repeated over clients; from Python also a dict by client",
+            condition=True,
+        )
+    )
+    client_epochs: Annotated[tuple[_Count, ...] | dict[_ClientIndex, _Count], BeforeValidator(_as_values)] = _plan(
+        (),
+        "each client's own epochs in a round in place of the method's, repeated over clients; from Python also a dict",
+        condition=True,
+        cost=True,
+    )
+    speeds: Annotated[tuple[_Positive, ...] | dict[_ClientIndex, _Positive] | str, BeforeValidator(_as_values)] = _plan(
+        (),
+        f"relative speed of each client, repeated over clients, or {LOGNORMAL}, drawn once; from Python also a dict",
+        condition=True,
+        cost="leave it out: every client is charged as if it made the deadline",
+    )
+    deadline: float | None = _plan(
+        None,
+        "of a round, in the time that a client of speed 1 with the mean amount of data takes for its turn",
+        none="all are waited for",
+        condition=True,
+        cost="leave it out: every client is charged as if it made the deadline",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    late: Literal["drop", "partial"] = _plan(
+        "drop",
+        "what becomes of clients that would not make the deadline: their update is lost, or they make fewer steps",
+        condition=True,
+        cost="leave it out: every client is charged as if it made the deadline",
+    )
+    sampler: Annotated[str, AfterValidator(_check_sampler)] = _plan(
+        "uniform",
+        f"how the clients of a round are chosen: {_any_of(SAMPLERS)}; from Python also a function",
+        condition=True,
+    )
+    availability: str | None = _plan(
+        None,
+        f"who is awake in a round, see docs/experiments.md: {_any_of(row.form for row in AVAILABILITY.values())}",
+        none="all are, always",
+        condition=True,
+        cost="leave it out: every round is charged as if enough clients were awake",
+        paths=("file",),
+    )
+
     subnetwork: float | None = _plan(
         None,
         "train a fixed random sub-network of this density in place of the whole model",
@@ -303,6 +445,15 @@ class RunConfig(Stopping):
         f"{', '.join(eval_points.OPTIONS)}; each also on other data, such as received/validation",
         circumstance=True,
     )
+    metrics: Annotated[tuple[str, ...] | None, BeforeValidator(_read_names), AfterValidator(check_metrics)] = (
+        _evaluation(
+            None,
+            f"what else predictions are judged by, at every evaluation: {', '.join(ALL_METRICS)}; from Python also "
+            "functions of outputs and targets that return a number",
+            none=f"{', '.join(USUAL_METRICS['numbers'])} in a regression, whose headline is the first; otherwise none",
+            circumstance=True,
+        )
+    )
     record_traits: bool = _evaluation(
         False,
         "at evaluations, record how far apart clients' masks or gates are, if they have any",
@@ -315,6 +466,20 @@ class RunConfig(Stopping):
         "fp32", "of convolutions and products on a GPU; weights stay in fp32", flag=True, condition=True
     )
     executor: str = _place("auto", f"how clients are run: {_any_of(EXECUTORS)}", flag=True, circumstance=True)
+
+    # Functions that were passed from Python, by option and name: no part of what is stored, and passed again on resume.
+    _functions: dict[str, Callable[..., Any]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """Functions from Python in place of names, by "loss/NAME" and "metrics/NAME"."""
+        return self._functions
+
+    def with_functions(self, functions: Mapping[str, Callable[..., Any]]) -> RunConfig:
+        """The same options with these functions."""
+        found = self.model_copy()
+        found._functions = dict(functions)
+        return found
 
     @model_validator(mode="before")
     @classmethod
@@ -347,10 +512,32 @@ class RunConfig(Stopping):
     def conflicts(self) -> list[SparsonaError]:
         """Errors in combinations of fields."""
         found = []
-        try:
-            lr_schedule(self.lr_schedule)
-        except SparsonaError as error:
-            found.append(error)
+        for value, read in (
+            (self.lr_schedule, lr_schedule),
+            (self.availability, check_availability),
+            (self.speeds if isinstance(self.speeds, str) else None, read_sigma),
+        ):
+            try:
+                if value is not None:
+                    read(value)
+            except SparsonaError as error:
+                found.append(error)
+        if self.late == "partial" and self.deadline is None:
+            found.append(
+                SparsonaError(
+                    "late=partial without a deadline",
+                    expected="a deadline that clients may miss",
+                    hint="--set deadline=1.5, and --set speeds=lognormal:0.5 for clients of different speeds",
+                )
+            )
+        if self.patience is not None and self.evaluate == "participants":
+            found.append(
+                SparsonaError(
+                    "patience with evaluate=participants: other clients are evaluated in each round",
+                    expected="evaluate=everyone: scores of the same clients, which can be compared",
+                    hint="leave one of them out",
+                )
+            )
         # None: known once the data is read.
         taking_part = None if self.clients is None else self.clients - self.num_novel
         if taking_part is None:
@@ -371,12 +558,12 @@ class RunConfig(Stopping):
                     hint="lower --per-round or raise --clients",
                 )
             )
-        elif self.at_least > self.sampled:
+        elif self.min_updates > self.sampled:
             found.append(
                 SparsonaError(
-                    f"rounds that need {self.at_least} updates, of {self.sampled} clients per round",
-                    expected=f"at_least from 0 to {self.sampled}",
-                    hint="lower at_least or raise --per-round",
+                    f"rounds that need {self.min_updates} updates, of {self.sampled} clients per round",
+                    expected=f"min_updates from 0 to {self.sampled}",
+                    hint="lower min_updates or raise --per-round",
                 )
             )
         if taking_part is not None and 1 <= taking_part < (self.eval_clients or 0):
@@ -434,12 +621,23 @@ def in_groups(*groups: str) -> tuple[str, ...]:
 
 OF_DATA = in_groups("data", "reading", "sharing")  # what a federation made in Python has been through already
 
+# What a simulation alone has: on several machines clients are as fast and as often there as they are.
+SIMULATED = (
+    "client_lr_scale",
+    "client_epochs",
+    "speeds",
+    "deadline",
+    "late",
+    "sampler",
+    "availability",
+)
+
 # What all sides of a run on several machines agree on, besides method and model. Capacities are in its roster; a preset
 # is written out.
 AGREED = tuple(
     name
     for name in (*in_groups("plan", "evaluation"), "precision")
-    if name not in ("model", "preset", "warm_start", "capacities")
+    if name not in ("model", "preset", "warm_start", "capacities", *SIMULATED)
 )
 
 

@@ -67,6 +67,10 @@ class NotebookBar:
         if result.accuracy is not None:
             self._accuracy = f"accuracy {result.accuracy:.1%}"
             self._show()
+        elif result.metrics:
+            name, value = next(iter(result.metrics.items()))
+            self._accuracy = f"{name} {value:.4g}"
+            self._show()
 
     def on_end(self, end: RunEnd) -> None:
         self._doing = ""
@@ -126,6 +130,9 @@ class Bar:
     def on_evaluation(self, result: EvaluationResult) -> None:
         if result.accuracy is not None:
             self._show(result.completed, accuracy=f"accuracy {result.accuracy:.1%}")
+        elif result.metrics:
+            name, value = next(iter(result.metrics.items()))
+            self._show(result.completed, accuracy=f"{name} {value:.4g}")
 
     def on_end(self, end: RunEnd) -> None:
         self._drop_finished()

@@ -7,11 +7,13 @@ from dataclasses import asdict
 from sparsona.runs.observers import EvaluationResult, RoundResult
 from sparsona.runs.records import (
     ClassesRow,
+    ConditionRow,
     EvaluationFailureRow,
     EvaluationRow,
     EvaluationTrafficRow,
     FailureRow,
     MeasureRow,
+    MetricRow,
     Records,
     RoundRow,
     TurnRow,
@@ -57,6 +59,9 @@ class Recorder:
             self._records.add(
                 FailureRow(result.index, turn.client, turn.failure) for turn in result.turns if turn.failure
             )
+            simulated = (result.time, result.num_awake, result.num_late)
+            if any(one is not None for one in simulated):
+                self._records.add([ConditionRow(result.index, *simulated)])
             self._records.add(
                 MeasureRow(result.index, turn.client, name, pack_numbers(values, "<f4"))
                 for turn in result.turns
@@ -81,6 +86,11 @@ class Recorder:
                 ClassesRow(completed=result.completed, client=one.client, point=one.point, **asdict(one.classes))
                 for one in result.clients
                 if one.classes is not None
+            )
+            self._records.add(
+                MetricRow(completed=result.completed, client=one.client, point=one.point, name=name, value=value)
+                for one in result.clients
+                for name, value in one.metrics.items()
             )
             completed, is_final, num = result.completed, result.is_final, result.sent_to
             if num:

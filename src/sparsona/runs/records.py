@@ -32,6 +32,7 @@ CREATE TABLE IF NOT EXISTS turns (
   train_flops INTEGER, search_flops INTEGER, PRIMARY KEY (round, client)
 );
 CREATE TABLE IF NOT EXISTS failures (round INTEGER, client INTEGER, reason TEXT, PRIMARY KEY (round, client));
+CREATE TABLE IF NOT EXISTS conditions (round INTEGER PRIMARY KEY, time REAL, num_awake INTEGER, num_late INTEGER);
 CREATE TABLE IF NOT EXISTS measures (
   round INTEGER, client INTEGER, name TEXT, numbers BLOB, PRIMARY KEY (round, client, name)
 );
@@ -42,6 +43,9 @@ CREATE TABLE IF NOT EXISTS evaluations (
 CREATE TABLE IF NOT EXISTS classes (
   completed INTEGER, client INTEGER, point TEXT, seen_correct INTEGER, seen_count INTEGER, unseen_correct INTEGER,
   unseen_count INTEGER, PRIMARY KEY (completed, client, point)
+);
+CREATE TABLE IF NOT EXISTS client_metrics (
+  completed INTEGER, client INTEGER, point TEXT, name TEXT, value REAL, PRIMARY KEY (completed, client, point, name)
 );
 CREATE TABLE IF NOT EXISTS evaluation_traffic (
   completed INTEGER, is_final INTEGER, clients INTEGER, bytes_up INTEGER, bytes_down INTEGER,
@@ -104,6 +108,19 @@ class FailureRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ConditionRow:
+    """What was simulated of a round: its time, how many clients were awake, how many of those that trained were late.
+
+    None: not simulated. Rounds of runs that simulate none of them have no row.
+    """
+
+    round: int
+    time: float | None
+    num_awake: int | None
+    num_late: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class MeasureRow:
     """What a method measured of one client's turn: one number or several, packed (`pack_numbers`, '<f4')."""
 
@@ -140,6 +157,17 @@ class ClassesRow:
     seen_count: int
     unseen_correct: int
     unseen_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """One metric of an evaluation; there is no row where it is undefined for the client."""
+
+    completed: int
+    client: int
+    point: str
+    name: str
+    value: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +257,8 @@ _TABLES = {
     TurnRow: "turns",
     EvaluationRow: "evaluations",
     ClassesRow: "classes",
+    ConditionRow: "conditions",
+    MetricRow: "client_metrics",
     MeasureRow: "measures",
     FailureRow: "failures",
     EvaluationTrafficRow: "evaluation_traffic",
@@ -239,13 +269,16 @@ Row = (
     RoundRow
     | TurnRow
     | FailureRow
+    | ConditionRow
     | MeasureRow
     | EvaluationRow
     | EvaluationTrafficRow
     | EvaluationFailureRow
     | ClassesRow
+    | MetricRow
     | TraitsRow
 )
+BY_POINT = ("evaluations", "classes", "client_metrics")  # the tables of what was found at points
 _FIGURES = "completed, client, point, correct, count, loss"  # of an evaluation, without its matrix
 _Kind = TypeVar("_Kind")
 
@@ -334,7 +367,7 @@ class Records:
         db = self.writer
         kept = bool(points) if traits is None else traits
         with self.writing():
-            for table in ("rounds", "turns", "failures", "measures"):
+            for table in ("rounds", "turns", "failures", "conditions", "measures"):
                 db.execute(f"DELETE FROM {table} WHERE round >= ?", (completed,))
             db.execute("DELETE FROM traits WHERE completed > ?", (completed if kept else completed - 1,))
             for table in ("evaluation_traffic", "evaluation_failures"):
@@ -345,9 +378,18 @@ class Records:
                     stays, values = "AND (is_final OR reason != ?)", [WITHHELD]
                 db.execute(f"DELETE FROM {table} WHERE completed = ? {stays}", [completed, *values])
             marks = ", ".join("?" * len(points))
-            for table in ("evaluations", "classes"):
+            for table in BY_POINT:
                 db.execute(f"DELETE FROM {table} WHERE completed > ?", (completed,))
                 db.execute(f"DELETE FROM {table} WHERE completed = ? AND point NOT IN ({marks})", (completed, *points))
+
+    def drop_evaluations(self, completed: Sequence[int]) -> None:
+        """Drop what was evaluated after these numbers of rounds: a run that goes on does not evaluate there."""
+        db = self.writer
+        with self.writing():
+            for number in completed:
+                for table in (*BY_POINT, "traits", "evaluation_traffic", "evaluation_failures"):
+                    db.execute(f"DELETE FROM {table} WHERE completed = ?", (number,))
+                db.execute("DELETE FROM measures WHERE round = ?", (number - 1,))
 
     def check(self, completed: int) -> None:
         """Refuse records that lack rounds the checkpoint has: what is summed over them would be too little."""
@@ -415,6 +457,10 @@ class Records:
         """Who was not heard, and why, in the order of rounds and clients."""
         return self._rows(FailureRow, "SELECT * FROM failures ORDER BY round, client")
 
+    def conditions(self) -> list[ConditionRow]:
+        """What was simulated of rounds, in order; none where nothing was."""
+        return self._rows(ConditionRow, "SELECT * FROM conditions ORDER BY round")
+
     def evaluation_traffic(self) -> list[EvaluationTrafficRow]:
         """What was sent for evaluations alone, in order; none where an older version made the run."""
         found = self._rows(EvaluationTrafficRow, "SELECT * FROM evaluation_traffic ORDER BY completed, is_final")
@@ -447,6 +493,19 @@ class Records:
         """Each client's counts on classes that it has and has not, where no matrix was kept."""
         query = "SELECT * FROM classes WHERE completed = ? AND point = ? ORDER BY client"
         return self._rows(ClassesRow, query, (completed, point))
+
+    def metrics(self, completed: int | None = None, point: str | None = None) -> list[MetricRow]:
+        """Metrics of clients after so many rounds, at this point, or all; none where an older version made the run."""
+        wanted = {"completed": completed, "point": point}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        which = f"WHERE {' AND '.join(f'{name} = ?' for name in given)}" if given else ""
+        query = f"SELECT * FROM client_metrics {which} ORDER BY completed, client, point, name"
+        return self._rows(MetricRow, query, tuple(given.values()))
+
+    def metric_curve(self, name: str, point: str) -> list[CurvePoint]:
+        """The mean of a metric over the clients that it is defined for against completed rounds."""
+        query = "SELECT completed, AVG(value) AS mean FROM client_metrics WHERE name = ? AND point = ? "
+        return self._rows(CurvePoint, query + "GROUP BY completed ORDER BY completed", (name, point))
 
     def has_evaluations(self) -> bool:
         """Whether any round was evaluated yet."""

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.data.catalog import own_spec
 from sparsona.runs.declaration import options_of, with_absolute_paths
 from sparsona.runs.options import OPTIONS, RunConfig
 
@@ -88,6 +89,8 @@ def choose(
                 )
             )
         of_run["lr_decay"] = 1.0  # recorded as it acts: no decay
+    if isinstance(of_run.get("data"), str):
+        of_run["data"] = own_spec(of_run["data"])
     of_run, of_method = with_absolute_paths(OPTIONS, of_run), with_absolute_paths(own, of_method)
     from_preset = frozenset(published) - {key.replace("-", "_") for key in given}
     return Chosen({**row.engine, **of_run}, {**row.options, **of_method}, errors, from_preset)

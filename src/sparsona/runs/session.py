@@ -8,7 +8,7 @@ authoritative: rows past it are dropped when a run is resumed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -43,7 +43,15 @@ from sparsona.runs.observers import (
 )
 from sparsona.runs.profile import ProfileFile
 from sparsona.runs.recorder import Recorder
-from sparsona.runs.stopping import Spent, Stopping, reached
+from sparsona.runs.stopping import (
+    Patience,
+    Spent,
+    Stopping,
+    mean_score,
+    reached,
+    recorded_patience,
+    validation_point,
+)
 from sparsona.runs.traits import TraitRecord
 
 # Checkpoints may take this share of the time, and are not worth taking more often than this.
@@ -57,10 +65,14 @@ Listen = Callable[[str, int], None]
 
 @dataclass(frozen=True)
 class Played:
-    """Where a run stands when it is finished or stopped; `stopped_by` says why, and is None if it is finished."""
+    """Where a run stands when it is finished or stopped; `stopped_by` says why, and is None if it is finished.
+
+    `best` is the round with the best validation score, of a run that ended early for want of a better one.
+    """
 
     progress: Progress
     stopped_by: str | None
+    best: int | None = None
 
 
 class Side(Protocol):
@@ -116,9 +128,13 @@ class Session:
             with self.side.open(executor, self.report, self._report_outcome):
                 try:
                     reason = self._play_rounds(limits)
-                    return Played(self.progress, reason)
+                    return self._played(reason)
                 finally:
                     self._profile.write(self.progress.completed)
+
+    def _played(self, reason: str | None) -> Played:
+        best = None if self.context.plan.ends_after is None or reason else self._patience.best
+        return Played(self.progress, reason, best)
 
     @property
     def is_finished(self) -> bool:
@@ -160,6 +176,7 @@ class Session:
                 self._checkpoints.save(self.progress, self._initial)
         with self.clock.measure("records"):
             self._records.check(self.progress.completed)
+        self._patience = Patience()
         self._traits: TraitRecord | None = None
         if folder.config.get("record_traits") and not self.progress.finished:
             self._traits = self.side.traits()
@@ -178,16 +195,23 @@ class Session:
         with self.clock.measure("records"):
             everyone, traits = plan.tests_everyone_after(completed), plan.evaluates_after(completed)
             self._records.rewind(completed, plan.points_after(completed), everyone, traits)
+            if self._folder.facts.extensions:  # what were the last ten rounds are so no more
+                others = [number for number in range(1, completed + 1) if not plan.evaluates_after(number)]
+                self._records.drop_evaluations(others)
             self._folder.drop_summary()
         began, self._spent, reason = time.monotonic(), Spent(), None
+        self._limits, self._patience = limits, self._recorded_patience(limits)
         try:
-            while self.progress.completed < plan.rounds and reason is None:
+            while self.progress.completed < plan.rounds and reason is None and not self._lost_patience:
                 self._round()
                 reason = reached(limits, replace(self._spent, seconds=time.monotonic() - began))
                 if reason is None and self._checkpoint_is_due():
                     self._save()
             self._evaluate_where_it_stops()
-            if self.progress.completed == plan.rounds:
+            if self._lost_patience and self.progress.completed < plan.rounds:
+                plan, reason = replace(plan, ends_after=self.progress.completed), None
+                self.context = self.engine.context = replace(self.context, plan=plan)
+            if self.progress.completed == plan.last:
                 self._finish()
             self._save()
         except BaseException:
@@ -211,7 +235,27 @@ class Session:
         facts = self._folder.facts
         evaluation = evaluation_result(facts, index + 1, played.evaluations, played.log)
         earlier = earlier_result(facts, played)
+        if self._limits.patience is not None:
+            self._wait(index + 1, played.evaluations)
         self._keep(replace(self.progress, completed=index + 1, population=population), result, evaluation, earlier)
+
+    # Patience: the mean score on validation data, after each evaluation.
+
+    @property
+    def _lost_patience(self) -> bool:
+        return self._limits.patience is not None and self._patience.waited >= self._limits.patience
+
+    def _wait(self, completed: int, found: Iterable[Evaluation]) -> None:
+        point = validation_point(self._folder.facts.point)
+        if scored := [(one.correct, one.count, one.loss) for one in found if one.point == point]:
+            self._patience = self._patience.after(completed, mean_score(scored), self._limits.min_delta)
+
+    def _recorded_patience(self, limits: Stopping) -> Patience:
+        """What a run that is resumed has seen: its records have every evaluation."""
+        if limits.patience is None:
+            return Patience()
+        point = validation_point(self._folder.facts.point)
+        return recorded_patience(self._records.evaluations(point=point), limits.min_delta)
 
     def _evaluate_where_it_stops(self) -> None:
         """The result must be that of the round which was reached: between two evaluations, and without any round."""
@@ -223,7 +267,7 @@ class Session:
 
     def _finish(self) -> None:
         """Final tuning and novel clients."""
-        began, rounds = time.monotonic(), self.context.plan.rounds
+        began, rounds = time.monotonic(), self.context.plan.last
         played, tuned = self.engine.finish(self.progress.population)
         result = replace(round_result(played, time.monotonic() - began), is_tuning=True)
         evaluation = evaluation_result(self._folder.facts, rounds, played.evaluations, played.log, is_final=True)
@@ -304,6 +348,8 @@ class Session:
         """Report the end to observers, if a start was reported."""
         if self._started:
             reason, progress = played.stopped_by, played.progress
+            if played.best is not None:
+                reason = f"best validation at round {played.best}"
             rounds, finished = self.context.plan.rounds, progress.finished
             self.observers.on_end(
                 RunEnd(progress.completed, rounds, progress.seconds, finished, reason, deepcopy(summary))
@@ -340,7 +386,15 @@ def round_result(played: RoundRecord, seconds: float) -> RoundResult:
         )
         for turn in played.turns
     )
-    return RoundResult(played.index, played.lr_scale, turns, seconds)
+    return RoundResult(
+        played.index,
+        played.lr_scale,
+        turns,
+        seconds,
+        time=played.time,
+        num_awake=played.num_awake,
+        num_late=played.num_late,
+    )
 
 
 def evaluation_result(
@@ -369,4 +423,5 @@ def _client_evaluation(found: Evaluation, label_counts: np.ndarray | None) -> Cl
             confusion.flags.writeable = False
         elif label_counts is not None and (table != FEW).all():
             classes = class_counts(table[:, 1], table.sum(axis=1), label_counts[found.client] != 0)
-    return ClientEvaluation(found.client, found.point, found.correct, found.count, found.loss, confusion, classes)
+    plain = (found.client, found.point, found.correct, found.count, found.loss)
+    return ClientEvaluation(*plain, confusion, classes, dict(found.metrics))

@@ -5,11 +5,15 @@ A criterion is an option of `Stopping` and what is measured against it in `MEASU
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from sparsona.core import points
 from sparsona.runs.declaration import option
 
 
@@ -55,6 +59,72 @@ class Stopping(BaseModel):
         condition=True,
         gt=0,
     )
+    patience: int | None = option(
+        None,
+        "end the run after so many evaluations in a row without a better mean on clients' validation data",
+        group="stop",
+        none="all rounds are played",
+        condition=True,
+        ge=1,
+    )
+    min_delta: float = option(
+        0.0, "of patience: by how much a mean must be better to count", group="stop", condition=True, ge=0
+    )
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How validation scores went so far; a higher score is better.
+
+    Args:
+        best: the round of the best score.
+        score: the best score.
+        waited: evaluations since then.
+    """
+
+    best: int = 0
+    score: float = -math.inf
+    waited: int = 0
+
+    def after(self, completed: int, score: float, min_delta: float) -> Patience:
+        """The same after one more evaluation."""
+        if score > self.score + min_delta:
+            return Patience(completed, score)
+        return Patience(self.best, self.score, self.waited + 1)
+
+
+class Scored(Protocol):
+    """One client's result at a point."""
+
+    @property
+    def completed(self) -> int: ...
+    @property
+    def correct(self) -> int | None: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def loss(self) -> float: ...
+
+
+def validation_point(headline: str) -> str:
+    """The point that patience goes by: the headline's model on validation data, or the received one before tuning."""
+    found = points.point(headline)
+    return points.on(found.base if found.when != "end" else points.RECEIVED, "validation")
+
+
+def mean_score(correct: Iterable[tuple[int | None, int, float]]) -> float:
+    """The mean over clients, of which more is better, whatever their order: accuracy, or the negative loss where
+    numbers are predicted. Of each client: right predictions, examples, loss."""
+    scores = [-loss if right is None else right / count for right, count, loss in correct]
+    return math.fsum(scores) / len(scores)
+
+
+def recorded_patience(rows: Iterable[Scored], min_delta: float) -> Patience:
+    """How scores went by the records of a run, in the order of rounds, at the point that patience goes by."""
+    seen = Patience()
+    for completed, found in groupby(rows, key=lambda row: row.completed):
+        seen = seen.after(completed, mean_score((one.correct, one.count, one.loss) for one in found), min_delta)
+    return seen
 
 
 MEASURES: dict[str, Callable[[Spent], float]] = {

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout
 from sparsona.core.tree import Tree
 from sparsona.runs.facts import WarmStartFacts
-from sparsona.runs.folder import START_FILE, RunFolder, reached, write_atomically
+from sparsona.runs.folder import INITIAL_FILE, START_FILE, RunFolder, explain_disk_errors, reached, write_atomically
 
 GLOBAL_FILE = "global.safetensors"  # a finished run's shared model, by the names of its parameters
 
@@ -44,6 +46,12 @@ def save_global_model(folder: Path, model: Tree | None) -> None:
         write_atomically(folder / GLOBAL_FILE, _as_file({name: model[name] for name in model}))
 
 
+def drop_global_model(folder: Path) -> None:
+    """Remove the shared model of a run that goes on."""
+    with explain_disk_errors(folder):
+        (folder / GLOBAL_FILE).unlink(missing_ok=True)
+
+
 def warm_start_from(path: str | Path) -> WarmStart:
     """The final global model of a run."""
     folder = RunFolder.open(Path(path))
@@ -65,6 +73,28 @@ def warm_start_from(path: str | Path) -> WarmStart:
     weights = _read(folder.path / GLOBAL_FILE)
     known = WarmStartFacts(str(folder.path), facts.method, found.completed, _digest(weights), facts.federation)
     return WarmStart(weights, known)
+
+
+def initial_file(model: nn.Module) -> bytes:
+    """The weights and buffers of a module that was passed from Python: another process cannot build it as it was."""
+    return _as_file({name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)})
+
+
+def with_initial_weights(folder: RunFolder, model: Any) -> Any:
+    """A module with the weights that the run was started with, where the folder has them; any other model as it is."""
+    path = folder.path / INITIAL_FILE
+    if not isinstance(model, nn.Module) or not path.exists():
+        return model
+    stored, made = _read(path), copy.deepcopy(model)
+    shapes = {name: value.shape for name, value in made.state_dict().items() if isinstance(value, Tensor)}
+    if shapes != {name: value.shape for name, value in stored.items()}:
+        raise SparsonaError(
+            f"the model is not that of '{folder.path}'",
+            expected="the same parameters and buffers",
+            hint="build it with the options that it had",
+        )
+    made.load_state_dict(stored, strict=False)
+    return made
 
 
 def stored_start(folder: RunFolder) -> WarmStart:

@@ -7,14 +7,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from sparsona.core.errors import SparsonaError
+from sparsona.core.method import Round, State, Update
 from sparsona.core.round import Client
-from sparsona.deploy.agent import Agent, Greeting, lone_cards
+from sparsona.deploy.agent import Agent, lone_cards
 from sparsona.deploy.exchange import Exchange, Handle, in_memory
 from sparsona.deploy.frames import UNSIGNED
+from sparsona.deploy.greeting import Greeting
 from sparsona.deploy.remote import Connection, RemoteClients
 from sparsona.deploy.vault import Vault
+from sparsona.engine.clients import LocalClients
 from sparsona.engine.context import ClientContext
 from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.gate import check_message
+from sparsona.engine.population import Turn
 from sparsona.engine.rounds import engine_for
 from sparsona.testing.case import Case, fingerprint, require
 
@@ -39,7 +45,7 @@ def frames_give_the_same_bits(case: Case, reach: Reach = in_memory) -> None:
         population = engine.start()
         for index in range(rounds):
             population, record = engine.play(population, index)
-            require(record.turns == history.records[index].turns, f"turns of round {index} differ")
+            require(_exact(record.turns) == _exact(history.records[index].turns), f"turns of round {index} differ")
         require(
             fingerprint(population.server) == fingerprint(history.last.server), f"the server differs after {rounds}"
         )
@@ -54,6 +60,13 @@ def frames_give_the_same_bits(case: Case, reach: Reach = in_memory) -> None:
         require(_values(told) == _values(history.engine.evaluate(history.last, rounds)), "evaluations differ")
         final, _ = engine.finish(population)
         require(_values(final.evaluations) == _values(history.final[0].evaluations), "final evaluations differ")
+
+
+def _exact(turns: list[Turn]) -> list[tuple[Turn, dict[str, str]]]:
+    """Turns that are equal if they are: a measure that is not a number differs from itself."""
+    plain = [replace(turn, tally=replace(turn.tally, measures={})) for turn in turns]
+    measures = [{name: repr(values) for name, values in turn.tally.measures.items()} for turn in turns]
+    return list(zip(plain, measures, strict=True))
 
 
 def _values(found: list[Evaluation]) -> list[Evaluation]:
@@ -80,6 +93,22 @@ def remote_clients(context: ClientContext, vaults: dict[int, Vault], reach: Reac
 
     handles = {client.index: agent(client).handle for client in context.clients}
 
-    return RemoteClients(
-        Connection(RUN, reach(handles), UNSIGNED, UNSIGNED, context.clients, lambda message, client, index: None)
-    )
+    def check(message: bytes | None, client: Client, index: int) -> Update | None:
+        """As a server does: the gate lets pass what an honest client sends."""
+        cost = context.method.cost(context.params.layout, client, context.plan.round_at(index))
+        require((message is None) == (cost.up is None), f"client {client.index}: its cost does not say what it sends")
+        if message is None:
+            return None
+        try:
+            return check_message(message, cost, client=client, round=index)
+        except SparsonaError as error:
+            raise AssertionError(f"client {client.index}'s message is refused: {error.what}") from error
+
+    connection = Connection(RUN, reach(handles), UNSIGNED, UNSIGNED, context.clients, check)
+
+    def wants(client: int, ticket: State | None, round_: Round, available: tuple[int, ...]) -> tuple[int, ...] | None:
+        states = {} if ticket is None else {client: vaults[client].get(ticket.hex, context.fresh_state(client))}
+        return LocalClients(context, None, states).wanted(client, round_, available)
+
+    connection.wants = wants
+    return RemoteClients(connection)

@@ -27,9 +27,9 @@ from sparsona.testing.case import (
 
 def same_seed_same_bits(case: Case) -> None:
     """Two runs of one seed are the same to the bit, and one of another seed is not."""
-    first, again = case.history.prints[2], case.start().play(2).prints[2]
-    require(first == again, "two runs of the same seed differ after two rounds")
-    require(first != case.start(seed=1).play(2).prints[2], "runs of two seeds are the same: what is drawn has no seed")
+    prints, again = case.history.prints, case.start().play(2).prints
+    require(prints[:3] == again, "two runs of the same seed differ after two rounds")
+    require(prints[1] != case.start(seed=1).play(1).prints[1], "runs of two seeds are the same: draws have no seed")
 
 
 def generators_are_untouched(case: Case) -> None:

@@ -15,19 +15,20 @@ from sparsona.core.transform import Transform
 
 @dataclass(frozen=True)
 class TransformCard:
-    """One row: a name, its class in the module of that name, how it is written, and what it does."""
+    """One row: a name, its class, how it is written, what it does, and the class's module if it has another name."""
 
     name: str
     kind: str
     example: str
     summary: str
+    module: str = ""
 
 
 TRANSFORMS = {
     card.name: card
     for card in (
-        TransformCard("half", "Half", "half", "half precision: two bytes a value"),
-        TransformCard("bf16", "BFloat16", "bf16", "bfloat16: two bytes a value, the range of float32"),
+        TransformCard("half", "Half", "half", "half precision: two bytes a value", "short_floats"),
+        TransformCard("bf16", "BFloat16", "bf16", "bfloat16: two bytes a value, the range of float32", "short_floats"),
         TransformCard("quantize", "Quantize", "quantize:4", "stochastic quantisation to 2 to 8 bits a value"),
         TransformCard("topk", "TopK", "topk:0.1", "the largest share of a change, with error feedback"),
         TransformCard("clip", "Clip", "clip:1.0", "changes no longer than a norm"),
@@ -64,7 +65,7 @@ def split_transforms(value: Any) -> Any:
 def _read(text: str) -> Transform:
     found = spec.read("transform", text, TRANSFORMS)
     card = TRANSFORMS[found.name]
-    kind = getattr(import_module(f"sparsona.transforms.{found.name}"), card.kind)
+    kind = getattr(import_module(f"sparsona.transforms.{card.module or card.name}"), card.kind)
     known = [field.name for field in fields(kind)]
     if len(found.args) > len(known[:1]):  # the first option needs no name
         raise found.wrong(f"{card.name} with its options by name: {', '.join(known) or 'it has none'}", card.example)

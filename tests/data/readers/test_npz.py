@@ -7,8 +7,10 @@ import pytest
 from sample_pixels import random_bytes
 
 from sparsona.core.errors import SparsonaError
+from sparsona.data.catalog import own_spec
 from sparsona.data.pool import Pool, View
 from sparsona.data.read import read
+from sparsona.data.readers.npz import has_owners
 
 
 def test_arrays(tmp_path):
@@ -81,8 +83,9 @@ def test_arrays_of_tokens(tmp_path):
 )
 def test_arrays_that_will_not_do(tmp_path, arrays, said):
     np.savez(tmp_path / "bad.npz", **arrays)
-    with pytest.raises(SparsonaError, match=said):
+    with pytest.raises(SparsonaError, match=said) as told:
         read(f"arrays:{tmp_path / 'bad.npz'}")
+    assert "download" not in told.value.hint  # it is the user's own
 
 
 def test_arrays_absent_or_no_npz(tmp_path):
@@ -150,3 +153,73 @@ def test_views_that_cannot_be(options, said):
 def test_views_that_do_not_fit_the_examples(view, shape):
     with pytest.raises(SparsonaError, match="of examples of shape"):
         Pool("mine", np.zeros((2, *shape), np.uint8), np.arange(2), 2, view=view)
+
+
+def test_names_and_test_arrays_of_a_file(tmp_path, capsys):
+    """Owners and classes by name, in one file with the test examples; what is not used is told."""
+    path = tmp_path / "har.npz"
+    x, y = np.arange(24, dtype=np.float32).reshape(8, 3), np.array(["sit", "run"] * 4)
+    np.savez(path, x=x[:6], y=y[:6], x_test=x[6:], y_test=y[6:], owner=["p", "q"] * 3, owner_test=["q", "p"], extra=3)
+    pool = read(str(path))
+    assert (pool.name, pool.num_train, pool.num_classes) == ("har", 6, 2)
+    assert (pool.owner_names, pool.class_names) == (("p", "q"), ("run", "sit"))
+    assert pool.owners.tolist() == [0, 1, 0, 1, 0, 1, 1, 0]
+    assert pool.y.tolist() == [1, 0] * 4
+    assert "arrays that are not used: 'extra'; read are x and y" in capsys.readouterr().err
+    read(str(path))
+    assert not capsys.readouterr().err  # once is enough
+    np.savez(path, x=x, y=[0, 1] * 4, class_names=["sit", "run", "walk"])
+    assert (read(str(path)).class_names, read(str(path)).num_classes) == (("sit", "run", "walk"), 3)
+
+
+GOOD = {"x": [[1.0], [2.0]], "y": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({**GOOD, "owner_s": [0, 1]}, r"has an array 'owner_s', which is not read(.|\n)*did you mean 'owners'"),
+        ({**GOOD, "Owners": [0, 1]}, "did you mean 'owners'"),
+        ({**GOOD, "x_tests": [[1.0]]}, "did you mean 'x_test'"),
+        ({**GOOD, "class_name": ["a"]}, "did you mean 'class_names'"),
+        ({**GOOD, "owner": [0, 1], "owners": [0, 1]}, "both 'owner' and 'owners'"),
+        ({**GOOD, "x_train": [[1.0]], "y_train": [0]}, "'x_train' beside 'x'"),
+        ({**GOOD, "x_test": [[1.0]]}, "lacks 'y_test'"),
+        ({**GOOD, "class_names": [1, 2]}, "class_names is int64"),
+        ({**GOOD, "class_names": ["a"]}, "unknown label in(.|\n)*'b'"),
+        ({**GOOD, "class_names": ["a", "a", "b"]}, "two classes are called 'a'"),
+    ],
+)
+def test_names_that_will_not_do(tmp_path, arrays, said):
+    np.savez(tmp_path / "bad.npz", **arrays)
+    with pytest.raises(SparsonaError, match=said):
+        read(str(tmp_path / "bad.npz"))
+
+
+def test_one_client_of_several_machines_names_all_classes(tmp_path):
+    """Alone it cannot know which number a text has: its file must say so."""
+    np.savez(tmp_path / "mine.npz", **GOOD)
+    with pytest.raises(SparsonaError, match="labels with 2 names, for a run of 2 classes"):
+        read(str(tmp_path / "mine.npz"), num_classes=2)
+    np.savez(tmp_path / "mine.npz", **GOOD, class_names=["c", "b", "a"])
+    assert read(str(tmp_path / "mine.npz"), num_classes=3).y.tolist() == [2, 1]
+
+
+def test_a_path_alone(tmp_path, monkeypatch):
+    """A file that ends in .npz and a folder are data; a data set of that name comes first."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "digits").mkdir()
+    assert own_spec("mine.npz") == "arrays:mine.npz"
+    assert own_spec("arrays:mine.npz") == "arrays:mine.npz"
+    assert own_spec("photos") == "folder:photos"
+    assert own_spec("digits") == "digits"
+    assert own_spec("./digits") == "folder:./digits"
+    assert own_spec("nonsense") == "nonsense"
+    with pytest.raises(SparsonaError, match=r"absent\.npz' does not exist"):
+        read("absent.npz")
+    np.savez(tmp_path / "mine.npz", **GOOD, owners_train=[1])
+    assert has_owners(tmp_path / "mine.npz")
+    np.savez(tmp_path / "mine.npz", **GOOD)
+    assert not has_owners(tmp_path / "mine.npz")
+    assert not has_owners(tmp_path / "absent.npz")

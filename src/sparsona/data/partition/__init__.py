@@ -61,7 +61,9 @@ def partition(
         raise SparsonaError(f"labels of shape {labels.shape}", expected="one label per example, and at least one")
     if labels.ndim > 1 and row.by_class:
         what = (
-            "have numbers for targets" if labels.dtype.kind == "f" else "are sequences, with a label at each position"
+            "have numbers for targets, or several labels"
+            if labels.dtype.kind == "f"
+            else "are sequences, with a label at each position"
         )
         raise SparsonaError(
             f"partition {spec} goes by class, but these examples {what}",

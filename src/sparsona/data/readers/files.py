@@ -28,6 +28,7 @@ class Request:
     augment: bool | None = None
     listen: Listen | None = None
     num_classes: int | None = None
+    task: str = "auto"
 
     def report(self, done: int, total: int) -> None:
         """Report progress; total 0: unknown."""
@@ -57,10 +58,11 @@ def find(places: Sequence[Path], *names: str) -> list[Path] | None:
 
 def damaged(path: Path, why: object, expected: str = "") -> SparsonaError:
     """An error for a file that exists but does not hold what its name says."""
+    is_own = path.suffix in (".npz", ".npy") and cache_folder() not in path.parents
     return SparsonaError(
         f"'{path}' cannot be read: {why}",
         expected=expected or "a whole file, as it was published",
-        hint="download it again; it may be truncated",
+        hint="correct the arrays, and save them again" if is_own else "download it again; it may be truncated",
     )
 
 

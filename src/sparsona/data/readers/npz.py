@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
+import sys
 import zipfile
 import zlib
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.packing import Packing
+from sparsona.data.names import Names, clean_name, clean_names
 from sparsona.data.partition.by_owner import number_owners
 from sparsona.data.pool import Array, Pool, View
 from sparsona.data.readers.files import Request, damaged, find
@@ -18,9 +24,10 @@ from sparsona.data.readers.images import channels_first, image_pool, make_view
 MAX_TOKENS = 10_000_000  # each has a vector in the model
 NOT_SAVED = (ValueError, OSError, EOFError, AttributeError, TypeError, MemoryError, zipfile.BadZipFile, zlib.error)
 EXPECTED = (
-    "x and y; or x_train, y_train, x_test and y_test; and perhaps owners, or owners_train and owners_test; for several "
-    "inputs x_NAME in place of x, and x_NAME_train in place of x_train"
+    "x and y; or x_train, y_train, x_test and y_test; and perhaps owners, or owners_train and owners_test, and "
+    "class_names; for several inputs x_NAME in place of x, and x_NAME_train in place of x_train"
 )
+OWNERS = ("owners", "owner")
 
 
 def read_npy(path: Path) -> Array:
@@ -39,20 +46,41 @@ def read_arrays(request: Request) -> Pool:
     are checked as `federate` checks arrays from Python.
     """
     from sparsona.data import validate  # needs torch
+    from sparsona.data.given import name_classes
 
     path = request.path
     assert path is not None
-    x, y, num_train, owners, packing = _read(path)
+    found = _read(path)
+    x, num_train, owners, names = found.x, found.num_train, found.owners, found.owner_names
     where = f"'{path}': "
+    classes = None if found.class_names is None else clean_names(found.class_names.tolist(), "classes")
+    (y,), classes = name_classes([found.y], [where], classes)
     if not x.size:
         raise SparsonaError(f"{where}x has shape {x.shape}", expected="at least one number in each example")
-    has_tokens = x.dtype.kind in "iu" and y.dtype.kind in "iu" and y.ndim == 2 and x.shape == y.shape
+    has_tokens = (
+        request.task in ("auto", "classification")
+        and x.dtype.kind in "iu"
+        and y.dtype.kind in "iu"
+        and y.ndim == 2
+        and x.shape == y.shape
+    )
     if has_tokens and (highest := max(int(x.max()), int(y.max()))) >= MAX_TOKENS:
         raise SparsonaError(f"{where}a token {highest}", expected=f"token numbers below {MAX_TOKENS:,}")
     is_image = x.dtype == np.uint8 and x.ndim in (3, 4) and not has_tokens
     inputs = validate.check_inputs(channels_first(x) if is_image else x, where, as_bytes=is_image, as_tokens=has_tokens)
-    labels = validate.check_targets(y, where, as_tokens=has_tokens)
-    num_classes = validate.count_outputs(labels, request.num_classes, inputs)
+    task = validate.find_task([y], request.task)
+    labels = validate.check_targets(y, where, as_tokens=has_tokens, task=request.task)
+    # One client of several machines: what class a text is, each must know without the others.
+    num_named = 0 if found.class_names is None else len(found.class_names)
+    if classes is not None and request.num_classes not in (None, num_named):
+        raise SparsonaError(
+            f"{where}labels with {len(classes)} names, for a run of {request.num_classes} classes",
+            expected="class_names in the file: all classes of the run, in the same order for every client",
+            hint=f"numpy.savez(..., class_names=[...]) with {request.num_classes} names",
+        )
+    if labels.dim() != 1:  # tokens, or numbers
+        classes = None
+    num_classes = validate.count_outputs(labels, len(classes) if classes else request.num_classes, inputs, task)
     if is_image:
         view = make_view(request, tuple(inputs.shape[1:]))
     else:
@@ -61,7 +89,42 @@ def read_arrays(request: Request) -> Pool:
     y = labels.numpy()
     if y.dtype != np.float32:
         y = y.astype(np.int32 if has_tokens else np.int64)
-    return Pool(path.stem, inputs.numpy(), y, num_classes, num_train, owners, view, packing=packing)
+    return Pool(
+        path.stem,
+        inputs.numpy(),
+        y,
+        num_classes,
+        num_train,
+        owners,
+        view,
+        task=task,
+        packing=found.packing,
+        owner_names=names,
+        class_names=classes,
+    )
+
+
+def read_pair(path: Path) -> tuple[Any, Array]:
+    """Examples to evaluate a model on: x and y of a file, or x_test and y_test where it has these; several inputs as a
+    dict."""
+    import torch
+
+    read = _read(path)
+    x, y = read.x[read.num_train or 0 :], read.y[read.num_train or 0 :]
+    if read.packing is None:
+        return x, y
+    found = read.packing.unpack(torch.from_numpy(x))
+    assert isinstance(found, dict), "inputs in a file have names"
+    return {name: value.numpy() for name, value in found.items()}, y
+
+
+def has_owners(path: Path) -> bool:
+    """Whether a file names the owners of its examples; False where it cannot be read, which its reader reports."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.removesuffix("_train.npy").removesuffix(".npy") in OWNERS for name in archive.namelist())
+    except (OSError, zipfile.BadZipFile):
+        return False
 
 
 def read_published(request: Request) -> Pool | None:
@@ -70,7 +133,8 @@ def read_published(request: Request) -> Pool | None:
     if paths is None:
         return None
     path = paths[0]
-    x, y, num_train, owners, _ = _read(path)
+    found = _read(path)
+    x, y, num_train, owners = found.x, found.y, found.num_train, found.owners
     if x.dtype != np.uint8 or y.ndim != 1 or y.dtype.kind not in "iu":
         raise damaged(
             path, f"x is {x.dtype} and y is {y.dtype} of shape {y.shape}", "images as bytes, and their classes"
@@ -78,7 +142,20 @@ def read_published(request: Request) -> Pool | None:
     return image_pool(request, path, channels_first(x), y, num_train, owners)
 
 
-def _read(path: Path) -> tuple[Array, Array, int | None, Array | None, Packing | None]:
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """What a file holds, training examples first."""
+
+    x: Array
+    y: Array
+    num_train: int | None
+    owners: Array | None
+    owner_names: Names
+    class_names: Array | None
+    packing: Packing | None
+
+
+def _read(path: Path) -> Saved:
     if not path.is_file():
         raise SparsonaError(
             f"'{path}' does not exist",
@@ -87,31 +164,82 @@ def _read(path: Path) -> tuple[Array, Array, int | None, Array | None, Packing |
         )
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
-            arrays = {name: saved[name] for name in saved.files}
-        if junk := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+            unknown = [name for name in saved.files if name not in _KNOWN]
+            # Those that begin with x_ may be several inputs.
+            read = [name for name in saved.files if name in _KNOWN or name.startswith("x_")]
+            saved_arrays = {name: saved[name] for name in read}
+        if junk := [name for name, array in saved_arrays.items() if not isinstance(array, np.ndarray)]:
             raise ValueError(f"'{junk[0]}' is not an array")
     except NOT_SAVED as error:
         raise damaged(path, error, "a file saved with numpy.savez, without objects in it") from error
-    packing = _pack_inputs(arrays, path)
-    parts = [""] if "x" in arrays else ["_train", "_test"]
+    packing = _pack_inputs(saved_arrays, path)
+    if packing is not None:
+        unknown = [name for name in unknown if not name.startswith("x_")]
+    known = {name: array for name, array in saved_arrays.items() if name in _KNOWN}
+    arrays = {name.replace("owner_", "owners_") if name != "owner" else "owners": one for name, one in known.items()}
+    if len(arrays) < len(known):
+        raise damaged(path, "it has both 'owner' and 'owners'", EXPECTED)
+    _tell_unknown(path, unknown)
+    train = "" if "x" in arrays else "_train"
+    parts = [train, "_test"] if train or "x_test" in arrays else [""]
     if absent := [name for part in parts for name in (f"x{part}", f"y{part}") if name not in arrays]:
         raise damaged(path, f"it lacks '{absent[0]}'", EXPECTED)
+    if both := [name for name in arrays if name != "class_names" and not _belongs(name, parts)]:
+        raise damaged(path, f"'{both[0]}' beside '{f'x{train}'}'", EXPECTED)
     for part in parts:
         x, y = arrays[f"x{part}"], arrays[f"y{part}"]
         if not x.ndim or not y.ndim or len(x) != len(y) or not len(x):
             raise damaged(path, f"x{part} has shape {x.shape} and y{part} {y.shape}", "as many labels as examples")
         for key, array in (("x", x), ("y", y)):
             if array.shape[1:] != arrays[f"{key}{parts[0]}"].shape[1:]:
-                raise damaged(path, f"{key}{part} has rows of shape {array.shape[1:]}", f"those of {key}_train")
+                raise damaged(path, f"{key}{part} has rows of shape {array.shape[1:]}", f"those of {key}{parts[0]}")
     x, y = (np.concatenate([arrays[f"{key}{part}"] for part in parts]) for key in "xy")
-    owners = None
+    owners, names = None, None
     if each := [array for part in parts if (array := arrays.get(f"owners{part}")) is not None]:
         shapes = [array.shape for array in each]
         owners = np.concatenate([array.reshape(-1) for array in each])
         if shapes != [(len(arrays[f"x{part}"]),) for part in parts] or owners.dtype.kind not in "iuUS":
             raise damaged(path, f"owners is {owners.dtype} of shape {shapes}", "a number or name per example")
+        from sparsona.data.given import owner_names  # needs torch
+
+        owners, names = owner_names(owners)
         owners = number_owners(owners)
-    return x, y, len(arrays["x_train"]) if len(parts) == 2 else None, owners, packing
+    num_train = len(arrays[f"x{train}"]) if len(parts) == 2 else None
+    classes = arrays.get("class_names")
+    if classes is not None and (classes.ndim != 1 or classes.dtype.kind not in "US"):
+        raise damaged(path, f"class_names is {classes.dtype} of shape {classes.shape}", "a name for each class")
+    return Saved(x, y, num_train, owners, names, classes, packing)
+
+
+_KNOWN = frozenset(
+    [f"{name}{part}" for name in ("x", "y", *OWNERS) for part in ("", "_train", "_test")] + ["class_names"]
+)
+
+
+def _belongs(name: str, parts: list[str]) -> bool:
+    return any(name in (f"x{part}", f"y{part}", f"owners{part}") for part in parts)
+
+
+def _tell_unknown(path: Path, unknown: list[str]) -> None:
+    """Refuse an array that is named almost like one that is read, and warn of others: they are not used."""
+    for name in unknown:
+        plain = name.lower().replace("-", "_").replace(" ", "_")
+        near = [plain] if plain in _KNOWN else difflib.get_close_matches(plain, sorted(_KNOWN), n=1, cutoff=0.75)
+        if near:
+            raise SparsonaError(
+                f"'{path}' has an array '{clean_name(name)}', which is not read",
+                expected=EXPECTED,
+                hint=f"did you mean '{near[0]}'? Rename it, or leave it out of the file",
+            )
+    if unknown:
+        names = ", ".join(f"'{clean_name(name)}'" for name in unknown)
+        _warn_once(f"'{path}': arrays that are not used: {names}; read are {EXPECTED}")
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """A comparison reads the same file for every run."""
+    print(f"warning: {text}", file=sys.stderr)
 
 
 def _pack_inputs(arrays: dict[str, Array], path: Path) -> Packing | None:

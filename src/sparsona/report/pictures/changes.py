@@ -126,7 +126,7 @@ def _draw_band(picture: Picture, axes: Axes, band: Band) -> None:
     if len(places) <= 400:
         texts = [
             f"client {client}: mean {signed(float(mean))}, from {signed(float(low))} to {signed(float(high))}"
-            for client, mean, low, high in zip(band.clients, band.mean, band.low, band.high, strict=True)
+            for client, mean, low, high in zip(band.labels or band.clients, band.mean, band.low, band.high, strict=True)
         ]
         picture.hint_bands(axes, texts, are_columns=True)
 
@@ -145,7 +145,7 @@ def _hurt(change: Change) -> str:
 
 def _about(change: Change, place: int) -> str:
     before, after = 100 * change.before[place], 100 * change.after[place]
-    return f"client {change.clients[place]}: {before:.1f}% to {after:.1f}%, {signed(change.gains[place])} points"
+    return f"client {change.who(int(place))}: {before:.1f}% to {after:.1f}%, {signed(change.gains[place])} points"
 
 
 def _mark_points(axes: Axes) -> None:

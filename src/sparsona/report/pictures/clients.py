@@ -90,6 +90,6 @@ def _about(change: Change, place: np.integer) -> str:
     before, after = 100 * change.before[place], 100 * change.after[place]
     gain = f"{signed(change.gains[place])} percentage points"
     return (
-        f"client {change.clients[place]}: {before:.1f}% to {after:.1f}%, {gain}; "
+        f"client {change.who(int(place))}: {before:.1f}% to {after:.1f}%, {gain}; "
         f"{change.samples[place]:,} training examples"
     )

@@ -190,7 +190,13 @@ def mark_whole(axis: Any, count: int, names: Sequence[str] = (), most: int = 25)
     """Label whole numbers from 0 to `count`, or places by their names: as many as there is room for."""
     steps = (mantissa * 10**power for power in range(9) for mantissa in (1, 2, 5))
     places = range(0, count, next(step for step in steps if count / step <= most))
-    axis.set_ticks(places, [names[place] for place in places] if names else [f"{place:,}" for place in places])
+    if not names:
+        axis.set_ticks(places, [f"{place:,}" for place in places])
+        return
+    # `parse_math` off: a name may hold dollar signs.
+    axis.set_ticks(places, [cut(names[place], 20) for place in places], parse_math=False)
+    if axis.axis_name == "x" and max(len(names[place]) for place in places) * len(places) > 100:
+        axis.set_tick_params(rotation=90)
 
 
 def check_ending(path: Path) -> str:

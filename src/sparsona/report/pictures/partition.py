@@ -9,6 +9,7 @@ import numpy as np
 from sparsona.analysis.extra import import_extra
 from sparsona.analysis.partition import Partition, drawn_counts, group_clients, merge_classes
 from sparsona.core.points import FEW
+from sparsona.data.names import name_of
 from sparsona.report.palette import INK, ON_HEAT, PAGE, PARTS
 from sparsona.report.pictures.figure import Picture, add_scale, heat_map, mark_whole, new_picture, style
 
@@ -55,13 +56,18 @@ def _draw_classes(partition: Partition, counts: np.ndarray, few: np.ndarray) -> 
         heat.vlines(np.arange(num_columns + 1) * group - 0.5, *extent[2:], color=PAGE, linewidth=1)
     heat.set_xlabel("class")
     heat.set_ylabel("clients, counted from the largest" if is_sorted else "client")
-    mark_whole(heat.xaxis, partition.num_classes)
-    mark_whole(heat.yaxis, partition.num_clients)
+    classes = partition.class_names if partition.class_names and group == 1 else ()
+    mark_whole(heat.xaxis, partition.num_classes, classes)
+    names = partition.client_names if partition.client_names and not is_sorted else ()
+    mark_whole(heat.yaxis, partition.num_clients, names, most=60 if names else 25)
     _stack(partition, rows, bars.barh, bars.stairs, step)
     bars.set_xlabel("examples")
     bars.grid(axis="x")
     bars.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, handlelength=1, columnspacing=1)
-    texts = [f"{_about(partition, members)}\n{_labels(counts[members].sum(axis=0))}" for members in rows]
+    texts = [
+        f"{_about(partition, members)}\n{_labels(counts[members].sum(axis=0), partition.class_names)}"
+        for members in rows
+    ]
     for axes in (heat, bars):
         picture.hint_bands(axes, texts, step)
     return picture
@@ -80,7 +86,11 @@ def _draw_sizes(partition: Partition) -> Picture:
     axes.set_ylabel("examples")
     axes.set_xlim(-0.5, len(rows) * step - 0.5)
     axes.grid(axis="y")
-    mark_whole(axes.xaxis, partition.num_clients, [str(members[0]) for members in rows] if step == 1 else ())
+    mark_whole(
+        axes.xaxis,
+        partition.num_clients,
+        [name_of(partition.client_names, members[0]) for members in rows] if step == 1 else (),
+    )
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, handlelength=1)
     picture.hint_bands(axes, [_about(partition, members) for members in rows], step, are_columns=True)
     return picture
@@ -106,12 +116,12 @@ def _about(partition: Partition, members: np.ndarray) -> str:
         totals = partition.totals[members]
         return f"{len(members)} clients with {totals.min():,} to {totals.max():,} examples"
     parts = ", ".join(f"{int(size[members[0]]):,} {part}" for part, size in partition.parts)
-    return f"client {members[0]}: {parts}"
+    return f"client {name_of(partition.client_names, members[0])}: {parts}"
 
 
-def _labels(held: np.ndarray, most: int = 6) -> str:
+def _labels(held: np.ndarray, names: Sequence[str] | None, most: int = 6) -> str:
     """The largest classes of a client or group."""
     first = [int(c) for c in np.argsort(-held, kind="stable")[:most] if held[c]]
     more = int((held > 0).sum()) - len(first)
-    shares = ", ".join(f"{c}: {100 * held[c] / held.sum():.0f}%" for c in first)
+    shares = ", ".join(f"{name_of(names, c)}: {100 * held[c] / held.sum():.0f}%" for c in first)
     return f"class {shares}" + (f", {more} more" if more else "")

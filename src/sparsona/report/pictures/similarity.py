@@ -51,20 +51,20 @@ def _heatmap(
     high: float,
     nearest: str,
 ) -> None:
-    order, clients = similarity.order, similarity.clients
+    order = similarity.order
     shown = likeness[np.ix_(order, order)].astype(float)
     np.fill_diagonal(shown, np.nan)  # the diagonal says nothing
     image = axes.imshow(shown, heat_map(), vmin=low, vmax=high, interpolation="none")
     add_scale(picture, image, axes, label, format=lambda value, _: f"{abs(value):.3g}", ticks=np.linspace(low, high, 5))
-    names = [str(clients[place]) for place in order]
+    names = [similarity.who(place) for place in order]
     mark_whole(axes.xaxis, len(order), names, most=20)
     mark_whole(axes.yaxis, len(order), names, most=20)
     axes.set_xlabel("client")
     texts = []
     for place in order:
         near = [int(k) for k in np.argsort(-likeness[place], kind="stable") if k != place][:5]
-        listed = ", ".join(f"{clients[k]} ({abs(likeness[place, k]):.3g})" for k in near)
-        texts.append(f"client {clients[place]}: {nearest}: {listed}")
+        listed = ", ".join(f"{similarity.who(k)} ({abs(likeness[place, k]):.3g})" for k in near)
+        texts.append(f"client {similarity.who(place)}: {nearest}: {listed}")
     picture.hint_bands(axes, texts)
 
 
@@ -73,7 +73,7 @@ def _draw_tree(similarity: Similarity) -> Picture:
     hierarchy = import_extra("scipy.cluster.hierarchy", "trees of clients")
     found = hierarchy.dendrogram(similarity.tree, no_plot=True)
     order = found["leaves"]
-    names = [str(similarity.clients[place]) for place in order]
+    names = [similarity.who(place) for place in order]
     has_labels = similarity.label_counts is not None
     picture = new_picture(similarity.title, similarity.sentences(), 6.2 if has_labels else 3.8)
     axes = picture.figure.subplots(2 if has_labels else 1, 1, squeeze=False, height_ratios=[1, 1][: 1 + has_labels])[
@@ -101,7 +101,7 @@ def _branches(picture: Picture, axes: Axes, similarity: Similarity, found: dict[
         (line,) = axes.plot(at, heights, color=BETTER, linewidth=1.6)
         who = _below(found, xs, heights)
         common = _common_classes(similarity, [leaves[place] for place in who])
-        named = ", ".join(str(similarity.clients[leaves[place]]) for place in who)
+        named = ", ".join(similarity.who(leaves[place]) for place in who)
         picture.hint(line, f"clients {named}\ncommon classes: {common or 'none'}")
         has_room = heights[1] - max(heights[0], heights[3]) > 0.08 * tallest  # or a lower fork would cross it
         if common and has_room and 0.012 * len(common) < (at[2] - at[1]) / len(leaves):

@@ -12,9 +12,10 @@ from rich.style import Style
 from rich.text import Text
 
 from sparsona.analysis.clients import Change, ClientEffects
-from sparsona.analysis.format import signed
+from sparsona.analysis.format import cut, signed
 from sparsona.analysis.partition import Partition, merge_classes
 from sparsona.analysis.similarity import Similarity
+from sparsona.data.names import name_of
 from sparsona.report.palette import TERMINAL_BAR, TERMINAL_SCALE
 
 MOST_ROWS, PLOT_ROWS, MOST_WIDTH = 24, 15, 100
@@ -63,7 +64,8 @@ def partition_lines(partition: Partition, terminal: Terminal) -> list[Text]:
     if width - sum(2 + len(heading) for heading in sizes) < 40:
         sizes = {"total": [f"{totals[k]:,}" for k in rows]}
     widths = {heading: max(len(heading), *map(len, shown)) for heading, shown in sizes.items()}
-    left = max(6, len(str(len(totals) - 1)))
+    names = [cut(name_of(partition.client_names, int(k)), 24) for k in rows]
+    left = max(6, len(str(len(totals) - 1)), *map(len, names))
     room = max(8, width - left - 2 - sum(2 + wide for wide in widths.values()))
     scale: list[Text] = []
     if partition.counts is not None and partition.num_classes:
@@ -80,10 +82,15 @@ def partition_lines(partition: Partition, terminal: Terminal) -> list[Text]:
     lines = [Text(" ".join(partition.title.split()), "bold")]
     lines += [Text(piece) for sentence in partition.summary() for piece in textwrap.wrap(sentence, width)]
     lines += [Text(), line("client", Text(heading), list(sizes), "dim")]
-    lines += [line(str(k), middles[i], [shown[i] for shown in sizes.values()]) for i, k in enumerate(rows)]
+    lines += [line(name, middles[i], [shown[i] for shown in sizes.values()]) for i, name in enumerate(names)]
     if hidden := len(totals) - len(rows):
         lines.append(Text(f"... {hidden:,} more; shown: evenly spaced, largest to smallest", "dim"))
     lines += [Text(), *scale] if scale else []
+    if partition.class_names and partition.counts is not None:
+        listed = ", ".join(f"{c}: {cut(name, 40)}" for c, name in enumerate(partition.class_names[:40]))
+        more = len(partition.class_names) - 40
+        listed = f"classes: {listed}" + (f", {more:,} more" if more > 0 else "")
+        lines += [Text(), *(Text(piece, "dim") for piece in textwrap.wrap(listed, width))]
     if hidden and np.ptp(totals):
         lines += [Text(), *_histogram(totals, terminal)]
     return lines
@@ -171,7 +178,8 @@ def similarity_lines(similarity: Similarity, terminal: Terminal) -> list[Text]:
     panels = {f"distance of {'masks' if similarity.kind == 'mask' else 'gates'}": nearness}
     if similarity.cosines is not None:
         panels = {"cosine of labels": similarity.cosines, **panels}
-    left = max(6, len(str(max(similarity.clients))))
+    names = [cut(similarity.who(place), 24) for place in range(len(similarity.clients))]
+    left = max(6, *map(len, names))
     room = (terminal.width - left - 2 - 3 * len(panels)) // len(panels)
     order = similarity.order
     wide = 2 if len(order) * 2 <= room else 1
@@ -180,7 +188,7 @@ def similarity_lines(similarity: Similarity, terminal: Terminal) -> list[Text]:
     room = max(wide * len(order), *(len(name) for name in panels))
     lines = [Text(f"{'client':>{left}}  " + "   ".join(f"{name:<{room}}" for name in panels), "dim")]
     for place in order:
-        line = Text(f"{similarity.clients[place]:>{left}}  ", no_wrap=True, end="")
+        line = Text(f"{names[place]:>{left}}  ", no_wrap=True, end="")
         for likeness in panels.values():
             shares = np.where(np.array(order) == place, 0, np.clip(likeness[place, order], 0.01, 1))
             line.append_text(terminal.cells(shares, wide)).append(" " * (room - wide * len(order) + 3))

@@ -1,0 +1,119 @@
+"""The figure that a run is judged by: accuracy, or in a regression the first of its metrics. Free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from sparsona.core.targets import TITLES, better
+from sparsona.runs.folder import RunFolder
+
+PERCENT = frozenset(("accuracy", "balanced-accuracy", "f1"))
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How a figure of clients is read and printed.
+
+    Args:
+        name: "accuracy", the name of a metric, or "loss".
+        title: for tables and axes.
+        better: which end is the good one.
+        unit: "%" where values from 0 to 1 are printed as percentages.
+    """
+
+    name: str
+    title: str
+    better: Literal["high", "low", "neither"]
+    unit: str = ""
+
+    @property
+    def scale(self) -> int:
+        """The factor from a value to what is printed."""
+        return 100 if self.unit else 1
+
+    @property
+    def sign(self) -> int:
+        """1 if more is better, -1 if less is."""
+        return -1 if self.better == "low" else 1
+
+    def show(self, value: float) -> str:
+        """A value without its unit."""
+        return f"{100 * value:.2f}" if self.unit else f"{value:.4g}"
+
+
+ACCURACY = Measure("accuracy", "accuracy", "high", "%")
+
+
+def measure_of_metric(name: str) -> Measure:
+    """How a metric is read and printed."""
+    direction = better(name)
+    known: Literal["high", "low", "neither"] = (
+        "high" if direction == "high" else "low" if direction == "low" else "neither"
+    )
+    return Measure(name, TITLES.get(name, name), known, "%" if name in PERCENT else "")
+
+
+def measure_of(folder: RunFolder) -> Measure:
+    """The measure of a run: a regression's first metric that has a good end, or its loss where there is none."""
+    facts = folder.facts
+    if not facts.is_regression:
+        return ACCURACY
+    recorded = {row.name for row in folder.records.metrics(folder.records.last_evaluated())}
+    for name in facts.metrics:
+        if name in recorded and better(name) != "neither":
+            return measure_of_metric(name)
+    loss = (facts.loss or "squared-error").removeprefix("given:")
+    return Measure("loss", loss.replace("-", " "), "low")
+
+
+def metric_values(folder: RunFolder, completed: int, point: str) -> dict[str, np.ndarray]:
+    """Each client's value of each metric, in the order of the run's metrics; NaN where it is undefined or not known.
+
+    Empty where an older version made the run.
+    """
+    rows, num = folder.records.metrics(completed, point), len(folder.facts.sizes)
+    found = {name: np.full(num, np.nan) for name in (*folder.facts.metrics, *(row.name for row in rows))}
+    for row in rows:
+        found[row.name][row.client] = row.value
+    return found
+
+
+def client_scores(folder: RunFolder, measure: Measure, completed: int, point: str) -> np.ndarray:
+    """Each client's value of a measure; NaN where it was not tested, or the measure is undefined."""
+    found = np.full(len(folder.facts.sizes), np.nan)
+    if measure.name not in ("accuracy", "loss"):
+        return metric_values(folder, completed, point).get(measure.name, found)
+    for row in folder.records.evaluations(completed, point):
+        if measure.name == "loss":
+            found[row.client] = row.loss
+        elif row.count:
+            found[row.client] = (row.correct or 0) / row.count
+    return found
+
+
+def measure_curve(folder: RunFolder, measure: Measure, point: str) -> list[tuple[int, float]]:
+    """The mean of a measure over clients against completed rounds."""
+    records = folder.records
+    if measure.name == "accuracy":
+        found = records.accuracy_curve(point)
+    elif measure.name == "loss":
+        found = records.loss_curve(point)
+    else:
+        found = records.metric_curve(measure.name, point)
+    return [(one.completed, one.mean) for one in found]
+
+
+def summarize_metrics(folder: RunFolder, completed: int, point: str) -> dict[str, dict[str, float | int | str | None]]:
+    """Metrics at a point: the mean over the clients that they are defined for, how many those are, and the worst."""
+    tested = len(folder.records.evaluations(completed, point))
+    found: dict[str, dict[str, float | int | str | None]] = {}
+    for name, values in metric_values(folder, completed, point).items():
+        known, measure = values[~np.isnan(values)], measure_of_metric(name)
+        mean = float(known.mean()) if len(known) else None
+        found[name] = {"mean": mean, "clients": len(known), "tested": tested, "better": measure.better}
+        if measure.better != "neither" and len(known):
+            found[name]["worst"] = float(known.min() if measure.better == "high" else known.max())
+    return found

@@ -1,0 +1,182 @@
+"""`sparsona export` and `evaluate`: a run's models as files, and on new data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sparsona.cli.terminal import print_table
+from sparsona.core.errors import SparsonaError
+
+if TYPE_CHECKING:
+    from sparsona.experiment.export import Exported
+
+FORMATS = ("safetensors", "torch", "onnx")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+GUARDED = click.option(
+    "--guarded", is_flag=True, help="The shared model for a client that keeps it; a run with --guard."
+)
+CLIENT = "Number or name of the client; may be given again. 'all': every client."
+
+
+@click.command()
+@click.argument("path", metavar="RUN")
+@click.option("--client", "clients", multiple=True, metavar="CLIENT", help=CLIENT)
+@click.option("--global", "is_shared", is_flag=True, help="The shared model: the server's, or the mean of the peers'.")
+@click.option(
+    "--format", "kind", type=click.Choice(FORMATS), help="File format.  [by the suffix of --out; safetensors]"
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="File to write, or for several clients a folder.  [in the current one]",
+)
+@click.option("--sparse", is_flag=True, help="In safetensors: store masked tensors as their values and a bit for each.")
+@click.option("--no-card", is_flag=True, help="Write no model card (FILE.md) beside it.")
+@GUARDED
+@JSON
+def export(
+    path: str,
+    clients: tuple[str, ...],
+    is_shared: bool,
+    kind: str | None,
+    out: Path | None,
+    sparse: bool,
+    no_card: bool,
+    guarded: bool,
+    as_json: bool,
+) -> None:
+    """Write models of RUN (a folder, or its name in ./runs) to files that are used without sparsona.
+
+    Masks are applied, and in torch and ONNX files units that a mask removed are left out. Every file is read back: it
+    predicts what the run predicts, or it is not written. The run's data is not needed. ONNX needs the extra `onnx`.
+
+    \b
+      safetensors  weights by name, for your own network: load_state_dict
+      torch        a torch.export program (.pt2): torch.export.load
+      onnx         an ONNX graph with any batch size, checked with onnxruntime
+
+    \b
+      sparsona export spa --client 7 --out client7.onnx
+      sparsona export spa --client all --format onnx --out models
+      sparsona export spa --global
+    """
+    if bool(clients) == is_shared:
+        raise SparsonaError(
+            "both --client and --global" if is_shared else "no model named",
+            expected="--client NUMBER, or --global for the shared model",
+            hint=f"sparsona export {path} --client 0",
+        )
+    from sparsona.experiment import train as api
+    from sparsona.runs.listing import find_run
+
+    exporter = api.load(find_run(path)).exporter()
+    several = len(clients) > 1 or clients == ("all",)
+    if several:
+        suffix = {"torch": ".pt2"}.get(kind or "", f".{kind or 'safetensors'}")
+        folder = out or Path(f"{Path(path).name}-models")
+        chosen = [*exporter.clients] if clients == ("all",) else list(clients)
+        places: list[tuple[Any, Path]] = [(one, folder / f"client-{one}{suffix}") for one in chosen]
+    else:
+        suffix = {"torch": ".pt2"}.get(kind or "", f".{kind or 'safetensors'}")
+        whose = clients[0] if clients else None
+        name = f"{Path(path).name}-{'shared' if whose is None else f'client-{whose}'}{suffix}"
+        places = [(whose, out or Path(name))]
+    made = [exporter.write(who, where, kind, guarded=guarded, sparse=sparse, card=not no_card) for who, where in places]
+    if as_json:
+        click.echo(json.dumps([one.as_dict() for one in made], indent=2))
+        return
+    print_table([_row(one) for one in made])
+    first = made[0].sizes
+    click.echo(f"the run's network: {first.parameters_before:,} parameters, {first.bytes_before:,} bytes as float32")
+    if made[0].card is not None:
+        click.echo(f"model card{'s' * (len(made) > 1)}: {made[0].card}" + (" ..." if len(made) > 1 else ""))
+
+
+def _row(made: Exported) -> dict[str, str]:
+    sizes = made.sizes
+    return {
+        "file": str(made.path),
+        "client": "shared" if made.client is None else str(made.client),
+        "parameters": f"{sizes.parameters:,}",
+        "not 0": f"{sizes.nonzero:,} ({sizes.nonzero / sizes.parameters_before:.1%})",
+        "bytes": f"{sizes.bytes:,}",
+        "off by": f"{made.largest_difference:.1e} of {made.largest_output:.3g}",
+    }
+
+
+@click.command()
+@click.argument("path", metavar="RUN")
+@click.option("--client", "clients", multiple=True, metavar="CLIENT", help=CLIENT)
+@click.option("--global", "is_shared", is_flag=True, help="The shared model, too.")
+@click.option(
+    "--data",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE.npz",
+    help="Arrays x and y (or x_test, y_test).",
+)
+@GUARDED
+@JSON
+def evaluate(path: str, clients: tuple[str, ...], is_shared: bool, data: Path, guarded: bool, as_json: bool) -> None:
+    """Evaluate clients' models of RUN (a folder, or its name in ./runs) on new data.
+
+    x has examples as the run's data had them (images of bytes as bytes, not normalised), y their labels. Of one model
+    a row for each class and the confusion matrix are shown as well. The run's own data is not needed.
+
+    \b
+      sparsona evaluate spa --client 7 --data new.npz
+      sparsona evaluate spa --client 1 --client 2 --global --data new.npz --json
+    """
+    if not clients and not is_shared:
+        raise SparsonaError(
+            "no model named",
+            expected="--client NUMBER, or --global for the shared model",
+            hint=f"sparsona evaluate {path} --client 0 --data {data}",
+        )
+    from sparsona.experiment import train as api
+    from sparsona.experiment.new_data import read_new
+    from sparsona.runs.listing import find_run
+
+    run = api.load(find_run(path))
+    x, y = read_new(data)
+    which: list[Any] = list(clients)
+    if clients == ("all",):
+        which = list(range(run.config["clients"]))
+    found = run.evaluate([*which, *([None] if is_shared else [])], x, y, guarded)
+    if as_json:
+        click.echo(json.dumps(found.as_dict()))
+        return
+    print_table([{key: _figure(key, value) for key, value in row.items()} for row in found.rows()])
+    if len(found.results) > 1:
+        return
+    (only,) = found.results
+    names = found.class_names
+    if rows := only.classes():
+        print_table(
+            [
+                {key: _figure(key, names[value] if key == "class" and names else value) for key, value in row.items()}
+                for row in rows
+            ]
+        )
+    if only.confusion is not None and len(rows) <= 20:
+        kept = [row["class"] for row in rows]
+        head = [names[number] if names else str(number) for number in kept]
+        click.echo("predictions, true classes by row:")
+        print_table(
+            [
+                {"true": head[place], **{head[at]: str(only.confusion[number, other]) for at, other in enumerate(kept)}}
+                for place, number in enumerate(kept)
+            ]
+        )
+
+
+def _figure(key: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    if key in ("accuracy", "low", "high", "recall", "precision"):
+        return f"{value:.1%}"
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

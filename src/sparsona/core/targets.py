@@ -1,0 +1,40 @@
+"""What is predicted for an example, and by which loss and metrics it may be judged. Free of torch."""
+
+from __future__ import annotations
+
+# What a user says the task is: "auto" is decided by the targets. What is predicted then.
+TASKS = {"classification": "classes", "binary": "binary", "multilabel": "labels", "regression": "numbers"}
+# The losses of each; the first is the default.
+LOSSES = {
+    "classes": ("cross-entropy",),
+    "tokens": ("cross-entropy",),
+    "binary": ("bce",),
+    "labels": ("bce",),
+    "numbers": ("squared-error", "absolute-error", "huber"),
+}
+ALL_LOSSES = tuple(dict.fromkeys(name for names in LOSSES.values() for name in names))
+# The metrics of each.
+METRICS = {
+    "classes": ("accuracy", "balanced-accuracy", "f1", "auc"),
+    "tokens": ("accuracy",),
+    "binary": ("accuracy", "balanced-accuracy", "f1", "auc"),
+    "labels": ("accuracy", "f1", "auc"),
+    "numbers": ("rmse", "mae", "r2"),
+}
+ALL_METRICS = tuple(dict.fromkeys(name for names in METRICS.values() for name in names))
+# Metrics of a run that names none. The headline of a regression is the first of its metrics that has a direction.
+USUAL_METRICS = {"numbers": ("rmse", "mae", "r2")}
+LOW_IS_BETTER = frozenset(("rmse", "mae"))
+TITLES = {"auc": "AUC", "f1": "F1", "balanced-accuracy": "balanced", "mae": "MAE", "rmse": "RMSE", "r2": "R²"}
+GIVEN = "given"  # in a config: it came from Python; of a function, its name follows after a colon
+
+
+def given_name(text: str) -> str | None:
+    """The name of a function from Python, of an option that it was given for; None: the option has a name."""
+    kind, _, name = text.partition(":")
+    return name if kind == GIVEN else None
+
+
+def better(metric: str) -> str:
+    """Which end of a metric is the good one: "high", "low", or "neither" of a function from Python."""
+    return "low" if metric in LOW_IS_BETTER else "high" if metric in ALL_METRICS else "neither"

@@ -1,0 +1,112 @@
+"""Names of clients and classes, made safe to print. Free of torch and numpy.
+
+A name is the user's text: it may hold markup, control characters or a direction override. Nothing that is not
+printable gets past `clean_names`; markup of terminals and pages is escaped where a name is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from sparsona.core.errors import SparsonaError, unknown_name
+
+MAX_LENGTH = 200
+
+Names = tuple[str, ...] | None
+
+
+def clean_name(name: Any) -> str:
+    """A name as text; characters that cannot be printed are written as Python escapes them.
+
+    Args:
+        name: a text, bytes, a number, or anything that has a text.
+
+    Returns:
+        Printable characters only.
+
+    Example:
+        >>> clean_name("ward\\t7"), clean_name(b"north"), clean_name(17)
+        ('ward\\\\t7', 'north', '17')
+    """
+    text = name.decode("utf-8", "backslashreplace") if isinstance(name, bytes) else str(name)
+    if len(text) > MAX_LENGTH:
+        raise SparsonaError(
+            f"a name of {len(text):,} characters", expected=f"at most {MAX_LENGTH}", hint="choose a shorter one"
+        )
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def clean_names(names: Iterable[Any], what: str, count: int | None = None) -> tuple[str, ...]:
+    """Names that can be printed and told apart.
+
+    Args:
+        names: of all clients, or of all classes, in order.
+        what: whose names they are: "clients" or "classes".
+        count: how many there must be; None: any number.
+
+    Returns:
+        A name for each.
+    """
+    if isinstance(names, str | bytes):
+        raise SparsonaError(f"'{names!r}' as the names of {what}", expected="a list of names", hint="write ['a', 'b']")
+    found = tuple(clean_name(name) for name in names)
+    if count is not None and len(found) != count:
+        raise SparsonaError(f"{len(found)} names for {count} {what}", expected="one name for each")
+    if "" in found:
+        raise SparsonaError(f"an empty name among those of {what}", expected="at least one character in each")
+    if len(set(found)) < len(found):
+        twice = next(name for place, name in enumerate(found) if name in found[:place])
+        raise SparsonaError(f"two {what} are called '{twice}'", expected="a name of its own for each")
+    return found
+
+
+def name_of(names: Sequence[str] | None, index: int) -> str:
+    """The name of a client or class, or its number where there are no names.
+
+    Args:
+        names: of all, in order; None or empty: they have none.
+        index: its number.
+
+    Returns:
+        What tables and messages call it.
+
+    Example:
+        >>> name_of(("north", "south"), 1), name_of(None, 1)
+        ('south', '1')
+    """
+    return names[index] if names else str(index)
+
+
+def find_client(key: Any, names: Sequence[str] | None, count: int) -> int:
+    """The number of the client that is meant.
+
+    Args:
+        key: its number or name.
+        names: of all clients, in order; None: they have none.
+        count: how many clients there are.
+
+    Returns:
+        Its number, from 0.
+
+    Example:
+        >>> find_client("south", ("north", "south"), 2)
+        1
+    """
+    if isinstance(key, str):
+        if not names:
+            raise SparsonaError(
+                f"there is no client '{clean_name(key)}'",
+                expected=f"a number from 0 to {count - 1}: these have no names",
+            )
+        if (name := clean_name(key)) not in names:
+            raise unknown_name("client", name, names)
+        return names.index(name)
+    if hasattr(key, "__index__") and not isinstance(key, bool):
+        if 0 <= (index := key.__index__()) < count:
+            return int(index)
+        raise SparsonaError(f"there is no client {index}", expected=f"0 to {count - 1}")
+    raise SparsonaError(
+        f"a client by a {type(key).__name__}",
+        expected=f"its number, from 0 to {count - 1}" + ", or its name" * bool(names),
+    )

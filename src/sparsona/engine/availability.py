@@ -1,0 +1,246 @@
+"""Which clients are awake in a round: a pure function of the options, the seed and the round. Imported without torch.
+
+A kind of availability is a row of `KINDS`.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from sparsona.core import spec
+from sparsona.core.errors import SparsonaError
+from sparsona.core.seeds import Seeds, generator
+from sparsona.core.spec import Spec
+
+Awake = frozenset[int]
+COLUMNS = ["client", "round_from", "round_to"]
+
+
+@dataclass(frozen=True)
+class Availability:
+    """When clients are awake.
+
+    Args:
+        kind: a row of `KINDS`.
+        numbers: its arguments.
+        windows: for each client its windows in a trace, as first and last round; empty for other kinds.
+        length: the rounds of a trace, after which it starts again; 0: it ends.
+    """
+
+    kind: str
+    numbers: tuple[float, ...] = ()
+    windows: tuple[tuple[tuple[int, int], ...], ...] = ()
+    length: int = 0
+
+    @property
+    def digest(self) -> str | None:
+        """Identifies the content of a file, which may change before a run is resumed; None without one."""
+        if not self.windows:
+            return None
+        return hashlib.blake2b(repr((self.windows, self.length)).encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A row of `KINDS`; `read` returns None where the arguments are not those expected."""
+
+    form: str
+    text: str
+    read: Callable[[Spec, int], Availability | None]
+    awake: Callable[[Availability, int, int, Seeds], Awake]
+    expected: str
+    example: str
+
+
+def read_availability(text: str, num_clients: int) -> Availability:
+    """The availability that a text names.
+
+    Args:
+        text: one of the forms in `KINDS`.
+        num_clients: how many clients there are.
+
+    Returns:
+        The availability, with the content of its file if it names one.
+    """
+    found = spec.read("availability", text, [row.form for row in KINDS.values()])
+    row = KINDS[found.name]
+    made = None if found.options and found.name != "file" else row.read(found, num_clients)
+    if made is None:
+        raise found.wrong(row.expected, f"--set availability={row.example}")
+    return made
+
+
+def check_availability(text: str) -> None:
+    """Raise SparsonaError if a text is none; a file is not read."""
+    found = spec.read("availability", text, [row.form for row in KINDS.values()])
+    if found.name != "file":
+        read_availability(text, 1)
+    elif not found.argument:
+        raise found.wrong(KINDS["file"].expected, f"--set availability={KINDS['file'].example}")
+
+
+def awake_clients(found: Availability, num_clients: int, index: int, seeds: Seeds) -> Awake:
+    """The clients that are awake in the round of this index.
+
+    Args:
+        found: the availability.
+        num_clients: how many clients there are.
+        index: the round, from 0.
+        seeds: those of the run.
+    """
+    return KINDS[found.kind].awake(found, num_clients, index, seeds)
+
+
+# Diurnal: every client is awake for the same share of a period, from a phase of its own.
+
+
+def _read_diurnal(found: Spec, _num: int) -> Availability | None:
+    if len(found.args) != 2:
+        return None
+    period, share = spec.as_count(found.args[0]), spec.as_number(found.args[1])
+    if period is None or share is None or not 0 < share <= 1:
+        return None
+    return Availability("diurnal", (period, share))
+
+
+@lru_cache(maxsize=8)  # read in every round
+def _phases(num: int, period: int, seed: int) -> tuple[int, ...]:
+    import torch
+
+    return tuple(torch.randint(period, (num,), generator=generator(seed)).tolist())
+
+
+def _diurnal(found: Availability, num: int, index: int, seeds: Seeds) -> Awake:
+    period, share = int(found.numbers[0]), found.numbers[1]
+    hours = max(1, round(period * share))
+    phases = _phases(num, period, seeds.shared("diurnal"))
+    return frozenset(client for client, phase in enumerate(phases) if (index + phase) % period < hours)
+
+
+# Markov: a client that sleeps wakes with one probability in each round, one that is awake falls asleep with another.
+
+
+def _read_markov(found: Spec, _num: int) -> Availability | None:
+    numbers = [spec.as_number(one) for one in found.args]
+    known = tuple(one for one in numbers if one is not None and 0 <= one <= 1)
+    return Availability("markov", known) if len(numbers) == len(known) == 2 and known[0] > 0 else None
+
+
+@lru_cache(maxsize=4)
+def _history(num: int, up: float, down: float, root: int) -> list[Awake]:
+    """The rounds that were drawn so far: each follows from the one before."""
+    return []
+
+
+def _markov(found: Availability, num: int, index: int, seeds: Seeds) -> Awake:
+    import torch
+
+    up, down = found.numbers
+    history = _history(num, up, down, seeds.root)
+    while len(history) <= index:
+        at = seeds.at(len(history)).shared("markov")
+        drawn = torch.rand(num, generator=generator(at), dtype=torch.float64).tolist()
+        if not history:  # as often awake as in the long run
+            history.append(frozenset(client for client, one in enumerate(drawn) if one < up / (up + down)))
+            continue
+        before = history[-1]
+        stays = (one >= down if client in before else one < up for client, one in enumerate(drawn))
+        history.append(frozenset(client for client, awake in enumerate(stays) if awake))
+    return history[index]
+
+
+# A trace from a file.
+
+
+def _read_file(found: Spec, num: int) -> Availability | None:
+    if not found.argument:
+        return None
+    path = Path(found.argument).expanduser()
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = [[cell.strip() for cell in row] for row in csv.reader(file) if any(cell.strip() for cell in row)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise SparsonaError(
+            f"availability '{path}' cannot be read: {getattr(error, 'strerror', None) or error}",
+            expected="a CSV file",
+            hint="check the path, and see docs/experiments.md",
+        ) from None
+    if rows and rows[0] == COLUMNS:
+        return _from_windows(path, rows[1:], num)
+    return _from_matrix(path, rows, num)
+
+
+def _wrong(path: Path, what: str) -> SparsonaError:
+    return SparsonaError(
+        f"availability '{path}': {what}",
+        expected=f"a line '{','.join(COLUMNS)}' and such numbers below it, or a row of 0 and 1 for each client with a "
+        "column for each round",
+        hint="see docs/experiments.md",
+    )
+
+
+def _from_windows(path: Path, rows: list[list[str]], num: int) -> Availability:
+    windows: list[list[tuple[int, int]]] = [[] for _ in range(num)]
+    for number, row in enumerate(rows, 2):
+        if len(row) != 3 or not all(cell.isascii() and cell.isdecimal() and len(cell) < 10 for cell in row):
+            raise _wrong(path, f"line {number} is not three whole numbers")
+        client, first, last = map(int, row)
+        if client >= num or last < first:
+            what = f"names client {client} of {num}" if client >= num else f"ends in round {last} before it begins"
+            raise _wrong(path, f"line {number} {what}")
+        windows[client].append((first, last))
+    return Availability("file", windows=tuple(tuple(sorted(one)) for one in windows))
+
+
+def _from_matrix(path: Path, rows: list[list[str]], num: int) -> Availability:
+    if len(rows) != num:
+        raise _wrong(path, f"{len(rows)} rows for {num} clients")
+    length = len(rows[0])
+    for number, row in enumerate(rows, 1):
+        if len(row) != length or not set(row) <= {"0", "1"}:
+            raise _wrong(path, f"row {number} is not {length} times 0 or 1")
+    windows = tuple(tuple((place, place) for place, cell in enumerate(row) if cell == "1") for row in rows)
+    return Availability("file", windows=windows, length=length)
+
+
+def _file(found: Availability, _num: int, index: int, _seeds: Seeds) -> Awake:
+    place = index % found.length if found.length else index
+    return frozenset(
+        client for client, windows in enumerate(found.windows) if any(first <= place <= last for first, last in windows)
+    )
+
+
+KINDS = {
+    row.form.partition(":")[0]: row
+    for row in (
+        Kind(
+            "diurnal:PERIOD:SHARE",
+            "awake for a share of every PERIOD rounds, from a phase drawn for each client",
+            _read_diurnal,
+            _diurnal,
+            "a period in rounds and a share above 0 and at most 1",
+            "diurnal:24:0.5",
+        ),
+        Kind(
+            "markov:P_UP:P_DOWN",
+            "in each round a sleeping client wakes with probability P_UP, one that is awake falls asleep with P_DOWN",
+            _read_markov,
+            _markov,
+            "two probabilities, the first above 0",
+            "markov:0.2:0.1",
+        ),
+        Kind(
+            "file:TRACE.csv",
+            "a trace: lines client,round_from,round_to, or a row of 0 and 1 for each client",
+            _read_file,
+            _file,
+            "the path of a CSV file",
+            "file:trace.csv",
+        ),
+    )
+}

@@ -1,0 +1,173 @@
+"""Models of a run on data that it has not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparsona.analysis.statistics import wilson_interval
+from sparsona.core.errors import SparsonaError
+from sparsona.data import validate
+from sparsona.data.augment import as_inputs
+from sparsona.data.batches import Examples, as_targets
+from sparsona.data.federation import Federation
+from sparsona.data.packing import is_several, pack
+from sparsona.data.readers.images import channels_first
+from sparsona.data.readers.npz import read_pair
+from sparsona.engine.evaluate import Evaluation, evaluate
+from sparsona.experiment.stored_models import StoredModels
+
+
+@dataclass(frozen=True)
+class NewResult:
+    """One model on new data. `confusion` counts predictions, true classes by row; None where there are no classes."""
+
+    client: int | None
+    evaluation: Evaluation
+    confusion: np.ndarray | None
+
+    @property
+    def accuracy(self) -> float | None:
+        """The share of right predictions; None in a regression."""
+        found = self.evaluation
+        return None if found.correct is None else found.correct / found.count
+
+    def classes(self) -> list[dict[str, Any]]:
+        """A row for each class that occurs or is predicted: its examples, precision and recall."""
+        if self.confusion is None:
+            return []
+        right, true, guessed = np.diag(self.confusion), self.confusion.sum(1), self.confusion.sum(0)
+        return [
+            {
+                "class": number,
+                "examples": int(true[number]),
+                "predicted": int(guessed[number]),
+                "recall": float(right[number] / true[number]) if true[number] else None,
+                "precision": float(right[number] / guessed[number]) if guessed[number] else None,
+            }
+            for number in range(len(true))
+            if true[number] or guessed[number]
+        ]
+
+
+@dataclass(frozen=True)
+class NewResults:
+    """Models on the same new data, in the order in which they were named."""
+
+    results: tuple[NewResult, ...]
+    class_names: tuple[str, ...] | None = None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each model: its client, examples, accuracy with a 95% interval, and loss."""
+        rows = []
+        for one in self.results:
+            found = one.evaluation
+            row: dict[str, Any] = {"client": "shared" if one.client is None else one.client, "examples": found.count}
+            if found.correct is not None:
+                low, high = wilson_interval(found.correct, found.count)
+                row |= {"accuracy": found.correct / found.count, "low": low, "high": high}
+            rows.append(row | {"loss": found.loss} | dict(getattr(found, "metrics", None) or {}))
+        return rows
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        found = [
+            row | {"classes": one.classes(), "confusion": None if one.confusion is None else one.confusion.tolist()}
+            for row, one in zip(self.rows(), self.results, strict=True)
+        ]
+        return {"class_names": None if self.class_names is None else list(self.class_names), "models": found}
+
+
+def read_new(path: str | Path) -> tuple[Any, Any]:
+    """The arrays x and y of a file saved with numpy.savez."""
+    return read_pair(Path(path))
+
+
+def evaluate_models(
+    models: StoredModels, clients: Sequence[int | str | None], x: Any, y: Any, guarded: bool = False
+) -> NewResults:
+    """Evaluate clients' models, and for None the shared one, on new examples, as `Run.evaluate` says."""
+    federation, task = models.context.federation, models.context.task
+    examples = read_examples(federation, x, y)
+    results = []
+    for client in clients:
+        model = models.shared() if client is None else models.personal(client, guarded)
+        found = evaluate(-1 if model.client is None else model.client, "", model.predict, task, examples)
+        square = found.confusion is not None and found.confusion.shape[0] == found.confusion.shape[1]
+        confusion = found.confusion.numpy() if square and found.confusion is not None else None
+        results.append(NewResult(model.client, found, confusion))
+    if not results:
+        raise SparsonaError("no client to evaluate", expected="one or more")
+    return NewResults(tuple(results), getattr(federation, "class_names", None))
+
+
+def read_examples(federation: Federation, x: Any, y: Any) -> Examples:
+    """New examples, checked to be of the kind that a federation has, as a model takes them."""
+    stored = federation.x
+    if federation.packing is not None:
+        if not is_several(x):
+            raise SparsonaError(
+                f"x is a {type(x).__name__}",
+                expected=f"the inputs of the run, a dict or tuple of arrays: {federation.packing.describe()}",
+            )
+        x = pack(x, expected=federation.packing)[0]
+    is_bytes = stored.dtype == torch.uint8
+    if is_bytes and isinstance(x, np.ndarray) and x.dtype == np.uint8:
+        x = channels_first(x)
+    inputs = validate.check_inputs(x, as_bytes=is_bytes, as_tokens=federation.has_tokens)
+    shape = tuple(stored.shape[1:])
+    if tuple(inputs.shape[1:]) != shape:
+        hint = "reshape x, or prepare it as the run's data was prepared"
+        raise SparsonaError(
+            f"x has examples of shape {tuple(inputs.shape[1:])}", expected=f"{shape}, as in the run's data", hint=hint
+        )
+    if inputs.dtype != stored.dtype:
+        raise SparsonaError(
+            f"x is {np.asarray(x).dtype}, and the run's data was images of bytes",
+            expected="uint8 from 0 to 255, not normalised: that is done here as it was in the run",
+            hint="x.astype(numpy.uint8) of values from 0 to 255",
+        )
+    if federation.is_regression:
+        targets = _numbers(y, federation.num_classes)
+    elif federation.task in ("binary", "multilabel"):
+        targets = validate.check_targets(y, task=federation.task)
+        if targets.dim() == 2 and targets.shape[1] != federation.num_classes:
+            raise SparsonaError(
+                f"y has {targets.shape[1]} labels", expected=f"{federation.num_classes}, as in the run's data"
+            )
+    else:
+        targets = validate.check_labels(y, as_tokens=federation.predicts_tokens)
+        if federation.predicts_tokens and targets.shape != inputs.shape:
+            raise SparsonaError(
+                f"y has shape {tuple(targets.shape)}",
+                expected=f"the next token at each position, {tuple(inputs.shape)}",
+            )
+        if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < federation.num_classes:
+            raise SparsonaError(
+                f"labels from {int(targets.min())} to {int(targets.max())}",
+                expected=f"whole numbers from 0 to {federation.num_classes - 1}, the classes of the run",
+                hint="number the classes as the run's data did",
+            )
+    validate.check_lengths(inputs, targets)
+    if not len(inputs):
+        raise SparsonaError("x has no examples", expected="one or more")
+    return Examples(as_inputs(inputs, federation.view), as_targets(targets))
+
+
+def _numbers(y: Any, num_outputs: int) -> torch.Tensor:
+    try:
+        array = np.asarray(y, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise SparsonaError(f"y is no array of numbers: {error}", expected=f"{num_outputs} for each example") from None
+    array = array.reshape(len(array), -1) if array.ndim else array.reshape(1, 1)
+    if array.shape[1] != num_outputs or not np.isfinite(array).all():
+        raise SparsonaError(
+            f"y has {array.shape[1]} numbers for each example, or some that are not finite",
+            expected=f"{num_outputs} finite numbers, as the run predicts",
+        )
+    return torch.from_numpy(array)

@@ -1,0 +1,269 @@
+"""A model card: what an exported model is, how it was trained and measured, and what is not known of it.
+
+No figure is in it that was not measured, or counted in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparsona.runs.facts import RunFacts
+
+LICENCE = "not stated: fill this in before you pass the model on"
+
+USE = {
+    "safetensors": """```python
+import json
+from safetensors import safe_open
+
+with safe_open("{file}", "pt") as file:
+    weights = {{name: file.get_tensor(name) for name in file.keys()}}
+    about = file.metadata()
+net.load_state_dict(weights)  # net: the network ({model})
+```""",
+    "sparse": """```python
+import json, numpy as np, torch
+from safetensors import safe_open
+
+with safe_open("{file}", "pt") as file:
+    stored, about = {{name: file.get_tensor(name) for name in file.keys()}}, file.metadata()
+shapes = json.loads(about["sparse"])
+weights = {{name: value for name, value in stored.items() if not name.endswith((".values", ".bits"))}}
+for name, shape in shapes.items():
+    weights[name] = torch.zeros(shape)
+    kept = np.unpackbits(stored[name + ".bits"].numpy(), count=weights[name].numel(), bitorder="little")
+    weights[name].view(-1)[torch.from_numpy(kept).bool()] = stored[name + ".values"]
+net.load_state_dict(weights)  # net: the network ({model})
+```""",
+    "torch": """```python
+import torch
+
+net = torch.export.load("{file}").module()
+outputs = net({how})  # {dtype}, (batch, {shape})
+```""",
+    "onnx": """```python
+import onnxruntime
+
+session = onnxruntime.InferenceSession("{file}")
+(outputs,) = session.run(None, {feed})  # {dtype}, (batch, {shape})
+```""",
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a network is and what was written of it.
+
+    Args:
+        parameters_before: parameters of the run's network, which clients share.
+        parameters: parameters in the file.
+        nonzero: those of them that are not 0.
+        bytes: the size of the file.
+    """
+
+    parameters_before: int
+    parameters: int
+    nonzero: int
+    bytes: int
+
+    @property
+    def bytes_before(self) -> int:
+        """The bytes of the network's parameters as float32."""
+        return 4 * self.parameters_before
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run measured of a model: on `count` examples of its client, or the mean over `num_clients` clients."""
+
+    count: int
+    accuracy: float | None
+    interval: tuple[float, float] | None
+    loss: float | None
+    num_clients: int | None = None
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a model card is written from.
+
+    Args:
+        file: the name of the exported file.
+        about: what the file says about itself.
+        format: its format.
+        sizes: its sizes.
+        largest: the largest difference to the run's own outputs, and the largest output.
+        measured: what the run measured of this model; None: nothing.
+        point: which model it is, in words.
+        config: the options of the run.
+        facts: the facts of the run.
+        summary: its summary; None while it is unfinished.
+        environment: where it was trained.
+        infer_flops: the method's count of FLOPs for one prediction; None: not known.
+        client: whose model it is; None: the shared one.
+    """
+
+    file: str
+    about: Mapping[str, str]
+    format: str
+    sizes: Sizes
+    largest: tuple[float, float]
+    measured: Measured | None
+    point: str
+    config: Mapping[str, Any]
+    facts: RunFacts
+    summary: Mapping[str, Any] | None
+    environment: Mapping[str, Any]
+    infer_flops: int | None
+    client: int | None
+
+
+def write_card(card: Card) -> str:
+    """The card as Markdown."""
+    about, facts, config = card.about, card.facts, card.config
+    whose = _whose(card)
+    lines = [
+        f"# {facts.title}: {whose}",
+        "",
+        f"A model of the run `{about['run']}`, exported by {about['tool']} as {card.format}.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| which model | {card.point} |",
+        f"| method | {facts.title} (`{config['method']}`) |",
+        f"| data | {about['data']}, {len(facts.sizes)} clients, partition {config['partition']} |",
+        f"| network | {about['model']} |",
+        f"| rounds | {about['rounds']} of {config['rounds']} |",
+        f"| seed | {config['seed']} |",
+        "| licence | " + LICENCE + " |",
+        "",
+        "## How it was measured",
+        "",
+        *_measured(card),
+        "",
+        "## Size and cost",
+        "",
+        *_sizes(card),
+        "",
+        "## Inputs and outputs",
+        "",
+        f"Inputs: {about['input_dtype']}, shape (batch, {_shape(about)}). Preparation: {about['input_preparation']}.",
+        "",
+        _outputs(about),
+        "",
+        _use(card),
+        "",
+        "## Where it was trained",
+        "",
+        ", ".join(f"{key} {value}" for key, value in card.environment.items() if value is not None) + ".",
+        "",
+        "## Limits",
+        "",
+        *(f"- {limit}" for limit in _limits(card)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _whose(card: Card) -> str:
+    if card.client is None:
+        return "the shared model"
+    name = card.about.get("client_name")
+    return f"the model of client {card.client}" + (f", {name}" if name else "")
+
+
+def _measured(card: Card) -> list[str]:
+    found = card.measured
+    if found is None:
+        return ["Not measured: the run did not evaluate this model."]
+    unit = "tokens" if card.facts.predicts_tokens else "examples"
+    after = f"after {card.about['rounds']} rounds, at the point `{card.about['point']}`"
+    if found.num_clients is not None:
+        assert found.accuracy is not None
+        on = f"the mean over {found.num_clients} clients, each on its own test data ({found.count:,} {unit} together)"
+        return [f"Accuracy {found.accuracy:.1%}: {on}, {after}. One seed."]
+    of = f"on {found.count:,} test {unit} of this client, {after}. One seed."
+    if found.accuracy is None:
+        return [f"Mean squared error {found.loss:.4g} {of}"]
+    assert found.interval is not None
+    low, high = found.interval
+    within = f"95% interval {low:.1%} to {high:.1%} (Wilson, over {unit})"
+    lines = [f"Accuracy {found.accuracy:.1%}, {within}, loss {found.loss:.4g}, {of}"]
+    sizes = card.facts.sizes[card.client]
+    lines += ["", f"The client has {sizes[0]:,} training, {sizes[1]:,} validation and {sizes[2]:,} test examples."]
+    return lines
+
+
+def _sizes(card: Card) -> list[str]:
+    sizes, (difference, most) = card.sizes, card.largest
+    density = sizes.nonzero / sizes.parameters_before
+    lines = [
+        "| | the run's network | this file |",
+        "|---|---|---|",
+        f"| parameters | {sizes.parameters_before:,} | {sizes.parameters:,} |",
+        f"| that are not 0 | | {sizes.nonzero:,} ({density:.1%} of the network's) |",
+        f"| bytes | {sizes.bytes_before:,} as float32 | {sizes.bytes:,} |",
+        "",
+        "The file was read back and compared with the run's own predictions on random inputs.",
+        f"Outputs differ by at most {difference:.2g}; the largest is {most:.3g}.",
+    ]
+    if card.infer_flops is not None:
+        lines += ["", f"Counted, not timed: {card.infer_flops:,} FLOPs for the prediction of one example."]
+    if card.summary is not None:
+        total, flops = card.summary["bytes"]["total"], card.summary["flops"]["train"]
+        lines += [
+            "",
+            f"Training the whole run took {total:,} bytes of messages and {flops:.3g} FLOPs, all clients together.",
+        ]
+    return lines
+
+
+def _shape(about: Mapping[str, str]) -> str:
+    return about["input_shape"].strip("[]")
+
+
+def _outputs(about: Mapping[str, str]) -> str:
+    kind = {
+        "numbers": f"Outputs: {about['num_outputs']} numbers for each example.",
+        "tokens": f"Outputs: at each position a logit for each of {about['num_outputs']} tokens.",
+    }
+    text = kind.get(about["targets"], f"Outputs: a logit for each of {about['num_outputs']} classes.")
+    return text + (f" Classes, in order: {about['class_names']}." if "class_names" in about else "")
+
+
+def _use(card: Card) -> str:
+    how = card.about["input_preparation"].rpartition(" ")[2]
+    how = how if how.startswith("*") else "inputs"
+    form = "sparse" if "sparse" in card.about else card.format
+    return USE[form].format(
+        file=card.file,
+        model=card.about["model"],
+        dtype=card.about["input_dtype"],
+        shape=_shape(card.about),
+        how=how,
+        feed='{"inputs": inputs}' if how == "inputs" else "inputs",
+    )
+
+
+def _limits(card: Card) -> list[str]:
+    facts, found, limits = card.facts, card.measured, []
+    if found is None:
+        limits.append("Its accuracy is not known.")
+    elif found.num_clients is None:
+        limits.append(
+            f"Measured on {found.count:,} examples of this client only: nothing is known of other people's data."
+        )
+    else:
+        limits.append("A mean over clients: single clients are served better or worse.")
+    if card.client is None and facts.partial_global:
+        limits.append("The server's model is no client's whole model: its personal part is as it was at the start.")
+    if facts.label_counts is not None and card.client is not None:
+        absent = [str(label) for label, num in enumerate(facts.label_counts[card.client]) if num == 0]
+        if absent:
+            some = ", ".join(absent[:20]) + (", ..." if len(absent) > 20 else "")
+            limits.append(f"The client has no training examples of {len(absent)} classes: {some}.")
+    if card.summary is None:
+        limits.append("The run is not finished.")
+    limits.append("It was not examined for fairness, robustness or what it tells of its training data.")
+    return limits

@@ -1,0 +1,97 @@
+"""`sparsona export` and `evaluate`."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from safetensors.torch import load_file
+
+import sparsona as sp
+from sparsona.cli.app import cli
+from sparsona.core.errors import SparsonaError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("exports")
+    sp.train("fedspa", out=path / "runs" / "spa", clients=4, rounds=1, data_rate=0.3, model="mlp")
+    return path
+
+
+@pytest.fixture
+def call(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+    def call(*args):
+        return CliRunner().invoke(cli, args, catch_exceptions=False).output
+
+    return call
+
+
+def test_export(call, folder):
+    text = call("export", "spa", "--client", "2")
+    assert "spa-client-2.safetensors" in text
+    assert "model card: spa-client-2.safetensors.md" in text
+    assert "the run's network: 4,810 parameters, 19,240 bytes as float32" in text
+    expected = sp.load(folder / "runs" / "spa").personal_model(2).state_dict()
+    assert all((value == expected[name]).all() for name, value in load_file("spa-client-2.safetensors").items())
+    with pytest.raises(SparsonaError, match="exists already"):
+        call("export", "spa", "--client", "2")
+
+
+def test_export_several(call, folder):
+    found = json.loads(call("export", "spa", "--client", "all", "--out", "all", "--no-card", "--sparse", "--json"))
+    assert [one["client"] for one in found] == [0, 1, 2, 3]
+    assert all(one["card"] is None and one["sizes"]["parameters_before"] == 4810 for one in found)
+    names = sorted(path.name for path in (folder / "all").iterdir())
+    assert names == [f"client-{k}.safetensors" for k in range(4)]
+    call("export", "spa", "--client", "1", "--client", "3", "--out", "two")
+    assert sorted(path.name for path in (folder / "two").iterdir())[::2] == [
+        "client-1.safetensors",
+        "client-3.safetensors",
+    ]
+    assert "shared" in call("export", "spa", "--global", "--out", "shared.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "no model named"),
+        (["--client", "0", "--global"], "both --client and --global"),
+        (["--client", "9"], "no client 9"),
+        (["--client", "x"], "no client 'x'"),
+        (["--client", "0", "--out", "x.bin"], "no format has the suffix"),
+    ],
+)
+def test_export_refuses(call, args, words):
+    with pytest.raises(SparsonaError, match=words):
+        call("export", "spa", *args)
+
+
+def test_evaluate(call, folder):
+    rng = np.random.default_rng(0)
+    x, y = rng.random((30, 1, 8, 8), dtype=np.float32), rng.integers(0, 10, 30)
+    np.savez(folder / "new.npz", x=x, y=y)
+    np.savez(folder / "split.npz", x_train=x[:10] * 0, y_train=y[:10], x_test=x, y_test=y)
+    expected = sp.load(folder / "runs" / "spa").evaluate(1, x, y)
+    found = json.loads(call("evaluate", "spa", "--client", "1", "--data", "new.npz", "--json"))
+    assert found == json.loads(json.dumps(expected.as_dict()))
+    assert json.loads(call("evaluate", "spa", "--client", "1", "--data", "split.npz", "--json")) == found
+    text = call("evaluate", "spa", "--client", "1", "--data", "new.npz")
+    assert f"{expected.rows()[0]['accuracy']:.1%}" in text
+    assert "recall" in text
+    assert "predictions, true classes by row" in text
+    several = call("evaluate", "spa", "--client", "all", "--global", "--data", "new.npz")
+    assert "shared" in several
+    assert "recall" not in several
+    np.savez(folder / "wrong.npz", x=x[:, :, :7], y=y)
+    for args, words in (
+        (["--data", "new.npz"], "no model named"),
+        (["--client", "0", "--data", "nowhere.npz"], "does not exist"),
+        (["--client", "0", "--data", "wrong.npz"], "examples of shape"),
+    ):
+        with pytest.raises(SparsonaError, match=words):
+            call("evaluate", "spa", *args)

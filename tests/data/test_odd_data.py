@@ -1,0 +1,350 @@
+"""Data as people bring it, a row for each kind: what becomes of it, or what they are told."""
+
+import types
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, SubsetRandomSampler, TensorDataset
+
+import sparsona as sp
+from sparsona.core.errors import SparsonaError
+from sparsona.data.federate import federate
+from sparsona.data.federation import Federation
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.random((24, 3)).astype(np.float32), np.arange(24) % 3
+NAMES = np.array(["ant", "bee", "cow"])
+
+
+def two(x, y):
+    """Two clients with twelve examples each."""
+    return {"north": (x[:12], y[:12]), "south": (x[12:], y[12:])}
+
+
+class Items(Dataset):
+    """A map-style dataset; `make` is what an item is."""
+
+    def __init__(self, make, count=24):
+        self.make, self.count, self.calls = make, count, 0
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        self.calls += 1
+        return self.make(index)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return ((torch.from_numpy(X[i]), int(Y[i])) for i in range(24))
+
+
+class Series(list):
+    """A column of a data frame as pandas has it, as far as it is used: an array with a dtype."""
+
+    def __init__(self, values, dtype=None):
+        super().__init__(values)
+        self.dtype = np.asarray(values).dtype if dtype is None else dtype
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(list(self), dtype=dtype or (object if self.dtype.kind == "O" else None))
+
+
+class Frame:
+    """A stand-in for pandas.DataFrame: columns, dtypes, to_numpy and frame[name]."""
+
+    def __init__(self, **columns):
+        self._columns = {name: one if isinstance(one, Series) else Series(one) for name, one in columns.items()}
+
+    columns = property(lambda self: list(self._columns))
+    dtypes = property(lambda self: [one.dtype for one in self._columns.values()])
+
+    def __getitem__(self, name):
+        return self._columns[name]
+
+    def __len__(self):
+        return len(next(iter(self._columns.values())))
+
+    def to_numpy(self):
+        return np.stack([np.asarray(one) for one in self._columns.values()], axis=1)
+
+
+class HuggingFace:
+    """A stand-in for datasets.Dataset: column_names, features, rows by number and columns by name."""
+
+    def __init__(self, table, names=()):
+        self._table = table
+        self.features = dict.fromkeys(table)
+        if len(names):
+            self.features["label"] = types.SimpleNamespace(names=list(names))
+
+    column_names = property(lambda self: list(self._table))
+
+    def __len__(self):
+        return len(next(iter(self._table.values())))
+
+    def __getitem__(self, key):
+        if isinstance(key, str):
+            return list(self._table[key])
+        return {name: column[key] for name, column in self._table.items()}
+
+
+def frame(**more):
+    return Frame(a=X[:, 0].tolist(), b=X[:, 1].tolist(), is_old=(Y > 1).tolist(), **more)
+
+
+def same_examples(federation, x, y):
+    """All examples are there, each once, with their labels."""
+    seen = [(tuple(row), int(label)) for row, label in zip(federation.x.tolist(), federation.y.tolist(), strict=True)]
+    assert sorted(seen) == sorted(
+        (tuple(np.float32(row).tolist()), int(label)) for row, label in zip(x, y, strict=True)
+    )
+
+
+TAKEN = {
+    "float64": lambda: two(X.astype(np.float64), Y),
+    "lists": lambda: two(X.tolist(), Y.tolist()),
+    "(x, y) in a list of clients": lambda: list(two(X, Y).values()),
+    "torch tensors": lambda: two(torch.from_numpy(X), torch.from_numpy(Y)),
+    "string labels": lambda: two(X, NAMES[Y]),
+    "bytes as labels": lambda: two(X, NAMES[Y].astype("S")),
+    "TensorDatasets": lambda: [
+        TensorDataset(torch.from_numpy(X[:12]), torch.from_numpy(Y[:12])),
+        TensorDataset(torch.from_numpy(X[12:]), torch.from_numpy(Y[12:])),
+    ],
+    "Datasets of numpy": lambda: [Subset(Items(lambda i: (X[i], Y[i])), range(k, k + 12)) for k in (0, 12)],
+    "Datasets of dicts": lambda: {
+        "all": Items(lambda i: {"signal": X[i], "label": int(Y[i])}),
+    },
+    "iterable Dataset": lambda: {"all": Stream()},
+    "DataLoader": lambda: {
+        "all": DataLoader(Items(lambda i: (X[i], Y[i])), batch_size=7, shuffle=True, drop_last=True)
+    },
+    "DataLoader of an iterable": lambda: {"all": DataLoader(Stream(), batch_size=5)},
+    "DataLoader of a subset": lambda: [
+        DataLoader(Items(lambda i: (X[i], Y[i])), sampler=SubsetRandomSampler(range(k, k + 12))) for k in (0, 12)
+    ],
+    "Hugging Face": lambda: {"all": HuggingFace({"signal": X.tolist(), "label": Y.tolist()}, NAMES)},
+    "dict of columns": lambda: {"all": {"signal": X, "label": Y}},
+    "train and test": lambda: {"a": {"train": (X[:20], Y[:20]), "test": (X[20:], Y[20:])}},
+    "Datasets for train and test": lambda: [
+        (Subset(Items(lambda i: (X[i], Y[i])), range(20)), Subset(Items(lambda i: (X[i], Y[i])), range(20, 24)))
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", TAKEN)
+def test_what_is_taken(kind):
+    federation = Federation.from_clients(TAKEN[kind]())
+    same_examples(federation, X, Y)
+    assert federation.num_classes == 3
+    assert federation.digest() == Federation.from_clients(TAKEN[kind]()).digest()
+
+
+def test_a_transform_is_applied_once_and_the_same_each_time():
+    def noisy(index):
+        return torch.from_numpy(X[index]) + torch.randn(3), Y[index]
+
+    dataset, before = Items(noisy), torch.get_rng_state()
+    first = Federation.from_clients([DataLoader(dataset, batch_size=4)], seed=3)
+    assert dataset.calls == 24
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(99)
+    assert first.digest() == Federation.from_clients([dataset], seed=3).digest()
+    assert not torch.equal(first.x, Federation.from_clients([dataset], seed=4).x)
+
+
+def test_a_collate_function_makes_the_inputs():
+    def collate(items):
+        return torch.stack([2 * torch.as_tensor(x) for x, _ in items]), torch.tensor([int(y) for _, y in items])
+
+    federation = Federation.from_clients([DataLoader(Items(lambda i: (X[i], Y[i])), batch_size=5, collate_fn=collate)])
+    same_examples(federation, 2 * X, Y)
+
+
+def test_pictures_become_bytes_with_channels_first():
+    pixels = RNG.integers(0, 256, (24, 6, 5, 3), dtype=np.uint8)
+    federation = Federation.from_clients([Items(lambda i: (Image.fromarray(pixels[i]), Y[i]))])
+    assert (federation.x.dtype, federation.input_shape) == (torch.uint8, (3, 6, 5))
+    assert float(federation.examples(0, "test").inputs.max()) <= 1.0
+
+
+def test_a_data_frame():
+    """Features are the other columns, owners and labels are texts: clients and classes with names."""
+    table = frame(species=NAMES[Y], ward=np.array(["east", "west"])[(np.arange(24) // 3) % 2])
+    federation = federate(table, target="species", owner="ward")
+    assert (federation.client_names, federation.class_names) == (("east", "west"), ("ant", "bee", "cow"))
+    assert (federation.input_shape, federation.num_clients) == ((3,), 2)
+    one = federate(table, target="species", owner="ward", inputs=["b", "a"])
+    assert one.input_shape == (2,)
+    assert set(one.x[:, 0].tolist()) == set(X[:, 1].tolist())
+    apart = Federation.from_clients({"x": table, "y": {"train": table, "test": table}}, target="species", inputs=["a"])
+    assert apart.input_shape == (1,)
+
+
+def test_a_data_frame_and_its_labels_apart():
+    """As scikit-learn takes them: all columns are inputs."""
+    table = frame(c=X[:, 2].tolist())
+    expected = np.stack([X[:, 0], X[:, 1], (Y > 1), X[:, 2]], axis=1)
+    same_examples(federate(table, Series(NAMES[Y]), clients=2, partition="iid"), expected, Y)
+    same_examples(Federation.from_clients({"a": (table, Series(Y.tolist()))}), expected, Y)
+    with pytest.raises(SparsonaError, match=r"columns that are no numbers: 'sex'(.|\n)*get_dummies"):
+        federate(Frame(sex=Series(["f", "m"] * 12, np.dtype(object))), Y, clients=2)
+
+
+def test_a_column_of_the_libraries_own_numbers():
+    ages = Series([None if i == 5 else i for i in range(24)], types.SimpleNamespace(kind="i"))
+    with pytest.raises(SparsonaError, match="x holds NaN or infinity in 1 of 24 examples, the first is example 5"):
+        federate(Frame(age=ages, y=Y.tolist()), clients=2)
+
+
+def test_hugging_face_columns_names_and_published_split():
+    table = HuggingFace({"signal": X.tolist(), "label": Y.tolist(), "who": ["p", "q"] * 12}, NAMES)
+    by_owner = federate(table, owner="who")
+    assert (by_owner.client_names, by_owner.class_names) == (("p", "q"), tuple(NAMES))
+    both = {"train": table, "test": table}
+    published = federate(both, clients=2, partition="iid", inputs="signal")
+    assert (published.tested_on, len(published.x)) == ("shares", 48)
+
+
+SEVERAL = {
+    "dict x": (({"image": X, "age": np.arange(24)}, Y), ("age", "image")),
+    "tuple x": (((X, np.arange(24)), Y), (0, 1)),
+    "items with a dict x": (Items(lambda i: ({"image": X[i], "age": i}, Y[i])), ("age", "image")),
+    "items with a tuple x": (Items(lambda i: ((X[i], np.int64(i)), Y[i])), (0, 1)),
+    "columns of several shapes": ({"image": X, "age": np.arange(24), "label": Y}, ("age", "image")),
+}
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_several_inputs(kind):
+    """They reach the model apart, as a tuple or by name."""
+    source, keys = SEVERAL[kind]
+    federation = Federation.from_clients({"n": source, "s": {"train": source}})
+    inputs = federation["n"].examples("test").inputs
+    assert sorted(inputs if isinstance(inputs, dict) else range(len(inputs))) == list(keys)
+    image, age = (inputs["image"], inputs["age"]) if isinstance(inputs, dict) else inputs
+    assert image.tolist() == X[age.numpy()].tolist()
+    with pytest.raises(SparsonaError, match="no network fits examples of several inputs"):
+        sp.train("local", federation, rounds=1)
+
+
+def test_a_class_nobody_else_has():
+    """Absent at one client, present at the other: classes are those of all."""
+    y = np.array(["a", "b"])[np.arange(12) % 2]
+    federation = Federation.from_clients({"n": (X[:12], y), "s": (X[12:], np.array(["a", "z"])[np.arange(12) % 2])})
+    assert federation.class_names == ("a", "b", "z")
+    assert federation["s"].label_counts("train")[1] == 0
+    assert federation["n"].label_counts("train")[2] == 0
+
+
+def test_a_client_of_one_example():
+    """It can train; it cannot be split, unless it says that it only trains."""
+    with pytest.raises(SparsonaError, match=r'client s has only one example\n(.|\n)*{"train": '):
+        Federation.from_clients({"n": (X, Y), "s": (X[:1], Y[:1])})
+    federation = Federation.from_clients({"n": (X, Y), "s": {"train": (X[:1], Y[:1])}})
+    assert federation["s"].sizes == {"train": 1, "validation": 0, "test": 0}
+
+
+HOLED = X.copy()
+HOLED[7, 1] = np.nan
+REFUSED = {
+    "labels from 1": (two(X, Y + 1), r"1 of the labels from 0 to 3 never occur(.|\n)*numpy.unique"),
+    "float labels": (two(X, Y * 1.0), r"client north: labels of type float64(.|\n)*astype\(numpy.int64\)"),
+    "(N, 1)": (two(X, Y[:, None]), r"client north: y has shape \(12, 1\)(.|\n)*y.reshape\(-1\)"),
+    "NaN": (two(HOLED, Y), "client north: x holds NaN or infinity in 1 of 12 examples, the first is example 7"),
+    "texts and numbers": ([(X, Y), (X, NAMES[Y])], "client 0: labels are numbers, and texts elsewhere"),
+    "ragged lists": ([([[1.0], [2.0, 3.0]], [0, 1])], r"client 0: x is not an array: its rows differ in length"),
+    "items of three": (
+        [Items(lambda i: (X[i], Y[i], 1))],
+        r"client 0: items of the dataset are tuples of 3(.|\n)*\(x, y\)",
+    ),
+    "bare items": ([Items(lambda i: X[i])], "client 0: items of the dataset are a ndarray"),
+    "several shapes": (
+        [Items(lambda i: (X[i][: 1 + i % 2], 0))],
+        r"client 0: x has examples of several shapes: \(1,\), \(2,\)",
+    ),
+    "which is the target": ([{"a": X[:, 0], "b": Y}], r"client 0: which column is the target(.|\n)*one of a, b"),
+    "a column of text": ([{"a": NAMES[Y], "b": X[:, 0], "y": Y}], "client 0: columns that are no numbers: 'a'"),
+    "object columns": (
+        [Frame(a=X[:, 0].tolist(), sex=Series(["f", "m"] * 12, np.dtype(object)), y=Y.tolist())],
+        r"columns that are no numbers: 'sex' \(object\)(.|\n)*pandas.get_dummies\(frame, columns=\['sex'\]\)",
+    ),
+    "a number": ([3], "client 0: a int in place of examples"),
+    "three arrays": ([(X, Y, X)], "client 0 has 3 arrays"),
+    "an unknown part": (
+        {"n": {"train": (X, Y), "tset": (X, Y)}},
+        r"unknown part of client n 'tset'(.|\n)*did you mean 'test'",
+    ),
+    "test alone": ({"n": {"test": (X, Y)}}, "client n has no train examples"),
+    "nobody is tested": ({"n": {"train": (X, Y)}}, "no client has test examples"),
+    "an empty client": ({"n": (X, Y), "s": (X[:0], Y[:0])}, "client s has no examples"),
+    "another shape": (
+        {"n": (X, Y), "s": (X[:, :1], Y)},
+        r"client s: examples of shape \(1,\)\n  expected: \(3,\), as of client n",
+    ),
+    "drawn with repetition": (
+        [
+            DataLoader(
+                Items(lambda i: (X[i], Y[i])), sampler=torch.utils.data.RandomSampler(range(24), replacement=True)
+            )
+        ],
+        r"client 0: a DataLoader with a RandomSampler(.|\n)*Subset",
+    ),
+    "names twice": ({1: (X, Y), "1": (X, Y)}, "two clients are called '1'"),
+    "an endless name": ({"n" * 300: (X, Y)}, "a name of 300 characters"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_refused(kind):
+    clients, message = REFUSED[kind]
+    with pytest.raises(SparsonaError, match=message):
+        Federation.from_clients(clients)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((X,), {"clients": 2}, "x without y"),
+        ((Stream(), Y), {"clients": 2}, "a Stream together with y"),
+        ((frame(y=Y.tolist()),), {"target": "yy"}, r"unknown column of the data: 'yy'(.|\n)*did you mean 'y'"),
+        ((two(X, Y),), {"clients": 2}, "'clients' together with a dict of clients"),
+        ((two(X, Y),), {"min_size": 2}, "unknown option for a dict of clients 'min_size'"),
+        ((X, Y), {"owners": [0.5] * 24}, r"owners are float64(.|\n)*a name, or a whole number from 0"),
+        ((X, Y), {"owners": ["a", "b"]}, "2 owners for 24 examples"),
+        ((X, NAMES[Y]), {"clients": 2, "class_names": ["ant", "bee", "cows"]}, r"label in y: 'cow'(.|\n)*did you mean"),
+        ((X, Y), {"clients": 2, "class_names": ["ant", "bee"]}, r"labels 2 are outside"),
+        (({"train": (X, Y), "validation": (X, Y)},), {"clients": 2}, 'expected: "train" and "test"'),
+    ],
+)
+def test_what_federate_refuses(arguments, options, message):
+    with pytest.raises(SparsonaError, match=message):
+        federate(*arguments, **options)
+
+
+def test_owners_by_name_are_the_clients():
+    """Sorted; who has no name is nobody's."""
+    owners = [["ana", "bo", "cy", None][(i // 3) % 4] for i in range(24)]
+    federation = sp.federate(X, Y, owners=owners)
+    assert federation.client_names == ("ana", "bo", "cy")
+    assert sorted(
+        federation["bo"].examples("train").inputs.tolist()
+        + federation["bo"].examples("test").inputs.tolist()
+        + federation["bo"].examples("validation").inputs.tolist()
+    ) == sorted(X[[3, 4, 5, 15, 16, 17]].tolist())
+    drawn = sp.federate(X, Y, owners=owners, clients=2, seed=1)
+    assert drawn.num_clients == 2
+    for client in drawn:
+        rows = X[[i for i in range(24) if owners[i] == client.name]].tolist()
+        assert all(row in rows for row in client.examples("train").inputs.tolist())
+    assert sp.federate(X, Y, owners=owners, clients=2, partition="iid").client_names is None
+
+
+def test_a_dict_given_to_federate_is_clients():
+    one, other = sp.federate(two(X, NAMES[Y])), Federation.from_clients(two(X, NAMES[Y]))
+    assert one.digest() == other.digest()
+    assert one.client_names == ("north", "south")

@@ -1,0 +1,5 @@
+"""What makes runs in this process short."""
+
+from __future__ import annotations
+
+from federations import one_task  # noqa: F401
