@@ -45,6 +45,8 @@ napoleon_numpy_docstring = False
 html_theme = "furo"
 html_title = "Sparsona"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["notebooks.css"]
 html_show_sphinx = False
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#00695c", "color-brand-content": "#00695c"},
@@ -94,8 +96,9 @@ def draw_plotly(text: str, name: str) -> str:
         for number, output in enumerate(cell.get("outputs", [])):
             if figure := output.get("data", {}).get(PLOTLY_DATA):
                 place = f"plotly-{cell['id']}-{number}"
-                figure["layout"].pop("template", None)  # drawn as on our report's page
-                figure["config"] = {"displaylogo": False, "responsive": True}
+                figure["layout"].pop("template", None)
+                figure["layout"]["font"] = {"color": "#808890"}  # is read on light and on dark pages
+                figure["config"] = {"displayModeBar": False, "responsive": True}
                 drawn = json.dumps(figure).replace("</", "<\\/")
                 output["data"] = {
                     "text/html": f'{library}<div id="{place}"></div><script>Plotly.newPlot("{place}", {drawn})</script>'
