@@ -98,6 +98,9 @@ def draw_plotly(text: str, name: str) -> str:
                 place = f"plotly-{cell['id']}-{number}"
                 figure["layout"].pop("template", None)
                 figure["layout"]["font"] = {"color": "#808890"}  # is read on light and on dark pages
+                for axis in (value for key, value in figure["layout"].items() if key[1:].startswith("axis")):
+                    axis.setdefault("gridcolor", "#80889040")
+                    axis.setdefault("zerolinecolor", "#80889040")
                 figure["config"] = {"displayModeBar": False, "responsive": True}
                 drawn = json.dumps(figure).replace("</", "<\\/")
                 output["data"] = {
