@@ -288,6 +288,49 @@ class Task:
         (features,) = entered
         return outputs, features.flatten(1).float(), buffers
 
+    def plain_layers(self) -> frozenset[str]:
+        """The names of convolutions and linear layers whose outputs are their weight's rows times an input, plus the
+        bias."""
+        return frozenset(
+            name
+            for name, layer in self._module.named_modules()
+            if type(layer) is nn.Linear or (type(layer) is nn.Conv2d and layer.groups == 1)
+        )
+
+    def forward_through(
+        self,
+        params: Mapping[str, Tensor],
+        buffers: Tree,
+        inputs: Tensor,
+        after: Mapping[str, Callable[[Tensor], Tensor]],
+    ) -> Tensor:
+        """A forward pass in evaluation mode in which what leaves some layers goes through a function first.
+
+        Args:
+            params: as in `forward`.
+            buffers: as in `forward`.
+            inputs: as in `forward`.
+            after: the functions, by the names of submodules.
+
+        Returns:
+            The outputs.
+
+        Example:
+            >>> task = Task(nn.Linear(4, 3), (4,), 3)
+            >>> task.forward_through(*task.init(0), torch.ones(1, 4), {"": torch.zeros_like})
+            tensor([[0., 0., 0.]])
+        """
+        # The hooks run while the pass is traced, stacked or captured: what they see are tensors of that pass.
+        hooks = [
+            self._module.get_submodule(name).register_forward_hook(lambda _, __, found, then=then: then(found))
+            for name, then in after.items()
+        ]
+        try:
+            return self.forward(params, buffers, inputs, train=False)[0]
+        finally:
+            for hook in hooks:
+                hook.remove()
+
     def _call(self, named: dict[str, Tensor], inputs: Tensor) -> Tensor:
         """Call the module with these tensors in place of its own: torch.func.functional_call without its checks, which
         cost a quarter of a small network's forward pass. A buffer that the pass replaces is replaced in `named`."""

@@ -6,12 +6,13 @@ import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout, Slot
 from sparsona.core.method import Batch, Client, Cost, Grads, PartSize, Phase, Probe, Round, Support, Tick, Tree
+from sparsona.core.outline import Outline
 from sparsona.learning.optimizer import Memory, make_optimizer
 from sparsona.learning.phases import turn_flops
 from sparsona.methods.pfedgate.blocks import Blocks, spread
@@ -27,6 +28,7 @@ from sparsona.methods.pfedgate.config import (
     used_flops,
 )
 from sparsona.methods.pfedgate.gate import Gate, weighted_mean
+from sparsona.methods.pfedgate.rows import Rows, forward_rows, rows_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 
 BATCHES = 8  # of a turn, whose shares are recorded one by one
+CHOICES_AT_ONCE = 2**20  # that an exact solver tries, of all examples together
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class Cut:
     form: Gate
     bits: Layout
     classes: tuple[tuple[tuple[int, ...], ...], ...] | None  # of blocks that cost the same, for an exact solver
+    rows: tuple[Rows, ...] | None  # where examples with a gate each need no model each
 
 
 class GatedModel:
@@ -116,7 +120,10 @@ class GatedModel:
         switches = (config.paths, config.pre_norm, config.post_norm, config.sigmoid, config.gate_start)
         form = Gate(self.task.input_shape, len(blocks), *switches)
         classes = alike(blocks, config) if config.solver == "exact" else None
-        return Cut(blocks, form, Layout((Slot("blocks", (len(blocks),)),)), classes)
+        each, rows = "sample" in (config.gating, config.deploy_gate), None
+        if each and config.compute == "masked" and not isinstance(self.task, Outline):  # which has costs alone
+            rows = rows_of(self.task, blocks)
+        return Cut(blocks, form, Layout((Slot("blocks", (len(blocks),)),)), classes, rows)
 
     def of(self, work: GatedWork) -> tuple[Cut, Budget, float]:
         ((smallest, budget),) = work.budget.items()
@@ -160,6 +167,13 @@ class GatedModel:
         """A model for each example: outputs [N, ...], and what each keeps [N, blocks]."""
         import torch
 
+        here = self.of(work)[0]
+        if here.rows is not None:
+            choices = max((math.prod(len(one) + 1 for one in classes) for classes in here.classes or ()), default=1)
+            at_once = max(self.config.sample_chunk, CHOICES_AT_ONCE // choices)
+            choose = torch.func.vmap(partial(self._gates, work), chunk_size=at_once)
+            gates, kept = choose(scores, weights)
+            return forward_rows(self.task, here.rows, work.params, work.buffers.model, inputs, gates), kept
         task = copy.copy(self.task)
         task.channels_last = False  # a stack of models has no such memory format
 
