@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup run quick test test-all test-cluster test-flower fuzz lint check format docs bench clean
+.PHONY: help setup run quick test test-all test-cluster test-flower fuzz lint check format docs notebooks bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed 's/:.*  ## /\t/' | expand -t 14
@@ -67,6 +67,9 @@ format: setup  ## format, and fix what the linter can
 
 docs: setup  ## the site, in docs/_build/index.html; a warning is an error
 	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build
+
+notebooks: setup  ## run the notebooks of the docs anew, and store what they show
+	$(BIN)/python docs/run_notebooks.py
 
 # Contenders that have an environment of their own, as benchmarks/requirements.txt says; the others are left out.
 CONTENDERS := $(foreach name,pfl flower fedlab,$(if $(wildcard .venv-$(name)/bin/python),--python $(name)=.venv-$(name)/bin/python))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import sys
 import tomllib
 from pathlib import Path
@@ -26,8 +28,9 @@ project_copyright = author
 version = release = VERSION
 exclude_patterns = ["_build"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 4
+nb_execution_mode = "off"  # `make notebooks` stores what they show
 highlight_language = "text"
 default_role = "code"  # docstrings write `name` as Markdown does
 
@@ -42,11 +45,15 @@ napoleon_numpy_docstring = False
 html_theme = "furo"
 html_title = "Sparsona"
 html_copy_source = False
+html_static_path = ["_static"]
+html_css_files = ["notebooks.css"]
 html_show_sphinx = False
 html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#00695c", "color-brand-content": "#00695c"},
     "dark_css_variables": {"color-brand-primary": "#4db6ac", "color-brand-content": "#4db6ac"},
 }
+
+PLOTLY, PLOTLY_DATA = "plotly.min.js", "application/vnd.plotly.v1+json"
 
 # Pages of the repository's root that are included in pages of the site.
 INCLUDED = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -77,6 +84,40 @@ def lead_on(text: str, written_in: str, shown_in: str) -> str:
 
 def on_source(app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = lead_on(source[0], f"docs/{name}.md", f"{name}.md")
+    if app.env.doc2path(name).suffix == ".ipynb":
+        source[0] = draw_plotly(source[0], name)
+
+
+def draw_plotly(text: str, name: str) -> str:
+    """The notebook with a script for each Plotly figure, which is stored as data. Its library is among our files."""
+    notebook = json.loads(text)
+    library = f'<script src="{relpath(f"_static/{PLOTLY}", dirname(name) or ".")}"></script>'
+    for cell in notebook["cells"]:
+        for number, output in enumerate(cell.get("outputs", [])):
+            if figure := output.get("data", {}).get(PLOTLY_DATA):
+                place = f"plotly-{cell['id']}-{number}"
+                figure["layout"].pop("template", None)
+                figure["layout"]["font"] = {"color": "#808890"}  # is read on light and on dark pages
+                for axis in (value for key, value in figure["layout"].items() if key[1:].startswith("axis")):
+                    axis.setdefault("gridcolor", "#80889040")
+                    axis.setdefault("zerolinecolor", "#80889040")
+                figure["config"] = {"displayModeBar": False, "responsive": True}
+                drawn = json.dumps(figure).replace("</", "<\\/")
+                output["data"] = {
+                    "text/html": f'{library}<div id="{place}"></div><script>Plotly.newPlot("{place}", {drawn})</script>'
+                }
+                library = ""  # the next figures have it already
+    return json.dumps(notebook)
+
+
+def on_builder(app: Sphinx) -> None:
+    """Plotly's script, as the installed package has it, so that no page fetches it."""
+    from plotly import offline
+
+    if app.builder.format == "html":
+        static = Path(app.outdir) / "_static"
+        static.mkdir(parents=True, exist_ok=True)
+        shutil.copy(Path(offline.__file__).parent.parent / "package_data" / PLOTLY, static / PLOTLY)
 
 
 def on_include(app: Sphinx, path: Path, parent: str, content: list[str]) -> None:
@@ -113,6 +154,7 @@ def on_built(app: Sphinx, exception: Exception | None) -> None:
 
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", on_source)
+    app.connect("builder-inited", on_builder)
     app.connect("include-read", on_include)
     app.connect("autodoc-process-docstring", on_docstring, priority=400)  # before napoleon
     app.connect("autodoc-process-signature", on_signature)

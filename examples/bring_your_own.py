@@ -13,7 +13,10 @@ net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Lin
 federation = sp.federate(x, y, clients=20, partition="dirichlet:0.3", seed=0)
 run = sp.train("fedspa", federation, model=net, rounds=10, density=0.5, seed=0)
 
-print(run.accuracies())  # one per client, on its own test data
+print(federation)
+print(run)
+print(run.accuracies().round(2))  # one per client, on its own test data
 model = run.personal_model(7)  # client 7's own network, its mask applied: a plain nn.Module
-print(f"client 7 keeps {sum(int(p.count_nonzero()) for p in model.parameters())} weights")
+kept, size = sum(int(p.count_nonzero()) for p in model.parameters()), sum(p.numel() for p in model.parameters())
+print(f"client 7 keeps {kept} of {size} weights")
 print(run.report(run.path / "page.html"))

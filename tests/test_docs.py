@@ -41,8 +41,18 @@ def run(command: list[str], folder: Path, **environment: str) -> str:
     return done.stdout
 
 
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "example",
+    [
+        # Six runs: half a minute.
+        pytest.param(path, id=path.name, marks=[pytest.mark.slow] * (path.name == "compare_methods.py"))
+        for path in EXAMPLES
+    ],
+)
 def test_example(example, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(example), run_name="__main__")

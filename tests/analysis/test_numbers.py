@@ -29,6 +29,9 @@ def test_numbers_by_method_client_and_round(make_comparison: MakeComparison) -> 
     rounds = numbers(views, "round")
     assert {line["round"] for line in rounds} == set(range(1, 51))
     assert rounds[0]["accuracy"] == views[0].curves["received"][0][1]
+    assert "name" not in clients[0]
+    named = dataclasses.replace(views[0], client_names=tuple(f"ward {number}" for number in range(20)))
+    assert [line["name"] for line in numbers([named], "client")][:2] == ["ward 0", "ward 1"]
     with pytest.raises(SparsonaError, match="unknown kind of line 'clients'"):
         numbers(views, "clients")
 

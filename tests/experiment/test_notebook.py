@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pandas
 import pytest
 
 import sparsona as sp
@@ -41,7 +42,6 @@ def test_tables_in_files(both: Comparison, tmp_path: Path) -> None:
     assert (tmp_path / "a.tex", both.to_latex(tmp_path / "a.tex"))[0].read_text() == both.to_latex()
     assert both.to_markdown().count("\n") == 4
     assert both.runs[0].to_csv(per="client").count("\n") == 5
-    pandas = pytest.importorskip("pandas")
     frame = both.to_frame("client")
     assert isinstance(frame, pandas.DataFrame)
     assert frame["accuracy"].between(0, 1).all()

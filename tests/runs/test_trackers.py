@@ -8,9 +8,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from made_facts import make_facts
 
 import sparsona as sp
 from sparsona.core.errors import SparsonaError
+from sparsona.runs.observers import EvaluationResult, RoundResult, RunStart
+from sparsona.runs.trackers import MLflow, WandB
 
 OPTIONS = {"clients": 4, "rounds": 2, "data_rate": 0.2, "device": "cpu", "epochs": 1}
 
@@ -69,6 +72,41 @@ def test_runs_begin_and_end(noted: dict[str, list[Any]]) -> None:
     assert noted["wandb"][-1] == ("finish", (), {"exit_code": 0})
     params = {key: value for _, (values,), _ in _of(noted["mlflow"], "log_params") for key, value in values.items()}
     assert params["options.density"] == "0.5"
+
+
+def test_steps_never_go_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Weights & Biases ignores what does: it would lose the accuracy after final tuning."""
+    calls: list[Any] = []
+    monkeypatch.setitem(sys.modules, "wandb", Noting("wandb", calls))
+    tracker = WandB("project")
+    for _ in range(2):  # the second run counts anew
+        tracker.on_start(RunStart(tmp_path / "run", make_facts(), {}, 0, 2))
+        tracker.on_round(RoundResult(1, 1.0, (), 0.5))
+        tracker.on_round(RoundResult(2, 1.0, (), 0.5, is_tuning=True))
+        tracker.on_evaluation(EvaluationResult(2, "tuned", ()))
+    assert [more["step"] for _, _, more in _of(calls, "log")] == [2, 3, 3, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("place", "address"),
+    [
+        ("board/flow", "sqlite:///board/flow/mlflow.db"),
+        ("sqlite:///runs.db", "sqlite:///runs.db"),
+        ("http://127.0.0.1:5000", "http://127.0.0.1:5000"),
+        ("databricks", "databricks"),
+        ("databricks://me", "databricks://me"),
+    ],
+)
+def test_mlflow_writes_a_database_into_a_folder(
+    place: str, address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """MLflow 3 refuses a folder as the place of its files."""
+    calls: list[Any] = []
+    monkeypatch.setitem(sys.modules, "mlflow", Noting("mlflow", calls))
+    monkeypatch.chdir(tmp_path)
+    MLflow(place).on_start(RunStart(tmp_path / "run", make_facts(), {}, 0, 1))
+    assert _of(calls, "set_tracking_uri") == [("set_tracking_uri", (address,), {})]
+    assert (tmp_path / "board" / "flow").is_dir() == (place == "board/flow")
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def _by_client(views: Sequence[RunView]) -> list[dict[str, Any]]:
                         "method": group.label,
                         "seed": view.seed,
                         "client": client,
+                        **({"name": view.client_names[client]} if view.client_names else {}),
                         "point": view.point,
                         "accuracy": right / count if count and "error" not in view.summary else None,
                         "tested": int(count),

@@ -40,13 +40,14 @@ from sparsona.data.holdout import (
 from sparsona.data.names import Names, clean_names, find_client, name_of
 from sparsona.data.packing import is_several, pack, refuse_other
 from sparsona.data.pool import Array, View, has_scored_token
+from sparsona.data.shown import as_html, in_a_line
 from sparsona.data.split_plan import SplitPlan
 
 MANIFEST = "federation.json"
 FORMAT, PACKED_FORMAT = 2, 3  # the second with several inputs, which versions that know only the first cannot read
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Federation:
     """The data of all clients. Made by `federate`, `Federation.from_clients` or `Federation.open`, which check it.
 
@@ -176,6 +177,12 @@ class Federation:
         """
         splits = ClientIndex(torch.zeros(0, dtype=torch.int64), sizes)
         return cls(x, y, splits, num_classes, name, view, train_counts=train_counts)
+
+    def __repr__(self) -> str:
+        return in_a_line(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
 
     def to(self, device: torch.device) -> Federation:
         """The same federation with everything on `device`."""

@@ -101,6 +101,10 @@ class Tuning:
     def __init__(self, path: Path, methods: dict[str, Tuned], match: str, comparison: Comparison | None) -> None:
         self.path, self.methods, self.match, self.comparison = path, methods, match, comparison
 
+    def __repr__(self) -> str:
+        trials = sum(len(tuned.trials) for tuned in self.methods.values())
+        return f"Tuning({', '.join(self.methods)}, {trials} trials, '{self.path}')"
+
     @property
     def config(self) -> Path:
         """The file of options that `sparsona run METHOD --config` and `sparsona compare --config` take."""

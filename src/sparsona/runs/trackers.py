@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -97,16 +98,23 @@ class MLflow:
     """Writes figures and options to MLflow, a run of its for each of ours.
 
     Args:
-        place: the tracking URI: a folder, a database such as "sqlite:///runs.db", or a server.
+        place: the tracking URI, such as "sqlite:///runs.db" or a server's; or a folder, in which a database mlflow.db
+            is made, because MLflow 3 refuses to write folders.
     """
 
     def __init__(self, place: str) -> None:
         self._mlflow = _import("mlflow", "mlflow")
-        self._place, self._figures, self._is_open = place, Figures(), False
+        # "databricks" is the one address that MLflow knows without a scheme.
+        is_address = re.match(r"[\w+.-]{2,}:|databricks$", place) is not None
+        self._folder = None if is_address else Path(place)
+        self._place = place if self._folder is None else f"sqlite:///{self._folder / 'mlflow.db'}"
+        self._figures, self._is_open = Figures(), False
 
     def on_start(self, start: RunStart) -> None:
         self._close("KILLED")
         self._figures = Figures()
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
         self._mlflow.set_tracking_uri(self._place)
         self._mlflow.set_experiment("sparsona")
         self._mlflow.start_run(run_name=start.path.name)
@@ -140,12 +148,12 @@ class WandB:
 
     def __init__(self, place: str) -> None:
         self._wandb = _import("wandb", "wandb")
-        self._place, self._figures = place, Figures()
+        self._place, self._figures, self._step = place, Figures(), 0
         self._run: Any = None
 
     def on_start(self, start: RunStart) -> None:
         self._close(1)
-        self._figures = Figures()
+        self._figures, self._step = Figures(), 0
         mode = os.environ.get("WANDB_MODE", "offline")  # nothing leaves the machine unless its user says so
         options = json.loads(json.dumps(dict(start.options), default=str))
         self._run = self._wandb.init(project=self._place, name=start.path.name, config=options, mode=mode)
@@ -161,7 +169,9 @@ class WandB:
 
     def _log(self, figures: Mapping[str, float], step: int) -> None:
         assert self._run is not None
-        self._run.log(dict(figures), step=step)
+        # W&B ignores what is logged to an earlier step, as the evaluation after final tuning would be.
+        self._step = max(self._step, step)
+        self._run.log(dict(figures), step=self._step)
 
     def _close(self, code: int) -> None:
         if self._run is not None:
