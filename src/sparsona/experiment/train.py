@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
-from torch import nn
+from torch import Tensor, nn
 
 from sparsona import methods
 from sparsona.analysis import summary as summaries
@@ -155,7 +155,7 @@ def start_run(
         config, facts = describe_run(config, context, row, start)
     initial = initial_file(model) if isinstance(model, nn.Module) else None
     with RunFolder.create(path, dump(config), facts, None if start is None else start.file, initial) as folder:
-        return play(folder, session, config, lambda: context)
+        return play(folder, session, config, lambda: context, context.task.frozen)
 
 
 def _first_progress(config: RunConfig, federation: Federation | None, row: MethodCard) -> ProgressUpdate:
@@ -278,11 +278,18 @@ def _word(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def play(folder: RunFolder, session: Session, config: RunConfig, context: Callable[[], ClientContext]) -> Run:
+def play(
+    folder: RunFolder,
+    session: Session,
+    config: RunConfig,
+    context: Callable[[], ClientContext],
+    frozen: Mapping[str, Tensor],
+) -> Run:
+    """Play a session to its end; `frozen` are the frozen parameters of its model, which are stored with the others."""
     try:
         played = session.play(folder, config.executor, config)
         if played.progress.finished:
-            save_global_model(folder.path, shared_model(session.context, played.progress.population))
+            save_global_model(folder.path, shared_model(session.context, played.progress.population), frozen)
         summary = summaries.summarize(folder, played.progress.seconds)
         folder.write_summary(summary)
     except BaseException as error:
@@ -377,7 +384,7 @@ def resume_run(
         changed = [f"{key} {then.get(key)} -> {now[key]}" for key in now if now[key] != then.get(key)]
         if changed:
             warn("not the environment this run began in, so its last bits may differ: " + ", ".join(changed))
-        return play(folder, session, config, lambda: context)
+        return play(folder, session, config, lambda: context, context.task.frozen)
 
 
 def _check_rounds(folder: RunFolder, config: RunConfig, rounds: int) -> RunConfig:
