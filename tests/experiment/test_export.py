@@ -95,7 +95,7 @@ def test_unknown_clients(loaded, client, words):
 def test_clients_by_name(loaded, monkeypatch):
     facts = loaded._folder.facts
     names = ("north", "south", "east", "7")
-    monkeypatch.setattr(type(facts), "client_names", names, raising=False)
+    monkeypatch.setitem(vars(facts), "client_names", names)
     chosen = [loaded.personal_model(one).state_dict() for one in ("east", 2)]
     assert all(torch.equal(chosen[0][name], chosen[1][name]) for name in chosen[0])
     assert loaded._models().number("7") == 3  # a name goes before a number

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from sparsona.analysis.statistics import wilson_interval
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.formats import FORMATS
 from sparsona.core.points import point as point_of
 from sparsona.core.version import VERSION
 from sparsona.data.augment import as_inputs
@@ -33,7 +34,6 @@ from sparsona.runs.facts import ExampleFacts
 from sparsona.runs.folder import RunFolder, explain_disk_errors, write_atomically
 from sparsona.sparsity.dead_units import drop_dead_units
 
-FORMATS = {"safetensors": ".safetensors", "torch": ".pt2", "onnx": ".onnx"}
 METADATA = "sparsona"  # the key, or the name of the extra file, of what a file says about itself
 VALUES, BITS = ".values", ".bits"  # endings of the two tensors that a sparse one is stored as
 RELATIVE, ABSOLUTE = 1e-4, 1e-5  # how far outputs may be off: float32 sums in another order
@@ -84,6 +84,10 @@ class Exporter:
         """The numbers of all clients."""
         return range(len(self._models.context.clients))
 
+    def number(self, client: int | str) -> int:
+        """The number of a client, given that or its name: names are the user's, and no parts of paths."""
+        return self._models.number(client)
+
     def write(
         self,
         client: int | str | None,
@@ -121,7 +125,7 @@ class Exporter:
     def _about(self, model: StoredModel, examples: ExampleFacts, kind: str) -> dict[str, str]:
         """What a file says about itself, as texts: the safetensors and ONNX formats take nothing else."""
         facts, config = self._folder.facts, self._folder.config
-        name = None if model.client is None else _name(facts, "client_names", model.client)
+        name = None if model.client is None or not facts.client_names else facts.client_names[model.client]
         measured, network = self._measured(model), network_name(config["model"], config["data"])
         accuracy = None if measured is None or measured.accuracy is None else f"{measured.accuracy:.6f}"
         found = {
@@ -139,7 +143,7 @@ class Exporter:
             "test_examples": None if measured is None else str(measured.count),
             "targets": facts.targets or "classes",
             "num_outputs": str(examples.num_outputs),
-            "class_names": _all_names(facts, "class_names"),
+            "class_names": json.dumps(facts.class_names) if facts.class_names else None,
             **describe_inputs(examples, in_graph=kind != "safetensors"),
         }
         return {key: value for key, value in found.items() if value is not None}
@@ -261,7 +265,7 @@ def format_of(path: Path, given: str | None) -> str:
         if given not in FORMATS:
             raise unknown_name("format", given, FORMATS)
         if given == "torch" and path.suffix != FORMATS["torch"]:
-            raise SparsonaError(f"'{path}' for a torch.export program", expected="a name that ends in .pt2")
+            raise SparsonaError(f"'{path}' for a torch.export program", expected=f"a name that ends in {FORMATS['torch']}")
         return given
     for name, suffix in FORMATS.items():
         if path.suffix == suffix:
@@ -566,13 +570,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def _name(facts: Any, field: str, number: int) -> str | None:
-    names = getattr(facts, field, None)
-    return None if not names else str(names[number])
-
-
-def _all_names(facts: Any, field: str) -> str | None:
-    names = getattr(facts, field, None)
-    return json.dumps(list(names)) if names else None
