@@ -87,7 +87,8 @@ def test_texts_are_no_labels_where_classes_have_no_names(tmp_path):
     run = sp.train("local", sp.Federation.from_clients([(X, Y)] * 2), out=tmp_path / "run", **COMMON)
     with pytest.raises(SparsonaError, match="labels of type") as caught:
         run.evaluate(0, X, ["cat", "dog"] * 6)
-    assert "no names" in caught.value.expected and "unique" not in caught.value.hint
+    assert "no names" in caught.value.expected
+    assert "unique" not in caught.value.hint
 
 
 def test_two_classes_by_one_logit_have_names(tmp_path):

@@ -16,11 +16,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save
 from torch import Tensor, nn
 
+from sparsona.analysis.measure import metric_values
 from sparsona.analysis.statistics import wilson_interval
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.formats import FORMATS
@@ -151,17 +153,28 @@ class Exporter:
     def _measured(self, model: StoredModel) -> Measured | None:
         """What the run measured of this very model; None: nothing."""
         rows = self._folder.records.evaluations(model.completed, model.point)
+        metrics = metric_values(self._folder, model.completed, model.point)
         if model.client is None:
-            if not rows or any(row.correct is None for row in rows):
+            if not rows:
                 return None
+            known = {name: values[~np.isnan(values)] for name, values in metrics.items()}
             rates = [row.correct / row.count for row in rows if row.correct is not None]
-            return Measured(sum(row.count for row in rows), sum(rates) / len(rates), None, None, num_clients=len(rows))
+            return Measured(
+                sum(row.count for row in rows),
+                sum(rates) / len(rates) if rates else None,
+                None,
+                sum(row.loss for row in rows) / len(rows),
+                num_clients=len(rows),
+                metrics={name: float(values.mean()) for name, values in known.items() if len(values)},
+            )
+        mine = {name: float(values[model.client]) for name, values in metrics.items()}
+        mine = {name: value for name, value in mine.items() if value == value}
         for row in rows:
             if row.client == model.client and row.count > 0 and (row.correct is None or row.correct >= 0):
                 if row.correct is None:
-                    return Measured(row.count, None, None, row.loss)
+                    return Measured(row.count, None, None, row.loss, metrics=mine)
                 interval = wilson_interval(row.correct, row.count)
-                return Measured(row.count, row.correct / row.count, interval, row.loss)
+                return Measured(row.count, row.correct / row.count, interval, row.loss, metrics=mine)
         return None
 
     def _card(
@@ -265,7 +278,9 @@ def format_of(path: Path, given: str | None) -> str:
         if given not in FORMATS:
             raise unknown_name("format", given, FORMATS)
         if given == "torch" and path.suffix != FORMATS["torch"]:
-            raise SparsonaError(f"'{path}' for a torch.export program", expected=f"a name that ends in {FORMATS['torch']}")
+            raise SparsonaError(
+                f"'{path}' for a torch.export program", expected=f"a name that ends in {FORMATS['torch']}"
+            )
         return given
     for name, suffix in FORMATS.items():
         if path.suffix == suffix:
@@ -448,8 +463,6 @@ def _sparse(name: str, value: Tensor) -> dict[str, Tensor]:
     """A tensor as its non-zero values and a bit for every entry, where that takes fewer bytes."""
     if value.dtype != torch.float32 or 32 * int(torch.count_nonzero(value)) + value.numel() >= 32 * value.numel():
         return {name: value}
-    import numpy as np
-
     flat = value.flatten()
     bits = torch.from_numpy(np.packbits((flat != 0).numpy(), bitorder="little"))
     return {name + VALUES: flat[flat != 0], name + BITS: bits}
@@ -470,8 +483,6 @@ def restore(stored: dict[str, Tensor], about: dict[str, str]) -> dict[str, Tenso
         >>> restore(parts, {"sparse": '{"w": [2, 2]}'})["w"].tolist()
         [[0.0, 2.0], [0.0, 0.0]]
     """
-    import numpy as np
-
     shapes = json.loads(about.get("sparse", "{}"))
     parts = {name + ending for name in shapes for ending in (VALUES, BITS)}
     made = {name: value for name, value in stored.items() if name not in parts}
