@@ -108,7 +108,7 @@ def test_a_run_and_its_personal_models_have_one_backbone(data, tmp_path):
             len(test.targets) * run.accuracies()[client]
         )
     swapped = copy.deepcopy(other)
-    swapped.load_state_dict({k: v for k, v in net.state_dict().items() if k not in FROZEN}, strict=False)
+    swapped.load_state_dict({k: v for k, v in net.state_dict().items() if k not in FROZEN}, strict=True)
     # The folder has the module's weights, frozen ones as well: those of what is passed again do not matter.
     again = sp.load(run.path, model=swapped).personal_model(0)
     assert all(torch.equal(again.get_parameter(name), net.get_parameter(name)) for name in FROZEN)
@@ -154,7 +154,7 @@ def test_a_head_takes_the_backbone_along_that_it_was_trained_on(data, tmp_path, 
     for later in (run, sp.load(run.path, model=build().requires_grad_(True) if thaw else build())):
         assert all(torch.equal(value, net.get_parameter(name)) for name, value in _frozen(later.model()).items())
         assert all(
-            torch.equal(*pair) for pair in zip(later.model().parameters(), first.model().parameters(), strict=False)
+            torch.equal(*pair) for pair in zip(later.model().parameters(), first.model().parameters(), strict=True)
         )
     # A file of an older version has the trained parameters only.
     file = tmp_path / "first" / "global.safetensors"

@@ -12,6 +12,7 @@ import torch
 
 from sparsona.analysis.statistics import wilson_interval
 from sparsona.core.errors import SparsonaError
+from sparsona.core.losses import GivenLoss
 from sparsona.data import validate
 from sparsona.data.augment import as_inputs
 from sparsona.data.batches import Examples, as_targets
@@ -21,6 +22,7 @@ from sparsona.data.packing import is_several, pack
 from sparsona.data.readers.images import channels_first
 from sparsona.data.readers.npz import read_pair
 from sparsona.engine.evaluate import Evaluation, evaluate
+from sparsona.experiment.build import unknown_loss
 from sparsona.experiment.stored_models import StoredModels
 
 
@@ -58,10 +60,14 @@ class NewResult:
 
 @dataclass(frozen=True)
 class NewResults:
-    """Models on the same new data, in the order in which they were named."""
+    """Models on the same new data, in the order in which they were named.
+
+    `has_loss` is False where the loss is a function from Python that was not passed again: rows leave it out then.
+    """
 
     results: tuple[NewResult, ...]
     class_names: tuple[str, ...] | None = None
+    has_loss: bool = True
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each model: its client, examples, accuracy with a 95% interval, and loss."""
@@ -72,7 +78,7 @@ class NewResults:
             if found.correct is not None:
                 low, high = wilson_interval(found.correct, found.count)
                 row |= {"accuracy": found.correct / found.count, "low": low, "high": high}
-            rows.append(row | {"loss": found.loss} | dict(found.metrics))
+            rows.append(row | ({"loss": found.loss} if self.has_loss else {}) | dict(found.metrics))
         return rows
 
     def as_dict(self) -> dict[str, Any]:
@@ -104,7 +110,8 @@ def evaluate_models(
         results.append(NewResult(model.client, found, confusion))
     if not results:
         raise SparsonaError("no client to evaluate", expected="one or more")
-    return NewResults(tuple(results), federation.class_names)
+    is_unknown = isinstance(task.losses, GivenLoss) and task.losses.function is unknown_loss
+    return NewResults(tuple(results), federation.class_names, has_loss=not is_unknown)
 
 
 def read_examples(federation: Federation, x: Any, y: Any) -> Examples:

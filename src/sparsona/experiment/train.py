@@ -18,7 +18,7 @@ from sparsona import methods
 from sparsona.analysis import summary as summaries
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
-from sparsona.core.targets import LOSSES
+from sparsona.core.targets import LOSSES, given_name
 from sparsona.core.task import Task
 from sparsona.data import SOURCES
 from sparsona.data.federation import Federation
@@ -43,6 +43,7 @@ from sparsona.experiment.build import (
     make_context,
     name_functions,
     outline,
+    unknown_loss,
 )
 from sparsona.experiment.run import Run
 from sparsona.experiment.stored_models import NETWORK, models_elsewhere
@@ -458,7 +459,7 @@ def load(
         model: the model, again, if the run was started with a module or function; needed for its models only. Of a
             module any weights will do: those that the run started with are in its folder.
         method: the method, again, if the run was started with a MethodCard or factory; needed for its models only.
-        loss: the function, again, if the run was started with one; likewise.
+        loss: the function, again, if the run was started with one; needed for `Run.evaluate` to report it.
         metrics: the functions, again, that the run was started with; likewise.
 
     Returns:
@@ -562,10 +563,15 @@ def _model_context(folder: RunFolder, config: RunConfig, model: Any, row: Method
     start = None if config.warm_start is None else stored_start(folder)
     # Balanced weights were counted in data that is not needed here.
     weights = config.class_weights if folder.facts.class_weights is None else folder.facts.class_weights
-    # Nor is a trace, which may be gone.
-    here = config.model_copy(
-        update={"device": "cpu", "precision": "fp32", "class_weights": weights, "availability": None}
-    )
+    # Nor are functions that judged its models, nor a trace, which may be gone.
+    functions, metrics = dict(config.functions), config.metrics
+    if config.loss is not None and (own := given_name(config.loss)) is not None:
+        functions.setdefault(f"loss/{own}", unknown_loss)
+    if metrics is not None:
+        names = {one: given_name(one) for one in metrics}
+        metrics = tuple(one for one, own in names.items() if own is None or f"metrics/{own}" in functions)
+    update = {"device": "cpu", "precision": "fp32", "class_weights": weights, "availability": None, "metrics": metrics}
+    here = config.model_copy(update=update).with_functions(functions)
     given, early = with_initial_weights(folder, model), _ended_after(folder)
     context = make_context(here, outline(folder.facts), given, OFF, start, row=row, ends_after=early)
     _check_same(folder, config, context)
