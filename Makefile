@@ -17,8 +17,8 @@ setup: .venv/ready  ## .venv with everything the other targets need
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs]"
 	touch $@
 
-run: setup  ## compare five methods on the embedded digits: a table and a report
-	$(BIN)/sparsona compare
+run: setup  ## compare the papers' systems with three baselines on the embedded digits: a table and a report
+	$(BIN)/sparsona compare --config examples/digits.toml
 
 quick: setup  ## what to run after every edit: the suite without its long tests, 90 s on two cores
 	$(BIN)/python -m pytest -n 2 -m "not slow and not network and not cluster and not flower and not long"
