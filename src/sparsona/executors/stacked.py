@@ -159,7 +159,7 @@ def stacks_well(context: ClientContext) -> bool:
 def _try(context: ClientContext) -> tuple[str, bool]:
     """The error of a step of two clients, if any, and whether torch warns that it is slow.
 
-    The network, its loss and its gradient, as in training; a network that is trained alone is only evaluated stacked.
+    The network as it is tested, and its loss and gradient as in training; one that is trained alone is only tested.
     """
     data, task = context.federation, _channels_first(context.task)
     image, target = as_inputs(data.x[:1], data.view), as_targets(data.y[:1])
@@ -168,15 +168,16 @@ def _try(context: ClientContext) -> tuple[str, bool]:
     zeros = torch.zeros(1, dtype=torch.int64, device=image.device)
 
     def outputs(params: Tree, inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        tested = task.forward(params, context.buffers, inputs, False)[0]
         if not is_trained:
-            return (task.forward(params, context.buffers, inputs, False)[0],)
+            return (tested,)
         batch = Batch(inputs, targets, ones, zeros, zeros[0])
 
         def loss(named: dict[str, Tensor]) -> Tensor:
             losses, weights = task.losses(task.forward(named, context.buffers, inputs, True)[0], batch)
             return (losses * weights).sum()
 
-        return tuple(torch.func.grad(loss)({name: params[name] for name in params}).values())
+        return tested, *torch.func.grad(loss)({name: params[name] for name in params}).values()
 
     with torch.no_grad(), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
