@@ -63,7 +63,7 @@ DEFAULT_COMPARISON = ("local", "fedavg", "fedavg-ft", "fedspa", "dispfl", "pfedg
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
-    epilog="Start with `sparsona compare`: seven methods on handwritten digits, in two minutes. Then `sparsona methods`.",
+    epilog="Start with `sparsona compare`: seven methods on handwritten digits. Then `sparsona methods`.",
 )
 @click.version_option(VERSION)
 @click.option("--debug", is_flag=True, help="Show Python's traceback when something fails.")
