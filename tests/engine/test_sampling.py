@@ -82,6 +82,9 @@ def test_a_function_is_passed_again_and_a_comparison_takes_it(tmp_path):
         sp.resume(run.path)
     run = sp.resume(run.path, sampler=last_two)
     assert {turn.client for turn in run._folder.records.turns()} == {4, 5}
+    other = type(last_two)((lambda round_, clients, available, random: available[:2]).__code__, {}, "last_two")
+    with pytest.warns(UserWarning, match=r"not the code this run began with: last_two \(sampler\)"):
+        sp.resume(run.path, sampler=other)
     both = sp.compare(["local", "fedavg"], sampler=last_two, out=tmp_path / "both", **OPTIONS | {"rounds": 1})
     assert [{turn.client for turn in one._folder.records.turns()} for one in both.runs] == [{4, 5}] * 2
 
