@@ -194,6 +194,14 @@ def test_a_sweep_is_not_taken_for_seeds(make_view: Callable[..., RunView]) -> No
     assert [a.seed for a, _ in pairs(*groups)] == [1]
 
 
+def test_what_came_from_python_is_named_in_words(make_view: Callable[..., RunView]) -> None:
+    first = make_view("Local")
+    changes = ({"model": "cnn", "loss": None}, {"model": "given", "loss": "given:focal"})
+    views = [dataclasses.replace(first, config=first.config | change) for change in changes]
+    labels = [group.label for group in group_views(views)]
+    assert labels == ["Local, model=cnn, loss=null", "Local, own model, loss=focal"]
+
+
 def test_where_and_how_a_run_was_made_is_no_setting(make_view: Callable[..., RunView]) -> None:
     views = [make_view(seed=1, executor="serial", partition_seed=1), make_view(seed=2, executor="workers")]
     assert [group.label for group in group_views(views)] == ["FedSpa (RSM)"]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import sparsona as sp
+from sparsona.analysis.numbers import numbers
 
 SMALL = {"device": "cpu", "executor": "serial", "per_round": 4, "epochs": 2, "batch_size": 8, "weight_decay": 0.0}
 
@@ -40,6 +41,13 @@ def test_a_linear_model_is_recovered(tmp_path, executor):
         "mean": pytest.approx(1.0, abs=1e-4),
     }
     assert "classes" not in run.summary
+    (line, *_), last = numbers([run.view], "client"), numbers([run.view], "round")[-1]
+    assert line["loss"] == pytest.approx(run.errors()[0])
+    assert line["rmse"] > 0
+    assert "accuracy" not in line
+    assert "error" not in last
+    assert last["rmse"] == run.summary["metrics"]["rmse"]["mean"]
+    assert {"mae", "r2", "loss"} <= set(last) & set(line)
     assert set(run.summary["guard"]["error"]) == {"personal", "shared", "guarded"}
     assert "MSE" in repr(run)
     assert "examples" in run.protocol

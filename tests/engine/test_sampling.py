@@ -73,7 +73,7 @@ def last_two(round_, clients, available, random):
     return available[-2:]
 
 
-def test_a_function_is_passed_again_and_a_comparison_takes_it(tmp_path):
+def test_a_function_is_passed_again_and_a_comparison_takes_it(tmp_path, capsys):
     run = sp.train("fedavg", out=tmp_path / "run", sampler=last_two, max_seconds=1e-9, **OPTIONS)
     assert run.config["sampler"] == "given:last_two"
     assert "sampled by a function from Python" in run.summary["protocol"]
@@ -82,6 +82,10 @@ def test_a_function_is_passed_again_and_a_comparison_takes_it(tmp_path):
         sp.resume(run.path)
     run = sp.resume(run.path, sampler=last_two)
     assert {turn.client for turn in run._folder.records.turns()} == {4, 5}
+    other = type(last_two)((lambda round_, clients, available, random: available[:2]).__code__, {}, "last_two")
+    assert "not the code" not in capsys.readouterr().err
+    sp.resume(run.path, sampler=other)
+    assert "not the code this run began with: last_two (sampler)" in capsys.readouterr().err
     both = sp.compare(["local", "fedavg"], sampler=last_two, out=tmp_path / "both", **OPTIONS | {"rounds": 1})
     assert [{turn.client for turn in one._folder.records.turns()} for one in both.runs] == [{4, 5}] * 2
 

@@ -124,11 +124,12 @@ def test_divergence_names_client_and_round(task, examples):
 def test_an_update_with_nan_is_refused(task):
     params, _ = task.init(0)
     poisoned = params.like(params.flat.clone().index_fill_(0, torch.tensor([3]), float("nan")))
-    check_finite(message(ROUND, {"model": dense(params)}))
-    with pytest.raises(SparsonaError, match=r"client 1's update in round 2 .* 'model'"):
-        check_finite(message(ROUND, {"model": dense(poisoned)}))
+    north = Client(1, 4, name="north")
+    check_finite(message(ROUND, {"model": dense(params)}), north)
+    with pytest.raises(SparsonaError, match=r"client north's update in round 2 .* 'model'"):
+        check_finite(message(ROUND, {"model": dense(poisoned)}), north)
     with pytest.raises(SparsonaError, match="claims weight"):
-        check_finite(message(ROUND, {"model": dense(params)}, weight=float("inf")))
+        check_finite(message(ROUND, {"model": dense(params)}, weight=float("inf")), north)
 
 
 def test_batches_cover_every_example_once(examples):

@@ -98,6 +98,31 @@ def test_two_classes_by_one_logit_have_names(tmp_path):
     assert run.class_names == ("no", "yes")
 
 
+def test_errors_name_clients(tmp_path):
+    clients = {"north": (X, Y), "south": (X, Y)}
+    federation = sp.Federation.from_clients(clients, validation_rate=0)
+    for executor in ("serial", "stacked"):
+        with pytest.raises(SparsonaError, match="training diverged: client north's"):
+            sp.train("local", federation, out=tmp_path / executor, lr=1e30, clip_norm=None, executor=executor, **COMMON)
+    with pytest.raises(SparsonaError, match=r"client north is the first"):
+        sp.train("fedavg", federation, guard=True, **COMMON)
+
+
+def test_options_by_the_names_of_clients(tmp_path):
+    federation = sp.Federation.from_clients(dict.fromkeys(("north", "south", "7"), (X, Y)))
+    named = {"client_epochs": {"south": 3, "7": 2}, "client_lr_scale": {"north": 0.5}, "speeds": {"0": 2.0, 1: 3.0}}
+    run = sp.train("fedavg", federation, out=tmp_path / "run", **COMMON | {"rounds": 1}, **named)
+    assert run.config["client_epochs"] == {"1": 3, "2": 2}
+    assert run.config["client_lr_scale"] == {"0": 0.5}
+    assert run.config["speeds"] == {"0": 2.0, "1": 3.0}
+    with pytest.raises(SparsonaError, match="unknown client 'west'"):
+        sp.train("fedavg", federation, client_epochs={"west": 3}, **COMMON)
+    with pytest.raises(SparsonaError, match="client_epochs of client south twice"):
+        sp.train("fedavg", federation, client_epochs={1: 3, "south": 3}, **COMMON)
+    with pytest.raises(SparsonaError, match=r"speeds of client 'north'(.|\n)*by number"):
+        sp.train("fedavg", clients=4, speeds={"north": 3}, **COMMON)
+
+
 def test_a_network_was_chosen_by_shape_and_written_down(runs, tmp_path):
     assert json.loads((runs[0].path / "config.json").read_text())["model"] == "mlp:hidden=32"
     cut = sp.train("local", hostile(), out=tmp_path / "cut", max_seconds=1e-9, **COMMON)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -18,8 +19,37 @@ from sparsona.runs.trackers import MLflow, WandB
 OPTIONS = {"clients": 4, "rounds": 2, "data_rate": 0.2, "device": "cpu", "epochs": 1}
 
 
+# What is called, with the parameters that the packages document; a call that does not fit them is a TypeError.
+class _Board:
+    def add_scalar(self, tag, scalar_value, global_step=None, walltime=None, new_style=False): ...
+    def add_text(self, tag, text_string, global_step=None, walltime=None): ...
+    def close(self): ...
+    def make(self, log_dir=None, comment="", purge_step=None, max_queue=10, flush_secs=120): ...
+
+
+_Board.SummaryWriter = _Board.make  # type: ignore[attr-defined]  # which is a class
+
+
+class _Flow:
+    def set_tracking_uri(self, uri): ...
+    def set_experiment(self, experiment_name=None, experiment_id=None): ...
+    def start_run(self, run_id=None, experiment_id=None, run_name=None, nested=False): ...
+    def log_params(self, params, synchronous=None, run_id=None): ...
+    def log_metrics(self, metrics, step=None, synchronous=None, run_id=None): ...
+    def end_run(self, status="FINISHED"): ...
+
+
+class _Bias:
+    def init(self, *, project=None, name=None, config=None, mode=None): ...  # of many more
+    def log(self, data, step=None, commit=None): ...
+    def finish(self, exit_code=None, quiet=None): ...
+
+
+SIGNATURES = {"torch.utils.tensorboard": _Board, "mlflow": _Flow, "wandb": _Bias}
+
+
 class Noting(ModuleType):
-    """A module of which every function notes its name and arguments."""
+    """A module of which every function notes its name and arguments, if it has such a function."""
 
     def __init__(self, name: str, calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]]) -> None:
         super().__init__(name)
@@ -29,7 +59,10 @@ class Noting(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
 
+        known = inspect.signature(getattr(SIGNATURES[self.__name__], name))
+
         def call(*args: Any, **more: Any) -> Noting:
+            known.bind(self, *args, **more)
             self.calls.append((name, args, more))
             return self
 
@@ -45,7 +78,8 @@ def noted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
             patch.setitem(sys.modules, name, Noting(name, calls))
         patch.delenv("WANDB_MODE", raising=False)
         logs = ["tensorboard:board", "mlflow:sqlite:///runs.db", "wandb:project"]
-        sp.train("fedspa", **OPTIONS, out=tmp_path_factory.mktemp("x") / "spa", observers=logs)
+        more = {"metrics": ["accuracy", "f1"]}
+        sp.train("fedspa", **OPTIONS, **more, out=tmp_path_factory.mktemp("x") / "spa", observers=logs)
     return found
 
 
@@ -54,6 +88,7 @@ def test_every_tracker_gets_loss_bytes_and_quantiles(noted: dict[str, list[Any]]
     flow, bias = _steps(noted["mlflow"], "log_metrics"), _steps(noted["wandb"], "log")
     assert board == flow == bias
     assert {"train/loss", "spent/bytes_up", "received/accuracy_p10", "received/accuracy", "received/loss"} <= set(board)
+    assert 0 < board["received/f1"][0] <= 1
     assert board["spent/bytes_up"][1] == 2  # after the last round
 
 
@@ -61,6 +96,18 @@ def test_bytes_are_summed(noted: dict[str, list[Any]]) -> None:
     sent = [args[1] for name, args, _ in noted["torch.utils.tensorboard"] if args[:1] == ("spent/bytes_up",)]
     assert len(sent) == 2
     assert 0 < sent[0] < sent[1]
+
+
+def test_a_resumed_run_goes_on_from_what_was_spent(
+    noted: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls: list[Any] = []
+    sp.train("fedspa", **OPTIONS, out=tmp_path / "run", max_seconds=1e-9)
+    monkeypatch.setitem(sys.modules, "mlflow", Noting("mlflow", calls))
+    sp.resume(tmp_path / "run", observers=["mlflow:sqlite:///runs.db"])
+    whole, rest = (_steps(one, "log_metrics") for one in (noted["mlflow"], calls))
+    names = [name for name in whole if name.startswith("spent/")]
+    assert {name: rest[name] for name in names} == {name: whole[name] for name in names}
 
 
 def test_runs_begin_and_end(noted: dict[str, list[Any]]) -> None:

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.targets import given_name
 from sparsona.runs.options import CIRCUMSTANCES
 
 if TYPE_CHECKING:
     from sparsona.analysis.view import RunView
+
+FROM_PYTHON = ("data", "partition", "test", "model", "loss", "sampler")
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,4 +114,11 @@ def _label(group: list[RunView], groups: Iterable[list[RunView]]) -> str:
     alike = [other for other in namesakes if settings_of(other[0]) == own]
     if len(alike) > 1 or not 0 < len(differing) <= 3:
         return f"{title}, {group[0].name}"
-    return ", ".join([title, *(f"{name.rpartition('.')[2]}={own.get(name, 'unset')}" for name in differing)])
+    return ", ".join([title, *(_setting(name.rpartition(".")[2], own.get(name, "unset")) for name in differing)])
+
+
+def _setting(name: str, value: str) -> str:
+    """A setting in a label. What came from Python has no text of its own, or the name of a function."""
+    if name not in FROM_PYTHON or (own := given_name(value)) is None:
+        return f"{name}={value}"
+    return f"{name}={own}" if own else f"own {name}"

@@ -45,6 +45,7 @@ class Measure:
 
 
 ACCURACY = Measure("accuracy", "accuracy", "high", "%")
+LOSS = Measure("loss", "loss", "low")
 
 
 def measure_of_metric(name: str) -> Measure:

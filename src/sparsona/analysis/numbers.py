@@ -7,6 +7,8 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 from sparsona.analysis.columns import columns_for
 from sparsona.analysis.groups import group_views
 from sparsona.analysis.table import Row, figures, table
@@ -43,10 +45,11 @@ def numbers(views: Sequence[RunView], per: Per = "method") -> list[dict[str, Any
     Args:
         views: the runs.
         per: "method": mean and spread over seeds of every column; "client": each client of each run at the headline;
-            "round": each evaluation point of each run after each round.
+            "round": the mean over clients at each evaluation point of each run after each round.
 
     Returns:
-        Dicts with the same keys. Accuracies are from 0 to 1; None where a figure is not known.
+        Dicts with the same keys for runs with the same metrics. Accuracies are from 0 to 1; `loss` and metrics are of
+        test data; None where a figure is not known. A regression has no accuracy.
     """
     if per not in _MAKE:
         raise unknown_name("kind of line", per, _MAKE)
@@ -70,6 +73,8 @@ def _by_client(views: Sequence[RunView]) -> list[dict[str, Any]]:
         for view in group.views:
             for client, (right, count) in enumerate(zip(view.correct.tolist(), view.count.tolist(), strict=True)):
                 train, validation, test = (int(size) for size in view.sizes[client])
+                # A regression has no accuracy.
+                score = {} if "error" in view.summary else {"accuracy": right / count if count else None}
                 found.append(
                     {
                         "method": group.label,
@@ -77,7 +82,9 @@ def _by_client(views: Sequence[RunView]) -> list[dict[str, Any]]:
                         "client": client,
                         **({"name": view.client_names[client]} if view.client_names else {}),
                         "point": view.point,
-                        "accuracy": right / count if count and "error" not in view.summary else None,
+                        **score,
+                        **({"loss": _known(view.losses[client])} if len(view.losses) else {}),
+                        **{key: _known(one[client]) for key, one in view.metrics.items() if key != "accuracy"},
                         "tested": int(count),
                         "train": train,
                         "validation": validation,
@@ -92,8 +99,9 @@ def _by_round(views: Sequence[RunView]) -> list[dict[str, Any]]:
     for group in group_views(views):
         for view in group.views:
             loss, sent, steps = dict(view.train_loss), dict(view.cumulative_bytes), dict(view.cumulative_steps)
-            score = "error" if "error" in view.summary else "accuracy"
             for point, curve in view.curves.items():
+                test_loss = dict(view.loss_curves.get(point, ()))
+                metrics = {name: dict(curves.get(point, ())) for name, curves in view.metric_curves.items()}
                 for completed, value in curve:
                     found.append(
                         {
@@ -101,13 +109,19 @@ def _by_round(views: Sequence[RunView]) -> list[dict[str, Any]]:
                             "seed": view.seed,
                             "round": completed,
                             "point": point,
-                            score: value,
+                            view.measure.name: value,
+                            **({"loss": test_loss.get(completed)} if view.loss_curves else {}),
+                            **{name: one.get(completed) for name, one in metrics.items()},
                             "train_loss": loss.get(completed),
                             "bytes_sent": sent.get(completed),
                             "steps": steps.get(completed),
                         }
                     )
     return found
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
 
 
 _MAKE = {"method": _by_method, "client": _by_client, "round": _by_round}

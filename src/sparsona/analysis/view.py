@@ -12,6 +12,7 @@ from sparsona.analysis.clients import ClientEffects, client_effects, has_effects
 from sparsona.analysis.gates import Gates, recorded_gates
 from sparsona.analysis.measure import (
     ACCURACY,
+    LOSS,
     Measure,
     client_scores,
     measure_curve,
@@ -50,7 +51,8 @@ class RunView:
 
     `measure` is what the run is judged by: accuracy, and of a regression another figure, of which `curves` are then.
     `scores` has each client's value of it at the headline point, NaN where there is none. `metrics` are the same of
-    each metric, by name, and `metric_curves` its means over clients by point, as `curves` are.
+    each metric, by name, and `metric_curves` its means over clients by point, as `curves` are; `losses` and
+    `loss_curves` are the same of the loss on test data.
     """
 
     name: str
@@ -91,6 +93,8 @@ class RunView:
     scores: np.ndarray = field(default_factory=lambda: np.zeros(0))
     metrics: Mapping[str, np.ndarray] = field(default_factory=dict)
     metric_curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]] = field(default_factory=dict)
+    losses: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    loss_curves: Mapping[str, Sequence[tuple[int, float]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.scores) != len(self.count):  # made without them: the accuracies
@@ -170,6 +174,8 @@ def _read_view(folder: RunFolder) -> RunView:
             for name, values in metrics.items()
             if name != "accuracy" and not np.isnan(values).all()
         },
+        losses=client_scores(folder, LOSS, completed, point),
+        loss_curves={name: measure_curve(folder, LOSS, name) for name in tested},
         data=facts.data,
         client_names=facts.client_names,
         class_names=facts.class_names,

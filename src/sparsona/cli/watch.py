@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import webbrowser
+from collections.abc import Sequence
+from difflib import get_close_matches
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -17,7 +19,7 @@ EVERY = 5  # seconds between looks
 
 @click.command()
 @click.argument("path", metavar="RUN")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default="a free one", help="Port on loopback.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on loopback.  [a free one]")
 @click.option("--open", "opens", is_flag=True, help="Open the page in the browser.")
 def watch(path: str, port: int, opens: bool) -> None:
     """Show the report of RUN (a folder, a name in ./runs, or a comparison) in a browser while it trains.
@@ -25,17 +27,23 @@ def watch(path: str, port: int, opens: bool) -> None:
     The page is served on this machine alone (127.0.0.1), to all of its users, and is made again as rounds are recorded.
     It only reads: watching changes nothing. Ctrl-C ends it, and not the run.
 
+    A folder that is not there yet is waited for.
+
     \b
       sparsona run fedspa --rounds 200 --out runs/spa &
       sparsona watch spa --open
     """
-    folder = _find(path)
+    places = _places(path)
     from sparsona.report.live import live_page
 
-    live_page(folder)  # a folder that cannot be read is an error here, not in the browser
-    server = make_server(folder, port)
+    live_page(_first(places))  # a folder that cannot be read is an error here, not in the browser
+    server = make_server(*places, port=port)
     address = f"http://{HOST}:{server.server_address[1]}/"
     click.echo(f"{address}  (Ctrl-C ends it)")
+    if not (place := _first(places)).exists():
+        alike = get_close_matches(place.name, [one.name for one in place.parent.glob("*")], n=1)
+        hint = f"; did you mean '{place.parent / alike[0]}'?" if alike else ""
+        click.echo(f"waiting for '{place}', which is not there yet{hint}", err=True)
     if opens:
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
     try:
@@ -44,11 +52,11 @@ def watch(path: str, port: int, opens: bool) -> None:
         server.server_close()
 
 
-def make_server(folder: Path, port: int = 0) -> ThreadingHTTPServer:
-    """A server of the page of this folder's runs, on loopback.
+def make_server(*places: Path, port: int = 0) -> ThreadingHTTPServer:
+    """A server of the page of a folder's runs, on loopback.
 
     Args:
-        folder: of a run or a comparison.
+        places: where the folder of a run or a comparison may be; the first that is there counts.
         port: 0 takes a free one.
 
     Returns:
@@ -57,11 +65,12 @@ def make_server(folder: Path, port: int = 0) -> ThreadingHTTPServer:
     from sparsona.report.live import LivePage, last_change, live_page
 
     lock = threading.Lock()
-    kept: dict[float, LivePage] = {}
+    kept: dict[object, LivePage] = {}
 
     def page() -> LivePage:
         with lock:  # several windows, one page
-            changed = last_change(folder)
+            folder = _first(places)
+            changed = (folder, last_change(folder))
             if changed not in kept:
                 kept.clear()
                 kept[changed] = live_page(folder)
@@ -108,7 +117,12 @@ def make_server(folder: Path, port: int = 0) -> ThreadingHTTPServer:
     return server
 
 
-def _find(path: str) -> Path:
-    from sparsona.runs.listing import find_run
+def _places(text: str) -> tuple[Path, ...]:
+    """Where a run may be, as `find_run` looks for it; the last is where it is expected."""
+    path = Path(text).expanduser()
+    below = Path("runs") / text
+    return (path, below) if path.name == text else (path, below, path)
 
-    return find_run(path)
+
+def _first(places: Sequence[Path]) -> Path:
+    return next((place for place in places if place.exists()), places[-1])

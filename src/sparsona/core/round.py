@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sparsona.core.seeds import Seeds
@@ -31,6 +31,7 @@ class Client:
         epochs: its own passes over the data in a round; None: the method's.
         share: the share of its steps that it makes in a round, at least one of each phase.
         time: the simulated time of its turn, where clients have speeds; 0: not simulated.
+        name: what it is called in messages; "": by its number. No part of what makes two clients equal.
     """
 
     index: int
@@ -44,6 +45,12 @@ class Client:
     epochs: int | None = None
     share: float = 1.0
     time: float = 0.0
+    name: str = field(default="", compare=False)
+
+    @property
+    def label(self) -> str:
+        """Its name, or its number where it has none."""
+        return self.name or str(self.index)
 
     @property
     def in_tuning(self) -> Client:

@@ -216,9 +216,9 @@ class Federation:
             )
         num, every = self.num_clients, len(capacities)
         rows = self._splits.sizes.tolist()
-        most = max(train for train, _, _ in rows)
+        most, names = max(train for train, _, _ in rows), self.client_names
         return tuple(
-            Client(k, train, capacities[k % every], held, num, most, test > 0)
+            Client(k, train, capacities[k % every], held, num, most, test > 0, name=names[k] if names else "")
             for k, (train, held, test) in enumerate(rows)
         )
 

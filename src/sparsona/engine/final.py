@@ -167,8 +167,9 @@ def _require_validation(context: ServerContext, what: str, otherwise: str) -> No
     tested = tested_clients(context.plan, context.clients)
     without = [client for client in tested if not context.clients[client].num_validation]
     if without:
+        first = context.clients[without[0]].label
         raise SparsonaError(
-            f"{what}: {len(without)} clients have no validation data (client {without[0]} is the first)",
+            f"{what}: {len(without)} clients have no validation data (client {first} is the first)",
             expected="validation data on every client, which is neither trained nor tested on",
             hint=f"--set validation_rate=0.1, or {otherwise}",
         )

@@ -105,7 +105,7 @@ def check_update(
 
     def refuse(what: str, wanted: str) -> RefusedError:
         return RefusedError(
-            f"client {client.index}'s update in round {round} was refused: {what}",
+            f"client {client.label}'s update in round {round} was refused: {what}",
             expected=wanted,
             hint="the client must run the same method, options and version; if its training diverged, lower --lr or "
             "clip gradients (--set clip_norm=1)",

@@ -85,7 +85,7 @@ class Gossip:
                 record.turns.append(not_heard(outcome, traffic))
                 continue
             if outcome.message is not None:
-                update = read_update(outcome, index, context.clock)
+                update = read_update(outcome, context.clients[outcome.client], index, context.clock)
                 messages[client] = outcome.message
                 if update is outcome.message:
                     context.spill_store.store(tuple(_trees(update)))

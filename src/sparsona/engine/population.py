@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.method import Server, State, Update
+from sparsona.core.method import Client, Server, State, Update
 from sparsona.core.points import point
 from sparsona.engine.context import ServerContext
 from sparsona.engine.evaluate import Evaluation
@@ -141,17 +141,17 @@ def without_effect(record: RoundRecord, why: str) -> RoundRecord:
     return replace(record, turns=turns)
 
 
-def read_update(outcome: Outcome, index: int, clock: Clock) -> Update:
+def read_update(outcome: Outcome, client: Client, index: int, clock: Clock) -> Update:
     """The update of a client's turn in this round; a wrong sender or non-finite values raise SparsonaError."""
     assert outcome.message is not None
     update = open_message(outcome.message, clock) if outcome.update is None else outcome.update
     if (update.sender, update.round) != (outcome.client, index):
         raise SparsonaError(
-            f"client {outcome.client}'s message of round {index} says client {update.sender}, round {update.round}",
+            f"client {client.label}'s message of round {index} says client {update.sender}, round {update.round}",
             expected="its own sender and round",
             hint="make updates with core.update.message(round, ...)",
         )
-    check_finite(update)
+    check_finite(update, client)
     return update
 
 
@@ -162,14 +162,14 @@ def num_bytes(message: Message) -> int:
     return len(message) if isinstance(message, bytes) else message_size(sizes_of(message))
 
 
-def check_finite(update: Update) -> None:
+def check_finite(update: Update, client: Client) -> None:
     """Raise SparsonaError for an update whose values or weight would make the mean non-finite."""
     for name, part in update.parts.items():
         if not part.is_finite():
             raise SparsonaError(
-                f"client {update.sender}'s update in round {update.round} has values in '{name}' that are not finite",
+                f"client {client.label}'s update in round {update.round} has values in '{name}' that are not finite",
                 expected="finite numbers",
                 hint="lower the learning rate (--lr), clip gradients (--set clip_norm=1), or check its data",
             )
     if not 0 <= update.weight < float("inf"):
-        raise SparsonaError(f"client {update.sender}'s update claims weight {update.weight}", expected="0 or more")
+        raise SparsonaError(f"client {client.label}'s update claims weight {update.weight}", expected="0 or more")

@@ -71,7 +71,7 @@ class Star:
             aggregated = outcome.message is not None and client in who.aggregated
             try:
                 if outcome.message is not None:
-                    update = read_update(outcome, index, context.clock)
+                    update = read_update(outcome, context.clients[outcome.client], index, context.clock)
                     up = Traffic(up=num_bytes(outcome.message), paper_up=paper_bytes(update))
                 if update is not None and aggregated:
                     assert half is not None

@@ -364,7 +364,7 @@ def record_phase(
         assert round_.client is not None
         what = "weights are not finite" if math.isfinite(tally.loss) else f"loss is {tally.loss}"
         raise SparsonaError(
-            f"training diverged: client {round_.client.index}'s {what} in round {round_.index}",
+            f"training diverged: client {round_.client.label}'s {what} in round {round_.index}",
             expected="finite numbers",
             hint="lower the learning rate (--lr), or clip gradients (--set clip_norm=1)"
             if (name := task.undefined_at_zero()) is None

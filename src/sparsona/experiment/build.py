@@ -27,7 +27,7 @@ from sparsona.core.task import Task
 from sparsona.core.transform import with_chain
 from sparsona.data.federate import share_out
 from sparsona.data.federation import Federation
-from sparsona.data.names import name_of
+from sparsona.data.names import clean_name, find_client, name_of
 from sparsona.data.pool import View
 from sparsona.data.read import read
 from sparsona.data.readers.npz import has_owners
@@ -52,6 +52,8 @@ from sparsona.sparsity.masks import random_mask
 from sparsona.sparsity.search import mask_counts
 from sparsona.transforms import read_transforms
 
+BY_CLIENT = ("client_lr_scale", "client_epochs", "speeds")  # options that a dict may give by client
+
 
 def name_functions(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Callable[..., Any]]]:
     """Options with names in place of functions from Python, and the functions, as RunConfig keeps them."""
@@ -73,6 +75,26 @@ def name_functions(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     if isinstance(metrics, Iterable) and not isinstance(metrics, str | Mapping):
         found["metrics"] = tuple(name("metrics", one) for one in metrics)
     return found, functions
+
+
+def _by_number(option: str, values: Mapping[Any, Any], federation: Federation | None) -> dict[Any, Any]:
+    """Values of clients by their numbers; texts of digits that are no names are numbers, as JSON has them."""
+    names = federation.client_names if federation is not None else None
+    found: dict[Any, Any] = {}
+    for key, value in values.items():
+        client = key
+        if isinstance(key, str) and (key in (names or ()) or not key.isdecimal()):
+            if federation is None:
+                raise SparsonaError(
+                    f"{option} of client '{clean_name(key)}'",
+                    expected="clients by number, from 0: names are known where a federation is passed",
+                    hint=f"write {option}={{0: ...}}, or pass the data as a federation",
+                )
+            client = find_client(key, names, federation.num_clients)
+        if client in found:
+            raise SparsonaError(f"{option} of client {clean_name(key)} twice", expected="one value for each client")
+        found[client] = value
+    return found
 
 
 def make_config(
@@ -116,6 +138,9 @@ def make_configs(
                     hint=f"leave '{key}' out, or give it to sparsona.federate",
                 )
         values |= {"data": GIVEN, "clients": federation.num_clients, "partition": GIVEN, "test": GIVEN}
+    values |= {
+        key: _by_number(key, values[key], federation) for key in BY_CLIENT if isinstance(values.get(key), Mapping)
+    }
     source = str(values.get("data", "")).strip()
     if "partition" not in values and source in data.SOURCES and data.SOURCES[source].is_natural:
         values["partition"] = "natural"  # each example belongs to its owner

@@ -53,6 +53,7 @@ from sparsona.runs.checkpoint import reopen
 from sparsona.runs.declaration import options_of
 from sparsona.runs.facts import Extension, RunFacts
 from sparsona.runs.folder import RunFolder, environment, reached, warn
+from sparsona.runs.functions import changed_functions, function_digest
 from sparsona.runs.observers import ObserverList, ProgressUpdate
 from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, dump
 from sparsona.runs.profile import is_profiled
@@ -222,6 +223,7 @@ def describe_run(
         data=federation.name,
         client_names=federation.client_names or (),
         class_names=federation.class_names or (),
+        functions={key: function_digest(one) for key, one in config.functions.items()},
     )
     if task.gives_probabilities:
         warn(
@@ -385,6 +387,11 @@ def resume_run(
         changed = [f"{key} {then.get(key)} -> {now[key]}" for key in now if now[key] != then.get(key)]
         if changed:
             warn("not the environment this run began in, so its last bits may differ: " + ", ".join(changed))
+        if edited := changed_functions(folder.facts.functions, config.functions):
+            warn(
+                f"not the code this run began with: {', '.join(edited)}; the rounds so far had another function of "
+                "that name"
+            )
         return play(folder, session, config, lambda: context, context.task.frozen)
 
 

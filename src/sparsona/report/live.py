@@ -13,6 +13,7 @@ from sparsona.analysis.view import RunView, read_view
 from sparsona.core.errors import SparsonaError
 from sparsona.report.page import render_report
 from sparsona.runs.folder import RunFolder, reached, read_json
+from sparsona.runs.listing import is_used
 
 COMPARISON = "comparison.json"
 WAITING = """<!DOCTYPE html>
@@ -43,30 +44,41 @@ def live_page(path: Path) -> LivePage:
     folders, planned = _folders(path)
     views: list[RunView] = []
     states: list[str] = []
-    finished = 0
+    finished, is_played, stopped = 0, False, 0
     for one in folders:
         if not (one / "config.json").exists():
             continue
+        # Before what it reached: a run that ends in between is finished.
+        used = is_used(one)
         folder = RunFolder.open(one)
         finished += reached(one).finished
         if not reached(one).finished:
             done, rounds = len(folder.records.rounds()), folder.config["rounds"]
             states.append(f"{folder.facts.title}: {min(done, rounds)} of {plural(rounds, 'round')}")
+            is_played, stopped = is_played or used is not False, stopped + (used is False)
         if has_results(folder):
             views.append(read_view(folder))
     is_final = planned > 0 and finished == planned
-    state = "" if is_final else f"Running, {finished} of {plural(planned, 'run')} finished. {'; '.join(states)}"
+    word = f"Stopped; `sparsona resume {path}` continues it" if stopped and not is_played else "Running"
+    state = "" if is_final else f"{word}. {finished} of {plural(planned, 'run')} finished. {'; '.join(states)}"
     if not views:
-        text = state if planned else "There is no run in this folder yet."
+        text = (
+            "There is no run in this folder yet." if path.exists() else f"Waiting for '{path}', which is not there yet."
+        )
+        text = state if planned else text
         return LivePage(WAITING.format(title=html.escape(path.name), text=html.escape(text)), False)
     return LivePage(render_report(views, status=state), is_final)
 
 
-def last_change(path: Path) -> float:
-    """When a file of these runs was last written, so that a page is made again only where something is new."""
+def last_change(path: Path) -> tuple[object, ...]:
+    """When a file of these runs was last written, and which are played: a page is made again only where that is new."""
     folders, _ = _folders(path)
-    found = [file.stat().st_mtime_ns for one in folders if one.is_dir() for file in one.iterdir() if file.is_file()]
-    return max(found, default=0)
+    there = [one for one in folders if one.is_dir()]
+    # Looking at a lock touches it.
+    found = [
+        file.stat().st_mtime_ns for one in there for file in one.iterdir() if file.is_file() and file.name != "lock"
+    ]
+    return path.exists(), max(found, default=0), *map(is_used, there)
 
 
 def _folders(path: Path) -> tuple[list[Path], int]:

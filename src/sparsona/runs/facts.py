@@ -110,7 +110,8 @@ class RunFacts:
     `num_parameters`. `data` is what the data set is called; `client_names` and `class_names` are empty where there are
     none. `differing`: in which versions and parts of machines the sides of a run on several machines differ, and what
     is in use. `availability` is a digest of a trace. `config` has a digest of each option in config.json, and is empty
-    in runs of older versions; `extensions` are the rounds that were added later.
+    in runs of older versions; `extensions` are the rounds that were added later. `functions` has digests of the code
+    of functions from Python, by option and name.
     """
 
     method: str
@@ -153,6 +154,7 @@ class RunFacts:
     client_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     differing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    functions: Mapping[str, str] = field(default_factory=dict)
     format: int = field(default=FORMAT)
 
     @property
@@ -172,6 +174,7 @@ class RunFacts:
         plain["class_weights"] = None if self.class_weights is None else list(self.class_weights)
         plain["class_names"] = list(self.class_names)
         plain["warm_start"] = None if self.warm_start is None else asdict(self.warm_start)
+        plain["functions"] = dict(self.functions)
         plain["config"], plain["extensions"] = dict(self.config), [asdict(one) for one in self.extensions]
         plain["examples"] = None if self.examples is None else asdict(self.examples)
         return {"format": plain.pop("format"), **plain}
@@ -209,6 +212,7 @@ class RunFacts:
             known["extensions"] = tuple(extensions)
             if not isinstance(known.get("config", {}), dict):
                 raise ValueError("its digests of options are none")
+            known["functions"] = {str(key): str(value) for key, value in dict(known.get("functions", {})).items()}
             if known.get("examples") is not None:
                 known["examples"] = ExampleFacts.from_json(known["examples"])
             return cls(**known)

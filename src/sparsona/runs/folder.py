@@ -229,7 +229,8 @@ class RunFolder:
 
     def _acquire(self) -> None:
         try:
-            self._lock.acquire(timeout=0)
+            # `is_used` holds it for a moment, which is no other run.
+            self._lock.acquire(timeout=0.2, poll_interval=0.02)
         except filelock.Timeout:
             raise SparsonaError(
                 f"'{self.path}' is in use by another process",

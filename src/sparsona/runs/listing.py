@@ -29,15 +29,17 @@ def list_runs(where: Path) -> list[dict[str, Any]]:
     return [_row(path.parent, where) for path in sorted(configs, key=lambda path: path.stat().st_mtime, reverse=True)]
 
 
-def _is_used(folder: Path) -> bool:
-    """Whether a process holds the run's lock."""
+def is_used(folder: Path) -> bool | None:
+    """Whether a process holds the run's lock; None: this user may not find out."""
+    if not (folder / "lock").exists():  # looking must not make it
+        return False
     try:
         with filelock.FileLock(str(folder / "lock"), timeout=0):
             return False
     except filelock.Timeout:
         return True
-    except OSError:  # no permission to write, so no process of this user runs it
-        return False
+    except OSError:  # no permission to write: no process of this user runs it, but another's may
+        return None
 
 
 def _row(folder: Path, where: Path) -> dict[str, Any]:
@@ -58,7 +60,7 @@ def _row(folder: Path, where: Path) -> dict[str, Any]:
             "rounds": f"{found.completed}/{config['rounds']}",
             "steps": "–" if steps is None else f"{steps:,}",
             "accuracy": accuracy,
-            "state": "finished" if found.finished else "running" if _is_used(folder) else "unfinished: resume it",
+            "state": "finished" if found.finished else "running" if is_used(folder) else "unfinished: resume it",
         }
     except (SparsonaError, KeyError, TypeError) as error:
         blank = dict.fromkeys(("method", "seed", "rounds", "steps", "accuracy"), "–")

@@ -367,7 +367,7 @@ class RunConfig(Stopping):
     client_lr_scale: Annotated[tuple[_Positive, ...] | dict[_ClientIndex, _Positive], BeforeValidator(_as_values)] = (
         _plan(
             (1.0,),
-            "factor of each client's learning rates, repeated over clients; from Python also a dict by client",
+            "factor of each client's learning rates, repeated over clients; from Python also a dict by number or name",
             condition=True,
         )
     )

@@ -14,6 +14,7 @@ import numpy as np
 
 from sparsona.core.errors import SparsonaError
 from sparsona.runs.observers import EvaluationResult, RoundResult, RunEnd, RunStart
+from sparsona.runs.records import NAME, Records
 
 QUANTILES = {"worst": 0.0, "p10": 0.1, "median": 0.5, "p90": 0.9}
 
@@ -23,6 +24,20 @@ class Figures:
 
     def __init__(self) -> None:
         self._sums = dict.fromkeys(("bytes_up", "bytes_down", "steps", "train_flops"), 0)
+
+    @classmethod
+    def since(cls, start: RunStart) -> Figures:
+        """Those of a run that starts, or goes on from what its records say was spent."""
+        found = cls()
+        if start.completed:
+            records = Records(start.path / NAME)
+            with records.reading():
+                for row, steps in zip(records.rounds(), records.steps_by_round(), strict=True):
+                    if row.round < start.completed:  # later ones are played again
+                        found._sums["steps"] += steps
+                        for name in ("bytes_up", "bytes_down", "train_flops"):
+                            found._sums[name] += getattr(row, name)
+        return found
 
     def of_round(self, result: RoundResult) -> dict[str, float]:
         """The loss of a round, what was spent so far, and the mean of what the method measured."""
@@ -41,7 +56,7 @@ class Figures:
         return found | {f"measured/{name}": float(np.mean(values)) for name, values in measured.items()}
 
     def of_evaluation(self, result: EvaluationResult) -> dict[str, float]:
-        """Of each point: mean accuracy over clients, its quantiles, and the mean loss."""
+        """Of each point: mean accuracy over clients, its quantiles, and the means of loss and metrics."""
         found = {}
         for point in dict.fromkeys(one.point for one in result.clients):
             here = [one for one in result.clients if one.point == point and one.count]
@@ -52,6 +67,10 @@ class Figures:
                 found |= {f"{name}/accuracy_{key}": float(np.quantile(known, at)) for key, at in QUANTILES.items()}
             if here:
                 found[f"{name}/loss"] = float(np.mean([one.loss for one in here]))
+            for metric in dict.fromkeys(key for one in here for key in one.metrics if key != "accuracy"):
+                # Over the clients that it is defined for.
+                values = [one.metrics[metric] for one in here if metric in one.metrics]
+                found[f"{name}/{metric}"] = float(np.mean(values))
         return found
 
 
@@ -70,7 +89,7 @@ class TensorBoard:
 
     def on_start(self, start: RunStart) -> None:
         self._close()
-        self._figures = Figures()
+        self._figures = Figures.since(start)
         self._writer = self._make(str(self._place / start.path.name))
         self._writer.add_text("options", f"```json\n{json.dumps(dict(start.options), indent=1, default=str)}\n```")
 
@@ -112,7 +131,7 @@ class MLflow:
 
     def on_start(self, start: RunStart) -> None:
         self._close("KILLED")
-        self._figures = Figures()
+        self._figures = Figures.since(start)
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
         self._mlflow.set_tracking_uri(self._place)
@@ -153,7 +172,7 @@ class WandB:
 
     def on_start(self, start: RunStart) -> None:
         self._close(1)
-        self._figures, self._step = Figures(), 0
+        self._figures, self._step = Figures.since(start), 0
         mode = os.environ.get("WANDB_MODE", "offline")  # nothing leaves the machine unless its user says so
         options = json.loads(json.dumps(dict(start.options), default=str))
         self._run = self._wandb.init(project=self._place, name=start.path.name, config=options, mode=mode)

@@ -20,6 +20,7 @@ from sparsona.experiment.theory.sample import check_constant_rate, mean_gradient
 
 SMALL = {"clients": 4, "rounds": 2, "data_rate": 0.2, "epochs": 1}
 FEW = {"clients": 2, "batches": 2}
+SAMPLED = "clients are sampled uniformly, without replacement"
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +127,7 @@ def test_chi_of_two_linear_models_of_one_input_is_one(tmp_path, lines) -> None:
     ],
 )
 def test_a_short_run_of_every_method_with_a_theorem(tmp_path, monkeypatch, method, theorems, constants) -> None:
-    run = sp.train(method, out=tmp_path / "run", model="mlp", **SMALL)
+    run = sp.train(method, out=tmp_path / "run", model="mlp", executor="serial", **SMALL)  # as the replay
     read = Federation.examples
 
     def no_test_data(self, client, part):
@@ -405,6 +406,29 @@ def test_assumptions_that_a_run_keeps_are_not_called_violated(tmp_path, lines) -
     masked = sp.train("dispfl", out=tmp_path / "masked", graph="full", **SMALL).bounds(**FEW).bounds[0]
     assert statuses(masked)["all clients mix to one consensus"] == "cannot be checked"
     assert statuses(masked)["examples are i.i.d."] == "violated"
+
+
+def first_client(round_, clients, available, random):
+    return available[:1]
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "why"),
+    [
+        ({"sampler": "size"}, SAMPLED, "sampler=size"),
+        ({"sampler": first_client}, SAMPLED, "the sampler is a function, first_client"),
+        ({"availability": "markov:0.9:0.1"}, SAMPLED, "availability: not all clients are always awake"),
+        ({"speeds": (1, 1, 1, 0.1), "deadline": 2}, SAMPLED, "deadline=2: late updates are lost"),
+        ({"client_lr_scale": {1: 0.5}}, "all clients have the same step size", "client_lr_scale: from 0.5 to 1"),
+        ({"deadline": 2}, SAMPLED, None),
+    ],
+)
+def test_assumptions_on_clients_are_looked_up_in_the_options(tmp_path, lines, options, text, why) -> None:
+    found = plain(tmp_path, "fedavg", lines, rounds=1, **options).bounds(**FEW)
+    assert found.title == "FedAvg, arrays, 1 round"
+    (one,) = [one for one in found.bounds[0].assumptions if one.text == text]
+    assert one.status == ("held" if why is None else "violated")
+    assert (why or "") in one.why
 
 
 def test_full_batches_of_all_clients_reach_the_regimes_without_noise(tmp_path, lines) -> None:

@@ -21,6 +21,7 @@ from sparsona.analysis.format import plural
 from sparsona.core.errors import SparsonaError
 from sparsona.core.points import RECEIVED
 from sparsona.core.seeds import Seeds, generator
+from sparsona.core.targets import GIVEN
 from sparsona.core.tree import leaves
 from sparsona.engine.context import ClientContext
 from sparsona.engine.plan import novel_clients
@@ -96,7 +97,9 @@ def estimate_bounds(
         raise SparsonaError(f"noise={noise:g}", expected="a standard deviation, 0 or more", hint="--noise 1")
     row = methods.card(context.method.name)
     kind = methods.factory(row)[0].__name__
-    title = f"{folder.facts.title}, {str(folder.config['data']).partition(':')[0]}, {plural(completed, 'round')}"
+    source = str(folder.config["data"]).partition(":")[0]
+    data = folder.facts.data or "own data" if source == GIVEN else source
+    title = f"{folder.facts.title}, {data}, {plural(completed, 'round')}"
     if kind not in ABOUT:
         text = f"None of the four papers' theorems is about {row.title}, and it is no special case of their methods."
         return Bounds(title, text, (), batches, seed, ())

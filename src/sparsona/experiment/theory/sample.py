@@ -20,11 +20,13 @@ from sparsona.analysis.bounds import Assumption, running_means
 from sparsona.analysis.format import number
 from sparsona.core.method import Phase, Work, steps_taken
 from sparsona.core.points import RECEIVED
-from sparsona.core.round import Batch
+from sparsona.core.round import Batch, Client
 from sparsona.core.seeds import Seeds, generator
+from sparsona.core.targets import given_name
 from sparsona.data.batches import Examples, in_order
 from sparsona.engine.context import ClientContext
-from sparsona.engine.plan import novel_clients
+from sparsona.engine.pace import is_late
+from sparsona.engine.plan import Plan, novel_clients
 from sparsona.engine.population import Population
 from sparsona.engine.rounds import received_work
 from sparsona.experiment.theory.estimates import Loss, Objective, Point, gradient
@@ -179,9 +181,12 @@ def check_algorithm(sample: Sample, largest_gradient: float, phases: Sequence[Ph
     if (name := options.get("server_optimizer", "sgd")) != "sgd" or options.get("server_lr") not in (None, 1.0):
         found.append(Assumption("the server takes the plain mean", "violated", f"server_optimizer={name}"))
     if sample.context.method.server is not None:
-        why = f"drop_rate={plan.drop_rate:g}: updates are lost" if plan.drop_rate else ""
-        text = "clients are sampled uniformly, without replacement"
-        found.append(Assumption.check(text, not plan.drop_rate, why))
+        why = ", ".join(_uneven_sampling(plan, [sample.context.clients[client] for client in sample.taking_part]))
+        found.append(Assumption.check("clients are sampled uniformly, without replacement", not why, why))
+    scales = {sample.context.clients[client].lr_scale for client in sample.taking_part}
+    if len(scales) > 1:
+        why = f"client_lr_scale: from {min(scales):g} to {max(scales):g} of the option"
+        found.append(Assumption("all clients have the same step size", "violated", why))
     if sample.folder.config.get("transform"):
         found.append(
             Assumption("messages arrive as they were sent", "violated", f"{sample.folder.config['transform']}")
@@ -192,6 +197,19 @@ def check_algorithm(sample: Sample, largest_gradient: float, phases: Sequence[Ph
     if sample.context.federation.view.augments:
         why = "training augments images; estimates are of the images as they are"
         found.append(Assumption("one data distribution per client", "cannot be checked", why))
+    return found
+
+
+def _uneven_sampling(plan: Plan, clients: Sequence[Client]) -> list[str]:
+    """What of a plan makes some clients' updates count more often than others', in words."""
+    found = [f"drop_rate={plan.drop_rate:g}: updates are lost"] if plan.drop_rate else []
+    if plan.sampler != "uniform":
+        own = given_name(plan.sampler)
+        found.append(f"sampler={plan.sampler}" if own is None else f"the sampler is a function, {own}")
+    if plan.availability is not None:
+        found.append("availability: not all clients are always awake")
+    if plan.late == "drop" and any(is_late(plan, client) for client in clients):
+        found.append(f"deadline={plan.deadline:g}: late updates are lost")
     return found
 
 
