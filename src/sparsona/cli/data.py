@@ -124,6 +124,7 @@ def show(name: str, config: Path | None, pairs: tuple[str, ...], out: Path | Non
         click.echo(json.dumps(found | {"label_counts": None if counts is None else counts.tolist()}))
     else:
         print_partition(picture)
+        click.echo(_in_words(federation, settings))
         notes = ["numbers by class count training examples"] if counts is not None else []
         if federation.tested_on.startswith("shares"):
             notes.append("clients are tested on some of the same examples, counted for each")
@@ -134,3 +135,21 @@ def show(name: str, config: Path | None, pairs: tuple[str, ...], out: Path | Non
         from sparsona.report.pictures import save_picture
 
         click.echo(f"picture: {save_picture(picture, out)}", err=as_json)
+
+
+def _in_words(federation: Any, settings: Any) -> str:
+    """What one example is, and which network would be trained on it."""
+    from sparsona.experiment import build
+
+    shape = federation.input_shape
+    words = f"an example: {' x '.join(map(str, shape))}"
+    if federation.packing is not None:
+        words = f"an example: {federation.packing.describe()}"
+    elif len(shape) == 2 and not federation.has_tokens:
+        words = f"an example: {shape[0]} channels of {shape[1]} steps"
+        if shape[0] > shape[1]:
+            words += " (more channels than steps: is time the first axis? x.transpose(0, 2, 1) makes it the last)"
+    try:
+        return f"{words}; network: {settings.model or build.default_model(settings, federation)}"
+    except SparsonaError as error:
+        return f"{words}; {error.what}"

@@ -224,6 +224,12 @@ def count_classes(y: Tensor, num_classes: int | None, x: Tensor | None = None) -
             expected=f"whole numbers from 0 to {max(last, 0)}",
             hint="number the classes from 0 with numpy.unique(y, return_inverse=True)[1], or pass another num_classes",
         )
+    if num_classes is None and len(found) == last and found[0] == 1:
+        raise SparsonaError(
+            f"labels from 1 to {last}",
+            expected="whole numbers from 0",
+            hint="subtract 1 from them: y - 1",
+        )
     if num_classes is None and len(found) <= last:
         raise SparsonaError(
             f"{last + 1 - len(found)} of the labels from 0 to {last} never occur, the first is "

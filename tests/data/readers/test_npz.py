@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sample_pixels import random_bytes
 
+import sparsona as sp
 from sparsona.core.errors import SparsonaError
 from sparsona.data.catalog import own_spec
 from sparsona.data.pool import Pool, View
@@ -67,7 +68,7 @@ def test_arrays_of_tokens(tmp_path):
         ({"x": [[1.0]], "y": [0], "owners": [1.5]}, "owners"),
         ({**SPLIT, "y_test": [[4], [5]]}, "y_test has rows of shape"),
         ({**SPLIT, "x_test": [[4, 5], [6, 7]]}, "x_test has rows of shape"),
-        ({"x": np.array([{}], dtype=object), "y": [0]}, "cannot be read"),
+        ({"x": np.array([{}], dtype=object), "y": [0]}, "holds Python objects"),
         ({"x": [[1.0], [np.nan]], "y": [0, 1]}, "NaN or infinity in 1 of 2 examples"),
         ({"x": [[1.0], [1e300]], "y": [0, 1]}, "NaN or infinity"),
         ({"x": [[1.0], [2.0]], "y": [0, 10**12]}, "never occur"),
@@ -223,3 +224,21 @@ def test_a_path_alone(tmp_path, monkeypatch):
     np.savez(tmp_path / "mine.npz", **GOOD)
     assert not has_owners(tmp_path / "mine.npz")
     assert not has_owners(tmp_path / "absent.npz")
+
+
+def test_what_newcomers_write(tmp_path):
+    x, y = np.zeros((4, 3), np.float32), np.array([0, 1, 0, 1])
+    np.savez(tmp_path / "har.npz", x=x, y=y, subject=np.arange(4))
+    with pytest.raises(SparsonaError, match="'subject', which is not read") as caught:
+        sp.train("local", data=str(tmp_path / "har.npz"))
+    assert "call it 'owners'" in caught.value.hint
+    with pytest.raises(SparsonaError, match="does not exist") as caught:
+        sp.train("local", data=str(tmp_path / "hra.npz"))
+    assert "har.npz" in caught.value.hint
+    np.savez(tmp_path / "objects.npz", x=x, y=np.array(["a", "b", "a", "b"], dtype=object), allow_pickle=True)
+    with pytest.raises(SparsonaError, match="the array 'y' holds Python objects") as caught:
+        sp.train("local", data=str(tmp_path / "objects.npz"))
+    assert "y.astype(str)" in caught.value.hint
+    with pytest.raises(SparsonaError, match="labels from 1 to 2") as caught:
+        sp.federate(x, y + 1, clients=2)
+    assert "y - 1" in caught.value.hint

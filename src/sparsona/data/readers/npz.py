@@ -28,6 +28,20 @@ EXPECTED = (
     "class_names; for several inputs x_NAME in place of x, and x_NAME_train in place of x_train"
 )
 OWNERS = ("owners", "owner")
+# What others call them: a file whose owners are not read would give a plausible and wrong experiment.
+PEOPLE = (
+    "subject",
+    "subjects",
+    "user",
+    "users",
+    "person",
+    "persons",
+    "patient",
+    "patients",
+    "client",
+    "clients",
+    "writer",
+)
 
 
 def read_npy(path: Path) -> Array:
@@ -160,14 +174,14 @@ def _read(path: Path) -> Saved:
         raise SparsonaError(
             f"'{path}' does not exist",
             expected=f"a file saved with numpy.savez that has {EXPECTED}",
-            hint=f"from here it would be '{path.resolve()}'",
+            hint=_nearest(path),
         )
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as saved:
             unknown = [name for name in saved.files if name not in _KNOWN]
             # Those that begin with x_ may be several inputs.
             read = [name for name in saved.files if name in _KNOWN or name.startswith("x_")]
-            saved_arrays = {name: saved[name] for name in read}
+            saved_arrays = {name: _array(saved, name, path) for name in read}
         if junk := [name for name, array in saved_arrays.items() if not isinstance(array, np.ndarray)]:
             raise ValueError(f"'{junk[0]}' is not an array")
     except NOT_SAVED as error:
@@ -231,9 +245,36 @@ def _tell_unknown(path: Path, unknown: list[str]) -> None:
                 expected=EXPECTED,
                 hint=f"did you mean '{near[0]}'? Rename it, or leave it out of the file",
             )
+    if who := [name for name in unknown if name.lower() in PEOPLE]:
+        raise SparsonaError(
+            f"'{path}' has an array '{who[0]}', which is not read: clients would be drawn at random",
+            expected=EXPECTED,
+            hint=f"call it 'owners', and every {who[0]} is a client; or leave it out of the file",
+        )
     if unknown:
         names = ", ".join(f"'{clean_name(name)}'" for name in unknown)
         _warn_once(f"'{path}': arrays that are not used: {names}; read are {EXPECTED}")
+
+
+def _array(saved: Any, name: str, path: Path) -> Any:
+    try:
+        return saved[name]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise SparsonaError(
+            f"'{path}': the array '{name}' holds Python objects",
+            expected="numbers or texts of a numpy type",
+            hint=f"save {name}.astype(str) for texts, or {name}.astype(float) for numbers: data frames give objects",
+        ) from error
+
+
+def _nearest(path: Path) -> str:
+    """A file of nearly that name, or where it was looked for."""
+    folder = path.resolve().parent
+    names = [one.name for one in folder.glob("*.npz")] if folder.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"did you mean '{path.with_name(near[0])}'?" if near else f"it was looked for in '{folder}'"
 
 
 @cache
