@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help setup run quick test test-all test-cluster test-flower fuzz lint check format docs notebooks bench clean
+.PHONY: help setup run picture quick test test-all test-cluster test-flower fuzz lint check format docs notebooks bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed 's/:.*  ## /\t/' | expand -t 14
@@ -17,8 +17,13 @@ setup: .venv/ready  ## .venv with everything the other targets need
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs]"
 	touch $@
 
-run: setup  ## compare five methods on the embedded digits: a table and a report
-	$(BIN)/sparsona compare
+run: setup  ## compare the papers' systems with three baselines on the embedded digits: a table and a report
+	$(BIN)/sparsona compare --config examples/digits.toml --jobs 2
+
+picture: setup  ## README's picture of the report, of the comparison of `make run`; needs a Chromium
+	rm -rf runs/picture
+	$(BIN)/sparsona compare --config examples/digits.toml --jobs 2 --out runs/picture
+	$(BIN)/python docs/report_picture.py runs/picture
 
 quick: setup  ## what to run after every edit: the suite without its long tests, 90 s on two cores
 	$(BIN)/python -m pytest -n 2 -m "not slow and not network and not cluster and not flower and not long"

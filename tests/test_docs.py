@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import click
 import pytest
+from PIL import Image
 
 from sparsona.testing import PROPERTIES
 
@@ -192,3 +194,11 @@ def test_add_a_method_to_the_letter(tmp_path):
 def _opens(lines: list[str], at: int, before: str) -> bool:
     """Whether a call that is written over several lines starts here: `MethodCard(` and its first argument below."""
     return "".join(line.strip() for line in lines[at : at + 2]).startswith(before)
+
+
+def test_the_picture_of_the_report_is_current() -> None:
+    spec = importlib.util.spec_from_file_location("report_picture", ROOT / "docs" / "report_picture.py")
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    kept = Image.open(made.PICTURE).text.get("sources")
+    assert kept == made.digest(), "the page has changed since: `make picture` makes docs/report.png anew"

@@ -44,17 +44,17 @@ def test_csv_has_every_number(make_comparison: MakeComparison) -> None:
 
 def test_markdown_and_latex(make_comparison: MakeComparison) -> None:
     views = [
-        dataclasses.replace(view, title="Fed|Avg_2% & more") if view.title == "FedAvg" else view
+        dataclasses.replace(view, title="Fed|Avg_2% & more<img src=x>") if view.title == "FedAvg" else view
         for view in make_comparison(seeds=2)
     ]
     lines = to_markdown(views).splitlines()
     assert lines[0].startswith("| method | accuracy | bottom decile |")
-    assert lines[3].startswith("| Fed\\|Avg_2% & more | ")
+    assert lines[3].startswith("| Fed\\|Avg\\_2% & more&lt;img src=x&gt; | ")
     assert sum("**" in line for line in lines) >= 1
     assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
     text = to_latex(views, caption="100% of 5", label="tab:x")
     assert text.startswith("\\begin{table}")
-    assert r"Fed|Avg\_2\% \& more & " in text
+    assert r"Fed|Avg\_2\% \& more\textless{}img src=x\textgreater{} & " in text
     assert r"\caption{100\% of 5}" in text
     body = text[text.index(r"\midrule") : text.index(r"\bottomrule")].splitlines()[1:]
     assert all(line.count(" & ") == 6 and line.endswith(r"\\") and "±" not in line for line in body)

@@ -83,7 +83,8 @@ def test_label_counts_are_free_and_of_the_training_data():
 def test_label_counts_of_numbers_are_refused():
     task = Task(lambda: nn.Linear(5, 1), (5,), 1, losses=squared_error)
     context = context_of()
-    train = replace(context.federation.examples(0, "train"))
+    train = context.federation.examples(0, "train")
+    train = replace(train, targets=train.targets[:, None].float())
     with pytest.raises(SparsonaError, match="no class"):
         ClientProbe(task, train, train, context.plan.round_at(0).on(context.clients[0]), Tally()).label_counts()
 

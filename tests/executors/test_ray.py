@@ -86,7 +86,7 @@ def test_addresses_are_for_ray_alone(say, text):
 def test_auto_never_chooses_it(monkeypatch):
     monkeypatch.setattr("sparsona.executors.WORTH_WORKERS", 0.0)
     assert "ray" in EXECUTORS
-    assert choose("auto", context_of()) in ("serial", "workers")
+    assert choose("auto", context_of()) != "ray"
 
 
 def test_other_versions_are_refused():

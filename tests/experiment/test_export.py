@@ -95,7 +95,7 @@ def test_unknown_clients(loaded, client, words):
 def test_clients_by_name(loaded, monkeypatch):
     facts = loaded._folder.facts
     names = ("north", "south", "east", "7")
-    monkeypatch.setattr(type(facts), "client_names", names, raising=False)
+    monkeypatch.setitem(vars(facts), "client_names", names)
     chosen = [loaded.personal_model(one).state_dict() for one in ("east", 2)]
     assert all(torch.equal(chosen[0][name], chosen[1][name]) for name in chosen[0])
     assert loaded._models().number("7") == 3  # a name goes before a number
@@ -237,6 +237,49 @@ def test_a_model_that_was_not_measured_has_no_figure(federation, tmp_path):
     assert "Its accuracy is not known." in card
     assert "Accuracy" not in card
     assert run.export(None, tmp_path / "all.safetensors").card.read_text(encoding="utf-8").count("Not measured") == 1
+
+
+ROWS = np.random.default_rng(3).normal(size=(16, 4)).astype(np.float32)
+EVIL = ("<img src=x onerror=alert(1)>", "[here](http://evil)|`_*")
+NAMED = np.array(EVIL)[np.arange(16) % 2]
+CARDS = {
+    "regression": (
+        ROWS[:, :1],
+        {"loss": "absolute-error"},
+        (" (absolute-error)", "Also measured: RMSE ", "Outputs: one number for"),
+        "squared",
+    ),
+    "binary": (
+        NAMED,
+        {"metrics": ["f1"]},
+        ("one logit", "above 0 it is \\[here", ", otherwise &lt;img", "F1 "),
+        "each of 1 ",
+    ),
+    "multilabel": ((ROWS[:, :3] > 0).astype(int), {}, ("a logit for each of 3 labels.",), "classes"),
+    "classification": (NAMED, {}, ("2 classes, in order: &lt;img src=x",), "<img"),
+}
+
+
+@pytest.mark.parametrize("task", CARDS)
+def test_cards_in_the_words_of_the_task(task, tmp_path):
+    y, options, words, never = CARDS[task]
+    data = sp.Federation.from_clients(dict.fromkeys(EVIL, (ROWS, y)), name=EVIL[0], task=task)
+    run = sp.train("fedavg", data, out=tmp_path / "run`_<b>", rounds=1, points=["global"], **options)
+    loaded = sp.load(run.path)
+    cards = [loaded.export(who, tmp_path / f"{who is None}.safetensors").card.read_text() for who in (EVIL[1], None)]
+    for card in cards:
+        assert all(word in card for word in words)
+        assert "Not measured" not in card
+        assert never not in card
+        assert "<" not in card
+        assert "](" not in card.replace("\\]", "")
+    assert "client 1, \\[here\\](http://evil)\\|\\`\\_\\*" in cards[0]
+    names = {"regression": "absolute-error", "classification": "cross-entropy"}
+    assert f" ({names.get(task, 'bce')})" in cards[0]
+    if task == "regression":
+        assert f"Also measured: RMSE {run.metric('rmse')[1]:.4g}, MAE " in cards[0]
+        assert f"Loss {run.errors()[1]:.4g} (absolute-error) on " in cards[0]
+        assert f"Loss {run.errors('global').mean():.4g} (absolute-error): the mean over 2 clients" in cards[1]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from small_runs import played
 from torch import nn
 
@@ -107,7 +108,7 @@ def test_a_run_and_its_personal_models_have_one_backbone(data, tmp_path):
             len(test.targets) * run.accuracies()[client]
         )
     swapped = copy.deepcopy(other)
-    swapped.load_state_dict({k: v for k, v in net.state_dict().items() if k not in FROZEN}, strict=False)
+    swapped.load_state_dict({k: v for k, v in net.state_dict().items() if k not in FROZEN}, strict=True)
     # The folder has the module's weights, frozen ones as well: those of what is passed again do not matter.
     again = sp.load(run.path, model=swapped).personal_model(0)
     assert all(torch.equal(again.get_parameter(name), net.get_parameter(name)) for name in FROZEN)
@@ -140,6 +141,31 @@ def test_a_warm_start_fills_frozen_parameters(data, tmp_path):
     trained, tuned = first.personal_model(0), run.personal_model(0)
     assert torch.equal(trained[0].weight, tuned[0].weight)
     assert not torch.equal(trained[5].weight, tuned[5].weight)
+
+
+@pytest.mark.parametrize("thaw", [False, True])
+def test_a_head_takes_the_backbone_along_that_it_was_trained_on(data, tmp_path, thaw):
+    torch.manual_seed(0)
+    net = build()
+    first = sp.train("fedavg", data, net, rounds=1, executor="serial", out=tmp_path / "first")
+    torch.manual_seed(1)
+    other = build().requires_grad_(thaw) if thaw else build()
+    run = sp.train("fedavg", data, other, rounds=0, warm_start=first, executor="serial", out=tmp_path / "second")
+    for later in (run, sp.load(run.path, model=build().requires_grad_(True) if thaw else build())):
+        assert all(torch.equal(value, net.get_parameter(name)) for name, value in _frozen(later.model()).items())
+        assert all(
+            torch.equal(*pair) for pair in zip(later.model().parameters(), first.model().parameters(), strict=True)
+        )
+    # A file of an older version has the trained parameters only.
+    file = tmp_path / "first" / "global.safetensors"
+    save_file({name: value for name, value in load_file(file).items() if name not in FROZEN}, file)
+    if not thaw:
+        run = sp.train("fedavg", data, other, rounds=0, warm_start=first, executor="serial", out=tmp_path / "older")
+        assert torch.equal(run.model()[0].weight, other[0].weight)
+
+
+def _frozen(net: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: net.get_parameter(name) for name in FROZEN}
 
 
 def test_names_of_frozen_parts_are_refused(data):

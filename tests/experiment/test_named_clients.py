@@ -52,6 +52,52 @@ def test_names_are_facts_of_the_run(runs):
         runs[0].personal_model("plain")
 
 
+def test_new_data_has_labels_as_the_run_had_them(runs, tmp_path, monkeypatch):
+    run = sp.load(runs[1].path)
+    names, numbers = np.array(["<b>up</b>", "[/down]"])[Y], Y
+    found = run.evaluate([None, SCRIPT], X, names)
+    assert found.class_names == run.class_names
+    assert found.rows() == run.evaluate([None, 0], X, numbers).rows()
+    for y, words in ((["<b>up</b>"] * 11 + ["up"], "unknown label .*'up'"), ([(1, "a")] * 12, "labels of type")):
+        with pytest.raises(SparsonaError, match=words) as caught:
+            run.evaluate(None, X, np.array(y, dtype=object) if words.startswith("un") else _objects(y))
+        assert "unique" not in str(caught.value.hint)
+    np.savez(tmp_path / "new.npz", x=X, y=names)
+    text = CliRunner().invoke(main, ["evaluate", str(run.path), "--global", "--data", str(tmp_path / "new.npz")]).output
+    assert "[/down]" in text
+    # A name is no part of a path.
+    monkeypatch.chdir(tmp_path)
+    CliRunner().invoke(main, ["export", str(run.path), "--client", SCRIPT, "--client", MARKUP], catch_exceptions=False)
+    CliRunner().invoke(main, ["export", str(run.path), "--client", SCRIPT], catch_exceptions=False)
+    made = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.safetensors"))
+    assert made == [
+        "fedavg-client-0.safetensors",
+        "fedavg-models/client-0.safetensors",
+        "fedavg-models/client-1.safetensors",
+    ]
+
+
+def _objects(values):
+    found = np.empty(len(values), dtype=object)
+    found[:] = values
+    return found
+
+
+def test_texts_are_no_labels_where_classes_have_no_names(tmp_path):
+    run = sp.train("local", sp.Federation.from_clients([(X, Y)] * 2), out=tmp_path / "run", **COMMON)
+    with pytest.raises(SparsonaError, match="labels of type") as caught:
+        run.evaluate(0, X, ["cat", "dog"] * 6)
+    assert "no names" in caught.value.expected
+    assert "unique" not in caught.value.hint
+
+
+def test_two_classes_by_one_logit_have_names(tmp_path):
+    data = sp.Federation.from_clients([(X, np.array(["no", "yes"])[Y])] * 2, task="binary")
+    run = sp.load(sp.train("local", data, out=tmp_path / "run", **COMMON).path)
+    assert run.evaluate(0, X, np.array(["no", "yes"])[Y]).rows() == run.evaluate(0, X, Y).rows()
+    assert run.class_names == ("no", "yes")
+
+
 def test_errors_name_clients(tmp_path):
     clients = {"north": (X, Y), "south": (X, Y)}
     federation = sp.Federation.from_clients(clients, validation_rate=0)

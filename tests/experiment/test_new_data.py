@@ -111,7 +111,8 @@ def test_numbers(tmp_path):
     federation = sp.Federation.from_clients([(*some(20), *some(9)) for _ in range(2)])
     run = sp.load(sp.train("local", federation, "mlp", out=tmp_path / "run", rounds=1).path)
     found = run.evaluate(0, *stored_test(federation, 0))
-    assert found.rows()[0].keys() == {"client", "examples", "loss"}
+    assert found.rows()[0].keys() == {"client", "examples", "loss", "rmse", "mae", "r2"}
+    assert found.rows()[0]["rmse"] == pytest.approx(run.metric("rmse")[0], rel=1e-5)
     assert found.rows()[0]["loss"] == pytest.approx(run.errors()[0], rel=1e-5)
     assert found.results[0].classes() == []
     for y in (np.zeros((2, 3)), np.full((2, 2), np.nan), "ab"):

@@ -15,6 +15,7 @@ from sparsona.executors.graphed import Graphed
 from sparsona.executors.serial import Serial
 from sparsona.executors.stacked import Stacked
 from sparsona.executors.workers import Workers
+from sparsona.experiment import export as exports
 from sparsona.experiment.build import make_config, make_context
 
 NUM = 48
@@ -102,13 +103,20 @@ def test_worker_processes_have_the_same_bits(by_name):
 
 
 @pytest.mark.parametrize("inputs", [INPUTS, tuple(INPUTS.values())], ids=["dict", "tuple"])
-def test_a_personal_model_takes_the_inputs(inputs, tmp_path):
+def test_a_personal_model_takes_the_inputs(inputs, tmp_path, monkeypatch):
     data = federation(inputs)
     run = sp.train("pfedgate", data, Net(), rounds=1, executor="serial", out=tmp_path / "run")
     model, test = run.personal_model(0), data.examples(0, "test")
     outputs = model(**test.inputs) if isinstance(inputs, dict) else model(*test.inputs)
     right = int((outputs.argmax(1) == test.targets).sum())
     assert right == round(len(test.targets) * run.accuracies()[0])
+    monkeypatch.setitem(exports._MAKERS, "torch", exports._MAKERS["safetensors"])  # for its card, and quicker
+    card = run.export(0, tmp_path / "one.pt2").card.read_text(encoding="utf-8")
+    first, how = ("image", "**inputs") if isinstance(inputs, dict) else ("0", "*inputs")
+    assert f"Inputs: {first} (1, 4, 4), " in card
+    assert "in this order they are float32, int64, bool. Preparation: none: pass them as \\*" in card
+    assert f"outputs = net({how})  # {first} (1, 4, 4), " in card
+    assert "{" not in card
 
 
 def test_clients_with_data_of_their_own():

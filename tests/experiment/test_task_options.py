@@ -152,7 +152,16 @@ def test_functions_from_python_are_passed_again_and_a_killed_run_has_the_same_re
     assert run._folder.records.metrics() == whole._folder.records.metrics()
     assert len(run._folder.records.metrics()) == 3 * 4 * 2
     assert run._folder.records.evaluations() == whole._folder.records.evaluations()
-    sp.load(tmp_path / "cut", data, net, loss=focal, metrics=[best_two]).personal_model(0)
+    # Models need no function that judged them, and no other loss is reported under its name.
+    some = data.x[:8].numpy(), data.y[:8].numpy()
+    with_all = sp.load(tmp_path / "cut", data, net, loss=focal, metrics=[best_two])
+    (full,), (bare,) = (one.evaluate(0, *some).rows() for one in (with_all, sp.load(tmp_path / "cut", model=net)))
+    assert bare == {key: value for key, value in full.items() if key not in ("loss", "best_two")}
+    assert full["loss"] > 0
+    assert {"f1", "best_two"} <= full.keys()
+    loaded = sp.load(tmp_path / "cut", model=net)
+    assert loaded.personal_model(0).training is False
+    assert "(focal, a function from Python)" in loaded.export(0, tmp_path / "a.safetensors").card.read_text()
 
 
 def test_observers_and_tables_have_metrics_and_say_for_how_many_clients(tmp_path):

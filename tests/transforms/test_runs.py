@@ -133,7 +133,7 @@ def test_a_compact_cost_is_a_bound_of_bytes_only() -> None:
     assert (plain.encoded, plain.flops, plain.paper) == (compact.encoded, compact.flops, compact.paper)
     assert cost("local", model="lenet5", transform="compact").exact, "nothing is sent"
     assert not cost("fedmask", model="lenet5", transform="compact").exact, "masks become shorter, too"
-    context = context_of("fedavg", "compact")
+    context = context_of("fedavg", "compact").server_side
     assert not forecast(context).exact
     assert forecast(context, with_bytes=False).exact
 

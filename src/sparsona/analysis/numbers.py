@@ -35,6 +35,9 @@ LATEX = {
     ">": r"\textgreater{}",
 }
 
+# Not every reader of Markdown takes a backslash before < for an escape.
+MARKDOWN = {"<": "&lt;", ">": "&gt;"} | {one: f"\\{one}" for one in "\\`*_[]|"}
+
 
 def numbers(views: Sequence[RunView], per: Per = "method") -> list[dict[str, Any]]:
     """Results as plain numbers, a dict for each line.
@@ -134,6 +137,22 @@ def to_csv(views: Sequence[RunView], per: Per = "method") -> str:
     return text.getvalue()
 
 
+def escape_markdown(text: str) -> str:
+    r"""A text that Markdown shows as it is, on one line: no markup, link, image or cell of a table begins in it.
+
+    Args:
+        text: any text, such as a name that a user chose.
+
+    Returns:
+        Markdown.
+
+    Example:
+        >>> print(escape_markdown("<b>[x](y)</b> | a_b"))
+        &lt;b&gt;\[x\](y)&lt;/b&gt; \| a\_b
+    """
+    return "".join(MARKDOWN.get(one, one if one.isprintable() else " ") for one in text)
+
+
 def to_markdown(views: Sequence[RunView], every: bool = False) -> str:
     """The table as Markdown, the best of each column in bold.
 
@@ -144,15 +163,12 @@ def to_markdown(views: Sequence[RunView], every: bool = False) -> str:
     Returns:
         Text that ends with a line break.
     """
-
-    def clean(text: str) -> str:
-        return text.replace("\\", "\\\\").replace("|", "\\|")
-
     titles, rows = _chosen(views, every)
-    lines = [["method", *map(clean, titles)], ["---", *("---:" for _ in titles)]]
+    lines = [["method", *map(escape_markdown, titles)], ["---", *("---:" for _ in titles)]]
     for row, cells in rows:
-        shown = [f"**{clean(cell.text)}**" if cell.best else clean(cell.text) for cell in cells]
-        lines.append([clean(row.label), *shown])
+        texts = [escape_markdown(cell.text) for cell in cells]
+        shown = [f"**{text}**" if cell.best else text for text, cell in zip(texts, cells, strict=True)]
+        lines.append([escape_markdown(row.label), *shown])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

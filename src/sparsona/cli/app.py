@@ -58,12 +58,12 @@ if TYPE_CHECKING:
     from sparsona.runs.declaration import Option
 
 WIDE = 120  # columns of a terminal that fit every column of `sparsona methods`
-DEFAULT_COMPARISON = ("local", "fedavg", "fedavg-ft", "fedspa", "fedspa-rsm")
+DEFAULT_COMPARISON = ("local", "fedavg", "fedavg-ft", "fedspa", "dispfl", "pfedgate", "fedalt")
 
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
-    epilog="Start with `sparsona compare`: five methods on handwritten digits, in 90 seconds. Then `sparsona methods`.",
+    epilog="Start with `sparsona compare`: seven methods on handwritten digits. Then `sparsona methods`.",
 )
 @click.version_option(VERSION)
 @click.option("--debug", is_flag=True, help="Show Python's traceback when something fails.")
@@ -137,7 +137,7 @@ def compare(
     """Train several METHODS under equal conditions: one table, one report.
 
     All see the same partition, split, initial weights and sampled clients (of peers all, unless --per-round is given).
-    Without METHODS: those of the config file, or Local, FedAvg, FedAvg-FT and both kinds of FedSpa.
+    Without METHODS: those of the config file, or Local, FedAvg, FedAvg-FT and the systems of the four papers.
 
     \b
       sparsona compare

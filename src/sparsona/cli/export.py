@@ -10,11 +10,11 @@ import click
 
 from sparsona.cli.terminal import print_table
 from sparsona.core.errors import SparsonaError
+from sparsona.core.formats import FORMATS
 
 if TYPE_CHECKING:
     from sparsona.experiment.export import Exported
 
-FORMATS = ("safetensors", "torch", "onnx")
 JSON = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 GUARDED = click.option(
     "--guarded", is_flag=True, help="The shared model for a client that keeps it; a run with --guard."
@@ -27,7 +27,7 @@ CLIENT = "Number or name of the client; may be given again. 'all': every client.
 @click.option("--client", "clients", multiple=True, metavar="CLIENT", help=CLIENT)
 @click.option("--global", "is_shared", is_flag=True, help="The shared model: the server's, or the mean of the peers'.")
 @click.option(
-    "--format", "kind", type=click.Choice(FORMATS), help="File format.  [by the suffix of --out; safetensors]"
+    "--format", "kind", type=click.Choice([*FORMATS]), help="File format.  [by the suffix of --out; safetensors]"
 )
 @click.option(
     "--out",
@@ -74,15 +74,13 @@ def export(
     from sparsona.runs.listing import find_run
 
     exporter = api.load(find_run(path)).exporter()
-    several = len(clients) > 1 or clients == ("all",)
-    if several:
-        suffix = {"torch": ".pt2"}.get(kind or "", f".{kind or 'safetensors'}")
+    suffix = FORMATS[kind or "safetensors"]
+    if len(clients) > 1 or clients == ("all",):
         folder = out or Path(f"{Path(path).name}-models")
-        chosen = [*exporter.clients] if clients == ("all",) else list(clients)
+        chosen = [*exporter.clients] if clients == ("all",) else [*dict.fromkeys(map(exporter.number, clients))]
         places: list[tuple[Any, Path]] = [(one, folder / f"client-{one}{suffix}") for one in chosen]
     else:
-        suffix = {"torch": ".pt2"}.get(kind or "", f".{kind or 'safetensors'}")
-        whose = clients[0] if clients else None
+        whose = exporter.number(clients[0]) if clients else None
         name = f"{Path(path).name}-{'shared' if whose is None else f'client-{whose}'}{suffix}"
         places = [(whose, out or Path(name))]
     made = [exporter.write(who, where, kind, guarded=guarded, sparse=sparse, card=not no_card) for who, where in places]

@@ -29,6 +29,11 @@ TITLES = {"auc": "AUC", "f1": "F1", "balanced-accuracy": "balanced", "mae": "MAE
 GIVEN = "given"  # in a config: it came from Python; of a function, its name follows after a colon
 
 
+def task_of(targets: str) -> str:
+    """The option `task` with which what is predicted so is read: "auto" where no other would do."""
+    return next((task for task, found in TASKS.items() if found == targets), "auto")
+
+
 def given_name(text: str) -> str | None:
     """The name of a function from Python, of an option that it was given for; None: the option has a name."""
     kind, _, name = text.partition(":")

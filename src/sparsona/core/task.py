@@ -205,7 +205,8 @@ class Task:
                     hint=f"register '{name}' as float32, or draw it from a generator of its own",
                 )
         named = {name: value.detach() for name, value in module.named_parameters()}
-        named |= self._given
+        # What is float16 where it was frozen is float32 where it is trained.
+        named |= {name: value.to(named[name].dtype) for name, value in self._given.items() if name in named}
         named |= {name: named[name].flatten()[index.to(named[name].device)] for name, index in self._kept.items()}
         params = Tree.of(named, self.layout)
         return params, self._buffer_tree(dict(module.named_buffers()))

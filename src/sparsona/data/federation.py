@@ -99,7 +99,7 @@ class Federation:
             object.__setattr__(self, "splits", ClientIndex.of(self.splits))
         for name, what, count in (
             ("client_names", "clients", self.num_clients),
-            ("class_names", "classes", self.num_classes),
+            ("class_names", "classes", self.num_labels),
         ):
             if (names := getattr(self, name)) is not None:
                 object.__setattr__(self, name, clean_names(names, what, count))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -78,7 +79,7 @@ def choose(name: str, context: ClientContext) -> str:
         raise SparsonaError("executor graphed without a GPU", expected="serial or workers", hint="leave --executor out")
     if name == "stacked" and (why := why_not_stacked(context)):
         raise SparsonaError(
-            f"executor stacked with this model: torch cannot run it for several clients at once ({why})",
+            f"executor stacked with this model and loss: torch cannot run them for several clients at once ({why})",
             expected="a model whose every layer has a batching rule (torch.func.vmap), which nn.LSTM and nn.GRU lack, "
             "and without branches on the values of examples",
             hint="leave --executor out",
@@ -92,7 +93,9 @@ def choose(name: str, context: ClientContext) -> str:
     step = context.plan.batch_size * context.task.layout.train_flops()
     if step <= SMALL_STEP and stacks_well(context):
         return "stacked"
-    return "workers" if num_cores() > 1 and _expected_seconds(context) > WORTH_WORKERS else "serial"
+    # A run that has others beside it, in processes of their own, starts no more of them.
+    is_alone = multiprocessing.parent_process() is None
+    return "workers" if is_alone and num_cores() > 1 and _expected_seconds(context) > WORTH_WORKERS else "serial"
 
 
 @contextmanager

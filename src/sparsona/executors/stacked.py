@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from sparsona.core.method import Phase, Tree, Work
+from sparsona.core.round import Batch
 from sparsona.core.task import Task
 from sparsona.data.augment import as_inputs
+from sparsona.data.batches import as_targets
 from sparsona.engine.context import ClientContext
 from sparsona.engine.evaluate import Evaluation, evaluate_own, own_points
 from sparsona.engine.jobs import Job, Outcome, Report
@@ -142,30 +144,47 @@ def vectorise(predict: Callable[[Work, Tensor], Tensor], works: Sequence[Work]) 
 
 
 def why_not_stacked(context: ClientContext) -> str:
-    """The error of torch for running the model for two clients at once; "" if it can. Tested by a forward pass."""
+    """The error of torch for a training step of two clients at once; "" if it can be made. It is tried."""
     return _try(context)[0]
 
 
 def stacks_well(context: ClientContext) -> bool:
-    """Whether torch runs the model for two clients at once, every layer of it: some are run one after the other."""
+    """Whether clients can be stacked, and every layer with them: torch runs some for one client after the other."""
+    if any(must_be_alone(phase, context) for phase in context.method.phases):
+        return False
     error, is_slow = _try(context)
     return not error and not is_slow
 
 
 def _try(context: ClientContext) -> tuple[str, bool]:
-    """The error of a forward pass for two clients, if any, and whether torch warns that it is slow."""
-    data, task = context.federation, _channels_first(context.task)
-    image = as_inputs(data.x[:1], data.view)
+    """The error of a step of two clients, if any, and whether torch warns that it is slow.
 
-    def outputs(params: Tree, inputs: Tensor) -> Tensor:
-        return task.forward(params, context.buffers, inputs, False)[0]
+    The network as it is tested, and its loss and gradient as in training; one that is trained alone is only tested.
+    """
+    data, task = context.federation, _channels_first(context.task)
+    image, target = as_inputs(data.x[:1], data.view), as_targets(data.y[:1])
+    is_trained = not (task.draws_noise or task.moves_buffers)
+    ones = torch.ones(1, device=image.device)
+    zeros = torch.zeros(1, dtype=torch.int64, device=image.device)
+
+    def outputs(params: Tree, inputs: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+        tested = task.forward(params, context.buffers, inputs, False)[0]
+        if not is_trained:
+            return (tested,)
+        batch = Batch(inputs, targets, ones, zeros, zeros[0])
+
+        def loss(named: dict[str, Tensor]) -> Tensor:
+            losses, weights = task.losses(task.forward(named, context.buffers, inputs, True)[0], batch)
+            return (losses * weights).sum()
+
+        return tested, *torch.func.grad(loss)({name: params[name] for name in params}).values()
 
     with torch.no_grad(), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            over_clients(outputs, stack([context.params] * 2), torch.stack([image] * 2))
-        except RuntimeError as error:
-            return str(error).splitlines()[0], False
+            over_clients(outputs, stack([context.params] * 2), torch.stack([image] * 2), torch.stack([target] * 2))
+        except Exception as error:  # of torch, or of the user's own network and loss, which run for one client alone
+            return (str(error).splitlines() or [type(error).__name__])[0], False
     return "", any("batching rule" in str(one.message) for one in said)
 
 

@@ -22,7 +22,7 @@ from sparsona.core.metrics import make_metrics
 from sparsona.core.packing import Packing
 from sparsona.core.round import client_kinds
 from sparsona.core.seeds import Seeds
-from sparsona.core.targets import GIVEN, TASKS, USUAL_METRICS, given_name
+from sparsona.core.targets import GIVEN, USUAL_METRICS, given_name, task_of
 from sparsona.core.task import Task
 from sparsona.core.transform import with_chain
 from sparsona.data.federate import share_out
@@ -266,7 +266,7 @@ class ExampleKind:
     @property
     def task(self) -> str:
         """The option `task` with which such examples are read."""
-        return next((task for task, targets in TASKS.items() if targets == self.targets), "auto")
+        return task_of(self.targets)
 
 
 def describe_examples(federation: Federation) -> ExampleFacts | None:
@@ -303,8 +303,13 @@ def outline(facts: RunFacts) -> Federation:
     y = torch.zeros((0, *width), dtype=kind)
     view, counts = view_of(examples), facts.label_counts
     found = Federation.outline(facts.sizes, x, y, examples.num_outputs, examples.name, view, counts)
-    task = next((name for name, targets in TASKS.items() if targets == facts.targets), "auto")
-    return replace(found, packing=examples.packing, task=task)
+    return replace(
+        found,
+        packing=examples.packing,
+        task=task_of(facts.targets),
+        client_names=facts.client_names or None,
+        class_names=facts.class_names or None,
+    )
 
 
 def make_task(
@@ -387,6 +392,12 @@ def _function(config: RunConfig, option: str, name: str) -> Callable[..., Any]:
             hint=f"call sparsona.resume or sparsona.load with {option}={name if what == 'loss' else f'[{name}]'}",
         )
     return found
+
+
+def unknown_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """In place of a loss from Python that was not passed again, which a run's models do not need: no other loss is
+    reported under its name."""
+    return outputs.new_full((len(outputs),), torch.nan)
 
 
 def default_model(config: RunConfig, federation: Federation) -> str:

@@ -21,7 +21,7 @@ from sparsona.engine.rounds import check_plan
 from sparsona.executors import choose
 from sparsona.experiment.build import fit_weakest, make_configs, make_context, make_plan, options_taken_by, read_data
 from sparsona.experiment.match import amounts, check_match, rounds_for
-from sparsona.experiment.parallel import check_jobs, in_process, processes, unless_stopped
+from sparsona.experiment.parallel import check_jobs, processes, unless_stopped
 from sparsona.experiment.run import Comparison, planned_runs
 from sparsona.experiment.train import (
     RUNS,
@@ -559,7 +559,7 @@ def _play_run(path: str, values: dict[str, Any], given: bytes) -> None:
         resume_run(folder, federation, model, observers, functions=functions)
     else:
         start_run(
-            config.model_copy(update={"executor": in_process(config.executor, config.device)}),
+            config,
             federation,
             model,
             folder,

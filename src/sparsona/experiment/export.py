@@ -16,13 +16,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save
 from torch import Tensor, nn
 
+from sparsona.analysis.measure import metric_values
 from sparsona.analysis.statistics import wilson_interval
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.formats import FORMATS
 from sparsona.core.points import point as point_of
 from sparsona.core.version import VERSION
 from sparsona.data.augment import as_inputs
@@ -33,7 +36,6 @@ from sparsona.runs.facts import ExampleFacts
 from sparsona.runs.folder import RunFolder, explain_disk_errors, write_atomically
 from sparsona.sparsity.dead_units import drop_dead_units
 
-FORMATS = {"safetensors": ".safetensors", "torch": ".pt2", "onnx": ".onnx"}
 METADATA = "sparsona"  # the key, or the name of the extra file, of what a file says about itself
 VALUES, BITS = ".values", ".bits"  # endings of the two tensors that a sparse one is stored as
 RELATIVE, ABSOLUTE = 1e-4, 1e-5  # how far outputs may be off: float32 sums in another order
@@ -84,6 +86,10 @@ class Exporter:
         """The numbers of all clients."""
         return range(len(self._models.context.clients))
 
+    def number(self, client: int | str) -> int:
+        """The number of a client, given that or its name: names are the user's, and no parts of paths."""
+        return self._models.number(client)
+
     def write(
         self,
         client: int | str | None,
@@ -121,7 +127,7 @@ class Exporter:
     def _about(self, model: StoredModel, examples: ExampleFacts, kind: str) -> dict[str, str]:
         """What a file says about itself, as texts: the safetensors and ONNX formats take nothing else."""
         facts, config = self._folder.facts, self._folder.config
-        name = None if model.client is None else _name(facts, "client_names", model.client)
+        name = None if model.client is None or not facts.client_names else facts.client_names[model.client]
         measured, network = self._measured(model), network_name(config["model"], config["data"])
         accuracy = None if measured is None or measured.accuracy is None else f"{measured.accuracy:.6f}"
         found = {
@@ -139,7 +145,7 @@ class Exporter:
             "test_examples": None if measured is None else str(measured.count),
             "targets": facts.targets or "classes",
             "num_outputs": str(examples.num_outputs),
-            "class_names": _all_names(facts, "class_names"),
+            "class_names": json.dumps(facts.class_names) if facts.class_names else None,
             **describe_inputs(examples, in_graph=kind != "safetensors"),
         }
         return {key: value for key, value in found.items() if value is not None}
@@ -147,17 +153,28 @@ class Exporter:
     def _measured(self, model: StoredModel) -> Measured | None:
         """What the run measured of this very model; None: nothing."""
         rows = self._folder.records.evaluations(model.completed, model.point)
+        metrics = metric_values(self._folder, model.completed, model.point)
         if model.client is None:
-            if not rows or any(row.correct is None for row in rows):
+            if not rows:
                 return None
+            known = {name: values[~np.isnan(values)] for name, values in metrics.items()}
             rates = [row.correct / row.count for row in rows if row.correct is not None]
-            return Measured(sum(row.count for row in rows), sum(rates) / len(rates), None, None, num_clients=len(rows))
+            return Measured(
+                sum(row.count for row in rows),
+                sum(rates) / len(rates) if rates else None,
+                None,
+                sum(row.loss for row in rows) / len(rows),
+                num_clients=len(rows),
+                metrics={name: float(values.mean()) for name, values in known.items() if len(values)},
+            )
+        mine = {name: float(values[model.client]) for name, values in metrics.items()}
+        mine = {name: value for name, value in mine.items() if value == value}
         for row in rows:
             if row.client == model.client and row.count > 0 and (row.correct is None or row.correct >= 0):
                 if row.correct is None:
-                    return Measured(row.count, None, None, row.loss)
+                    return Measured(row.count, None, None, row.loss, metrics=mine)
                 interval = wilson_interval(row.correct, row.count)
-                return Measured(row.count, row.correct / row.count, interval, row.loss)
+                return Measured(row.count, row.correct / row.count, interval, row.loss, metrics=mine)
         return None
 
     def _card(
@@ -261,7 +278,9 @@ def format_of(path: Path, given: str | None) -> str:
         if given not in FORMATS:
             raise unknown_name("format", given, FORMATS)
         if given == "torch" and path.suffix != FORMATS["torch"]:
-            raise SparsonaError(f"'{path}' for a torch.export program", expected="a name that ends in .pt2")
+            raise SparsonaError(
+                f"'{path}' for a torch.export program", expected=f"a name that ends in {FORMATS['torch']}"
+            )
         return given
     for name, suffix in FORMATS.items():
         if path.suffix == suffix:
@@ -444,8 +463,6 @@ def _sparse(name: str, value: Tensor) -> dict[str, Tensor]:
     """A tensor as its non-zero values and a bit for every entry, where that takes fewer bytes."""
     if value.dtype != torch.float32 or 32 * int(torch.count_nonzero(value)) + value.numel() >= 32 * value.numel():
         return {name: value}
-    import numpy as np
-
     flat = value.flatten()
     bits = torch.from_numpy(np.packbits((flat != 0).numpy(), bitorder="little"))
     return {name + VALUES: flat[flat != 0], name + BITS: bits}
@@ -466,8 +483,6 @@ def restore(stored: dict[str, Tensor], about: dict[str, str]) -> dict[str, Tenso
         >>> restore(parts, {"sparse": '{"w": [2, 2]}'})["w"].tolist()
         [[0.0, 2.0], [0.0, 0.0]]
     """
-    import numpy as np
-
     shapes = json.loads(about.get("sparse", "{}"))
     parts = {name + ending for name in shapes for ending in (VALUES, BITS)}
     made = {name: value for name, value in stored.items() if name not in parts}
@@ -566,13 +581,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def _name(facts: Any, field: str, number: int) -> str | None:
-    names = getattr(facts, field, None)
-    return None if not names else str(names[number])
-
-
-def _all_names(facts: Any, field: str) -> str | None:
-    names = getattr(facts, field, None)
-    return json.dumps(list(names)) if names else None

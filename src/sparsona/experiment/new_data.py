@@ -12,14 +12,17 @@ import torch
 
 from sparsona.analysis.statistics import wilson_interval
 from sparsona.core.errors import SparsonaError
+from sparsona.core.losses import GivenLoss
 from sparsona.data import validate
 from sparsona.data.augment import as_inputs
 from sparsona.data.batches import Examples, as_targets
 from sparsona.data.federation import Federation
+from sparsona.data.given import name_classes
 from sparsona.data.packing import is_several, pack
 from sparsona.data.readers.images import channels_first
 from sparsona.data.readers.npz import read_pair
 from sparsona.engine.evaluate import Evaluation, evaluate
+from sparsona.experiment.build import unknown_loss
 from sparsona.experiment.stored_models import StoredModels
 
 
@@ -57,10 +60,14 @@ class NewResult:
 
 @dataclass(frozen=True)
 class NewResults:
-    """Models on the same new data, in the order in which they were named."""
+    """Models on the same new data, in the order in which they were named.
+
+    `has_loss` is False where the loss is a function from Python that was not passed again: rows leave it out then.
+    """
 
     results: tuple[NewResult, ...]
     class_names: tuple[str, ...] | None = None
+    has_loss: bool = True
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each model: its client, examples, accuracy with a 95% interval, and loss."""
@@ -71,7 +78,7 @@ class NewResults:
             if found.correct is not None:
                 low, high = wilson_interval(found.correct, found.count)
                 row |= {"accuracy": found.correct / found.count, "low": low, "high": high}
-            rows.append(row | {"loss": found.loss} | dict(getattr(found, "metrics", None) or {}))
+            rows.append(row | ({"loss": found.loss} if self.has_loss else {}) | dict(found.metrics))
         return rows
 
     def as_dict(self) -> dict[str, Any]:
@@ -103,7 +110,8 @@ def evaluate_models(
         results.append(NewResult(model.client, found, confusion))
     if not results:
         raise SparsonaError("no client to evaluate", expected="one or more")
-    return NewResults(tuple(results), getattr(federation, "class_names", None))
+    is_unknown = isinstance(task.losses, GivenLoss) and task.losses.function is unknown_loss
+    return NewResults(tuple(results), federation.class_names, has_loss=not is_unknown)
 
 
 def read_examples(federation: Federation, x: Any, y: Any) -> Examples:
@@ -132,6 +140,7 @@ def read_examples(federation: Federation, x: Any, y: Any) -> Examples:
             expected="uint8 from 0 to 255, not normalised: that is done here as it was in the run",
             hint="x.astype(numpy.uint8) of values from 0 to 255",
         )
+    y = _numbered(y, federation)
     if federation.is_regression:
         targets = _numbers(y, federation.num_classes)
     elif federation.task in ("binary", "multilabel"):
@@ -157,6 +166,24 @@ def read_examples(federation: Federation, x: Any, y: Any) -> Examples:
     if not len(inputs):
         raise SparsonaError("x has no examples", expected="one or more")
     return Examples(as_inputs(inputs, federation.view), as_targets(targets))
+
+
+def _numbered(y: Any, federation: Federation) -> Any:
+    """Classes by number, where they are given by the names that the run's data gave them."""
+    if federation.targets in ("numbers", "labels"):
+        return y
+    if (names := federation.class_names) is not None:
+        (y,), _ = name_classes([y], [""], names)
+    array = validate.as_array("y", y, "")
+    if array.dtype.kind not in "iufb" and array.size:
+        last = federation.num_labels - 1
+        raise SparsonaError(
+            f"labels of type {array.dtype}: {', '.join(map(repr, array.reshape(-1)[:3].tolist()))}, ...",
+            expected=f"whole numbers from 0 to {last}"
+            + (": the run's classes have no names" if names is None else f", or names such as '{names[0]}'"),
+            hint="number the classes as the run's data did: an order of your own would name other classes",
+        )
+    return array
 
 
 def _numbers(y: Any, num_outputs: int) -> torch.Tensor:

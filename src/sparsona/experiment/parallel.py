@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from sparsona.core.errors import SparsonaError
-from sparsona.executors import choose_device
 
 
 class InThisProcess(Executor):
@@ -99,8 +98,3 @@ def check_jobs(jobs: int | None) -> None:
     """Refuse a number of processes below 1."""
     if jobs is not None and jobs < 1:
         raise SparsonaError(f"jobs is {jobs}", expected="1 or more")
-
-
-def in_process(executor: str, device: str) -> str:
-    """The executor of a run that has other runs beside it: where it may choose, it starts no processes on a CPU."""
-    return "serial" if executor == "auto" and choose_device(device, "fp32").type == "cpu" else executor

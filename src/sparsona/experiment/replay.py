@@ -106,7 +106,7 @@ def replay(
     config, facts = describe_run(terms.config, side.client_context, terms.row, executor=SERIAL)
     place = Path(out) if out else RUNS / f"{folder.path.name}-replay-{timestamp()}"
     with RunFolder.create(place, dump(config), facts, None) as made:
-        run = play(made, session, config, lambda: side.client_context)
+        run = play(made, session, config, lambda: side.client_context, side.client_context.task.frozen)
     return Replay(run, folder.path, digest == folder.facts.federation, first_difference(folder, made))
 
 

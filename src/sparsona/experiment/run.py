@@ -293,7 +293,8 @@ class Run:
             guarded: as for `personal_model`.
 
         Returns:
-            For each model accuracy, loss, a row for each class and the confusion matrix.
+            For each model accuracy, loss, a row for each class and the confusion matrix. A loss or metric that is a
+            function from Python is left out unless `sparsona.load` was given it again.
 
         Example:
             >>> import numpy as np

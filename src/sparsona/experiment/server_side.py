@@ -105,7 +105,7 @@ def play_network(
         if served is not None:
             write_atomically(path / SERVER_FILE, (json.dumps(dict(served), indent=2) + "\n").encode())
         try:
-            found = play(folder, session, config, no_models)
+            found = play(folder, session, config, no_models, network.client_context.task.frozen)
         finally:
             if session.is_finished:
                 network.end()

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
-from torch import nn
+from torch import Tensor, nn
 
 from sparsona import methods
 from sparsona.analysis import summary as summaries
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
-from sparsona.core.targets import LOSSES
+from sparsona.core.targets import LOSSES, given_name
 from sparsona.core.task import Task
 from sparsona.data import SOURCES
 from sparsona.data.federation import Federation
@@ -43,6 +43,7 @@ from sparsona.experiment.build import (
     make_context,
     name_functions,
     outline,
+    unknown_loss,
 )
 from sparsona.experiment.run import Run
 from sparsona.experiment.stored_models import NETWORK, models_elsewhere
@@ -156,7 +157,7 @@ def start_run(
         config, facts = describe_run(config, context, row, start)
     initial = initial_file(model) if isinstance(model, nn.Module) else None
     with RunFolder.create(path, dump(config), facts, None if start is None else start.file, initial) as folder:
-        return play(folder, session, config, lambda: context)
+        return play(folder, session, config, lambda: context, context.task.frozen)
 
 
 def _first_progress(config: RunConfig, federation: Federation | None, row: MethodCard) -> ProgressUpdate:
@@ -280,11 +281,18 @@ def _word(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def play(folder: RunFolder, session: Session, config: RunConfig, context: Callable[[], ClientContext]) -> Run:
+def play(
+    folder: RunFolder,
+    session: Session,
+    config: RunConfig,
+    context: Callable[[], ClientContext],
+    frozen: Mapping[str, Tensor],
+) -> Run:
+    """Play a session to its end; `frozen` are the frozen parameters of its model, which are stored with the others."""
     try:
         played = session.play(folder, config.executor, config)
         if played.progress.finished:
-            save_global_model(folder.path, shared_model(session.context, played.progress.population))
+            save_global_model(folder.path, shared_model(session.context, played.progress.population), frozen)
         summary = summaries.summarize(folder, played.progress.seconds)
         folder.write_summary(summary)
     except BaseException as error:
@@ -384,7 +392,7 @@ def resume_run(
                 f"not the code this run began with: {', '.join(edited)}; the rounds so far had another function of "
                 "that name"
             )
-        return play(folder, session, config, lambda: context)
+        return play(folder, session, config, lambda: context, context.task.frozen)
 
 
 def _check_rounds(folder: RunFolder, config: RunConfig, rounds: int) -> RunConfig:
@@ -458,7 +466,7 @@ def load(
         model: the model, again, if the run was started with a module or function; needed for its models only. Of a
             module any weights will do: those that the run started with are in its folder.
         method: the method, again, if the run was started with a MethodCard or factory; needed for its models only.
-        loss: the function, again, if the run was started with one; likewise.
+        loss: the function, again, if the run was started with one; needed for `Run.evaluate` to report it.
         metrics: the functions, again, that the run was started with; likewise.
 
     Returns:
@@ -562,10 +570,15 @@ def _model_context(folder: RunFolder, config: RunConfig, model: Any, row: Method
     start = None if config.warm_start is None else stored_start(folder)
     # Balanced weights were counted in data that is not needed here.
     weights = config.class_weights if folder.facts.class_weights is None else folder.facts.class_weights
-    # Nor is a trace, which may be gone.
-    here = config.model_copy(
-        update={"device": "cpu", "precision": "fp32", "class_weights": weights, "availability": None}
-    )
+    # Nor are functions that judged its models, nor a trace, which may be gone.
+    functions, metrics = dict(config.functions), config.metrics
+    if config.loss is not None and (own := given_name(config.loss)) is not None:
+        functions.setdefault(f"loss/{own}", unknown_loss)
+    if metrics is not None:
+        names = {one: given_name(one) for one in metrics}
+        metrics = tuple(one for one, own in names.items() if own is None or f"metrics/{own}" in functions)
+    update = {"device": "cpu", "precision": "fp32", "class_weights": weights, "availability": None, "metrics": metrics}
+    here = config.model_copy(update=update).with_functions(functions)
     given, early = with_initial_weights(folder, model), _ended_after(folder)
     context = make_context(here, outline(folder.facts), given, OFF, start, row=row, ends_after=early)
     _check_same(folder, config, context)

@@ -22,7 +22,7 @@ from sparsona.data.federation import Federation
 from sparsona.executors import choose_device
 from sparsona.experiment.build import make_configs, name_functions, options_taken_by
 from sparsona.experiment.compare import compare, planned_options, resume_comparison
-from sparsona.experiment.parallel import check_jobs, in_process, usual_jobs
+from sparsona.experiment.parallel import check_jobs, usual_jobs
 from sparsona.experiment.run import Comparison
 from sparsona.experiment.search import (
     Listen,
@@ -423,7 +423,6 @@ def _trial_options(request: Request, name: str, federation: Federation | None) -
     options["seed"] = request.seed + SEED_STRIDE
     if federation is None:
         options["holdout_rate"] = request.holdout_rate
-    options["executor"] = in_process(options.get("executor", "auto"), options.get("device", "auto"))
     options |= request.planned[name]
     options["eval_every"] = max(1, math.ceil(options["rounds"] / CURVE_POINTS))
     return options

@@ -5,10 +5,15 @@ No figure is in it that was not measured, or counted in the file.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from sparsona.analysis.numbers import escape_markdown
+from sparsona.core.packing import Packing
+from sparsona.core.targets import LOSSES, TITLES, given_name
+from sparsona.data.names import name_of
 from sparsona.runs.facts import RunFacts
 
 LICENCE = "not stated: fill this in before you pass the model on"
@@ -18,7 +23,7 @@ USE = {
 import json
 from safetensors import safe_open
 
-with safe_open("{file}", "pt") as file:
+with safe_open({file}, "pt") as file:
     weights = {{name: file.get_tensor(name) for name in file.keys()}}
     about = file.metadata()
 net.load_state_dict(weights)  # net: the network ({model})
@@ -27,7 +32,7 @@ net.load_state_dict(weights)  # net: the network ({model})
 import json, numpy as np, torch
 from safetensors import safe_open
 
-with safe_open("{file}", "pt") as file:
+with safe_open({file}, "pt") as file:
     stored, about = {{name: file.get_tensor(name) for name in file.keys()}}, file.metadata()
 shapes = json.loads(about["sparse"])
 weights = {{name: value for name, value in stored.items() if not name.endswith((".values", ".bits"))}}
@@ -40,14 +45,14 @@ net.load_state_dict(weights)  # net: the network ({model})
     "torch": """```python
 import torch
 
-net = torch.export.load("{file}").module()
-outputs = net({how})  # {dtype}, (batch, {shape})
+net = torch.export.load({file}).module()
+outputs = net({how})  # {like}
 ```""",
     "onnx": """```python
 import onnxruntime
 
-session = onnxruntime.InferenceSession("{file}")
-(outputs,) = session.run(None, {feed})  # {dtype}, (batch, {shape})
+session = onnxruntime.InferenceSession({file})
+(outputs,) = session.run(None, {feed})  # {like}
 ```""",
 }
 
@@ -83,6 +88,7 @@ class Measured:
     interval: tuple[float, float] | None
     loss: float | None
     num_clients: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -122,18 +128,22 @@ class Card:
 
 def write_card(card: Card) -> str:
     """The card as Markdown."""
-    about, facts, config = card.about, card.facts, card.config
+    facts, config = card.facts, card.config
+    about = {key: escape_markdown(value) for key, value in card.about.items()}
+    title, method, partition = (
+        escape_markdown(str(one)) for one in (facts.title, config["method"], config["partition"])
+    )
     whose = _whose(card)
     lines = [
-        f"# {facts.title}: {whose}",
+        f"# {title}: {whose}",
         "",
-        f"A model of the run `{about['run']}`, exported by {about['tool']} as {card.format}.",
+        f"A model of the run {about['run']}, exported by {about['tool']} as {card.format}.",
         "",
         "| | |",
         "|---|---|",
         f"| which model | {card.point} |",
-        f"| method | {facts.title} (`{config['method']}`) |",
-        f"| data | {about['data']}, {len(facts.sizes)} clients, partition {config['partition']} |",
+        f"| method | {title} ({method}) |",
+        f"| data | {about['data']}, {len(facts.sizes)} clients, partition {partition} |",
         f"| network | {about['model']} |",
         f"| rounds | {about['rounds']} of {config['rounds']} |",
         f"| seed | {config['seed']} |",
@@ -149,15 +159,16 @@ def write_card(card: Card) -> str:
         "",
         "## Inputs and outputs",
         "",
-        f"Inputs: {about['input_dtype']}, shape (batch, {_shape(about)}). Preparation: {about['input_preparation']}.",
+        f"Inputs: {_inputs(card)}. Preparation: {about['input_preparation']}.",
         "",
-        _outputs(about),
+        _outputs(card),
         "",
         _use(card),
         "",
         "## Where it was trained",
         "",
-        ", ".join(f"{key} {value}" for key, value in card.environment.items() if value is not None) + ".",
+        escape_markdown(", ".join(f"{key} {value}" for key, value in card.environment.items() if value is not None))
+        + ".",
         "",
         "## Limits",
         "",
@@ -170,7 +181,7 @@ def _whose(card: Card) -> str:
     if card.client is None:
         return "the shared model"
     name = card.about.get("client_name")
-    return f"the model of client {card.client}" + (f", {name}" if name else "")
+    return f"the model of client {card.client}" + (f", {escape_markdown(name)}" if name else "")
 
 
 def _measured(card: Card) -> list[str]:
@@ -179,20 +190,30 @@ def _measured(card: Card) -> list[str]:
         return ["Not measured: the run did not evaluate this model."]
     unit = "tokens" if card.facts.predicts_tokens else "examples"
     after = f"after {card.about['rounds']} rounds, at the point `{card.about['point']}`"
+    also = [f"{TITLES.get(name, escape_markdown(name))} {value:.4g}" for name, value in found.metrics.items()]
+    others = ["", f"Also measured: {', '.join(also)}."] if also else []
+    loss = f"{found.loss:.4g}{_loss_name(card.facts)}"
     if found.num_clients is not None:
-        assert found.accuracy is not None
         on = f"the mean over {found.num_clients} clients, each on its own test data ({found.count:,} {unit} together)"
-        return [f"Accuracy {found.accuracy:.1%}: {on}, {after}. One seed."]
+        what = f"Loss {loss}" if found.accuracy is None else f"Accuracy {found.accuracy:.1%}"
+        return [f"{what}: {on}, {after}. One seed.", *others]
     of = f"on {found.count:,} test {unit} of this client, {after}. One seed."
     if found.accuracy is None:
-        return [f"Mean squared error {found.loss:.4g} {of}"]
+        return [f"Loss {loss} {of}", *others]
     assert found.interval is not None
     low, high = found.interval
     within = f"95% interval {low:.1%} to {high:.1%} (Wilson, over {unit})"
-    lines = [f"Accuracy {found.accuracy:.1%}, {within}, loss {found.loss:.4g}, {of}"]
+    lines = [f"Accuracy {found.accuracy:.1%}, {within}, loss {loss}, {of}", *others]
     sizes = card.facts.sizes[card.client]
     lines += ["", f"The client has {sizes[0]:,} training, {sizes[1]:,} validation and {sizes[2]:,} test examples."]
     return lines
+
+
+def _loss_name(facts: RunFacts) -> str:
+    """The loss of a run in brackets; runs of older versions, which do not name theirs, had the usual one."""
+    name = facts.loss or (LOSSES["numbers"][0] if facts.is_regression else "")
+    own = given_name(name)
+    return f" ({escape_markdown(name if own is None else f'{own}, a function from Python')})" if name else ""
 
 
 def _sizes(card: Card) -> list[str]:
@@ -219,29 +240,51 @@ def _sizes(card: Card) -> list[str]:
     return lines
 
 
-def _shape(about: Mapping[str, str]) -> str:
-    return about["input_shape"].strip("[]")
+def _packing(card: Card) -> Packing | None:
+    return None if card.facts.examples is None else card.facts.examples.packing
 
 
-def _outputs(about: Mapping[str, str]) -> str:
-    kind = {
-        "numbers": f"Outputs: {about['num_outputs']} numbers for each example.",
-        "tokens": f"Outputs: at each position a logit for each of {about['num_outputs']} tokens.",
-    }
-    text = kind.get(about["targets"], f"Outputs: a logit for each of {about['num_outputs']} classes.")
-    return text + (f" Classes, in order: {about['class_names']}." if "class_names" in about else "")
+def _inputs(card: Card) -> str:
+    if (packing := _packing(card)) is not None:
+        kinds = ", ".join(one.kind for one in packing.fields)
+        return f"{escape_markdown(packing.describe())} of each example, in batches; in this order they are {kinds}"
+    return _like(card)
+
+
+def _like(card: Card) -> str:
+    """What a batch of inputs is like."""
+    if (packing := _packing(card)) is not None:
+        return f"{packing.describe()}, in batches"
+    shape = ", ".join(["batch", *map(str, json.loads(card.about["input_shape"]))])
+    return f"{card.about['input_dtype']}, shape ({shape})"
+
+
+def _outputs(card: Card) -> str:
+    num, names = int(card.about["num_outputs"]), [escape_markdown(name) for name in card.facts.class_names]
+    match card.about["targets"]:
+        case "numbers":
+            return f"Outputs: {'one number' if num == 1 else f'{num} numbers'} for each example."
+        case "tokens":
+            return f"Outputs: at each position a logit for each of {num} tokens."
+        case "binary":
+            one, other = names or ("class 0", "class 1")
+            return f"Outputs: one logit for each example: above 0 it is {other}, otherwise {one}."
+        case "labels":
+            what = "labels"
+        case _:
+            what = "classes"
+    return f"Outputs: a logit for each of {num} {what}" + (f", in order: {', '.join(names)}." if names else ".")
 
 
 def _use(card: Card) -> str:
-    how = card.about["input_preparation"].rpartition(" ")[2]
-    how = how if how.startswith("*") else "inputs"
+    packing = _packing(card)
+    how = "inputs" if packing is None else "**inputs" if packing.has_names else "*inputs"
     form = "sparse" if "sparse" in card.about else card.format
     return USE[form].format(
-        file=card.file,
-        model=card.about["model"],
-        dtype=card.about["input_dtype"],
-        shape=_shape(card.about),
+        file=json.dumps(card.file, ensure_ascii=False),
+        model="".join(one if one.isprintable() else " " for one in card.about["model"]),
         how=how,
+        like=_like(card),
         feed='{"inputs": inputs}' if how == "inputs" else "inputs",
     )
 
@@ -259,10 +302,12 @@ def _limits(card: Card) -> list[str]:
     if card.client is None and facts.partial_global:
         limits.append("The server's model is no client's whole model: its personal part is as it was at the start.")
     if facts.label_counts is not None and card.client is not None:
-        absent = [str(label) for label, num in enumerate(facts.label_counts[card.client]) if num == 0]
+        counts = facts.label_counts[card.client]
+        absent = [escape_markdown(name_of(facts.class_names, label)) for label, num in enumerate(counts) if num == 0]
         if absent:
             some = ", ".join(absent[:20]) + (", ..." if len(absent) > 20 else "")
-            limits.append(f"The client has no training examples of {len(absent)} classes: {some}.")
+            what = "labels" if facts.targets == "labels" else "classes"
+            limits.append(f"The client has no training examples of {len(absent)} {what}: {some}.")
     if card.summary is None:
         limits.append("The run is not finished.")
     limits.append("It was not examined for fairness, robustness or what it tells of its training data.")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from sparsona.core.tree import Tree
 from sparsona.runs.facts import WarmStartFacts
 from sparsona.runs.folder import INITIAL_FILE, START_FILE, RunFolder, explain_disk_errors, reached, write_atomically
 
-GLOBAL_FILE = "global.safetensors"  # a finished run's shared model, by the names of its parameters
+GLOBAL_FILE = "global.safetensors"  # a finished run's shared model, by the names of its parameters, frozen ones too
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,10 +41,11 @@ class WarmStart:
         return replace(self.facts, taken=taken, of=len(layout.slots), same_data=same)
 
 
-def save_global_model(folder: Path, model: Tree | None) -> None:
-    """Write the shared model beside the checkpoint, for other runs to start from."""
+def save_global_model(folder: Path, model: Tree | None, frozen: Mapping[str, Tensor]) -> None:
+    """Write the shared model beside the checkpoint, for other runs to start from: the frozen parameters as well, since
+    the trained ones were trained for them."""
     if model is not None and not (folder / GLOBAL_FILE).exists():
-        write_atomically(folder / GLOBAL_FILE, _as_file({name: model[name] for name in model}))
+        write_atomically(folder / GLOBAL_FILE, _as_file({name: model[name] for name in model} | dict(frozen)))
 
 
 def drop_global_model(folder: Path) -> None:
@@ -143,7 +145,7 @@ def _as_file(weights: Mapping[str, Tensor]) -> bytes:
 def _digest(weights: Mapping[str, Tensor]) -> str:
     state = hashlib.blake2b(digest_size=16)
     for name in sorted(weights):
-        state.update(name.encode() + b"\0" + weights[name].cpu().contiguous().numpy().tobytes())
+        state.update(name.encode() + b"\0" + weights[name].cpu().flatten().view(torch.uint8).numpy().tobytes())
     return state.hexdigest()
 
 

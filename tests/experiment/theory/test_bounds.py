@@ -127,7 +127,7 @@ def test_chi_of_two_linear_models_of_one_input_is_one(tmp_path, lines) -> None:
     ],
 )
 def test_a_short_run_of_every_method_with_a_theorem(tmp_path, monkeypatch, method, theorems, constants) -> None:
-    run = sp.train(method, out=tmp_path / "run", model="mlp", **SMALL)
+    run = sp.train(method, out=tmp_path / "run", model="mlp", executor="serial", **SMALL)  # as the replay
     read = Federation.examples
 
     def no_test_data(self, client, part):
