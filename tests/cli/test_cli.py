@@ -182,6 +182,16 @@ def test_help_names_the_true_defaults():
     assert checked >= 11
 
 
+def test_help_is_made_of_whole_phrases(say):
+    """Not "Of convolutions", nor what click adds of ranges and defaults."""
+    for command in ("run", "watch", "export"):
+        words = " ".join(say(command, "--help").out.split())
+        assert not re.search(r"\bdefault: |<=x<=|\[in the", words), command
+        assert not re.search(r"(--[\w-]+ )(\S+ )?Of ", words), command
+    shown = " ".join(say("run", "--help").out.split())
+    assert "task, loss, class_weights, metrics and patience: see docs/experiments.md" in shown
+
+
 def test_help_lists_the_observers(say, monkeypatch):
     monkeypatch.setitem(observers.OBSERVERS, "curves", observers.ObserverRow("mine:Curves", "pictures of curves"))
     for command in ("run", "compare", "resume"):

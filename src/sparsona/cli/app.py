@@ -96,6 +96,9 @@ def run(
       sparsona run fedspa --density 0.2 --rounds 100 --seed 1
       sparsona run fedspa:search=rsm --partition shards:2
       sparsona run fedavg --set tune_epochs=5 --set drop_rate=0.1
+
+    Further options are set with --set, among them task, loss, class_weights, metrics and patience: see
+    docs/experiments.md.
     """
     options = gather(config, pairs, flags, method)
     check_names([method], options)

@@ -32,7 +32,7 @@ CLIENT = "Number or name of the client; may be given again. 'all': every client.
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help="File to write, or for several clients a folder.  [in the current one]",
+    help="File to write, or for several clients a folder.  [named after the run, here]",
 )
 @click.option("--sparse", is_flag=True, help="In safetensors: store masked tensors as their values and a bit for each.")
 @click.option("--no-card", is_flag=True, help="Write no model card (FILE.md) beside it.")

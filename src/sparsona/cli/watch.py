@@ -19,7 +19,7 @@ EVERY = 5  # seconds between looks
 
 @click.command()
 @click.argument("path", metavar="RUN")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on loopback.  [a free one]")
+@click.option("--port", type=int, default=0, help="Port of this machine to listen on.  [a free one]")
 @click.option("--open", "opens", is_flag=True, help="Open the page in the browser.")
 def watch(path: str, port: int, opens: bool) -> None:
     """Show the report of RUN (a folder, a name in ./runs, or a comparison) in a browser while it trains.
@@ -33,6 +33,8 @@ def watch(path: str, port: int, opens: bool) -> None:
       sparsona run fedspa --rounds 200 --out runs/spa &
       sparsona watch spa --open
     """
+    if not 0 <= port <= 65535:
+        raise SparsonaError(f"--port {port}", expected="0 to 65535; 0 takes a free one")
     places = _places(path)
     from sparsona.report.live import live_page
 

@@ -40,7 +40,7 @@ class OptimizerOptions(BaseModel):
     weight_decay: Decay = Field(5e-4, description=DECAY_TEXT, json_schema_extra=FLAG)
     clip_norm: Positive | None = Field(10.0, description="largest gradient norm, over all entries; 'none' for no limit")
     optimizer: OptimizerName = Field("sgd", description="how clients step", json_schema_extra=FLAG)
-    momentum: Rate = Field(0.0, description="of optimizer=sgd", json_schema_extra=FLAG)
+    momentum: Rate = Field(0.0, description="momentum of optimizer=sgd", json_schema_extra=FLAG)
     nesterov: bool = Field(False, description="momentum as Nesterov has it")
     beta1: Rate = Field(0.9, description="adam and adamw: decay of the mean of gradients")
     beta2: Rate = Field(0.999, description="adam and adamw: decay of the mean of their squares")

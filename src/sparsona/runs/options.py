@@ -463,7 +463,7 @@ class RunConfig(Stopping):
 
     device: Literal["auto", "cpu", "cuda"] = _place("auto", "where models are trained; auto: a GPU if any", flag=True)
     precision: Literal["fp32", "tf32", "bf16"] = _place(
-        "fp32", "of convolutions and products on a GPU; weights stay in fp32", flag=True, condition=True
+        "fp32", "number format of convolutions and products on a GPU; weights stay in fp32", flag=True, condition=True
     )
     executor: str = _place("auto", f"how clients are run: {_any_of(EXECUTORS)}", flag=True, circumstance=True)
 

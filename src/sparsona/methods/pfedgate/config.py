@@ -31,7 +31,7 @@ class PFedGateConfig(Training):
     lr: Positive = Field(0.05, description="the model's learning rate in the first round")
     gate_lr: Positive = Field(1.0, description="the gate's learning rate in the first round")
     momentum: Rate = Field(
-        0.9, description="of optimizer=sgd, for model and gate; 0 with others", json_schema_extra=FLAG
+        0.9, description="momentum of optimizer=sgd, for model and gate; 0 with others", json_schema_extra=FLAG
     )
     steps: Literal["used", "all"] = Field(
         "used", description="entries that decay and momentum move: those the batch used, or all (authors)"
