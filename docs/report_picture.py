@@ -47,7 +47,7 @@ def main(folder: str) -> None:
         subprocess.run([browser, *options, page.as_uri()], check=True, capture_output=True, timeout=120)
         about = PngImagePlugin.PngInfo()
         about.add_text("sources", digest())
-        picture = Image.open(shot).convert("P", palette=Image.Palette.ADAPTIVE, colors=128)
+        picture = Image.open(shot).convert("P", palette=Image.Palette.ADAPTIVE, colors=256)
         picture.save(PICTURE, pnginfo=about, optimize=True)
     print(PICTURE)
 

@@ -386,7 +386,7 @@ def _facts(views: Sequence[RunView], groups: Sequence[Group]) -> list[str]:
     sizes = {view.num_parameters for view in views}
     model = shared("model")
     if model in (None, GIVEN):
-        model = "a model of the user's" if model else "its usual model"
+        model = "own model" if model else "the data's usual network"
     if len(sizes) == 1 and None not in sizes:
         model += f" ({next(iter(sizes)):,} parameters)"
     sampled = shared("per_round")
