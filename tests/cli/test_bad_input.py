@@ -165,7 +165,7 @@ def test_a_client_without_data(say, tmp_path):
 @pytest.mark.parametrize(
     ("labels", "words"),
     [
-        ([1, 2, 3] * 10, "labels from 0 to 3 never occur, the first is 0"),
+        ([1, 2, 3] * 10, "labels from 1 to 3"),
         ([0, 1, 3] * 10, "never occur, the first is 2"),
         ([0, 1, -1] * 10, "labels -1 are outside the range"),
         ([0.0, 1.0, 2.0] * 10, "labels of type float"),

@@ -129,7 +129,7 @@ def test_the_default_comparison(say, monkeypatch):
 
     monkeypatch.setattr(comparisons, "compare", compare)
     assert say("compare", "--rounds", 2).code == 130
-    assert list(asked["names"]) == ["local", "fedavg", "fedavg-ft", "fedspa", "fedspa-rsm"]
+    assert list(asked["names"]) == ["local", "fedavg", "fedavg-ft", "fedspa", "dispfl", "pfedgate", "fedalt"]
     assert asked["rounds"] == 2
 
 

@@ -108,7 +108,7 @@ def test_a_run_and_its_personal_models_have_one_backbone(data, tmp_path):
             len(test.targets) * run.accuracies()[client]
         )
     swapped = copy.deepcopy(other)
-    swapped.load_state_dict({k: v for k, v in net.state_dict().items() if k not in FROZEN}, strict=True)
+    swapped.load_state_dict({k: v for k, v in net.state_dict().items() if k not in FROZEN}, strict=False)
     # The folder has the module's weights, frozen ones as well: those of what is passed again do not matter.
     again = sp.load(run.path, model=swapped).personal_model(0)
     assert all(torch.equal(again.get_parameter(name), net.get_parameter(name)) for name in FROZEN)
