@@ -327,7 +327,7 @@ LIGHT = [
 
 @pytest.mark.parametrize("args", LIGHT, ids=" ".join)
 def test_lists_and_help_answer_at_once(say, tmp_path, args):
-    """Without torch; the first of them in 0.3 s (of processor time, since other tests may run beside this one)."""
+    """Without torch; help in 0.3 s, methods in 0.4 s of processor time, since other tests may run beside this one."""
     if args == ["runs"]:
         say("run", "fedavg", *small(tmp_path, out="runs/done", rounds=1), "--json")
     code = (
@@ -345,7 +345,7 @@ def test_lists_and_help_answer_at_once(say, tmp_path, args):
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    limits = {"--help": 0.3, "methods": 0.3, "reproduce": 4.0}  # the last looks at 1,400 rows and their data
+    limits = {"--help": 0.3, "methods": 0.4, "reproduce": 4.0}  # the last looks at 1,400 rows and their data
     limit = limits.get(" ".join(args), 2.0)
     assert any(seconds() < limit for _ in range(5))
 
