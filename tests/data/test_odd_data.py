@@ -267,7 +267,7 @@ REFUSED = {
         [Items(lambda i: (X[i][: 1 + i % 2], 0))],
         r"client 0: x has examples of several shapes: \(1,\), \(2,\)",
     ),
-    "which is the target": ([{"a": X[:, 0], "b": Y}], r"client 0: which column is the target(.|\n)*one of a, b"),
+    "which is the target": ([{"a": X[:, 0], "b": Y}], r"client 0: no column is named as the target(.|\n)*one of a, b"),
     "a column of text": ([{"a": NAMES[Y], "b": X[:, 0], "y": Y}], "client 0: columns that are no numbers: 'a'"),
     "object columns": (
         [Frame(a=X[:, 0].tolist(), sex=Series(["f", "m"] * 12, np.dtype(object)), y=Y.tolist())],

@@ -104,7 +104,7 @@ def test_other_data_is_told_apart(tmp_path):
     assert result.exit_code == 1
     last = result.output.splitlines()[-1]
     assert last.startswith("differs: round 1, client ")
-    assert "the data is not what the clients said they had" in last
+    assert "the data is not what the clients reported" in last
 
 
 def test_what_cannot_be_replayed_is_said(tmp_path):

@@ -13,7 +13,7 @@ import sparsona as sp
 from sparsona.analysis.partition import Partition
 from sparsona.cli.app import cli as main
 from sparsona.core.errors import SparsonaError
-from sparsona.deploy.jobs import told_points
+from sparsona.deploy.jobs import reported_points
 from sparsona.report import plots
 from sparsona.report.pictures import draw
 
@@ -260,7 +260,7 @@ def test_a_client_without_tests_trains_as_others_do(tmp_path):
 
 def test_on_a_machine_of_its_own_it_withholds_what_it_lacks():
     """Even where every count is told: there is nothing to tell."""
-    assert told_points(("received", "received/train"), (12, 0, 0), fewest=0) == (("received/train",), ("received",))
+    assert reported_points(("received", "received/train"), (12, 0, 0), fewest=0) == (("received/train",), ("received",))
 
 
 # From the shell.

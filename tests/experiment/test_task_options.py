@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import sparsona as sp
 from sparsona.core.targets import METRICS
-from sparsona.deploy.jobs import told_metrics
+from sparsona.deploy.jobs import reported_metrics
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.population import EvaluationLog
 from sparsona.engine.rounds import simulate
@@ -237,9 +237,9 @@ def test_what_several_machines_agree_on():
 def test_clients_elsewhere_withhold_metrics_as_they_do_confusions():
     metrics = {"accuracy": 0.5, "auc": 0.7}
     found = Evaluation(0, "received", 10, 20, 0.1, torch.tensor([[5, 5], [5, 5]]), metrics)
-    assert told_metrics(found, shares_labels=True) == metrics
-    assert told_metrics(found, shares_labels=False) == {"accuracy": 0.5}
+    assert reported_metrics(found, shares_labels=True) == metrics
+    assert reported_metrics(found, shares_labels=False) == {"accuracy": 0.5}
     few = Evaluation(0, "received", 10, 20, 0.1, torch.tensor([[16, 0], [2, 2]]), metrics)
-    assert told_metrics(few, shares_labels=True) == {"accuracy": 0.5}
+    assert reported_metrics(few, shares_labels=True) == {"accuracy": 0.5}
     numbers = Evaluation(0, "received", None, 20, 0.1, None, {"rmse": 1.0, "r2": 0.5})
-    assert told_metrics(numbers, shares_labels=False) == {"rmse": 1.0}
+    assert reported_metrics(numbers, shares_labels=False) == {"rmse": 1.0}

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from http.server import ThreadingHTTPServer
 
 HOST = "127.0.0.1"
-EVERY = 5  # seconds between looks
+EVERY = 5  # seconds between refreshes
 
 
 @click.command()

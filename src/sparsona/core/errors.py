@@ -32,7 +32,7 @@ class MaskMismatchError(SparsonaError):
 
 
 class DataNeededError(SparsonaError):
-    """A client's data was read where only its sizes and shapes are at hand."""
+    """A client's data was read where only its sizes and shapes are stored."""
 
 
 # What other libraries and people call our names.

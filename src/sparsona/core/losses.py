@@ -58,8 +58,8 @@ def token_score(outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
 
 def sign_score(outputs: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """The number of correct predictions of one logit, or of examples all of whose labels are predicted, and of all."""
-    said = outputs > 0
-    right = said.squeeze(-1) == batch.targets if batch.targets.dim() == 1 else (said == (batch.targets > 0)).all(-1)
+    chosen = outputs > 0
+    right = chosen.squeeze(-1) == batch.targets if batch.targets.dim() == 1 else (chosen == (batch.targets > 0)).all(-1)
     return (right * batch.weight).sum(), batch.weight.sum()
 
 

@@ -96,8 +96,8 @@ def make_metrics(
 
 def _classes(outputs: Tensor, targets: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Predicted and true classes; of one logit, 0 and 1."""
-    said = (outputs > 0).squeeze(-1) if outputs.shape[-1] == 1 else outputs.argmax(-1)
-    return said.numpy().astype(np.int64), targets.numpy().astype(np.int64)
+    chosen = (outputs > 0).squeeze(-1) if outputs.shape[-1] == 1 else outputs.argmax(-1)
+    return chosen.numpy().astype(np.int64), targets.numpy().astype(np.int64)
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> float | None:
@@ -106,26 +106,26 @@ def accuracy(outputs: Tensor, targets: Tensor) -> float | None:
         return None
     if targets.dim() > 1:
         return float(((outputs > 0) == (targets > 0)).all(-1).double().mean())
-    said, true = _classes(outputs, targets)
-    return float((said == true).mean())
+    chosen, true = _classes(outputs, targets)
+    return float((chosen == true).mean())
 
 
 def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float | None:
     """The mean of the shares of right predictions of each class that there are examples of."""
-    said, true = _classes(outputs, targets)
-    found = [float((said[true == one] == one).mean()) for one in np.unique(true)]
+    chosen, true = _classes(outputs, targets)
+    found = [float((chosen[true == one] == one).mean()) for one in np.unique(true)]
     return float(np.mean(found)) if found else None
 
 
 def f1(outputs: Tensor, targets: Tensor) -> float | None:
     """The mean of F1 over the classes, or labels, that are true or predicted of any example."""
     if targets.dim() > 1:
-        said, true = (outputs > 0).numpy(), (targets > 0).numpy()
-        columns = [(said[:, one], true[:, one]) for one in range(true.shape[1])]
+        chosen, true = (outputs > 0).numpy(), (targets > 0).numpy()
+        columns = [(chosen[:, one], true[:, one]) for one in range(true.shape[1])]
     else:
         predicted, classes = _classes(outputs, targets)
         columns = [(predicted == one, classes == one) for one in np.union1d(predicted, classes)]
-    sums = [(int((said & true).sum()), int(said.sum()) + int(true.sum())) for said, true in columns]
+    sums = [(int((chosen & true).sum()), int(chosen.sum()) + int(true.sum())) for chosen, true in columns]
     found = [2 * both / of for both, of in sums if of]
     return float(np.mean(found)) if found else None
 

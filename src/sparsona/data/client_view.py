@@ -1,4 +1,4 @@
-"""One client of a federation, to look at: its name, its sizes, its examples on request."""
+"""One client of a federation, to inspect: its name, its sizes, its examples on request."""
 
 from __future__ import annotations
 

@@ -131,8 +131,8 @@ def federate(
         refuse_other(packing, view, tokens)
     else:
         x = validate.check_inputs(table.x, as_bytes=view is not None, as_tokens=tokens)
-    said, task = task, validate.find_task([y], task)
-    y = validate.check_targets(y, as_tokens=tokens, task=said)
+    requested, task = task, validate.find_task([y], task)
+    y = validate.check_targets(y, as_tokens=tokens, task=requested)
     validate.check_lengths(x, y)
     if not len(x):
         raise SparsonaError("no examples", expected="at least one row in x and y")

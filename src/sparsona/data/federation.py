@@ -601,7 +601,7 @@ class Federation:
         given_names = known[0] if class_names is None and known else class_names
         classes = None if given_names is None else clean_names(given_names, "classes")
         targets, classes = name_classes([given.y for _, _, given in found], wheres, classes)
-        said, task = task, validate.find_task(targets, task)
+        requested, task = task, validate.find_task(targets, task)
         xs: list[Tensor] = []
         ys: list[Tensor] = []
         sizes = np.zeros((len(clients), len(PARTS)), dtype=np.int64)
@@ -617,7 +617,7 @@ class Federation:
                 refuse_other(packing, view, tokens, where)
             else:
                 x = validate.check_inputs(given.x, where, as_bytes=view is not None, as_tokens=tokens)
-            y = validate.check_targets(labels, where, as_tokens=tokens, task=validate.task_of(labels, said, task))
+            y = validate.check_targets(labels, where, as_tokens=tokens, task=validate.task_of(labels, requested, task))
             validate.check_lengths(x, y, where)
             if not x.shape[0]:
                 if part in ("train", ALL):

@@ -392,7 +392,7 @@ def _choose(names: Sequence[str], where: str, columns: Columns) -> tuple[str, li
         likely = [name for name in names if name in TARGETS and name != columns.owner]
         if len(likely) != 1:
             raise SparsonaError(
-                f"{where}: which column is the target is not said",
+                f"{where}: no column is named as the target",
                 expected=f"target= one of {', '.join(names[:20])}" + ", ..." * (len(names) > 20),
                 hint="target='label', if that is the name of the column",
             )

@@ -136,13 +136,17 @@ def find_task(targets: Sequence[Any], task: str = "auto") -> str:
     return "multilabel" if rows else "classification"
 
 
-def task_of(y: Any, said: str, found: str) -> str:
+def task_of(y: Any, requested: str, found: str) -> str:
     """The task that one client's targets are checked as, where `found` is that of the targets of all clients.
 
     Whole numbers that are floats are a regression's if other clients have fractions. Integers may be classes that were
     mixed up with numbers.
     """
-    return found if said == "auto" and found != "classification" and as_array("y", y, "").dtype.kind == "f" else said
+    return (
+        found
+        if requested == "auto" and found != "classification" and as_array("y", y, "").dtype.kind == "f"
+        else requested
+    )
 
 
 def _has_fraction(array: Array) -> bool:
@@ -157,9 +161,9 @@ def check_targets(y: Any, where: str = "", *, as_tokens: bool = False, task: str
     """Targets as they are stored: int64 (N,) of classes, (N, length) of tokens, float32 (N, outputs) of labels and of
     numbers."""
     array = as_array("y", y, where)
-    said, task = task, find_task([array], task)
+    requested, task = task, find_task([array], task)
     if task == "regression":
-        if said == "auto" and array.dtype.kind != "f":
+        if requested == "auto" and array.dtype.kind != "f":
             return check_labels(array, where, as_tokens=as_tokens)
         return _check_numbers(array, where)
     if task == "multilabel":
@@ -180,7 +184,7 @@ def check_targets(y: Any, where: str = "", *, as_tokens: bool = False, task: str
                 hint='task="classification" for more classes, task="multilabel" for several labels',
             )
         return torch.from_numpy(array.astype(np.int64))
-    if said == "classification" and array.dtype.kind in "fb" and array.ndim == 1 and not _has_fraction(array):
+    if requested == "classification" and array.dtype.kind in "fb" and array.ndim == 1 and not _has_fraction(array):
         array = array.astype(np.int64)
     return check_labels(array, where, as_tokens=as_tokens)  # also refuses 0.0, 1.0, 2.0: classes, or a regression?
 

@@ -16,7 +16,7 @@ from sparsona.core.round import Client
 from sparsona.core.update import SERVER
 from sparsona.deploy.frames import Frame, Signer, Verifier, seal, unseal
 from sparsona.deploy.greeting import Greeting, check_model, other_environment, read_environment
-from sparsona.deploy.jobs import answer_head, in_words, read_job, told_points
+from sparsona.deploy.jobs import answer_head, in_words, read_job, reported_points
 from sparsona.deploy.vault import LostStateError, Vault
 from sparsona.engine.clients import LocalClients
 from sparsona.engine.context import ClientContext
@@ -41,7 +41,7 @@ class Agent:
         signer: signs as this client.
         verifier: knows the server's key.
         shares_labels: whether confusions may leave, and with them its label counts.
-        fewest: results of fewer examples than this are not told.
+        fewest: results of fewer examples than this are not reported.
         report: is called with what happens, for people to read.
     """
 
@@ -132,9 +132,11 @@ class Agent:
         return self._context
 
     def _context_of(self, frame: Frame) -> ClientContext:
-        told = frame.head.get("card")
+        reported = frame.head.get("card")
         sizes, capacity = self.greeting.sizes, self.greeting.capacity
-        num, most = (told.get(name) if isinstance(told, Mapping) else None for name in ("num_clients", "most_examples"))
+        num, most = (
+            reported.get(name) if isinstance(reported, Mapping) else None for name in ("num_clients", "most_examples")
+        )
         if not (isinstance(num, int) and isinstance(most, int) and self.client < num <= MAX_CLIENTS):
             raise SparsonaError("a job without the client's card", expected="how many clients there are")
         if not 0 <= most <= MAX_EXAMPLES:
@@ -149,8 +151,8 @@ class Agent:
         job = self._here(context, read_job(frame, context.plan, context.task.layout), ticket)
         try:
             state = self.vault.get(ticket, context.fresh_state(self.client)) if ticket else None
-            told, withheld = told_points(job.points, self.greeting.sizes, self._fewest)
-            outcome = replace(self._perform(context, replace(job, state=state, points=told)), withheld=withheld)
+            reported, withheld = reported_points(job.points, self.greeting.sizes, self._fewest)
+            outcome = replace(self._perform(context, replace(job, state=state, points=reported)), withheld=withheld)
         except LostStateError as error:
             self._report(error.what)
             return self._sealed(frame, {"lost_state": True})

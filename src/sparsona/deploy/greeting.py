@@ -64,7 +64,7 @@ def check_model(head: Mapping[str, Any], layout: str, start: str, whose: str) ->
     """Refuse a side whose model is another, before anything is trained.
 
     Args:
-        head: what it told.
+        head: what it reported.
         layout: of the model here.
         start: of the initial weights here.
         whose: who it is, for the message.
@@ -81,7 +81,7 @@ def check_model(head: Mapping[str, Any], layout: str, start: str, whose: str) ->
 
 
 def read_environment(value: Any) -> dict[str, str]:
-    """Versions and machine that somebody told, as far as they are of interest; {} if it is none."""
+    """Versions and machine that somebody reported, as far as they are of interest; {} if it is none."""
     found = value if isinstance(value, Mapping) else {}
     return {key: printable(str(found[key])) for key in (*VERSIONS, *MACHINE) if key in found}
 
@@ -99,8 +99,8 @@ def differing(environments: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str,
         >>> differing([{"torch": "2.11.0", "python": "3.12.1"}, {"torch": "2.12.0"}, {"torch": "2.11.0"}])
         {'torch': ('2.11.0', '2.12.0')}
     """
-    told = list(environments)
-    values = {key: sorted({str(one[key]) for one in told if key in one}) for key in (*VERSIONS, *MACHINE)}
+    reported = list(environments)
+    values = {key: sorted({str(one[key]) for one in reported if key in one}) for key in (*VERSIONS, *MACHINE)}
     return {key: tuple(found) for key, found in values.items() if len(found) > 1}
 
 

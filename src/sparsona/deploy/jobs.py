@@ -86,7 +86,7 @@ def read_job(frame: Frame, plan: Plan, layout: Layout) -> Job:
     )
 
 
-def told_points(
+def reported_points(
     points: Sequence[str], sizes: Sequence[int], fewest: int = FEWEST
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Those points whose results a client tells, and those that it withholds, for they are of a few examples.
@@ -94,17 +94,17 @@ def told_points(
     Args:
         points: the points of a job.
         sizes: the client's training, validation and test examples.
-        fewest: examples whose result is told.
+        fewest: examples whose result is reported.
     """
     held = dict(zip(("train", "validation", "test"), sizes, strict=True))
-    told = tuple(name for name in points if held[point(name).data] >= max(fewest, 1))
-    return told, tuple(name for name in points if name not in told)
+    reported = tuple(name for name in points if held[point(name).data] >= max(fewest, 1))
+    return reported, tuple(name for name in points if name not in reported)
 
 
-def told_counts(counts: Any) -> Any:
+def reported_counts(counts: Any) -> Any:
     """Counts as nested lists, of any depth, as a client tells them: None stands for 1 to 4."""
     if isinstance(counts, list):
-        return [told_counts(one) for one in counts]
+        return [reported_counts(one) for one in counts]
     return None if 0 < counts < FEWEST else counts
 
 
@@ -136,16 +136,16 @@ def _evaluation_values(found: Evaluation, shares_labels: bool) -> dict[str, Any]
         "correct": found.correct,
         "count": found.count,
         "loss": float(found.loss).hex(),
-        "confusion": None if confusion is None else told_counts(confusion.tolist()),
-        "metrics": {name: value.hex() for name, value in told_metrics(found, shares_labels).items()},
+        "confusion": None if confusion is None else reported_counts(confusion.tolist()),
+        "metrics": {name: value.hex() for name, value in reported_metrics(found, shares_labels).items()},
     }
 
 
-def told_metrics(found: Evaluation, shares_labels: bool) -> dict[str, float]:
-    """The metrics of an evaluation that a client tells.
+def reported_metrics(found: Evaluation, shares_labels: bool) -> dict[str, float]:
+    """The metrics of an evaluation that a client reports.
 
-    Those that say no more than the right predictions and the loss do are told with them. Others tell of the counts of
-    its classes: like confusions, they are told by a client that shares these, and not where a class has 1 to 4
+    Those that say no more than the right predictions and the loss are reported with them. Others reveal the counts of
+    its classes: like confusions, they are reported by a client that shares these, and not where a class has 1 to 4
     examples, or where several labels leave their counts unknown.
     """
     own = found.metrics
@@ -175,11 +175,11 @@ def read_answer(frame: Frame, client: int) -> Outcome:
 def read_outcome(values: Any, client: int) -> Outcome:
     """The outcome, without its message, that `answer_head` wrote down; a SparsonaError if it did not."""
     head = _Head(values)
-    told = head.table("tally")
+    reported = head.table("tally")
     tally = Tally(
-        **{name: told.number(name) for name in _COUNTS},
-        loss=told.real("loss"),
-        measures={name: told.table("measures").reals(name) for name in told.table("measures").values},
+        **{name: reported.number(name) for name in _COUNTS},
+        loss=reported.real("loss"),
+        measures={name: reported.table("measures").reals(name) for name in reported.table("measures").values},
     )
     evaluations = tuple(_read_evaluation(_Head(one), client) for one in head.rows("evaluations"))
     return Outcome(
@@ -202,8 +202,8 @@ def _read_evaluation(head: _Head, client: int) -> Evaluation:
             raise SparsonaError(f"a confusion matrix that is none: {error}", expected="rows of counts") from None
         if confusion.dim() != 2 or bool((least < 0).any()) or not _can_be(confusion, least, count):
             raise SparsonaError("a confusion matrix that does not fit", expected=f"rows of {count} counts in all")
-    told = head.table("metrics") if "metrics" in head.values else _Head({})  # an older version tells none
-    metrics = {name: told.real(name) for name in told.values}
+    reported = head.table("metrics") if "metrics" in head.values else _Head({})  # an older version tells none
+    metrics = {name: reported.real(name) for name in reported.values}
     if any(name not in ALL_METRICS or not math.isfinite(value) for name, value in metrics.items()):
         raise SparsonaError("metrics of an evaluation that are none", expected="finite numbers by known names")
     return Evaluation(client, head.text("point"), correct, count, head.real("loss"), confusion, metrics)

@@ -1,6 +1,6 @@
 """One peer of a run without a server: it plays its own turns, fetches its neighbours' messages, and answers them.
 
-Rounds are synchronous and there is no barrier: in round t a peer mixes what each neighbour said last before t, and a
+Rounds are synchronous and there is no barrier: in round t a peer mixes each neighbour's last message before t, and a
 neighbour that is asked for that answers when it has played round t - 1. Who trains, who drops out and who receives from
 whom follows from the plan, so every peer knows it. What a peer would mix in round t is also what it evaluates after t
 rounds: it is fetched once.
@@ -38,7 +38,7 @@ from sparsona.deploy.greeting import (
     other_environment,
     read_environment,
 )
-from sparsona.deploy.jobs import in_words, told_points
+from sparsona.deploy.jobs import in_words, reported_points
 from sparsona.deploy.journal import Entry, Journal, Opening
 from sparsona.deploy.remote import LostError
 from sparsona.deploy.vault import LostStateError, Vault
@@ -201,7 +201,7 @@ class Peer:
             self._changed.notify_all()
 
     def _hold(self, frame: Frame) -> bytes | None:
-        """What this peer said last before a round, once it has played the round before; or that it has not yet."""
+        """This peer's last message before a round, once it has played the round before; or that it has not yet."""
         told = frame.head.get("hold")
         seconds = min(float(told), MOST_HELD) if isinstance(told, int | float) else 0.0
         ends, question = time.monotonic() + seconds, object()
@@ -424,7 +424,7 @@ class Peer:
     def _checked(self, answer: Frame, peer: int, index: int) -> bytes:
         """The message in an answer, if its sender can have made it honestly."""
         if answer.head.get("state") != SAID or len(answer.blobs) != 1:
-            raise SparsonaError("an answer without a message", expected="what it said last before the round")
+            raise SparsonaError("an answer without a message", expected="its last message before the round")
         made = self.calendar.made(peer, index)
         assert made is not None
         message, cost = bytes(answer.blobs[0]), self._cost(peer, made)
@@ -715,7 +715,7 @@ class _Turns:
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         for job in jobs:
-            told, withheld = told_points(job.points, self._sizes, self._fewest)
+            told, withheld = reported_points(job.points, self._sizes, self._fewest)
             self._withheld += withheld
             round_ = replace(job.round, seeds=replace(job.round.seeds, key=self._secret))
             for outcome in self._serial.run([replace(job, round=round_, points=told)]):

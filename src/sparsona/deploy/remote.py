@@ -249,10 +249,10 @@ class RemoteClients:
         """Refuse an answer that does not fit its job."""
         if job.do != "train" and outcome.message is not None:
             raise SparsonaError(f"a message in the answer to '{job.do}'", expected="none")
-        told = [*(one.point for one in outcome.evaluations), *outcome.withheld]
-        if extra := set(told) - set(job.points):
+        reported = [*(one.point for one in outcome.evaluations), *outcome.withheld]
+        if extra := set(reported) - set(job.points):
             raise SparsonaError(f"an evaluation at '{min(extra)[:40]}'", expected="the points that were asked for")
-        if len(told) > len(set(told)):
+        if len(reported) > len(set(reported)):
             raise SparsonaError("two results at one point", expected="one, or none")
         for one in outcome.evaluations:
             self.connection.check_evaluation(one)

@@ -16,7 +16,7 @@ WITHHELD = f"few: fewer than {FEWEST} examples, of which a client does not tell 
 ALONE = "it trained on alone: with what it received, "
 TOO_FEW = "updates that a round needs"
 
-# What a reader is told of them, in this order.
+# How they are reported, in this order.
 _KINDS = {
     "no answer": "no answer",
     FOREIGN: "an answer that is not its own",

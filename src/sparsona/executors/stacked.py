@@ -179,13 +179,13 @@ def _try(context: ClientContext) -> tuple[str, bool]:
 
         return tested, *torch.func.grad(loss)({name: params[name] for name in params}).values()
 
-    with torch.no_grad(), warnings.catch_warnings(record=True) as said:
+    with torch.no_grad(), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
             over_clients(outputs, stack([context.params] * 2), torch.stack([image] * 2), torch.stack([target] * 2))
         except Exception as error:  # of torch, or of the user's own network and loss, which run for one client alone
             return (str(error).splitlines() or [type(error).__name__])[0], False
-    return "", any("batching rule" in str(one.message) for one in said)
+    return "", any("batching rule" in str(one.message) for one in warned)
 
 
 def _channels_first(task: Task) -> Task:

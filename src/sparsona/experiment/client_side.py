@@ -20,7 +20,7 @@ from sparsona.deploy.flower import SocketServer
 from sparsona.deploy.frames import Signer, Verifier
 from sparsona.deploy.greeting import Greeting
 from sparsona.deploy.identity import KeyFile, Roster, check_certificate
-from sparsona.deploy.jobs import told_counts
+from sparsona.deploy.jobs import reported_counts
 from sparsona.deploy.memory import share_memory_among_threads
 from sparsona.deploy.vault import Vault
 from sparsona.deploy.zenoh_link import Tls, ZenohLink
@@ -51,7 +51,7 @@ def make_greeting(context: ClientContext, federation: Federation, index: int, sh
         capacity=context.clients[index].capacity,
         environment=used_environment(context.device),
         data=federation.digest(),
-        label_counts=None if counts is None else tuple(told_counts(counts[index].tolist())),
+        label_counts=None if counts is None else tuple(reported_counts(counts[index].tolist())),
     )
 
 

@@ -69,17 +69,17 @@ def gather(out: str | Path, folders: Iterable[str | Path], partial: bool = False
             expected="a new folder for the gathered run",
             hint=f"gather into another one: `sparsona gather {out}-2 PEER...`; or remove it first",
         )
-    terms, told = _read_journals([Path(folder) for folder in folders], partial)
+    terms, reported = _read_journals([Path(folder) for folder in folders], partial)
     plan = terms.plan()
-    guests = [_guest(told[one.index].opening) if one.index in told else Guest() for one in terms.file.clients]
+    guests = [_guest(reported[one.index].opening) if one.index in reported else Guest() for one in terms.file.clients]
     most, num = max(guest.sizes[0] for guest in guests), terms.num_clients
     cards = tuple(
         Client(one.index, guest.sizes[0], one.capacity, guest.sizes[1], num, most)
         for one, guest in zip(terms.file.clients, guests, strict=True)
     )
     context = terms.context(terms.no_data(), cards, torch.device("cpu"))
-    is_finished = any(one.end for one in told.values())
-    completed = plan.rounds if is_finished else min(len(one.turns) for one in told.values())
+    is_finished = any(one.end for one in reported.values())
+    completed = plan.rounds if is_finished else min(len(one.turns) for one in reported.values())
     if not is_finished and not completed:
         raise SparsonaError("no round is in all of these journals yet", expected="peers that have played a round")
     config, facts = describe_run(terms.config, context, terms.row, executor=NETWORK)
@@ -89,7 +89,7 @@ def gather(out: str | Path, folders: Iterable[str | Path], partial: bool = False
         terms.file.write(folder.path / FEDERATION_FILE)
         with folder.records.writing():
             for index in range(completed + is_finished):
-                seconds += _record(folder, _Round(plan, cards, told, index, is_end=index == completed))
+                seconds += _record(folder, _Round(plan, cards, reported, index, is_end=index == completed))
         folder.records.flush()
         nobody = Population(None, {})
         Checkpoints(folder.path, context.method).save(Progress(completed, seconds, nobody, {}, is_finished), nobody)
@@ -119,18 +119,19 @@ def _record(folder: RunFolder, found: _Round) -> float:
 
 @dataclass(frozen=True)
 class _Round:
-    """What peers told of one round, or of the end."""
+    """What peers reported of one round, or of the end."""
 
     plan: Plan
     cards: tuple[Client, ...]
-    told: Mapping[int, _Told]
+    reported: Mapping[int, _Told]
     index: int
     is_end: bool
 
     @property
     def entries(self) -> dict[int, Entry]:
         found = {
-            client: one.end if self.is_end else one.turns.get(self.index) for client, one in sorted(self.told.items())
+            client: one.end if self.is_end else one.turns.get(self.index)
+            for client, one in sorted(self.reported.items())
         }
         return {client: entry for client, entry in found.items() if entry is not None}
 
@@ -159,7 +160,7 @@ class _Round:
         found: list[Evaluation] = []
         log = EvaluationLog()
         for client in tested_clients(self.plan, self.cards):
-            entry = self.told[client].evaluations.get(completed) if client in self.told else None
+            entry = self.reported[client].evaluations.get(completed) if client in self.reported else None
             if entry is not None:
                 found.extend(entry.outcome.evaluations)
                 _add(log, client, entry)
@@ -168,7 +169,7 @@ class _Round:
         return found, log
 
     def _why(self, client: int) -> str:
-        return ENDED if client in self.told else MISSING
+        return ENDED if client in self.reported else MISSING
 
     def _turns(self) -> list[Turn]:
         """The turns of a round: a message is charged to who sent it and to who received it, by who received it."""
@@ -194,7 +195,7 @@ class _Round:
     def lost(self) -> dict[int, str]:
         """Who was not heard, why, and by whom."""
         reasons: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-        for receiver, one in sorted(self.told.items()):
+        for receiver, one in sorted(self.reported.items()):
             # What was fetched for a round was also evaluated before it.
             fetched = (one.end if self.is_end else one.turns.get(self.index), one.evaluations.get(self.index))
             for peer, why in {peer: why for entry in fetched if entry for peer, why in entry.lost.items()}.items():
@@ -212,7 +213,7 @@ def _add(log: EvaluationLog, client: int, entry: Entry) -> None:
 
 
 def _read_journals(folders: Sequence[Path], partial: bool) -> tuple[Terms, dict[int, _Told]]:
-    told: dict[int, _Told] = {}
+    reported: dict[int, _Told] = {}
     terms: Terms | None = None
     for folder in folders:
         opening, entries = Journal(folder).read()
@@ -229,13 +230,13 @@ def _read_journals(folders: Sequence[Path], partial: bool) -> tuple[Terms, dict[
                 expected=f"journals of the run {terms.run}",
                 hint="gather the peers of one federation file",
             )
-        if opening.client in told:
+        if opening.client in reported:
             name = terms.file.clients[opening.client].name
             raise SparsonaError(f"'{folder}' is a second journal of {name}", expected="one of each peer")
-        told[opening.client] = _Told.of(opening, entries)
+        reported[opening.client] = _Told.of(opening, entries)
     if terms is None:
         raise SparsonaError("no folders of peers", expected="sparsona gather RUN PEER...", hint="peers/*")
-    missing = [one.name for one in terms.file.clients if one.index not in told]
+    missing = [one.name for one in terms.file.clients if one.index not in reported]
     if missing and not partial:
         raise SparsonaError(
             f"the journal{'s' * (len(missing) > 1)} of {', '.join(missing[:8])}"
@@ -244,11 +245,11 @@ def _read_journals(folders: Sequence[Path], partial: bool) -> tuple[Terms, dict[
             expected=f"those of all {terms.num_clients}",
             hint="--partial makes a run without them",
         )
-    return terms, told
+    return terms, reported
 
 
 def _guest(opening: Opening) -> Guest:
     greeting = opening.greeting
     counts = greeting.label_counts
-    told = None if counts is None else tuple(FEW if count is None else count for count in counts)
-    return Guest(greeting.sizes, greeting.data, told, read_environment(greeting.environment))
+    reported = None if counts is None else tuple(FEW if count is None else count for count in counts)
+    return Guest(greeting.sizes, greeting.data, reported, read_environment(greeting.environment))

@@ -64,7 +64,7 @@ class Network:
     ) -> None:
         self.terms, self._report, self._present, self._hello = terms, report, present, hello
         self.guests: dict[int, Guest] = {}
-        self.known: dict[int, Guest] = {}  # what those who took part before a restart said then
+        self.known: dict[int, Guest] = {}  # what those who took part before a restart is_reported then
         self.admitted: dict[int, int] = {}  # with how many completed rounds that is in the records
         self._cards = Cards(terms.file.clients)
         self.connection = Connection(
@@ -108,7 +108,7 @@ class Network:
     # Who is there.
 
     def wait(self, at_least: int, seconds: float | None, listen: Callable[[int, int], None]) -> None:
-        """Wait until so many clients have said that they are there.
+        """Wait until so many clients have is_reported that they are there.
 
         Args:
             at_least: how many.
@@ -146,11 +146,11 @@ class Network:
         """Wait before a round while there are too few clients to play it: rounds are not spent on nobody."""
         if self._present is None:
             return
-        needed, said = max(1, self.terms.config.min_updates), False
+        needed, is_reported = max(1, self.terms.config.min_updates), False
         while len(self._present() & set(range(self.terms.num_clients))) < needed:
-            if not said:
+            if not is_reported:
                 self._report("waiting: nobody is there" if needed == 1 else f"waiting: fewer than {needed} are there")
-                said = True
+                is_reported = True
             time.sleep(0.2)
 
     def greet(self, clients: Sequence[int]) -> None:

@@ -17,7 +17,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.points import select
 from sparsona.data.client_index import ClientIndex
 from sparsona.data.federation import Federation
-from sparsona.deploy.jobs import told_points
+from sparsona.deploy.jobs import reported_points
 from sparsona.engine.clients import Clients, LocalClients
 from sparsona.engine.failures import ABSENT, BARRED, REFUSED, STARTED_ANEW, TOO_FEW, WITHHELD
 from sparsona.engine.jobs import Executor, Job, Outcome, Report
@@ -48,7 +48,7 @@ class Replay:
     Args:
         run: the simulated run.
         of: the folder of the run that was replayed.
-        same_data: whether the data is what the clients said they had.
+        same_data: whether the data is what the clients reported.
         difference: where the two differ first; "" if they do not.
     """
 
@@ -65,7 +65,7 @@ class Replay:
     def __str__(self) -> str:
         if self.is_same:
             return f"same: turns, evaluations and shared model of '{self.of}' are those of the replay, to the bit"
-        data = "" if self.same_data else " (the data is not what the clients said they had)"
+        data = "" if self.same_data else " (the data is not what the clients reported)"
         return f"differs: {self.difference}{data}"
 
 
@@ -236,9 +236,9 @@ class _Observing:
                         job.again()  # which charges it
                     waiting.append(Outcome(client, failure=reason))
                     continue
-                told, withheld = told_points(job.points, self._sizes[client])
+                reported, withheld = reported_points(job.points, self._sizes[client])
                 waiting.append(Outcome(client, note=reason, withheld=withheld))
-                yield replace(job, points=told)
+                yield replace(job, points=reported)
 
         def failed() -> Iterator[Outcome]:
             nonlocal done

@@ -53,8 +53,8 @@ def evaluate_stacked(
             for total, values in zip(sums, found, strict=True):
                 total += values
             if needs_outputs(task):
-                for mine, said, true, count in zip(collected, outputs, batch.targets, counts, strict=True):
-                    mine.append((said[: max(count - start, 0)], true[: max(count - start, 0)]))
+                for mine, predicted, true, count in zip(collected, outputs, batch.targets, counts, strict=True):
+                    mine.append((predicted[: max(count - start, 0)], true[: max(count - start, 0)]))
             if outputs.dim() != 3:
                 confusion = None
             if confusion is not None:

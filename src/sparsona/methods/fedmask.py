@@ -160,9 +160,9 @@ def fedmask(task: Task, config: FedMaskConfig) -> Method:
         (update,) = inbox
         bits, shared = (update.parts[name].tree().flat for name in ("mask", "shared"))
         old = state.scores.flat
-        told = old.abs().clamp(min=LEAST) * (2 * bits.to(old.dtype) - 1)
+        received = old.abs().clamp(min=LEAST) * (2 * bits.to(old.dtype) - 1)
         differs = shared & ((old > 0) != bits)
-        scores = state.scores.like(told.where(differs, old))
+        scores = state.scores.like(received.where(differs, old))
         support = tree.as_numbers(state.support, old.dtype)
         return FedMaskWork(state.params, scores, support, state.buffers, optimizer.begin(state.memory, scores))
 

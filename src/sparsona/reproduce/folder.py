@@ -43,8 +43,8 @@ def default_path(name: str, scale: float, changes: Mapping[str, Any] | None = No
         scale: the size of the runs.
         changes: options that make another experiment.
     """
-    said = ",".join(f"{key}={value}" for key, value in sorted((changes or {}).items()))
-    words = [name, *[f"scale-{scale:g}"] * (scale != 1), *[_file_name(said)] * bool(said)]
+    listed = ",".join(f"{key}={value}" for key, value in sorted((changes or {}).items()))
+    words = [name, *[f"scale-{scale:g}"] * (scale != 1), *[_file_name(listed)] * bool(listed)]
     return ROOT / "-".join(words)
 
 

@@ -193,8 +193,8 @@ class Reproduction:
                 "compare with it; costs are those of the full size"
             )
         if changed := experiment_changes(self.recipe, self.changes):
-            said = ", ".join(f"{key}={value}" for key, value in changed.items())
-            found.append(f"CHANGED by {said}: not the paper's experiment")
+            listed = ", ".join(f"{key}={value}" for key, value in changed.items())
+            found.append(f"CHANGED by {listed}: not the paper's experiment")
         reasons: dict[str, list[str]] = {}
         for row in self.rows:
             if row in self.costs_only:
@@ -421,9 +421,9 @@ def _check_same(one: Planned) -> None:
         return bool(old != new)
 
     if changed := [key for key in now if key not in _FREE and differs(key)]:
-        said = ", ".join(f"{key} {then.get(key)} -> {now[key]}" for key in changed[:3])
+        listed = ", ".join(f"{key} {then.get(key)} -> {now[key]}" for key in changed[:3])
         raise SparsonaError(
-            f"'{one.folder}' was run with other options than the row '{one.row}' has now: {said}",
+            f"'{one.folder}' was run with other options than the row '{one.row}' has now: {listed}",
             expected="the same options: the recipe, a preset or --set has changed since",
             hint="choose another --out, or move that folder away to run the row again",
         )

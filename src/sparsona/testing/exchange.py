@@ -56,8 +56,8 @@ def frames_give_the_same_bits(case: Case, reach: Reach = in_memory) -> None:
         }
         require(states.keys() == history.last.states.keys(), "other clients have a State")
         require(fingerprint(states) == fingerprint(history.last.states), "States in the vaults differ")
-        told = engine.evaluate(population, rounds)
-        require(_values(told) == _values(history.engine.evaluate(history.last, rounds)), "evaluations differ")
+        evaluated = engine.evaluate(population, rounds)
+        require(_values(evaluated) == _values(history.engine.evaluate(history.last, rounds)), "evaluations differ")
         final, _ = engine.finish(population)
         require(_values(final.evaluations) == _values(history.final[0].evaluations), "final evaluations differ")
 
