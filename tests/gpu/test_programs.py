@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from sparsona.core.tree import map_leaves
 from sparsona.engine.rounds import simulate
 from sparsona.engine.turn import begin
 from sparsona.experiment import build
+from sparsona.gpu import programs
 from sparsona.gpu.fused_norm import fuse_group_norms
 from sparsona.gpu.lanes import Lane, Programs
 from sparsona.gpu.pad_channels import pad_few_channels
@@ -137,3 +140,22 @@ def test_every_methods_step_is_traced_and_its_norms_are_fused(name, stacked):
         torch.testing.assert_close(found, value, rtol=1e-4, atol=1e-5)
         moved += float((value.float() - old.float()).abs().max()) if value.numel() else 0.0
     assert moved > 0
+
+
+def test_work_in_the_background_is_over_once_it_is_joined_and_its_errors_are_the_callers() -> None:
+    done, go = [], threading.Event()
+
+    def wait() -> None:
+        assert go.wait(10)
+        done.append("waited")
+
+    def fail() -> None:
+        raise ValueError("as the caller will")
+
+    programs.in_background(wait, torch.device("cpu"))
+    programs.in_background(fail, torch.device("cpu"))
+    assert not done
+    go.set()
+    programs.join_background()
+    assert done == ["waited"]
+    assert not programs._underway

@@ -23,7 +23,16 @@ from sparsona.engine.jobs import Job, Outcome, Report
 from sparsona.engine.turn import OpenTurn, adapted_work, begin, end, phases_of, train_alone, training
 from sparsona.gpu.captured_task import CapturedTask
 from sparsona.gpu.captured_test import CapturedTest
-from sparsona.gpu.lanes import MOST_SHAPES, Lane, Programs, can_be_traced, has_room, must_be_alone, program_key
+from sparsona.gpu.lanes import (
+    MOST_SHAPES,
+    Lane,
+    Programs,
+    build_ahead,
+    can_be_traced,
+    has_room,
+    must_be_alone,
+    program_key,
+)
 from sparsona.gpu.stacking import kinds_of
 
 LANES = 4
@@ -66,6 +75,7 @@ class Graphed:
         # By phase and shapes, then by position: clients that run side by side need separate memory.
         self._lanes: dict[tuple[Hashable, Hashable], dict[int, Lane]] = {}
         self._tests: dict[Hashable, CapturedTest] = {}  # by the shapes of a Work
+        build_ahead(self._context, stacks=False)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         waiting = iter(jobs)

@@ -26,7 +26,7 @@ from sparsona.engine.evaluate import Evaluation, evaluate_own, own_points
 from sparsona.engine.jobs import Job, Outcome, Report
 from sparsona.engine.turn import OpenTurn, adapted_work, begin, end, phases_of, train_alone, training
 from sparsona.gpu.captured_task import CapturedTask
-from sparsona.gpu.lanes import Lane, Programs, can_be_traced, has_room, must_be_alone, program_key
+from sparsona.gpu.lanes import Lane, Programs, build_ahead, can_be_traced, has_room, must_be_alone, program_key
 from sparsona.gpu.stacked_test import evaluate_stacked
 from sparsona.gpu.stacking import kinds_of, over_clients, stack
 
@@ -46,6 +46,7 @@ class Stacked:
         self._context, self._most = replace(context, task=task), most_at_once
         self._programs = Programs(report)
         self._lanes: dict[tuple[Hashable, Hashable], Lane] = {}
+        build_ahead(self._context, stacks=True)
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         waiting = iter(jobs)

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sparsona.core.kernels import have_triton
 from sparsona.core.method import Phase, Tick, Work
 from sparsona.core.tree import leaves, map_leaves
 from sparsona.engine.context import ClientContext
 from sparsona.engine.jobs import Report
 from sparsona.engine.profiler import START
 from sparsona.engine.turn import OpenTurn, are_finite, call, phase_flops, record_phase, take_step
-from sparsona.gpu.programs import Captured, Program, compile_program
+from sparsona.gpu.programs import Captured, Program, compile_program, in_background
 from sparsona.gpu.schedule import NUM_FIELDS, WEIGHT, gather, plan_rows
 from sparsona.gpu.stacked_conv import as_products
 from sparsona.gpu.stacking import Template, over_clients, where_kept
+from sparsona.sparsity.selection import build_kernels
 
 ByKey = dict[Hashable, Program]
 # Shapes of Work that a phase has lanes for; clients of further shapes run alone. Networks come in a few widths, while a
@@ -53,6 +56,27 @@ def can_be_traced(context: ClientContext) -> bool:
 def has_room(lanes: Mapping[tuple[Hashable, Hashable], object], key: tuple[Hashable, Hashable]) -> bool:
     """Whether a phase has, or may get, a lane of this shape."""
     return key in lanes or sum(what == key[0] for what, _ in lanes) < MOST_SHAPES
+
+
+def is_worth_compiling(context: ClientContext, phase: Phase, stacks: bool) -> bool:
+    """Whether a run has enough steps to pay for compiling one. It depends on the plan alone, so that a resumed run
+    decides as before."""
+    plan, clients = context.plan, context.clients
+    trained = len(clients) if plan.everyone_trains else plan.per_round
+    batches = sum(-(-client.num_examples // context.largest_batch) for client in clients) / len(clients)
+    steps = plan.rounds * trained * phase.epochs * batches
+    return steps * (STACKED_STEP if stacks else 1) >= WORTH_COMPILING
+
+
+def build_ahead(context: ClientContext, stacks: bool) -> None:
+    """Build in the background what the first round will need, while states and masks are made."""
+    method, layout, device = context.method, context.task.layout, context.device
+    if device.type != "cuda" or not have_triton():
+        return
+    if any(is_worth_compiling(context, phase, stacks) for phase in method.phases):
+        in_background(lambda: import_module("torch._inductor.compile_fx"), device)
+    if method.cost(layout, context.clients[0], context.plan.round_at(0)).search_flops:
+        in_background(lambda: build_kernels(layout.sizes, device), device)
 
 
 @dataclass
@@ -158,13 +182,7 @@ class Lane:
 
     @property
     def _is_worth_compiling(self) -> bool:
-        """Whether a run has enough steps to pay for half a minute of compiling. It depends on the plan alone, so that a
-        resumed run decides as before."""
-        plan, clients = self._context.plan, self._context.clients
-        trained = len(clients) if plan.everyone_trains else plan.per_round
-        batches = sum(-(-client.num_examples // self._size) for client in clients) / len(clients)
-        steps = plan.rounds * trained * self._phase.epochs * batches
-        return steps * (1 if self._stacked is None else STACKED_STEP) >= WORTH_COMPILING
+        return is_worth_compiling(self._context, self._phase, self._stacked is not None)
 
     def _advance(self) -> None:
         """All steps on one batch, on this lane's memory."""

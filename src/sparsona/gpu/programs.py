@@ -6,9 +6,8 @@ Tracing (make_fx) records what a function does to tensors, whatever its Python c
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from sparsona.core.kernels import have_triton
 
 Program = Callable[[Sequence[Tensor]], list[Tensor]]
-CACHE = "TORCHINDUCTOR_CACHE_DIR"  # where compiled programs are kept for the next run
+_underway: list[Thread] = []  # what runs in the background
 
 
 def compile_program(
@@ -43,7 +42,9 @@ def compile_program(
     graph = pad_few_channels(fuse_group_norms(traced))
     if not compiles:
         return lambda tensors: list(graph(*tensors))
-    _keep_compiled_programs()
+    # Kernels of our own are built, and libraries loaded, while the compiler works: copies, since steps write in place.
+    copies = [tensor.clone() for tensor in examples]
+    in_background(lambda: graph(*copies), examples[0].device)
     from torch._guards import TracingContext, tracing
     from torch._inductor import compile as compile_graph
     from torch._inductor import config
@@ -58,12 +59,25 @@ def compile_program(
     return lambda tensors: list(compiled(*tensors))
 
 
-def _keep_compiled_programs() -> None:
-    """Set a folder for the next run, unless the user has set one; torch's default is a temporary folder."""
-    folder = Path("~/.cache/sparsona/compiled").expanduser()
-    with contextlib.suppress(OSError):  # the home folder is not writable: torch's default is used
-        folder.mkdir(parents=True, exist_ok=True)
-        os.environ.setdefault(CACHE, str(folder))
+def in_background(function: Callable[[], object], device: torch.device) -> None:
+    """Call a function beside the caller: something that the caller will do as well, and then need not wait for.
+
+    It builds kernels, or imports modules. If it fails, so will the caller, who reports it.
+    """
+
+    def run() -> None:
+        here = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+        with contextlib.suppress(Exception), here:
+            function()
+
+    _underway.append(Thread(target=run, daemon=True))
+    _underway[-1].start()
+
+
+def join_background() -> None:
+    """Wait for what runs in the background: nothing else may use the GPU while a graph is captured."""
+    while _underway:
+        _underway.pop().join()
 
 
 class Captured:
@@ -77,6 +91,7 @@ class Captured:
         self.stream: Any = None
         if device.type != "cuda":
             return
+        join_background()
         self.stream = torch.cuda.Stream(device)
         self.stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self.stream):

@@ -10,6 +10,7 @@ from sparsona.core.kernels import have_triton
 if TYPE_CHECKING:
     from types import ModuleType
 
+    import torch
     from torch import Tensor
 
 
@@ -49,6 +50,16 @@ def kernels_for(*values: Tensor) -> ModuleType | None:
     from sparsona.sparsity import selection_kernels
 
     return selection_kernels if all(value.numel() <= selection_kernels.MOST_ENTRIES for value in values) else None
+
+
+def build_kernels(sizes: tuple[int, ...], device: torch.device) -> None:
+    """Build the kernels that evolve masks of these sizes, by evolving one: the first search then need not wait."""
+    import torch
+
+    values = torch.zeros(sum(sizes), device=device)
+    kernels = kernels_for(values)
+    if kernels is not None:
+        kernels.evolve(values, values == 0, values, sizes, 0.5, 0.0)
 
 
 def _by_sorting(values: Tensor, among: Tensor, number: int) -> Tensor:
