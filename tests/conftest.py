@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -64,7 +65,7 @@ def say(capsys, monkeypatch, tmp_path) -> Callable[..., Said]:
 
     def call(*args: object) -> Said:
         monkeypatch.setattr(sys, "argv", ["sparsona", *map(str, args)])
-        before = signal.getsignal(signal.SIGTERM)
+        before = {sign: signal.getsignal(sign) for sign in (signal.SIGTERM, signal.SIGHUP)}
         capsys.readouterr()
         try:
             cli.main()
@@ -72,7 +73,8 @@ def say(capsys, monkeypatch, tmp_path) -> Callable[..., Said]:
         except SystemExit as done:
             code = int(done.code or 0)
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for sign, handler in before.items():
+                signal.signal(sign, handler)
         return Said(code, *capsys.readouterr())
 
     return call
@@ -92,5 +94,9 @@ def forked_workers(forks, monkeypatch, tmp_path_factory):
     from sparsona.executors import workers
 
     folder = tmp_path_factory.mktemp("pipes")
-    fake = SimpleNamespace(PIPE=None, Popen=lambda *command, **how: ForkedWorker(forks, folder))
+    fake = SimpleNamespace(
+        PIPE=None,
+        Popen=lambda *command, **how: ForkedWorker(forks, folder),
+        TimeoutExpired=subprocess.TimeoutExpired,
+    )
     monkeypatch.setattr(workers, "subprocess", fake)
