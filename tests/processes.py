@@ -130,6 +130,21 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.002)
 
 
+def children(pid: int) -> list[int]:
+    """The processes that this one has started and that are there still."""
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [int(word) for word in found.stdout.split()]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether this process runs, or could: one that has ended and that nobody has asked about does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
 def rounds_recorded(run: Path) -> int:
     """How many rounds a run under way has written."""
     try:

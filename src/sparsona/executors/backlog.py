@@ -90,8 +90,8 @@ class Backlog:
         if not self._num_done:
             raise SparsonaError(
                 f"no client's turn comes to its end; of the last one: {why}",
-                expected="workers that keep running; -9 usually means that memory ran out",
-                hint="use --executor serial, a smaller model or a smaller batch",
+                expected="workers that keep running (-9 usually means that memory ran out), within turn_seconds if given",
+                hint="use --executor serial, a smaller model or a smaller batch, or raise turn_seconds",
             )
 
     def outcomes(self) -> Iterator[Outcome]:
