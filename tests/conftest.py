@@ -1,8 +1,10 @@
-"""What every test may rely on: one thread, a small problem, and nobody touching the global generators."""
+"""What every test may rely on: one thread, a small problem, no network, and nobody touching the global generators."""
 
 from __future__ import annotations
 
+import ipaddress
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +25,46 @@ if threading.current_thread() is threading.main_thread():
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     torch.set_num_threads(1)
+
+
+def _is_here(host: object) -> bool:
+    """Whether a host is this machine, or nothing that would have to be looked up elsewhere."""
+    text = host.decode() if isinstance(host, bytes) else host
+    if text in (None, "", "localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(str(text).partition("%")[0])
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
+
+
+@pytest.fixture(autouse=True)
+def _no_network(request, monkeypatch):
+    """Connections and names beyond this machine are refused. Processes that a test starts are not covered."""
+    if request.node.get_closest_marker("network"):
+        return
+
+    def refuse(host: object) -> None:
+        if not _is_here(host):
+            raise AssertionError(f"a test wants to connect to {host!r}: tests have no network")
+
+    def guarded(call):
+        def connect(self, address):
+            if self.family in (socket.AF_INET, socket.AF_INET6):
+                refuse(address[0])
+            return call(self, address)
+
+        return connect
+
+    def look_up(host, *args, **options):
+        refuse(host)
+        return found(host, *args, **options)
+
+    found = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    for name in ("connect", "connect_ex"):
+        monkeypatch.setattr(socket.socket, name, guarded(getattr(socket.socket, name)))
 
 
 @pytest.fixture

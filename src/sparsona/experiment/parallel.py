@@ -16,7 +16,7 @@ from typing import Any
 from sparsona.core.errors import SparsonaError
 from sparsona.core.parents import end_with_parent, parent_to_die_with
 
-STOP_SECONDS = 4.0  # that runs have, together, to write their checkpoints and end before their processes are killed
+STOP_SECONDS = 3.5  # that runs have, together, to write their checkpoints and end before their processes are killed
 
 
 class InThisProcess(Executor):
