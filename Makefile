@@ -1,21 +1,37 @@
-# Nothing to install by hand: every target prepares .venv first. `constraints.txt` pins what is installed here; people
-# who install the package elsewhere keep their own torch.
+# Nothing to install by hand: every target prepares .venv first. `constraints.txt` chooses the versions, and
+# `requirements.lock` has the hashes of their files; people who install the package elsewhere keep their own torch.
 PYTHON ?= python3
 BIN := .venv/bin
+LOCKS := pyproject.toml constraints.txt requirements.lock pip.lock
 
-.PHONY: help setup run picture quick test test-all test-cluster test-flower fuzz lint check format docs notebooks bench clean
+# A new environment: pip itself, then everything but torch by its hash, then torch, whose build is the machine's affair.
+define environment
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'sparsona needs Python 3.11 or newer')"
+	$(PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r pip.lock
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+endef
+
+.PHONY: help setup lock sbom run picture quick test test-all test-cluster test-flower fuzz lint check format docs notebooks bench clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*  ## ' $(MAKEFILE_LIST) | sed 's/:.*  ## /\t/' | expand -t 14
 
 setup: .venv/ready  ## .venv with everything the other targets need
 
-.venv/ready: pyproject.toml constraints.txt
-	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'sparsona needs Python 3.11 or newer')"
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,docs]"
+.venv/ready: $(LOCKS)
+	$(call environment,.venv)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip check
 	touch $@
+
+lock:  ## requirements.lock and pip.lock anew, after a change of constraints.txt or of what pyproject.toml requires
+	test -x $(BIN)/python || $(MAKE) setup
+	$(BIN)/python -P supply/lock.py
+
+sbom: setup  ## what is installed here, as CycloneDX: sbom.cdx.json
+	$(BIN)/python -P supply/sbom.py sbom.cdx.json
 
 run: setup  ## compare the papers' systems with three baselines on the embedded digits: a table and a report
 	$(BIN)/sparsona compare --config examples/digits.toml --jobs 2
@@ -37,21 +53,21 @@ test-all: setup  ## the suite, and more kill points, methods and seeds of what i
 test-cluster: .venv-cluster/ready  ## the tests of --executor ray, in an environment of their own
 	.venv-cluster/bin/python -m pytest -m cluster -W ignore::ResourceWarning  # Ray leaves files to the collector
 
-.venv-cluster/ready: pyproject.toml constraints.txt
-	$(PYTHON) -m venv .venv-cluster
-	.venv-cluster/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
-	.venv-cluster/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,cluster]"
+.venv-cluster/ready: $(LOCKS)
+	$(call environment,.venv-cluster)
+	.venv-cluster/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -c constraints.txt -e ".[dev,cluster]"
 	touch $@
 
 test-flower: .venv-test-flower/ready  ## a run through Flower, in an environment of its own
 	.venv-test-flower/bin/python -m pytest tests/deploy/test_flower.py -m flower -W ignore::DeprecationWarning  # typer's
 
 # Flower holds packages back that others need newer: its pins stand before those of constraints.txt.
-.venv-test-flower/ready: pyproject.toml constraints.txt constraints-flower.txt
+.venv-test-flower/ready: $(LOCKS) constraints-flower.txt
 	$(PYTHON) -m venv .venv-test-flower
+	.venv-test-flower/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r pip.lock
 	awk -F== 'NR == FNR { mine[tolower($$1)] = 1; print; next } !(tolower($$1) in mine)' constraints-flower.txt constraints.txt > .venv-test-flower/constraints.txt
 	.venv-test-flower/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-test-flower/constraints.txt torch numpy
-	.venv-test-flower/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-test-flower/constraints.txt -e ".[dev,flower]"
+	.venv-test-flower/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-test-flower/constraints.txt --build-constraint constraints.txt -e ".[dev,flower]"
 	touch $@
 
 FUZZ ?= 1000000
@@ -86,4 +102,4 @@ bench: setup  ## the engine against a bare loop, what dropped filters save, a ro
 	$(BIN)/python benchmarks/draw.py benchmarks/results/compare.json docs/performance.md
 
 clean:  ## remove what make made
-	rm -rf .venv .venv-cluster .venv-test-flower docs/_build
+	rm -rf .venv .venv-cluster .venv-test-flower docs/_build sbom.cdx.json

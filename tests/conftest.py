@@ -1,8 +1,11 @@
-"""What every test may rely on: one thread, a small problem, and nobody touching the global generators."""
+"""What every test may rely on: one thread, a small problem, no network, and nobody touching the global generators."""
 
 from __future__ import annotations
 
+import ipaddress
 import signal
+import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -22,6 +25,46 @@ if threading.current_thread() is threading.main_thread():
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread():
     torch.set_num_threads(1)
+
+
+def _is_here(host: object) -> bool:
+    """Whether a host is this machine, or nothing that would have to be looked up elsewhere."""
+    text = host.decode() if isinstance(host, bytes) else host
+    if text in (None, "", "localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(str(text).partition("%")[0])
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
+
+
+@pytest.fixture(autouse=True)
+def _no_network(request, monkeypatch):
+    """Connections and names beyond this machine are refused. Processes that a test starts are not covered."""
+    if request.node.get_closest_marker("network"):
+        return
+
+    def refuse(host: object) -> None:
+        if not _is_here(host):
+            raise AssertionError(f"a test wants to connect to {host!r}: tests have no network")
+
+    def guarded(call):
+        def connect(self, address):
+            if self.family in (socket.AF_INET, socket.AF_INET6):
+                refuse(address[0])
+            return call(self, address)
+
+        return connect
+
+    def look_up(host, *args, **options):
+        refuse(host)
+        return found(host, *args, **options)
+
+    found = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    for name in ("connect", "connect_ex"):
+        monkeypatch.setattr(socket.socket, name, guarded(getattr(socket.socket, name)))
 
 
 @pytest.fixture
@@ -64,7 +107,7 @@ def say(capsys, monkeypatch, tmp_path) -> Callable[..., Said]:
 
     def call(*args: object) -> Said:
         monkeypatch.setattr(sys, "argv", ["sparsona", *map(str, args)])
-        before = signal.getsignal(signal.SIGTERM)
+        before = {sign: signal.getsignal(sign) for sign in (signal.SIGTERM, signal.SIGHUP)}
         capsys.readouterr()
         try:
             cli.main()
@@ -72,7 +115,8 @@ def say(capsys, monkeypatch, tmp_path) -> Callable[..., Said]:
         except SystemExit as done:
             code = int(done.code or 0)
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for sign, handler in before.items():
+                signal.signal(sign, handler)
         return Said(code, *capsys.readouterr())
 
     return call
@@ -92,5 +136,9 @@ def forked_workers(forks, monkeypatch, tmp_path_factory):
     from sparsona.executors import workers
 
     folder = tmp_path_factory.mktemp("pipes")
-    fake = SimpleNamespace(PIPE=None, Popen=lambda *command, **how: ForkedWorker(forks, folder))
+    fake = SimpleNamespace(
+        PIPE=None,
+        Popen=lambda *command, **how: ForkedWorker(forks, folder),
+        TimeoutExpired=subprocess.TimeoutExpired,
+    )
     monkeypatch.setattr(workers, "subprocess", fake)

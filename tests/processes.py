@@ -73,18 +73,26 @@ class ForkedWorker:
         for path in paths:
             os.mkfifo(path)
         self._server, self.returncode = server, None
-        self.pid = server.ask(worker=paths)["pid"]
+        self.pid = server.ask(worker=paths, path=sys.path)["pid"]
         self.stdin = os.fdopen(os.open(paths[0], os.O_WRONLY), "wb")  # in the order of the other side
         self.stdout = os.fdopen(os.open(paths[1], os.O_RDONLY), "rb")
 
-    def terminate(self) -> None:
+    def terminate(self, sign: int = signal.SIGTERM) -> None:
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGTERM)
+                os.kill(self.pid, sign)
 
-    def wait(self) -> int:
-        if self.returncode is None:
-            self.returncode = self._server.ask(wait=self.pid)["code"]
+    def kill(self) -> None:
+        self.terminate(signal.SIGKILL)
+
+    def wait(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while self.returncode is None:
+            self.returncode = self._server.ask(poll=self.pid)["code"]
+            if self.returncode is None:
+                if time.monotonic() > deadline:
+                    raise subprocess.TimeoutExpired("a worker", timeout)
+                time.sleep(0.002)
         return self.returncode
 
 
@@ -96,6 +104,9 @@ def start(server: ForkServer, folder: Path, *args: object, setup: str = "") -> P
 
 # Python for `setup`: a checkpoint after every round, however short.
 EAGER = "import sparsona.runs.session as session; session.CHECKPOINT_SECONDS = 0; session.CHECKPOINT_SHARE = 1e9\n"
+
+# Python for `setup`: two workers that start at once.
+TWO_WORKERS = "import processes; processes.fork_workers(2)\n"
 
 
 def small(folder: Path, **options: object) -> list[str]:
@@ -117,6 +128,21 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came to pass"
         time.sleep(0.002)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one has started and that are there still."""
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [int(word) for word in found.stdout.split()]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether this process runs, or could: one that has ended and that nobody has asked about does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
 
 
 def rounds_recorded(run: Path) -> int:
@@ -175,28 +201,78 @@ def serve() -> None:
         request = json.loads(line)
         if "wait" in request:
             answer = {"code": os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])}
+        elif "poll" in request:
+            ended, status = os.waitpid(request["poll"], os.WNOHANG)
+            answer = {"code": os.waitstatus_to_exitcode(status) if ended else None}
         else:
             pid = os.fork()
             if not pid:
-                run_command(request) if "start" in request else be_worker(*request["worker"])
+                if "start" in request:
+                    run_command(request)
+                sys.path[:] = request["path"]
+                be_worker(*(os.open(*end) for end in zip(request["worker"], (os.O_RDONLY, os.O_WRONLY), strict=True)))
             answer = {"pid": pid}
         print(json.dumps(answer), flush=True)
 
 
-def be_worker(inbox: str, outbox: str) -> None:
+def be_worker(inbox: int, outbox: int, parent: int | None = None) -> None:
     """Be a worker process that has imported everything; never returns."""
     try:
         os.setpgid(0, 0)
-        os.dup2(os.open(inbox, os.O_RDONLY), 0)
-        os.dup2(os.open(outbox, os.O_WRONLY), 1)
+        os.dup2(inbox, 0)
+        os.dup2(outbox, 1)
+        os.closerange(3, 256)  # the pipes of other workers among them
         sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
         from sparsona.executors.worker import main
 
-        main()
+        main(parent)
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(1)
+
+
+class ChildWorker:
+    """What `executors.workers` sees of a worker process, here a fork of the process that starts it."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        (inbox, here_in), (here_out, outbox) = os.pipe(), os.pipe()
+        parent, self.returncode = os.getpid(), None
+        self.pid = os.fork()
+        if not self.pid:
+            be_worker(inbox, outbox, parent)
+        os.close(inbox)
+        os.close(outbox)
+        self.stdin, self.stdout = os.fdopen(here_in, "wb"), os.fdopen(here_out, "rb")
+
+    def terminate(self, sign: int = signal.SIGTERM) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, sign)
+
+    def kill(self) -> None:
+        self.terminate(signal.SIGKILL)
+
+    def wait(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self.returncode = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a worker", timeout)
+            else:
+                time.sleep(0.002)
+        return self.returncode
+
+
+def fork_workers(count: int) -> None:
+    """Let the executor `workers` have so many, which are forks of this process and need not import torch."""
+    from types import SimpleNamespace
+
+    from sparsona.executors import workers
+
+    workers.num_cores = lambda: count
+    workers.subprocess = SimpleNamespace(PIPE=None, Popen=ChildWorker, TimeoutExpired=subprocess.TimeoutExpired)
 
 
 def run_command(request: dict[str, Any]) -> None:

@@ -150,12 +150,12 @@ def test_killed_while_tuning(forks, tmp_path, reference):
     assert finish(forks, tmp_path, "fedavg-ft") == reference["fedavg-ft"]
 
 
-@pytest.mark.parametrize("sign", ["SIGINT", "SIGTERM"])
-def test_interrupted(forks, tmp_path, reference, sign):
+@pytest.mark.parametrize(("sign", "expected"), [("SIGINT", 130), ("SIGTERM", 130), ("SIGHUP", 129)])
+def test_interrupted(forks, tmp_path, reference, sign, expected):
     """In the middle of the fourth round, long before a checkpoint is due."""
     setup = signal_at(7, call=f"kill(os.getpid(), signal.{sign})")
     code, out, err = start(forks, tmp_path, *command(tmp_path, "fedspa"), setup=setup).wait()
-    assert code == 130
+    assert code == expected
     assert out == ""
     assert "Traceback" not in err
     assert "`sparsona resume run` continues it" in err

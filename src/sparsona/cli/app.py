@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,6 +36,7 @@ from sparsona.cli.peers import gather as gather_peers
 from sparsona.cli.peers import peer
 from sparsona.cli.replay import replay
 from sparsona.cli.reproduce import reproduce
+from sparsona.cli.signals import exit_code, stop_on_signals
 from sparsona.cli.table import table
 from sparsona.cli.terminal import (
     print_profile,
@@ -466,8 +466,7 @@ def show_comparison(result: Any, as_json: bool) -> None:
 def main() -> None:
     """Run the command line; an error is printed as one message, not as a traceback."""
     debug = "--debug" in sys.argv[1:]
-    # SIGTERM is treated as Ctrl-C: what was reached is saved.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stop_on_signals()
     try:
         cli.main(args=[arg for arg in sys.argv[1:] if arg != "--debug"], prog_name="sparsona", standalone_mode=False)
     except click.ClickException as error:
@@ -477,7 +476,7 @@ def main() -> None:
         if debug:
             raise
         click.echo("stopped", err=True)
-        sys.exit(130)
+        sys.exit(exit_code())
     except SparsonaError as error:
         if debug:
             raise

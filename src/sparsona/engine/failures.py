@@ -1,4 +1,4 @@
-"""Why clients on other machines were not heard, in the words of the records. Free of torch."""
+"""Why clients were not heard, in the words of the records. Free of torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from sparsona.core.points import FEWEST
 
 REFUSALS = 3  # in a row, after which a client is not asked again
 LOST = "no answer within {seconds:g} s"
+DIED = "its process died {times} times: {cause}"
+OVERDUE = "its turn took longer than {seconds:g} s"
 FOREIGN = "an answer that is not its own: "
 REFUSED = "refused: "
 UNABLE = "it says that it cannot: "  # after REFUSED: for a reason of the client's own, and it is asked again
@@ -19,6 +21,8 @@ TOO_FEW = "updates that a round needs"
 # How they are reported, in this order.
 _KINDS = {
     "no answer": "no answer",
+    "its process died": "its process died",
+    "its turn took longer": "its turn took too long",
     FOREIGN: "an answer that is not its own",
     REFUSED: "refused",
     BARRED: "barred after refusals",

@@ -54,6 +54,7 @@ class Plan:
     late: Literal["drop", "partial"] = "drop"  # what becomes of clients that would not make it
     sampler: str = "uniform"  # a row of engine.sampling.SAMPLERS, or a function from Python
     availability: Availability | None = None  # who is awake; None: everybody always is
+    turn_seconds: float | None = None  # of real time, after which a client loses its turn; None: no limit
     ends_after: int | None = None  # a run that stopped early ends after so many of its rounds
 
     @property

@@ -84,8 +84,17 @@ def choose(name: str, context: ClientContext) -> str:
             "and without branches on the values of examples",
             hint="leave --executor out",
         )
+    if context.plan.turn_seconds is not None and (is_gpu or name not in ("auto", "workers")):
+        raise SparsonaError(
+            f"turn_seconds={context.plan.turn_seconds:g} {'on a GPU' if is_gpu else f'with executor {name}'}: a turn "
+            "cannot be ended there before it is done",
+            expected="executor workers, on a CPU",
+            hint="leave turn_seconds out, or --executor workers --device cpu",
+        )
     if name != "auto":
         return name
+    if context.plan.turn_seconds is not None:
+        return "workers"
     if is_gpu:
         is_small = context.task.layout.size <= SMALL_MODEL
         return "stacked" if is_small and not why_not_stacked(context) else "graphed"

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from sparsona.core.errors import SparsonaError
+from sparsona.engine.failures import DIED
 from sparsona.engine.jobs import Job, Outcome, settle
 from sparsona.executors.worker import pack
 
 AHEAD = 4  # jobs for each process that may start before the outcome of the first is yielded
-TRIES = 3  # after a job has killed its process this often, the run fails
+TRIES = 3  # after a job has killed its process this often, its client loses the turn
 
 
 class PackedJob:
@@ -35,7 +36,7 @@ class Backlog:
         self._again: deque[tuple[int, Job]] = deque()
         self._deaths: dict[int, int] = {}
         self._ready: dict[int, Outcome] = {}
-        self._next = self._taken = 0
+        self._next = self._taken = self._num_given_up = self._num_done = 0
 
     def take(self, processes: int) -> PackedJob | None:
         """The next job for one of so many processes; None: no job may be started now."""
@@ -58,16 +59,40 @@ class Backlog:
             self._again.append((number, instead))
         else:
             self._ready[number] = outcome
+            self._num_done += 1
 
     def lost(self, number: int, job: Job) -> None:
-        """Give out a job once more: its process died."""
+        """Give out a job once more: its process ended before it began."""
         self._again.append((number, job))
 
-    def count_death(self, number: int, during: str, cause: str) -> None:
-        """Count a process that died of this job; raises SparsonaError after TRIES of one job."""
+    def died(self, number: int, job: Job, cause: str) -> None:
+        """Give out a job once more whose process died; after TRIES of them its client loses the turn."""
         self._deaths[number] = self._deaths.get(number, 0) + 1
-        if self._deaths[number] >= TRIES:
-            raise died(during, cause)
+        if self._deaths[number] < TRIES:
+            self._again.append((number, job))
+        else:
+            self.give_up(number, job, DIED.format(times=TRIES, cause=cause))
+
+    def give_up(self, number: int, job: Job, why: str) -> None:
+        """Let a client lose its turn; raises SparsonaError if those of all others were lost, too."""
+        self._ready[number] = Outcome(job.client, failure=why)
+        self._num_given_up += 1
+        if self._num_given_up >= TRIES:
+            self._check(why)
+        self._last_reason = why
+
+    def end(self) -> None:
+        """All outcomes were yielded; raises SparsonaError if there is not one among them: a run without clients."""
+        if self._num_given_up:
+            self._check(self._last_reason)
+
+    def _check(self, why: str) -> None:
+        if not self._num_done:
+            raise SparsonaError(
+                f"no client's turn comes to its end; of the last one: {why}",
+                expected="workers that keep running (-9 usually means that memory ran out), within turn_seconds if given",
+                hint="use --executor serial, a smaller model or a smaller batch, or raise turn_seconds",
+            )
 
     def outcomes(self) -> Iterator[Outcome]:
         """The outcomes whose turn has come."""
@@ -76,10 +101,10 @@ class Backlog:
             self._next += 1
 
 
-def died(during: str, cause: str) -> SparsonaError:
-    """The error for processes that do not survive."""
+def not_started(cause: str) -> SparsonaError:
+    """The error for processes that die before they can do anything."""
     return SparsonaError(
-        f"a worker process died {TRIES} times during {during} ({cause})",
-        expected="workers that keep running; -9 usually means that memory ran out",
-        hint="use --executor serial, a smaller model or a smaller batch",
+        f"a worker process died {TRIES} times while it started ({cause})",
+        expected="workers that start; -9 usually means that memory ran out",
+        hint="use --executor serial, or free some memory",
     )

@@ -37,7 +37,7 @@ from sparsona.engine.jobs import Job, Outcome, Report
 from sparsona.engine.profiler import IDLE, START, WAIT, Clock
 from sparsona.engine.tempdirs import claim, make_folder
 from sparsona.executors import numeric_mode
-from sparsona.executors.backlog import TRIES, Backlog, PackedJob, died
+from sparsona.executors.backlog import TRIES, Backlog, PackedJob, not_started
 from sparsona.executors.serial import take_turn
 from sparsona.executors.worker import answer, is_importable, open_answer
 from sparsona.executors.workers import MEMORY, THREADS, num_cores
@@ -303,6 +303,7 @@ class RayCluster:
             yield from backlog.outcomes()
             packed = packed or backlog.take(len(self._actors))
             if packed is None and not any(actor.job for actor in self._actors):
+                backlog.end()
                 return
             if packed is not None and any(actor.is_idle for actor in self._actors):
                 continue
@@ -348,12 +349,13 @@ class RayCluster:
         lost.end(self._ray)
         failed_starts = lost.failed_starts + lost.opening
         if failed_starts >= TRIES:
-            raise died("starting up", cause)
+            raise not_started(cause)
         if lost.job is not None:
             number, job = lost.job
             if lost.began(self._ray):
-                backlog.count_death(number, f"client {job.client}'s turn", cause)
-            backlog.lost(number, job)
+                backlog.died(number, job, cause)
+            else:
+                backlog.lost(number, job)
         self._actors[place] = _Actor(self, failed_starts)
 
     def close(self) -> None:

@@ -1,12 +1,13 @@
 """A worker process: reads jobs from its standard input, writes outcomes to its original standard output.
 
-Started as `python -m sparsona.executors.worker`, so the user's script is never imported again. It ignores Ctrl-C, which
-the parent handles, and exits when the pipe closes.
+Started by `start_command`, so the user's script is never imported again. It ignores Ctrl-C, which the parent handles,
+and ends with its parent, also in the middle of a turn.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import pickle
 import signal
@@ -16,10 +17,23 @@ import traceback
 from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
+from sparsona.core.parents import end_with_parent, exit_when_closed, parent_to_die_with
 from sparsona.engine.profiler import IDLE, OFF, START, Clock, WorkerReport
 
 Readable = io.BufferedIOBase | io.RawIOBase
 FRAME = struct.Struct("<Q")
+# Python of a new worker: it imports from where its parent does. Before that, `-P` keeps the current folder out, whose
+# files nobody meant to run; json is the only import then.
+_BEGIN = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from sparsona.executors.worker import main; main(json.loads(sys.argv[2]))"
+)
+
+
+def start_command() -> list[str]:
+    """The command that starts a worker of this process."""
+    path = [folder for folder in sys.path if isinstance(folder, str)]
+    return [sys.executable, "-P", "-c", _BEGIN, json.dumps(path), json.dumps(parent_to_die_with())]
 
 
 def read_frame(stream: Readable, clock: Clock = OFF) -> Any:
@@ -96,14 +110,21 @@ def write_body(stream: BinaryIO, body: bytes) -> None:
     stream.flush()
 
 
-def main() -> None:
+def main(parent: int | None = None) -> None:
+    """Be a worker until the pipe closes.
+
+    Args:
+        parent: the process that this one was started by, if it can be bound to that: `parent_to_die_with`.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent(parent)
+    exit_when_closed(sys.stdin.fileno())
     inbox = cast(Readable, sys.stdin.buffer)
     # The output of a user's model must not be mixed with the outcomes.
     outbox = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
-        sys.path[:], is_profiled, by_value = read_frame(inbox)
+        is_profiled, by_value = read_frame(inbox)
         # Before torch is imported, so that the parent can write to all workers while they start together.
         _serve(read_frame(inbox), inbox, outbox, Clock(is_on=is_profiled), by_value)
     except (EOFError, BrokenPipeError):

@@ -8,9 +8,10 @@ import os
 import selectors
 import shutil
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -18,17 +19,21 @@ import cloudpickle
 
 from sparsona.core.errors import SparsonaError
 from sparsona.engine.context import ClientContext
+from sparsona.engine.failures import OVERDUE
 from sparsona.engine.jobs import Job, Outcome, Report
 from sparsona.engine.profiler import START, WAIT, Clock
 from sparsona.engine.tempdirs import claim, make_folder
-from sparsona.executors.backlog import Backlog, PackedJob
-from sparsona.executors.worker import is_importable, open_answer, read_frame, write_body, write_frame
+from sparsona.executors.backlog import TRIES, Backlog, PackedJob, not_started
+from sparsona.executors.worker import is_importable, open_answer, read_frame, start_command, write_body, write_frame
 
 # The environment of a process that trains on one thread. Memory that a step frees is kept for the next: requesting it
 # again, page by page, takes a tenth of a step.
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**29)}
 PREFIX = "sparsona-data-"  # of folders that hold the data for workers
+REPORT_SECONDS = 1.0  # that idle workers have, together, to report what they measured
+END_SECONDS = 2.0  # that workers have, together, to end before they are killed: one may be stopped
+SLOW_SECONDS = 30.0  # after which, again and again, it is reported whose turn is waited for
 
 
 def num_cores() -> int:
@@ -42,7 +47,7 @@ class _Worker:
     def __init__(self, recipe: bytes, clock: Clock, by_value: bool) -> None:
         self._clock, self._number = clock, clock.add_worker()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "sparsona.executors.worker"],
+            start_command(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**MEMORY, **os.environ, **THREADS},
@@ -52,12 +57,15 @@ class _Worker:
         # Unbuffered: the selector would not see an answer that a buffer had read together with the one before.
         self.stdout: io.RawIOBase = cast(Any, self.process.stdout).raw
         self.job: tuple[int, Job] | None = None
+        self.since = time.monotonic()  # when it began what it is doing
         self.opening = True
-        write_frame(self.stdin, (sys.path, clock.is_on, by_value))
+        write_frame(self.stdin, (clock.is_on, by_value))
         write_frame(self.stdin, ("open", recipe))
 
     def send(self, packed: PackedJob) -> None:
         self.job = (packed.number, packed.job)
+        if not self.opening:
+            self.since = time.monotonic()
         with self._clock.measure("pipe"):
             write_body(self.stdin, packed.body)
 
@@ -68,17 +76,40 @@ class _Worker:
         self._clock.record_worker(self._number, report)
         return answer
 
-    def end(self) -> None:
-        if self._clock.is_on and self.job is None and not self.opening:
-            with contextlib.suppress(OSError, EOFError):
-                write_frame(self.stdin, ("report", None))  # what it measured since its last job: its idle time
+    def report(self, seconds: float) -> None:
+        """Have an idle worker report what it measured since its last job: its idle time."""
+        if not self._clock.is_on or self.job is not None or self.opening:
+            return
+        with contextlib.suppress(OSError, EOFError), selectors.DefaultSelector() as selector:
+            write_frame(self.stdin, ("report", None))
+            selector.register(self.stdout, selectors.EVENT_READ)
+            if selector.select(seconds):
                 self.receive()
+
+    def close(self) -> None:
+        """Close the pipes of a process that has ended: before, what a full one still holds would be waited for."""
         for pipe in (self.stdin, self.process.stdout):
             with contextlib.suppress(OSError):
                 cast(BinaryIO, pipe).close()
-        self.process.terminate()
-        self.process.wait()
         self._clock.end_worker(self._number)
+
+
+def _end(workers: Sequence[_Worker]) -> None:
+    """End these processes: by a request, and those that do not follow it by force."""
+    deadline = time.monotonic() + REPORT_SECONDS
+    for worker in workers:
+        worker.report(max(0.0, deadline - time.monotonic()))
+    for worker in workers:
+        worker.process.terminate()
+    deadline = time.monotonic() + END_SECONDS
+    for worker in workers:
+        try:
+            worker.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # in the kernel, where no signal reaches it yet
+                worker.process.wait(END_SECONDS / 2)
+        worker.close()
 
 
 class Workers:
@@ -89,7 +120,9 @@ class Workers:
     def __init__(
         self, context: ClientContext, num_workers: int | None = None, report: Report = lambda text: None
     ) -> None:
-        self._clock, self._report = context.clock, report
+        self._clock, self._report, self._context = context.clock, report, context
+        self._failed_starts = 0  # in a row
+        self._reported = time.monotonic()
         num_workers = num_workers or num_cores()
         report(f"starting {num_workers} worker{'s' * (num_workers > 1)}")
         self._workers: list[_Worker] = []
@@ -125,13 +158,15 @@ class Workers:
                     try:
                         worker.send(packed)
                         packed = None
-                    except (BrokenPipeError, OSError):
-                        worker = self._replace(place, backlog)
+                    except OSError:  # it died: another process has the job
+                        worker.job = None
+                        worker = self._replace(place)
             # Yielded after jobs were sent: workers do not wait while the caller uses outcomes or makes the next job.
             yield from backlog.outcomes()
             packed = packed or backlog.take(len(self._workers))
             if not any(worker.job for worker in self._workers):
                 if packed is None:
+                    backlog.end()
                     return
                 continue
             for place in self._readable():
@@ -140,12 +175,10 @@ class Workers:
                 try:
                     answer = worker.receive()
                 except EOFError:
-                    if worker.job is not None:
-                        backlog.lost(*worker.job)
-                    self._replace(place, backlog)
+                    self._bury(place, backlog)
                     continue
                 if worker.opening:
-                    worker.opening = False
+                    worker.opening, worker.since, self._failed_starts = False, time.monotonic(), 0
                     if not any(other.opening for other in self._workers):
                         self._report("")
                     continue
@@ -153,28 +186,66 @@ class Workers:
                 number, job = worker.job
                 worker.job = None
                 backlog.done(number, job, answer)
+            self._check_turns(backlog)
 
     def _readable(self) -> list[int]:
+        """The places of workers that have answered or died; none, if there is something to say or to end."""
         with selectors.DefaultSelector() as selector:
             for place, worker in enumerate(self._workers):
                 if worker.job is not None or worker.opening:
                     selector.register(worker.stdout, selectors.EVENT_READ, place)
             starting = any(worker.opening for worker in self._workers)
+            patience, limit = SLOW_SECONDS / 2, self._context.plan.turn_seconds
+            if limit is not None:
+                ends = (worker.since + limit for worker in self._workers if worker.job and not worker.opening)
+                patience = max(0.0, min([patience, *(end - time.monotonic() for end in ends)]))
             with self._clock.measure(f"{START}workers" if starting else WAIT):
-                return [key.data for key, _ in selector.select()]
+                return [key.data for key, _ in selector.select(patience)]
 
-    def _replace(self, place: int, backlog: Backlog) -> _Worker:
-        """Start a new process for one that died; its job, if any, is run again."""
+    def _check_turns(self, backlog: Backlog) -> None:
+        """Report whose turn takes long, and end those that take longer than they may."""
+        now, limit = time.monotonic(), self._context.plan.turn_seconds
+        for place, worker in enumerate(self._workers):
+            if limit is not None and worker.job is not None and not worker.opening and now - worker.since >= limit:
+                number, job = worker.job
+                worker.job = None
+                self._replace(place)
+                backlog.give_up(number, job, OVERDUE.format(seconds=limit))
+        working = [worker for worker in self._workers if worker.job is not None or worker.opening]
+        slowest = min(working, key=lambda worker: worker.since, default=None)
+        if slowest is None or now - max(slowest.since, self._reported) < SLOW_SECONDS:
+            return
+        self._reported = now
+        what = "a worker to start"
+        if slowest.job is not None and not slowest.opening:
+            what = f"client {self._context.clients[slowest.job[1].client].label}"
+        self._report(f"waiting for {what} for {now - slowest.since:.0f} s (process {slowest.process.pid})")
+
+    def _bury(self, place: int, backlog: Backlog) -> None:
+        """Give a dead worker's job to another process, and start one in its place."""
         dead = self._workers[place]
-        dead.end()
-        number, during = (dead.job[0], f"client {dead.job[1].client}'s turn") if dead.job else (-1, "starting up")
-        backlog.count_death(number, during, f"exit code {dead.process.returncode}")
+        _end([dead])
+        cause = f"exit code {dead.process.returncode}"
+        if dead.opening:
+            self._failed_starts += 1
+            if self._failed_starts >= TRIES:
+                raise not_started(cause)
+        if dead.job is not None:
+            (backlog.lost if dead.opening else partial(backlog.died, cause=cause))(*dead.job)
+        self._start_anew(place)
+
+    def _replace(self, place: int) -> _Worker:
+        """Another process in place of one that has no job any more."""
+        self._workers[place].process.kill()
+        _end([self._workers[place]])
+        return self._start_anew(place)
+
+    def _start_anew(self, place: int) -> _Worker:
         self._workers[place] = _Worker(self._recipe, self._clock, self._by_value)
         return self._workers[place]
 
     def close(self) -> None:
-        for worker in self._workers:
-            worker.end()
+        _end(self._workers)
         self._workers.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

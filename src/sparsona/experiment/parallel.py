@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -13,6 +14,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.parents import end_with_parent, parent_to_die_with
+
+STOP_SECONDS = 3.5  # that runs have, together, to write their checkpoints and end before their processes are killed
 
 
 class InThisProcess(Executor):
@@ -36,39 +40,71 @@ def processes(jobs: int) -> Iterator[Executor]:
     if jobs == 1:
         yield InThisProcess()
         return
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin, (threads,))
+    threads, others = max(1, (os.cpu_count() or 1) // jobs), set(multiprocessing.active_children())
+    how = threads, parent_to_die_with()
+    with _safe_path(), ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin, how) as pool:
+        try:
+            yield pool
+        except BaseException as error:
+            # Of what waits in the queue nothing begins; the pool itself is closed on the way out.
+            pool.shutdown(wait=False, cancel_futures=True)
+            _end(set(multiprocessing.active_children()) - others)
+            if not isinstance(error, BrokenProcessPool):
+                raise
+            raise SparsonaError(
+                "a process ended before its run did, perhaps for want of memory",
+                expected=f"memory for {jobs} runs at once",
+                hint="resume with fewer --jobs; what is finished is kept",
+            ) from error
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """New processes begin without the current folder among those that modules are imported from, and then receive the
+    path of this one: Python's own `spawn` looks for its modules in the current folder first."""
+    before = os.environ.get("PYTHONSAFEPATH")
+    os.environ["PYTHONSAFEPATH"] = "1"
     try:
-        yield pool
-    except BrokenProcessPool as error:
-        raise SparsonaError(
-            "a process ended before its run did, perhaps for want of memory",
-            expected=f"memory for {jobs} runs at once",
-            hint="resume with fewer --jobs; what is finished is kept",
-        ) from error
-    except BaseException:
-        for child in multiprocessing.active_children():
-            child.terminate()
-        raise
+        yield
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        if before is None:
+            del os.environ["PYTHONSAFEPATH"]
+        else:
+            os.environ["PYTHONSAFEPATH"] = before
 
 
-def _begin(threads: int) -> None:
-    """In a new process: Ctrl-C is for the process that started it, which ends its children by SIGTERM."""
-    import torch
+def _end(children: set[Any]) -> None:
+    """Stop these processes where their runs can be resumed; those that do not follow are killed."""
+    for child in children:
+        child.terminate()
+    deadline = time.monotonic() + STOP_SECONDS
+    try:
+        for child in children:
+            child.join(max(0.0, deadline - time.monotonic()))
+    finally:
+        for child in children:
+            child.kill()
 
-    torch.set_num_threads(threads)
+
+def _begin(threads: int, parent: int | None) -> None:
+    """In a new process: Ctrl-C and a lost terminal are for the process that started it, which ends its children by
+    SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
+    end_with_parent(parent)
+    started_by = multiprocessing.parent_process()
+    assert started_by is not None
 
     def watch() -> None:
-        parent.join()
+        started_by.join()
         os._exit(1)  # the parent was killed: nobody would read what is done here
 
     threading.Thread(target=watch, daemon=True).start()
+    import torch
+
+    torch.set_num_threads(threads)
 
 
 _is_stopped = False

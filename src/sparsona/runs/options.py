@@ -466,6 +466,15 @@ class RunConfig(Stopping):
         "fp32", "number format of convolutions and products on a GPU; weights stay in fp32", flag=True, condition=True
     )
     executor: str = _place("auto", f"how clients are run: {_any_of(EXECUTORS)}", flag=True, circumstance=True)
+    turn_seconds: float | None = _place(
+        None,
+        "seconds after which a client loses its turn, with --executor workers: its process is ended, and the records "
+        "say so",
+        none="no limit",
+        circumstance=True,
+        gt=0,
+        allow_inf_nan=False,
+    )
 
     # Functions that were passed from Python, by option and name: no part of what is stored, and passed again on resume.
     _functions: dict[str, Callable[..., Any]] = PrivateAttr(default_factory=dict)
