@@ -114,7 +114,9 @@ class Requires:
             if installed.version.partition("+")[0] == version:
                 # torch names its CUDA libraries by marker: a machine's affair, as torch is.
                 texts = installed.requires or []
-                return [text for text in texts if name != BY_HAND or not text.startswith(("nvidia-", "cuda-", "triton"))]
+                return [
+                    text for text in texts if name != BY_HAND or not text.startswith(("nvidia-", "cuda-", "triton"))
+                ]
         except metadata.PackageNotFoundError:
             pass
         if name == BY_HAND:
@@ -188,7 +190,9 @@ def marker(where: list[dict]) -> str:
     if systems != set(SYSTEMS):
         parts.append(" or ".join(f"sys_platform == '{system}'" for system in sorted(systems)))
     if pythons != list(PYTHONS):
-        parts.append(f"python_version <= '{pythons[-1]}'" if pythons[0] == PYTHONS[0] else f"python_version >= '{pythons[0]}'")
+        parts.append(
+            f"python_version <= '{pythons[-1]}'" if pythons[0] == PYTHONS[0] else f"python_version >= '{pythons[0]}'"
+        )
     return " ; " + " and ".join(parts)
 
 
@@ -211,7 +215,9 @@ def main() -> None:
         found = dict(zip(names, pool.map(lambda name: hashes(index, name, versions[name]), names), strict=True))
     body = [line for name in names for line in lines(name, versions[name], marker(needed[name]), found[name])]
     (ROOT / "requirements.lock").write_text(HEAD + "".join(body))
-    (ROOT / "pip.lock").write_text(HEAD + "".join(lines("pip", versions["pip"], "", hashes(index, "pip", versions["pip"]))))
+    (ROOT / "pip.lock").write_text(
+        HEAD + "".join(lines("pip", versions["pip"], "", hashes(index, "pip", versions["pip"])))
+    )
     print(f"requirements.lock: {len(names)} packages, {sum(map(len, found.values()))} hashes")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -22,6 +23,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
 from sparsona.engine.rounds import simulate
 from sparsona.executors import choose, choose_device, graphed, numeric_mode, open_executor
+from sparsona.executors.devices import Devices
 from sparsona.executors.graphed import Graphed
 from sparsona.executors.serial import Serial
 from sparsona.executors.stacked import Stacked
@@ -227,3 +229,49 @@ def test_choices_that_cannot_be_are_refused():
     if not torch.cuda.is_available():
         with pytest.raises(SparsonaError, match="no GPU"):
             choose_device("cuda", "fp32")
+
+
+@pytest.fixture
+def on_two():
+    """Opens an executor of two processes, on one and the same device here."""
+    opened = []
+
+    def make(context):
+        name, kind = ("cuda:0", "graphed") if DEVICE == "cuda" else ("cpu", "stacked")
+        opened.append(open_executor(kind, replace(context, devices=(name, name))))
+        return opened[-1]
+
+    yield make
+    for executor in opened:
+        executor.close()
+
+
+@pytest.mark.parametrize(("name", "more"), [("fedspa", {}), ("dispfl", {}), ("fedalt", {"everyone_trains": True})])
+def test_two_devices_share_out_the_turns(on_two, name, more):
+    assert_agree(in_turn(name, json.dumps(more)), play(on_two, name, **more))
+
+
+def test_a_process_that_ends_is_named_with_its_device(on_two):
+    def with_one_killed(context):
+        executor = on_two(context)
+        assert isinstance(executor, Devices)
+        executor._workers[1].process.kill()
+        return executor
+
+    with pytest.raises(SparsonaError, match=r"the process on (cpu|cuda:0) ended \(exit code -9\)"):
+        play(with_one_killed, "fedavg")
+
+
+@pytest.mark.parametrize("name", ["cuda:1", "cuda:1,cuda:0", "cuda:0,cpu", "cuda:0,", "gpu", "cpu,cpu"])
+def test_a_list_of_devices_has_gpus_and_begins_with_the_first(name):
+    with pytest.raises(SparsonaError, match="begins with cuda:0"):
+        build.make_config("fedavg", {"device": name}, None, None)
+
+
+def test_a_list_of_devices_needs_as_many():
+    if torch.cuda.is_available():
+        with pytest.raises(SparsonaError, match="torch sees"):
+            choose_device("cuda:0,cuda:99", "fp32")
+    else:
+        with pytest.raises(SparsonaError, match="torch sees no GPU here"):
+            choose_device("cuda:0,cuda:1", "fp32")

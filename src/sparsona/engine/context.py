@@ -129,6 +129,7 @@ class ClientContext:
         clock: measures where the time goes; off by default.
         cards: the clients as methods see them, where this process has the data of some only; None: of the federation.
         sampler: a function that samples clients, where one was passed from Python; the server's.
+        devices: the devices that turns are shared out to, by name, where there are several; `device` is the first.
     """
 
     task: Task
@@ -141,6 +142,7 @@ class ClientContext:
     clock: Clock = OFF
     cards: Sequence[Client] | None = None
     sampler: Sampler | None = None
+    devices: tuple[str, ...] = ()
     method: Method = field(init=False)
     clients: Sequence[Client] = field(init=False)
     params: Tree = field(init=False)

@@ -33,14 +33,29 @@ SMALL_STEP = 40_000_000
 SMALL_MODEL = 2_000_000  # parameters up to which one client does not use a whole GPU
 
 
+def several_devices(name: str) -> tuple[str, ...]:
+    """The devices in a list such as cuda:0,cuda:1; none if `name` is no list."""
+    return tuple(name.split(",")) if "," in name else ()
+
+
 def choose_device(name: str, precision: str) -> torch.device:
-    """The device of this name; raises SparsonaError if there is none, or if it lacks the precision."""
+    """The device of this name, or the first of a list; raises SparsonaError if it is not here, or lacks the
+    precision."""
     import torch
 
     has_gpu = torch.cuda.is_available()
-    if name == "cuda" and not has_gpu:
+    if name.startswith("cuda") and not has_gpu:
         raise SparsonaError(
-            "device cuda: torch sees no GPU here", expected="a GPU and a CUDA build of torch", hint="use --device cpu"
+            f"device {name}: torch sees no GPU here",
+            expected="a GPU and a CUDA build of torch",
+            hint="use --device cpu",
+        )
+    numbers = [int(one.partition(":")[2]) for one in several_devices(name)]
+    if numbers and max(numbers) >= (count := torch.cuda.device_count()):
+        raise SparsonaError(
+            f"device {name}: torch sees {count} GPU{'s' * (count > 1)} here",
+            expected=",".join(f"cuda:{number}" for number in range(count)),
+            hint="CUDA_VISIBLE_DEVICES hides GPUs from a process",
         )
     device = torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
     if precision != "fp32" and device.type == "cpu":
@@ -69,6 +84,12 @@ def choose(name: str, context: ClientContext) -> str:
     from sparsona.executors.workers import num_cores
 
     is_gpu = context.device.type == "cuda"
+    if wanted.name == "ray" and context.devices:
+        raise SparsonaError(
+            f"executor ray on {','.join(context.devices)}: it has a process on every GPU of the cluster by itself",
+            expected="device cuda",
+            hint="--device cuda",
+        )
     if name == "workers" and is_gpu:
         raise SparsonaError(
             "executor workers on a GPU",
@@ -146,6 +167,12 @@ def _expected_seconds(context: ClientContext) -> float:
 
 def open_executor(name: str, context: ClientContext, report: Report = lambda text: None) -> Executor:
     """Start the named executor; it calls `report` with what its start-up is doing, and with "" when that is over."""
+    if context.devices:
+        from sparsona.engine.profiler import START
+        from sparsona.executors.devices import Devices
+
+        with context.clock.measure(f"{START}workers"):
+            return Devices(name, context, report=report)
     if name == "workers":
         from sparsona.engine.profiler import START
         from sparsona.executors.workers import Workers

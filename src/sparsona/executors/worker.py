@@ -137,21 +137,31 @@ def _serve(request: tuple[str, Any], inbox: Readable, outbox: BinaryIO, clock: C
 
         from sparsona.data.federation import Federation
         from sparsona.engine.context import ClientContext
+        from sparsona.engine.jobs import Executor
+        from sparsona.executors import numeric_mode, open_executor
         from sparsona.executors.serial import take_turn
 
     torch.set_num_threads(1)
     context: ClientContext | None = None
 
+    executor: Executor | None = None  # of a process that runs groups of jobs
+
     def act() -> Any:
-        nonlocal context
+        nonlocal context, executor
         kind, value = request
         if kind == "open":
             with clock.measure(f"{START}build"):
-                task, make_method, folder, plan, capacities = pickle.loads(value)
-                context = ClientContext(task, make_method, Federation.open(folder), plan, capacities, clock=clock)
+                fields, folder, name = pickle.loads(value)
+                context = ClientContext(federation=Federation.open(folder), clock=clock, **fields)
+                executor = None if name is None else open_executor(name, context)
         elif kind == "job":
             assert context is not None
             return take_turn(context, value)
+        elif kind == "jobs":
+            assert context is not None
+            assert executor is not None
+            with numeric_mode(context):
+                return list(executor.run(value))
         return None  # "report" asks for what was measured alone
 
     while True:

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -41,16 +41,18 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class _Worker:
+class Worker:
     """One process and its two pipes."""
 
-    def __init__(self, recipe: bytes, clock: Clock, by_value: bool) -> None:
+    def __init__(
+        self, recipe: bytes, clock: Clock, by_value: bool, environment: Mapping[str, str] | None = None
+    ) -> None:
         self._clock, self._number = clock, clock.add_worker()
         self.process = subprocess.Popen(
             start_command(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**MEMORY, **os.environ, **THREADS},
+            env={**MEMORY, **os.environ, **THREADS, **(environment or {})},
             process_group=0,  # a terminal sends Ctrl-C to a whole group, and only the parent handles it
         )
         self.stdin = cast(BinaryIO, self.process.stdin)
@@ -94,7 +96,7 @@ class _Worker:
         self._clock.end_worker(self._number)
 
 
-def _end(workers: Sequence[_Worker]) -> None:
+def end_workers(workers: Sequence[Worker]) -> None:
     """End these processes: by a request, and those that do not follow it by force."""
     deadline = time.monotonic() + REPORT_SECONDS
     for worker in workers:
@@ -125,18 +127,17 @@ class Workers:
         self._reported = time.monotonic()
         num_workers = num_workers or num_cores()
         report(f"starting {num_workers} worker{'s' * (num_workers > 1)}")
-        self._workers: list[_Worker] = []
+        self._workers: list[Worker] = []
         self._folder: Path | None = None
         try:
             self._folder = make_folder(PREFIX)
             claim(self._folder)
             context.federation.save(self._folder)
-            self._recipe = cloudpickle.dumps(
-                (context.task, context.make_method, str(self._folder), context.plan, context.capacities)
-            )
+            fields = {name: getattr(context, name) for name in ("task", "make_method", "plan", "capacities")}
+            self._recipe = cloudpickle.dumps((fields, str(self._folder), None))
             self._by_value = not is_importable(context.make_method)
             for _ in range(num_workers):
-                self._workers.append(_Worker(self._recipe, self._clock, self._by_value))
+                self._workers.append(Worker(self._recipe, self._clock, self._by_value))
         except OSError as error:
             self.close()
             raise SparsonaError(
@@ -224,7 +225,7 @@ class Workers:
     def _bury(self, place: int, backlog: Backlog) -> None:
         """Give a dead worker's job to another process, and start one in its place."""
         dead = self._workers[place]
-        _end([dead])
+        end_workers([dead])
         cause = f"exit code {dead.process.returncode}"
         if dead.opening:
             self._failed_starts += 1
@@ -234,18 +235,18 @@ class Workers:
             (backlog.lost if dead.opening else partial(backlog.died, cause=cause))(*dead.job)
         self._start_anew(place)
 
-    def _replace(self, place: int) -> _Worker:
+    def _replace(self, place: int) -> Worker:
         """Another process in place of one that has no job any more."""
         self._workers[place].process.kill()
-        _end([self._workers[place]])
+        end_workers([self._workers[place]])
         return self._start_anew(place)
 
-    def _start_anew(self, place: int) -> _Worker:
-        self._workers[place] = _Worker(self._recipe, self._clock, self._by_value)
+    def _start_anew(self, place: int) -> Worker:
+        self._workers[place] = Worker(self._recipe, self._clock, self._by_value)
         return self._workers[place]
 
     def close(self) -> None:
-        _end(self._workers)
+        end_workers(self._workers)
         self._workers.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)

@@ -37,7 +37,7 @@ from sparsona.engine.context import ClientContext, Placement
 from sparsona.engine.graphs import read_graph
 from sparsona.engine.plan import Plan
 from sparsona.engine.profiler import OFF, START, Clock
-from sparsona.executors import choose_device
+from sparsona.executors import choose_device, several_devices
 from sparsona.learning.partial import split_model
 from sparsona.methods import MethodCard
 from sparsona.runs.declaration import as_tuple
@@ -478,6 +478,7 @@ def make_context(
         config.precision,
         clock,
         sampler=config.functions.get(f"sampler/{given_name(config.sampler)}"),
+        devices=several_devices(config.device),
     )
     if row.decides_by_validation(config.options) and (
         without := [one.index for one in context.clients if not one.num_validation]

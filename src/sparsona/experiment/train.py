@@ -177,7 +177,7 @@ def describe_run(
     executor: str | None = None,
 ) -> tuple[RunConfig, RunFacts]:
     """The config with its defaults resolved, and the facts of the run; `executor` None: what suits it here."""
-    resolved = {"clients": context.federation.num_clients, "device": context.device.type}
+    resolved = {"clients": context.federation.num_clients, "device": ",".join(context.devices) or context.device.type}
     resolved["novel"] = context.plan.num_novel
     resolved["executor"] = executor or choose(config.executor, context)
     config = config.model_copy(update=resolved)

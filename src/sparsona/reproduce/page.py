@@ -65,7 +65,7 @@ def _runs(result: Reproduction) -> list[dict[str, str]]:
     for row, runs in result.runs.items():
         for run in runs:
             machine = run.view.environment
-            on = machine.get("gpu") if run.config["device"] == "cuda" else machine.get("processor")
+            on = machine.get("gpu") if run.config["device"].startswith("cuda") else machine.get("processor")
             found.append(
                 {
                     "run": f"{row}, seed {run.config['seed']}",

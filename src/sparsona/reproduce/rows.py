@@ -126,7 +126,7 @@ def why_not_run(recipe: Recipe, row: str, options: Mapping[str, Any]) -> str:
         return "all its figures follow from its options"
     if not can_run(method):
         return f"{method} cannot be run yet"
-    if options.get("device") == "cuda" and not has_gpu():
+    if str(options.get("device")).startswith("cuda") and not has_gpu():
         return "it needs a GPU, and there is none here"
     return ""
 

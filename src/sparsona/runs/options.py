@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -147,6 +148,18 @@ class Matched(BaseModel):
     rounds: int
     budget: int | None
     exact: bool = True
+
+
+def _check_device(name: str) -> str:
+    """A name, or a list of GPUs that begins with the first: processes share tensors by the number of a device, and
+    each of them has a single GPU, whose number is 0."""
+    is_list = re.fullmatch(r"cuda:0(,cuda:\d{1,3})+", name)
+    if name in ("auto", "cpu", "cuda") or is_list:
+        return name
+    raise ValueError(
+        f"'{name}': use auto, cpu, cuda, or a list that begins with cuda:0, such as cuda:0,cuda:1; "
+        "CUDA_VISIBLE_DEVICES=2 makes another GPU the first"
+    )
 
 
 class RunConfig(Stopping):
@@ -461,7 +474,12 @@ class RunConfig(Stopping):
     )
     train_accuracy: bool = _evaluation(False, "evaluate the last models on clients' training data, too")
 
-    device: Literal["auto", "cpu", "cuda"] = _place("auto", "where models are trained; auto: a GPU if any", flag=True)
+    device: Annotated[str, AfterValidator(_check_device)] = _place(
+        "auto",
+        "where models are trained: auto (a GPU if there is one), cpu, cuda, or several GPUs, such as cuda:0,cuda:1, "
+        "each of which takes a share of a round's turns",
+        flag=True,
+    )
     precision: Literal["fp32", "tf32", "bf16"] = _place(
         "fp32", "number format of convolutions and products on a GPU; weights stay in fp32", flag=True, condition=True
     )
