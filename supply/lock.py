@@ -114,7 +114,9 @@ class Requires:
             if installed.version.partition("+")[0] == version:
                 # torch names its CUDA libraries by marker: a machine's affair, as torch is.
                 texts = installed.requires or []
-                return [text for text in texts if name != BY_HAND or not text.startswith(("nvidia-", "cuda-", "triton"))]
+                return [
+                    text for text in texts if name != BY_HAND or not text.startswith(("nvidia-", "cuda-", "triton"))
+                ]
         except metadata.PackageNotFoundError:
             pass
         if name == BY_HAND:
@@ -153,15 +155,19 @@ def hashes(index: str, name: str, version: str) -> list[str]:
     request = urllib.request.Request(page, headers={"Accept": "application/vnd.pypi.simple.v1+json, text/html;q=0.5"})
     with urllib.request.urlopen(request, timeout=60) as answer:
         kind, body = answer.headers.get_content_type(), answer.read().decode()
-    if kind.endswith("json"):
-        files = {one["filename"]: one["hashes"].get("sha256") for one in json.loads(body)["files"]}
-    else:
-        (links := _Links()).feed(body)
-        files = dict(_file_and_hash(urljoin(page, link)) for link in links.found)
-    found = sorted({digest for file, digest in files.items() if digest and _version(file) == version})
+    files = files_of(kind, body, page)
+    found = sorted({digest for file, digest in files.items() if digest and version_of(file) == version})
     if not found:
         raise SystemExit(f"the index has no file of {name}=={version}")
     return found
+
+
+def files_of(kind: str, body: str, page: str) -> dict[str, str | None]:
+    """The files that an index lists, as JSON or as HTML, and their SHA-256."""
+    if kind.endswith("json"):
+        return {one["filename"]: one["hashes"].get("sha256") for one in json.loads(body)["files"]}
+    (links := _Links()).feed(body)
+    return dict(_file_and_hash(urljoin(page, link)) for link in links.found)
 
 
 def _file_and_hash(address: str) -> tuple[str, str | None]:
@@ -170,7 +176,8 @@ def _file_and_hash(address: str) -> tuple[str, str | None]:
     return Path(urlsplit(plain).path).name, digest if kind == "sha256" else None
 
 
-def _version(file: str) -> str | None:
+def version_of(file: str) -> str | None:
+    """The version in the name of a file."""
     try:
         parsed = parse_wheel_filename(file)[1] if file.endswith(".whl") else parse_sdist_filename(file)[1]
     except (InvalidWheelFilename, InvalidSdistFilename):
@@ -188,7 +195,9 @@ def marker(where: list[dict]) -> str:
     if systems != set(SYSTEMS):
         parts.append(" or ".join(f"sys_platform == '{system}'" for system in sorted(systems)))
     if pythons != list(PYTHONS):
-        parts.append(f"python_version <= '{pythons[-1]}'" if pythons[0] == PYTHONS[0] else f"python_version >= '{pythons[0]}'")
+        parts.append(
+            f"python_version <= '{pythons[-1]}'" if pythons[0] == PYTHONS[0] else f"python_version >= '{pythons[0]}'"
+        )
     return " ; " + " and ".join(parts)
 
 
@@ -211,7 +220,9 @@ def main() -> None:
         found = dict(zip(names, pool.map(lambda name: hashes(index, name, versions[name]), names), strict=True))
     body = [line for name in names for line in lines(name, versions[name], marker(needed[name]), found[name])]
     (ROOT / "requirements.lock").write_text(HEAD + "".join(body))
-    (ROOT / "pip.lock").write_text(HEAD + "".join(lines("pip", versions["pip"], "", hashes(index, "pip", versions["pip"]))))
+    (ROOT / "pip.lock").write_text(
+        HEAD + "".join(lines("pip", versions["pip"], "", hashes(index, "pip", versions["pip"])))
+    )
     print(f"requirements.lock: {len(names)} packages, {sum(map(len, found.values()))} hashes")
 
 

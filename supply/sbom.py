@@ -33,7 +33,9 @@ def component(distribution: metadata.Distribution, kind: str = "library") -> dic
     about = distribution.metadata
     if expression := about.get("License-Expression"):
         found["licenses"] = [{"expression": expression}]
-    elif named := [line.split(" :: ")[-1] for line in about.get_all("Classifier") or () if line.startswith("License ::")]:
+    elif named := [
+        line.split(" :: ")[-1] for line in about.get_all("Classifier") or () if line.startswith("License ::")
+    ]:
         found["licenses"] = [{"license": {"name": name}} for name in named]
     return found
 
