@@ -155,15 +155,19 @@ def hashes(index: str, name: str, version: str) -> list[str]:
     request = urllib.request.Request(page, headers={"Accept": "application/vnd.pypi.simple.v1+json, text/html;q=0.5"})
     with urllib.request.urlopen(request, timeout=60) as answer:
         kind, body = answer.headers.get_content_type(), answer.read().decode()
-    if kind.endswith("json"):
-        files = {one["filename"]: one["hashes"].get("sha256") for one in json.loads(body)["files"]}
-    else:
-        (links := _Links()).feed(body)
-        files = dict(_file_and_hash(urljoin(page, link)) for link in links.found)
-    found = sorted({digest for file, digest in files.items() if digest and _version(file) == version})
+    files = files_of(kind, body, page)
+    found = sorted({digest for file, digest in files.items() if digest and version_of(file) == version})
     if not found:
         raise SystemExit(f"the index has no file of {name}=={version}")
     return found
+
+
+def files_of(kind: str, body: str, page: str) -> dict[str, str | None]:
+    """The files that an index lists, as JSON or as HTML, and their SHA-256."""
+    if kind.endswith("json"):
+        return {one["filename"]: one["hashes"].get("sha256") for one in json.loads(body)["files"]}
+    (links := _Links()).feed(body)
+    return dict(_file_and_hash(urljoin(page, link)) for link in links.found)
 
 
 def _file_and_hash(address: str) -> tuple[str, str | None]:
@@ -172,7 +176,8 @@ def _file_and_hash(address: str) -> tuple[str, str | None]:
     return Path(urlsplit(plain).path).name, digest if kind == "sha256" else None
 
 
-def _version(file: str) -> str | None:
+def version_of(file: str) -> str | None:
+    """The version in the name of a file."""
     try:
         parsed = parse_wheel_filename(file)[1] if file.endswith(".whl") else parse_sdist_filename(file)[1]
     except (InvalidWheelFilename, InvalidSdistFilename):

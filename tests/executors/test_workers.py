@@ -204,17 +204,24 @@ class _Linear(nn.Sequential):
 
 
 def test_an_unguarded_script_and_ctrl_c(tmp_path):
-    """A script without `if __name__` trains its own class on workers; Ctrl-C ends it and every worker it started."""
+    """A script without `if __name__` trains its own class, and one of a module beside it, on workers; Ctrl-C ends it
+    and every worker it started. In the current folder, which is another, are modules that nobody meant to run."""
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("pickle", "torch", "sparsona", "beside"):
+        (here / f"{name}.py").write_text("open('EXECUTED', 'w')")
+    (tmp_path / "beside.py").write_text("import torch\nclass Layer(torch.nn.Linear): pass\n")
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(
             """
             import sys, torch, sparsona as sp
+            from beside import Layer
             print("started", flush=True)
             class Net(torch.nn.Module):
                 def __init__(self):
                     super().__init__()
-                    self.layer = torch.nn.Linear(64, 10)
+                    self.layer = Layer(64, 10)
                 def forward(self, x):
                     return self.layer(x.flatten(1))
             sp.train("fedavg", model=Net, clients=5, rounds=int(sys.argv[1]), epochs=1, executor="workers",
@@ -224,6 +231,7 @@ def test_an_unguarded_script_and_ctrl_c(tmp_path):
     )
     long = subprocess.Popen(
         [sys.executable, script, "100000", tmp_path / "long"],
+        cwd=here,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
@@ -235,6 +243,7 @@ def test_an_unguarded_script_and_ctrl_c(tmp_path):
     assert workers
     os.killpg(long.pid, signal.SIGINT)  # as a terminal does: to everybody
     told, errors = long.communicate(timeout=60)
+    assert not (here / "EXECUTED").exists()
     assert told.split() == [b"started"]  # once: no worker ran the script again
     assert long.returncode != 0
     assert b"KeyboardInterrupt" in errors

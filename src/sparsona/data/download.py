@@ -228,7 +228,13 @@ def _locate_debian(package: str) -> tuple[str, tuple[str, str]]:
 def _run(*command: str) -> str:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT, check=False, env={**os.environ, "LC_ALL": "C"}
+            command,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+            env={**os.environ, "LC_ALL": "C"},
+            cwd=os.path.abspath(os.sep),  # npm is told by files in the current folder what to ask and what to run
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _MirrorError(f"{command[0]} cannot be run: {error}") from error

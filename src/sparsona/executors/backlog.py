@@ -90,7 +90,7 @@ class Backlog:
         if not self._num_done:
             raise SparsonaError(
                 f"no client's turn comes to its end; of the last one: {why}",
-                expected="workers that keep running (-9 usually means that memory ran out), within turn_seconds if given",
+                expected="workers that keep running (-9 usually means that memory ran out), within turn_seconds",
                 hint="use --executor serial, a smaller model or a smaller batch, or raise turn_seconds",
             )
 

@@ -83,9 +83,11 @@ def source_commit() -> str:
     """The commit of this source, with "-dirty" if it was changed since; the version, if it is no working copy."""
     here = Path(__file__).parent
     try:
-        known = ["git", "-C", str(here), "ls-files", "--error-unmatch", Path(__file__).name]
-        subprocess.run(known, capture_output=True, check=True, timeout=10)
-        described = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=10"]
-        return subprocess.run(described, capture_output=True, check=True, text=True, timeout=10).stdout.strip()
+        git = ["git", "-c", "core.fsmonitor=false"]  # which names a program that git would run
+        known = [*git, "ls-files", "--error-unmatch", Path(__file__).name]
+        subprocess.run(known, cwd=here, capture_output=True, check=True, timeout=10)
+        described = [*git, "describe", "--always", "--dirty", "--abbrev=10"]
+        done = subprocess.run(described, cwd=here, capture_output=True, check=True, text=True, timeout=10)
+        return done.stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return f"version {VERSION}"
