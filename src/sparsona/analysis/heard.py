@@ -1,14 +1,15 @@
-"""Who was heard in a run whose clients are on machines of their own, and what evaluations took there."""
+"""Whose turns had no effect: who diverged, and who was not heard on a machine of its own; and what evaluations took."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from sparsona.analysis.format import plural
 from sparsona.core.points import FEWEST
 from sparsona.deploy.greeting import LAST_BITS
-from sparsona.engine.failures import STARTED_ANEW, TOO_FEW, WITHHELD, kind_of
+from sparsona.engine.failures import DIVERGENCE, STARTED_ANEW, TOO_FEW, WITHHELD, kind_of
 from sparsona.runs.folder import RunFolder
 
 MOST_NAMES = 8  # in a sentence
@@ -16,7 +17,7 @@ MOST_NAMES = 8  # in a sentence
 
 def heard(folder: RunFolder) -> dict[str, Any] | None:
     """Turns in which clients were not heard, by reason, and what else happened to them; None where nothing did."""
-    rows = folder.records.failures()
+    rows = [row for row in folder.records.failures() if kind_of(row.reason) != DIVERGENCE]
     if not rows:
         return None
     silent = [(row.client, kind) for row in rows if (kind := kind_of(row.reason)) is not None]
@@ -48,6 +49,40 @@ def heard_sentence(folder: RunFolder) -> str:
     if found["rounds_without_effect"]:
         text += f" {plural(found['rounds_without_effect'], 'round')} changed nothing, for too few updates arrived."
     return text
+
+
+def divergences(folder: RunFolder) -> dict[str, Any] | None:
+    """Turns whose training diverged, of all that trained; None where none did."""
+    rows = [row for row in folder.records.failures() if kind_of(row.reason) == DIVERGENCE]
+    if not rows:
+        return None
+    trained = sum(row.num_trained for row in folder.records.rounds())
+    clients = {row.client for row in rows}
+    return {
+        "turns": len(rows),
+        "of": trained + len(rows),
+        "clients": len(clients),
+        "names": _names(folder, clients),
+        "rounds": sorted({row.round for row in rows}),
+        "first": rows[0].reason,
+    }
+
+
+def divergence_note(found: Mapping[str, Any]) -> str:
+    """For a table and a sentence: "3 of 400 turns diverged and were left out"."""
+    be = "was" if found["turns"] == 1 else "were"
+    return f"{found['turns']:,} of {plural(found['of'], 'turn')} diverged and {be} left out"
+
+
+def divergence_sentence(folder: RunFolder) -> str:
+    """The same for a protocol, with who it was and what became of them; "" where none did."""
+    found = divergences(folder)
+    if found is None:
+        return ""
+    return (
+        f" {divergence_note(found)} ({_listed(found['names'])}): such a client keeps what it had before the round, and "
+        "is tested with that."
+    )
 
 
 def untested_sentence(folder: RunFolder, completed: int) -> str:

@@ -1,4 +1,4 @@
-"""Why clients on other machines were not heard, in the words of the records. Free of torch."""
+"""Why clients were not heard or were left out of a round, in the words of the records. Free of torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ BARRED = f"not asked: its last {REFUSALS} answers were refused"
 ABSENT = "not asked: it has not been there yet"
 STARTED_ANEW = "its state was lost: it started anew"
 WITHHELD = f"few: fewer than {FEWEST} examples, of which a client does not tell the result"
+DIVERGED = "training diverged: "
 ALONE = "it trained on alone: with what it received, "
 TOO_FEW = "updates that a round needs"
 
+DIVERGENCE = "diverged"
 # How they are reported, in this order.
 _KINDS = {
     "no answer": "no answer",
@@ -23,6 +25,7 @@ _KINDS = {
     REFUSED: "refused",
     BARRED: "barred after refusals",
     ABSENT: "not there yet",
+    DIVERGED: DIVERGENCE,
 }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import DivergedError, SparsonaError
 from sparsona.core.method import Round, Tree, Update, Work
 from sparsona.core.points import CONSENSUS, GLOBAL, point
 from sparsona.core.update import Part, Support
@@ -22,6 +22,7 @@ from sparsona.engine.population import (
     Population,
     RoundRecord,
     Turn,
+    diverged,
     not_heard,
     num_bytes,
     read_update,
@@ -81,11 +82,19 @@ class Gossip:
         for outcome in clients.run(jobs):
             client = outcome.client
             traffic = delivered.traffic.pop(client, Traffic())
+            update = None
+            if outcome.message is not None and not outcome.failure:
+                try:
+                    update = read_update(outcome, context.clients[outcome.client], index, context.clock)
+                except DivergedError as error:
+                    if plan.on_divergence == "stop":
+                        raise
+                    outcome = diverged(outcome, error)
             if outcome.failure:
                 record.turns.append(not_heard(outcome, traffic))
+                record.add_evaluations(outcome)
                 continue
             if outcome.message is not None:
-                update = read_update(outcome, context.clients[outcome.client], index, context.clock)
                 messages[client] = outcome.message
                 if update is outcome.message:
                     context.spill_store.store(tuple(_trees(update)))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import DivergedError, SparsonaError
 from sparsona.core.method import Method, Round, Server, Tree, Update, Work
 from sparsona.core.points import CONSENSUS, GLOBAL, point
 from sparsona.engine.clients import Clients
@@ -14,13 +14,14 @@ from sparsona.engine.context import ServerContext
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.failures import REFUSED, TOO_FEW
 from sparsona.engine.final import TuningRequest, check_end, evaluate_after_round, finish_run
-from sparsona.engine.jobs import Job, Message, Outcome, shared_update
+from sparsona.engine.jobs import Job, Message, Outcome, open_message, shared_update
 from sparsona.engine.plan import novel_clients, training_points
 from sparsona.engine.population import (
     EvaluationLog,
     Population,
     RoundRecord,
     Turn,
+    diverged,
     not_heard,
     num_bytes,
     read_update,
@@ -66,23 +67,30 @@ class Star:
             client, traffic = outcome.client, sent.pop(outcome.client)
             if outcome.failure:
                 record.turns.append(not_heard(outcome, traffic))
+                record.add_evaluations(outcome)
                 continue
             update, up = None, Traffic()
             aggregated = outcome.message is not None and client in who.aggregated
             try:
                 if outcome.message is not None:
                     update = read_update(outcome, context.clients[outcome.client], index, context.clock)
-                    up = Traffic(up=num_bytes(outcome.message), paper_up=paper_bytes(update))
+                    up = _sent(outcome, update)
                 if update is not None and aggregated:
                     assert half is not None
                     self._store_masks(update)
                     with context.clock.measure("aggregate"):
                         total = half.add(server, total, update)
                     num_added += 1
+            except DivergedError as error:
+                if plan.on_divergence == "stop" and not clients.refuses(client, error):
+                    raise
+                record.turns.append(not_heard(diverged(outcome, error), traffic + _sent(outcome)))
+                record.add_evaluations(outcome)
+                continue
             except SparsonaError as error:
                 if not clients.refuses(client, error):
                     raise
-                record.turns.append(not_heard(replace(outcome, failure=f"{REFUSED}{error.what}"), traffic))
+                record.turns.append(not_heard(Outcome(client, failure=f"{REFUSED}{error.what}"), traffic))
                 continue
             dropped = update is not None and client in who.dropped  # without an update, none can be lost
             if not dropped:
@@ -216,6 +224,13 @@ class Star:
     def finish(self, population: Population) -> tuple[RoundRecord, dict[int, Work]]:
         """After the last round: final tuning and evaluations, and the novel clients' first turn."""
         return finish_run(self, population)
+
+
+def _sent(outcome: Outcome, update: Update | None = None) -> Traffic:
+    """The bytes of a client's message, which may have been read already."""
+    assert outcome.message is not None
+    found = open_message(outcome.message) if update is None else update
+    return Traffic(up=num_bytes(outcome.message), paper_up=paper_bytes(found))
 
 
 def check_star(context: ServerContext) -> None:

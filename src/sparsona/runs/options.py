@@ -333,6 +333,14 @@ class RunConfig(Stopping):
         cost="leave it out: every update is charged as if it arrived",
         ge=0,
     )
+    on_divergence: Literal["drop", "stop"] = _plan(
+        "drop",
+        "a client whose loss, weights or update are not finite is left out of that round, which is recorded and counted, "
+        "or ends the run",
+        flag=True,
+        condition=True,
+        cost="leave it out: every turn is charged as if it went well",
+    )
     everyone_trains: bool = _plan(
         False,
         "all train each round, only the sampled are aggregated",
