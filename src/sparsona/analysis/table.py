@@ -17,6 +17,7 @@ from sparsona.analysis.measure import ACCURACY
 from sparsona.analysis.statistics import mean_and_spread, paired_difference
 from sparsona.analysis.view import RunView
 from sparsona.core.targets import TITLES
+from sparsona.runs.failed import FailedRun
 
 FEWEST_UNSEEN = 10  # examples of unseen classes, of all clients and seeds, of which a share says something
 UNEQUAL = 1.2  # local steps of the method that took most over those of the one that took fewest: worth a note
@@ -65,6 +66,14 @@ def rows(views: Sequence[RunView], in_print: bool = True) -> list[dict[str, str]
     return [
         {"method": row.label} | {title: cell.text for title, cell in zip(titles, row.cells, strict=True)}
         for row in table(views, in_print)
+    ]
+
+
+def failed_rows(missing: Sequence[FailedRun], titles: Sequence[str]) -> list[dict[str, str]]:
+    """A row for each run that failed: why, in the first of these columns, and nothing in the others."""
+    return [
+        {"method": one.label} | dict.fromkeys(titles, UNKNOWN) | dict.fromkeys(titles[:1], f"failed: {one.what}")
+        for one in missing
     ]
 
 

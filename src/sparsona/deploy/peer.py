@@ -223,7 +223,7 @@ class Peer:
             message = None
         if message is None:
             return self._answer(frame, {"state": GONE})
-        return self._answer(frame, {"state": SAID}, (message,))
+        return self._answer(frame, {"state": SAID, "made": found[-1]}, (message,))
 
     # Who is there.
 
@@ -425,8 +425,11 @@ class Peer:
         """The message in an answer, if its sender can have made it honestly."""
         if answer.head.get("state") != SAID or len(answer.blobs) != 1:
             raise SparsonaError("an answer without a message", expected="its last message before the round")
-        made = self.calendar.made(peer, index)
+        made, reported = self.calendar.made(peer, index), answer.head.get("made")
         assert made is not None
+        # Of a peer whose training diverged, the last good message is an earlier one.
+        if type(reported) is int and 0 <= reported < made and peer in self.calendar.who(reported).trains:
+            made = reported
         message, cost = bytes(answer.blobs[0]), self._cost(peer, made)
         card = replace(self._cards[peer], num_examples=self.sizes[peer][0])
         check_message(message, cost, client=card, round=made)
@@ -532,15 +535,18 @@ class Peer:
 
     def _play_round(self, index: int, population: Population, lost: dict[int, str]) -> dict[int, State]:
         began, note = time.monotonic(), self._lost_state
+        own = {peer: message for peer, message in population.messages.items() if peer == self.client}
+        received = self.calendar.receives(self.client, index) and len(own) < len(population.messages)
         try:
             with COMPUTING:
                 after, record = self._gossip.play(population, index)
+            why = next((turn.failure for turn in record.turns if turn.client == self.client and not turn.trained), "")
         except Exception as error:
-            # What others sent must not end this peer's run. If it cannot train on its own model either, that is raised.
-            own = {peer: message for peer, message in population.messages.items() if peer == self.client}
-            if not (self.calendar.receives(self.client, index) and len(own) < len(population.messages)):
+            if not received:
                 raise
             why = error.what if isinstance(error, SparsonaError) else f"{type(error).__name__}: {error}"
+        if why and received:
+            # What others sent must not end this peer's training. That it cannot train on its own model either is told.
             note = f"{ALONE}{why[:200]}"
             self._report(f"round {index}: {note}")
             with COMPUTING:
@@ -590,8 +596,8 @@ class Peer:
         self._report("all rounds are played")
 
     def _entry(self, kind: Any, index: int, record: RoundRecord, lost: dict[int, str]) -> Entry:
-        own = [turn for turn in record.turns if turn.client == self.client and turn.trained]
-        tally = own[0].tally if own else Tally()
+        own = [turn for turn in record.turns if turn.client == self.client and (turn.trained or turn.failure)]
+        tally, trained = (own[0].tally, own[0].trained) if own else (Tally(), False)
         return Entry(
             kind,
             index,
@@ -600,8 +606,9 @@ class Peer:
                 tally=tally,
                 evaluations=(*record.earlier, *record.evaluations),
                 withheld=self._turns.take_withheld(),
+                failure="" if trained or not own else own[0].failure,
             ),
-            trained=bool(own),
+            trained=trained,
             dropped=bool(own) and own[0].dropped,
             traffic={turn.client: turn.traffic for turn in record.turns if turn.traffic.total},
             lost=lost,

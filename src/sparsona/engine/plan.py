@@ -54,7 +54,9 @@ class Plan:
     late: Literal["drop", "partial"] = "drop"  # what becomes of clients that would not make it
     sampler: str = "uniform"  # a row of engine.sampling.SAMPLERS, or a function from Python
     availability: Availability | None = None  # who is awake; None: everybody always is
-    on_divergence: Literal["drop", "stop"] = "stop"  # a client whose training diverges: left out of the round, or an error
+    on_divergence: Literal["drop", "stop"] = (
+        "stop"  # a client whose training diverges: left out of the round, or an error
+    )
     ends_after: int | None = None  # a run that stopped early ends after so many of its rounds
 
     @property

@@ -335,8 +335,8 @@ class RunConfig(Stopping):
     )
     on_divergence: Literal["drop", "stop"] = _plan(
         "drop",
-        "a client whose loss, weights or update are not finite is left out of that round, which is recorded and counted, "
-        "or ends the run",
+        "what becomes of a client whose training diverges: it is left out of that round, recorded and counted, or it "
+        "ends the run",
         flag=True,
         condition=True,
         cost="leave it out: every turn is charged as if it went well",
