@@ -368,8 +368,9 @@ COLUMNS = (
     Column(
         "turns_diverged",
         "diverged",
-        "turns whose training diverged, and which were left out of their rounds",
-        lambda view: float((view.summary.get("diverged") or {}).get("turns", 0)),
+        "turns whose training diverged, and which were left out of their rounds; of peers also turns in which one left "
+        "out messages far larger than the others",
+        lambda view: float(sum((view.summary.get("diverged") or {}).get(key, 0) for key in ("turns", "receivers"))),
         "{:,.0f}".format,
         shown="if any",
         is_first=True,

@@ -9,7 +9,7 @@ from typing import Any
 from sparsona.analysis.format import plural
 from sparsona.core.points import FEWEST
 from sparsona.deploy.greeting import LAST_BITS
-from sparsona.engine.failures import DIVERGENCE, STARTED_ANEW, TOO_FEW, WITHHELD, kind_of
+from sparsona.engine.failures import DIVERGENCE, LEFT_OUT, STARTED_ANEW, TOO_FEW, WITHHELD, kind_of
 from sparsona.runs.folder import RunFolder
 
 MOST_NAMES = 8  # in a sentence
@@ -53,8 +53,10 @@ def heard_sentence(folder: RunFolder) -> str:
 
 def divergences(folder: RunFolder) -> dict[str, Any] | None:
     """Turns whose training diverged, of all that trained; None where none did."""
-    rows = [row for row in folder.records.failures() if kind_of(row.reason) == DIVERGENCE]
-    if not rows:
+    failures = folder.records.failures()
+    rows = [row for row in failures if kind_of(row.reason) == DIVERGENCE]
+    left_out = [row for row in failures if LEFT_OUT in row.reason]
+    if not rows and not left_out:
         return None
     trained = sum(row.num_trained for row in folder.records.rounds())
     clients = {row.client for row in rows}
@@ -64,14 +66,18 @@ def divergences(folder: RunFolder) -> dict[str, Any] | None:
         "clients": len(clients),
         "names": _names(folder, clients),
         "rounds": sorted({row.round for row in rows}),
-        "first": rows[0].reason,
+        "receivers": len(left_out),
+        "first": (rows or left_out)[0].reason,
     }
 
 
 def divergence_note(found: Mapping[str, Any]) -> str:
     """For a table and a sentence: "3 of 400 turns diverged and were left out"."""
-    be = "was" if found["turns"] == 1 else "were"
-    return f"{found['turns']:,} of {plural(found['of'], 'turn')} diverged and {be} left out"
+    be, text = "was" if found["turns"] == 1 else "were", f"{found['turns']:,} of {plural(found['of'], 'turn')}"
+    text += f" diverged and {be} left out"
+    if found["receivers"]:
+        text += f", and in {plural(found['receivers'], 'turn')} a peer left out messages far larger than the others"
+    return text
 
 
 def divergence_sentence(folder: RunFolder) -> str:
@@ -79,9 +85,10 @@ def divergence_sentence(folder: RunFolder) -> str:
     found = divergences(folder)
     if found is None:
         return ""
+    who = f" ({_listed(found['names'])})" if found["names"] else ""
     return (
-        f" {divergence_note(found)} ({_listed(found['names'])}): such a client keeps what it had before the round, and "
-        "is tested with that."
+        f" {divergence_note(found)}{who}: a client that diverges keeps what it had before the round, and that is "
+        "tested."
     )
 
 

@@ -552,6 +552,8 @@ class Peer:
             with COMPUTING:
                 after, record = self._gossip.play(replace(population, messages=own), index)
         entry = self._entry("turn", index, record, lost)
+        left_out = (turn.failure for turn in record.turns if turn.client == self.client and turn.trained)
+        note = "; ".join(filter(None, (note, *left_out)))
         state, message = after.states.get(self.client), after.messages.get(self.client)
         if entry.trained and state is not None:
             entry = replace(entry, ticket=self.vault.put(state))

@@ -14,6 +14,7 @@ ABSENT = "not asked: it has not been there yet"
 STARTED_ANEW = "its state was lost: it started anew"
 WITHHELD = f"few: fewer than {FEWEST} examples, of which a client does not tell the result"
 DIVERGED = "training diverged: "
+LEFT_OUT = "it left out "  # what a peer received, and why
 ALONE = "it trained on alone: with what it received, "
 TOO_FEW = "updates that a round needs"
 
@@ -45,5 +46,5 @@ def kind_of(reason: str) -> str | None:
     for start, kind in _KINDS.items():
         if reason.startswith(start):
             return kind
-    is_note = any(part in reason for part in (STARTED_ANEW, ALONE, WITHHELD)) or reason.endswith(TOO_FEW)
+    is_note = any(part in reason for part in (STARTED_ANEW, ALONE, WITHHELD, LEFT_OUT)) or reason.endswith(TOO_FEW)
     return None if is_note else "other reasons"

@@ -57,6 +57,7 @@ class Plan:
     on_divergence: Literal["drop", "stop"] = (
         "stop"  # a client whose training diverges: left out of the round, or an error
     )
+    divergence_factor: float | None = None  # times the median norm of a round's updates that one may be; None: any
     ends_after: int | None = None  # a run that stopped early ends after so many of its rounds
 
     @property
