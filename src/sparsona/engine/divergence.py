@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from math import sqrt
 from statistics import median
 
 from sparsona.core.update import Update
@@ -27,7 +28,7 @@ def update_norm(update: Update) -> float:
         5.0
     """
     values = [part.plain().values for part in update.parts.values() if not part.is_mask]
-    return sum(float(one.double().square().sum()) for one in values) ** 0.5
+    return sqrt(sum(float(one.double().square().sum()) for one in values))
 
 
 class Range:
