@@ -255,8 +255,8 @@ class Spiteful(nn.Module):
 @pytest.mark.parametrize("method", ["fedavg", "fedspa"])
 def test_nan_in_an_update(tmp_path, method):
     federation = poisoned_federation()
+    options = {"rounds": 2, "epochs": 1, "batch_size": 64, "seed": 1, "on_divergence": "stop"}
     with pytest.raises(sp.SparsonaError, match="client 1's weights are not finite in round 0") as caught:
-        options = {"rounds": 2, "epochs": 1, "batch_size": 64, "seed": 1, "on_divergence": "stop"}
         sp.train(method, federation, Spiteful, out=tmp_path, executor="serial", **options)
     assert "numbers" in caught.value.expected
     assert "lower the learning rate" in caught.value.hint

@@ -93,9 +93,7 @@ def test_the_table_shows_it_only_where_it_happened(serial, tmp_path):
 def test_what_others_do_is_as_if_it_had_not_taken_part(serial, tmp_path, method):
     """Not a bit of a client that diverges reaches the others: its data may as well be others that diverge."""
     other = sp.train(method, federation(3e30), Squares, out=tmp_path / "run", executor="serial", **OPTIONS)
-    found = [
-        [row for row in run._folder.records.evaluations() if row.client != BAD] for run in (serial[method], other)
-    ]
+    found = [[row for row in run._folder.records.evaluations() if row.client != BAD] for run in (serial[method], other)]
     assert found[0] == found[1]
 
 
@@ -123,8 +121,8 @@ def test_resumed_runs_are_the_same(serial, tmp_path):
 
 @pytest.mark.parametrize("executor", ["serial", "stacked"])
 def test_stop_names_client_round_and_method(tmp_path, executor):
+    stop = {**OPTIONS, "on_divergence": "stop", "executor": executor, "device": "cpu"}
     with pytest.raises(SparsonaError, match=rf"client {BAD}'s loss is nan in round 0 \(fedspa\)") as caught:
-        stop = {**OPTIONS, "on_divergence": "stop", "executor": executor, "device": "cpu"}
         sp.train("fedspa", federation(1e30), Squares, out=tmp_path / "run", **stop)
     assert "--on-divergence drop" in caught.value.hint
 

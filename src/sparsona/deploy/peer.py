@@ -537,20 +537,25 @@ class Peer:
         began, note = time.monotonic(), self._lost_state
         own = {peer: message for peer, message in population.messages.items() if peer == self.client}
         received = self.calendar.receives(self.client, index) and len(own) < len(population.messages)
+        played, why = None, ""
         try:
             with COMPUTING:
-                after, record = self._gossip.play(population, index)
-            why = next((turn.failure for turn in record.turns if turn.client == self.client and not turn.trained), "")
+                played = self._gossip.play(population, index)
+            why = self._failure(played[1])
         except Exception as error:
             if not received:
                 raise
             why = error.what if isinstance(error, SparsonaError) else f"{type(error).__name__}: {error}"
         if why and received:
-            # What others sent must not end this peer's training. That it cannot train on its own model either is told.
-            note = f"{ALONE}{why[:200]}"
-            self._report(f"round {index}: {note}")
+            # What others sent must not end this peer's training. If it cannot train on its own model either, that is
+            # raised, or its training diverged whatever it received.
             with COMPUTING:
-                after, record = self._gossip.play(replace(population, messages=own), index)
+                alone = self._gossip.play(replace(population, messages=own), index)
+            if played is None or not self._failure(alone[1]):
+                played, note = alone, f"{ALONE}{why[:200]}"
+                self._report(f"round {index}: {note}")
+        assert played is not None
+        after, record = played
         entry = self._entry("turn", index, record, lost)
         left_out = (turn.failure for turn in record.turns if turn.client == self.client and turn.trained)
         note = "; ".join(filter(None, (note, *left_out)))
@@ -573,6 +578,10 @@ class Peer:
         asked = calendar.sources(self.client, index + 1) if half.wants is None else frozenset()
         self._tell(calendar.sources(self.client, index) - asked, index + 1)
         return after.states
+
+    def _failure(self, record: RoundRecord) -> str:
+        """Why this peer's own turn had no effect; "" if it had."""
+        return next((turn.failure for turn in record.turns if turn.client == self.client and not turn.trained), "")
 
     def _evaluate(self, completed: int, population: Population, lost: dict[int, str]) -> None:
         began = time.monotonic()
