@@ -555,3 +555,24 @@ def test_refusals_of_a_neighbour_are_in_the_journal():
     told += [Entry("turn", 2, Outcome(0), lost=refused), Entry("turn", 3, Outcome(0), lost={1: "no answer within 1 s"})]
     assert peer._refusals(told) == {1: 2}
     assert peer._refusals([*told, Entry("turn", 4, Outcome(0), traffic=traffic)]) == {}
+
+
+def test_a_peer_that_diverges_keeps_its_state_and_its_last_message(tmp_path, monkeypatch):
+    from sparsona.core.errors import DivergedError
+    from sparsona.engine import turn
+
+    original = turn.record_phase
+
+    def record_phase(task, tally, round_, *args):
+        original(task, tally, round_, *args)
+        if (round_.client.index, round_.index) == (1, 1):
+            raise DivergedError("training diverged: client 1's loss is nan in round 1", hint="lower --lr")
+
+    monkeypatch.setattr(turn, "record_phase", record_phase)
+    party = Party(tmp_path, "dispfl", data={"data_rate": 0.15, "partition": "dirichlet:2"}, graph="full").play()
+    assert party.errors == {}
+    run, simulated = party.gather(), party.simulate()
+    assert rows(run.path) == rows(simulated.path)
+    assert states(party) == simulated_states(simulated)
+    assert [row.client for row in run._folder.records.failures()] == [1]
+    assert run.summary["diverged"]["turns"] == simulated.summary["diverged"]["turns"] == 1

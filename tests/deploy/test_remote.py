@@ -401,3 +401,39 @@ def test_other_versions_are_told_on_both_sides_and_recorded(tmp_path):
     assert sp.load(run.path)._folder.facts.differing["python"] == ("2.7", here["python"])
     guests = json.loads((run.path / "guests.json").read_text(encoding="utf-8"))
     assert [guest["environment"]["python"] for guest in guests].count("2.7") == 1
+
+
+def diverge(monkeypatch, client, at):
+    """Let the training of one client diverge in one round, wherever it runs."""
+    from sparsona.core.errors import DivergedError
+    from sparsona.engine import turn
+
+    original = turn.record_phase
+
+    def record_phase(task, tally, round_, *args):
+        original(task, tally, round_, *args)
+        if (round_.client.index, round_.index) == (client, at):
+            raise DivergedError(f"training diverged: client {client}'s loss is nan in round {at}", hint="lower --lr")
+
+    monkeypatch.setattr(turn, "record_phase", record_phase)
+
+
+def test_a_client_that_diverges_says_so_and_is_asked_again(tmp_path, monkeypatch):
+    diverge(monkeypatch, 1, at=1)
+    network, sites, heard = start(tmp_path, per_round=4)
+    network.wait(NUM, 1.0, lambda there, of: None)
+    run = play_network(network, tmp_path / "run")
+    assert rows(run) == rows(simulate(sites, tmp_path))
+    assert rows(run)[3] == [FailureRow(1, 1, "training diverged: client 1's loss is nan in round 1")]
+    assert any("training diverged" in text for text in heard)
+    assert not network.connection.refusals
+    assert "1 of 12 turns diverged and was left out" in run.protocol
+
+
+def test_an_answer_that_diverged_and_has_a_result_is_refused(tmp_path):
+    network, _, _ = start(
+        tmp_path, handles=lie_about(lambda head: {**head, "failure": "\x1b[2J"}), per_round=4, rounds=1
+    )
+    network.wait(NUM, 1.0, lambda there, of: None)
+    run = play_network(network, tmp_path / "run")
+    assert "refused: an answer that says that training diverged, and has a result" in rows(run)[3][0].reason

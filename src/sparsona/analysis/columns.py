@@ -30,8 +30,9 @@ class Column:
         unit: printed after the figure and its spread.
         better: which end is the good one; "neither": none is marked as the best.
         has_spread: whether the spread over seeds is printed as well.
-        shown: always, only where some run has the figure, only where runs differ in it, only where clients of a run
-            differ in their number of test examples, or only where all runs were run alike (device and executor).
+        shown: always, only where some run has the figure, only where it is not 0 for all, only where runs differ in
+            it, only where clients of a run differ in their number of test examples, or only where all runs were run
+            alike (device and executor).
         task: runs that predict classes, runs that predict numbers, or both.
         is_first: shown first; the others are folded away on a page and left out of a narrow terminal.
         marks_zero: whether 0 can be the best of its column: who sends nothing is not the one that sends least.
@@ -45,7 +46,7 @@ class Column:
     unit: str = ""
     better: Literal["high", "low", "neither"] = "low"
     has_spread: bool = False
-    shown: Literal["always", "if known", "if different", "if uneven", "if alike"] = "always"
+    shown: Literal["always", "if known", "if any", "if different", "if uneven", "if alike"] = "always"
     task: Literal["classes", "numbers", "both"] = "both"
     is_first: bool = False
     show_spread: Callable[[float], str] | None = None
@@ -66,6 +67,8 @@ def columns_for(views: Sequence[RunView], in_print: bool = True) -> tuple[Column
                 not in_print or len({(view.config.get("device"), view.config.get("executor")) for view in views}) == 1
             )
         known = {value for view in views if (value := column.value(view)) is not None}
+        if column.shown == "if any":
+            return any(known)
         return len(known) > (column.shown == "if different")
 
     # Clients that a method hurts are counted beside the accuracies, before what the method spends.
@@ -361,6 +364,16 @@ COLUMNS = (
         _entry("conditions", "late"),
         "{:,.0f}".format,
         shown="if known",
+    ),
+    Column(
+        "turns_diverged",
+        "diverged",
+        "turns whose training diverged, and which were left out of their rounds; of peers also turns in which one left "
+        "out messages far larger than the others",
+        lambda view: float(sum((view.summary.get("diverged") or {}).get(key, 0) for key in ("turns", "receivers"))),
+        "{:,.0f}".format,
+        shown="if any",
+        is_first=True,
     ),
     Column(
         "turns_not_heard",

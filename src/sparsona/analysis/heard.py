@@ -1,14 +1,15 @@
-"""Who was heard in a run whose clients are on machines of their own, and what evaluations took there."""
+"""Whose turns had no effect: who diverged, and who was not heard on a machine of its own; and what evaluations took."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from sparsona.analysis.format import plural
 from sparsona.core.points import FEWEST
 from sparsona.deploy.greeting import LAST_BITS
-from sparsona.engine.failures import STARTED_ANEW, TOO_FEW, WITHHELD, kind_of
+from sparsona.engine.failures import DIVERGENCE, LEFT_OUT, STARTED_ANEW, TOO_FEW, WITHHELD, kind_of
 from sparsona.runs.folder import RunFolder
 
 MOST_NAMES = 8  # in a sentence
@@ -16,7 +17,7 @@ MOST_NAMES = 8  # in a sentence
 
 def heard(folder: RunFolder) -> dict[str, Any] | None:
     """Turns in which clients were not heard, by reason, and what else happened to them; None where nothing did."""
-    rows = folder.records.failures()
+    rows = [row for row in folder.records.failures() if kind_of(row.reason) != DIVERGENCE]
     if not rows:
         return None
     silent = [(row.client, kind) for row in rows if (kind := kind_of(row.reason)) is not None]
@@ -48,6 +49,47 @@ def heard_sentence(folder: RunFolder) -> str:
     if found["rounds_without_effect"]:
         text += f" {plural(found['rounds_without_effect'], 'round')} changed nothing, for too few updates arrived."
     return text
+
+
+def divergences(folder: RunFolder) -> dict[str, Any] | None:
+    """Turns whose training diverged, of all that trained; None where none did."""
+    failures = folder.records.failures()
+    rows = [row for row in failures if kind_of(row.reason) == DIVERGENCE]
+    left_out = [row for row in failures if LEFT_OUT in row.reason]
+    if not rows and not left_out:
+        return None
+    trained = sum(row.num_trained for row in folder.records.rounds())
+    clients = {row.client for row in rows}
+    return {
+        "turns": len(rows),
+        "of": trained + len(rows),
+        "clients": len(clients),
+        "names": _names(folder, clients),
+        "rounds": sorted({row.round for row in rows}),
+        "receivers": len(left_out),
+        "first": (rows or left_out)[0].reason,
+    }
+
+
+def divergence_note(found: Mapping[str, Any]) -> str:
+    """For a table and a sentence: "3 of 400 turns diverged and were left out"."""
+    be, text = "was" if found["turns"] == 1 else "were", f"{found['turns']:,} of {plural(found['of'], 'turn')}"
+    text += f" diverged and {be} left out"
+    if found["receivers"]:
+        text += f", and in {plural(found['receivers'], 'turn')} a peer left out messages far larger than the others"
+    return text
+
+
+def divergence_sentence(folder: RunFolder) -> str:
+    """The same for a protocol, with who it was and what became of them; "" where none did."""
+    found = divergences(folder)
+    if found is None:
+        return ""
+    who = f" ({_listed(found['names'])})" if found["names"] else ""
+    return (
+        f" {divergence_note(found)}{who}: a client that diverges keeps what it had before the round, and that is "
+        "tested."
+    )
 
 
 def untested_sentence(folder: RunFolder, completed: int) -> str:

@@ -9,7 +9,15 @@ import numpy as np
 from sparsona.analysis.conditions import conditions, conditions_sentence, early_stop
 from sparsona.analysis.format import plural
 from sparsona.analysis.gates import mean_measures
-from sparsona.analysis.heard import evaluation_bytes, heard, heard_sentence, machines_sentence, untested_sentence
+from sparsona.analysis.heard import (
+    divergence_sentence,
+    divergences,
+    evaluation_bytes,
+    heard,
+    heard_sentence,
+    machines_sentence,
+    untested_sentence,
+)
 from sparsona.analysis.measure import summarize_metrics
 from sparsona.analysis.outcomes import (
     ERRORS,
@@ -93,9 +101,8 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
     }
     for name, value in mean_measures(folder).items():
         summary.setdefault(name, value)  # what the method measured of turns, such as pFedGate's density_used
-    if (found := heard(folder)) is not None:
-        summary["heard"] = found
-    for name, block in (("conditions", conditions(folder)), ("early_stop", early_stop(folder))):
+    blocks = {"heard": heard(folder), "diverged": divergences(folder), "conditions": conditions(folder)}
+    for name, block in {**blocks, "early_stop": early_stop(folder)}.items():
         if block is not None:
             summary[name] = block
     summary["protocol"] = _protocol(folder, summary)
@@ -272,6 +279,7 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
         text += f" {'is' if untested == 1 else 'are'} not among them."
     took_part = len(count) - config["novel"]
     text += untested_sentence(folder, completed) + heard_sentence(folder) + machines_sentence(folder)
+    text += divergence_sentence(folder)
     if (config.get("eval_clients") or took_part) < took_part:
         text += f" They were drawn once, the same for every evaluation, from the {took_part:,} that took part."
     if config["novel"]:

@@ -12,10 +12,12 @@ from sparsona.analysis.columns import Column, columns_for, has_uneven_tests
 from sparsona.analysis.conditions import early_stop_sentence
 from sparsona.analysis.format import UNKNOWN, percent, signed
 from sparsona.analysis.groups import Group, group_views, pairs
+from sparsona.analysis.heard import divergence_note
 from sparsona.analysis.measure import ACCURACY
 from sparsona.analysis.statistics import mean_and_spread, paired_difference
 from sparsona.analysis.view import RunView
 from sparsona.core.targets import TITLES
+from sparsona.runs.failed import FailedRun
 
 FEWEST_UNSEEN = 10  # examples of unseen classes, of all clients and seeds, of which a share says something
 UNEQUAL = 1.2  # local steps of the method that took most over those of the one that took fewest: worth a note
@@ -67,6 +69,14 @@ def rows(views: Sequence[RunView], in_print: bool = True) -> list[dict[str, str]
     ]
 
 
+def failed_rows(missing: Sequence[FailedRun], titles: Sequence[str]) -> list[dict[str, str]]:
+    """A row for each run that failed: why, in the first of these columns, and nothing in the others."""
+    return [
+        {"method": one.label} | dict.fromkeys(titles, UNKNOWN) | dict.fromkeys(titles[:1], f"failed: {one.what}")
+        for one in missing
+    ]
+
+
 def figures(views: Sequence[RunView]) -> list[dict[str, Any]]:
     """The table as numbers, for JSON: by the names of its columns, the mean over seeds and its spread, unrounded."""
     found: list[dict[str, Any]] = []
@@ -90,9 +100,19 @@ def differences(views: Sequence[RunView], in_print: bool = True) -> list[dict[st
 
 
 def notes(views: Sequence[RunView]) -> list[str]:
-    """What a reader of the table must know: runs that ended early, and methods that did not get the same work, though
-    nothing else was matched."""
-    return [*_early_stops(views), *_undefined_notes(views), *_effort_notes(views)]
+    """What a reader of the table must know: runs that ended early, turns that diverged, and methods that did not get
+    the same work, though nothing else was matched."""
+    return [*_early_stops(views), *_divergences(views), *_undefined_notes(views), *_effort_notes(views)]
+
+
+def _divergences(views: Sequence[RunView]) -> list[str]:
+    found = []
+    for group in group_views(views):
+        for view in group.views:
+            if known := view.summary.get("diverged"):
+                seed = f", seed {view.seed}" if len(group.views) > 1 else ""
+                found.append(f"{group.label}{seed}: {divergence_note(known)}. The first: {known['first']}.")
+    return found
 
 
 def _early_stops(views: Sequence[RunView]) -> list[str]:

@@ -232,9 +232,13 @@ def report(paths: tuple[str, ...], out: Path | None) -> None:
 
         click.echo(str(open_reproduction(find(paths[0])).report(out)))
         return
+    from sparsona.experiment.run import missing_in
     from sparsona.report.page import write_report
 
-    click.echo(str(write_report(read_views(paths), out or find(paths[0]) / "report.html")))
+    missing = [one for path in paths for one in missing_in(find(path))]
+    for one in missing:
+        click.echo(f"missing: {one.sentence}", err=True)
+    click.echo(str(write_report(read_views(paths), out or find(paths[0]) / "report.html", missing=missing)))
 
 
 @cli.command()
@@ -431,16 +435,21 @@ def show_comparison(result: Any, as_json: bool) -> None:
                     "table": result.figures(),
                     "differences": result.differences(),
                     "notes": result.notes(),
+                    "missing": [
+                        {"method": one.method, "seed": one.seed, "run": one.folder, "error": one.error}
+                        for one in result.missing
+                    ],
                 }
             )
         )
+        _end_with(result)
         return
     from sparsona.analysis.answer import differing
     from sparsona.analysis.groups import group_views
     from sparsona.analysis.table import difference_unit, differences
 
     views = result.views()
-    print_results(views)
+    print_results(views, result.missing)
     for note in result.notes():
         print_text(f"note: {note}")
     if unequal := differing(views):
@@ -461,6 +470,18 @@ def show_comparison(result: Any, as_json: bool) -> None:
         print_text(f"  {', '.join(names)}: {protocol}")
     click.echo(f"\nruns:   {result.path}")
     click.echo(f"report: {write_page(result.report)}")
+    _end_with(result)
+
+
+def _end_with(result: Any) -> None:
+    """An error, after everything else, for a comparison in which runs failed."""
+    if result.missing:
+        num = len(result.missing)
+        raise SparsonaError(
+            f"{num} of {num + len(result.runs)} runs failed: {'; '.join(one.sentence for one in result.missing)}",
+            expected="a result of every run",
+            hint=f"`sparsona resume {result.path}` retries what failed; other options need another comparison",
+        )
 
 
 def main() -> None:

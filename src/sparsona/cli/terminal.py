@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsona.analysis.format import human_bytes
+from sparsona.analysis.format import UNKNOWN, human_bytes
 from sparsona.core.errors import SparsonaError
 
 if TYPE_CHECKING:
     from sparsona.analysis.view import RunView
+    from sparsona.runs.failed import FailedRun
 
 
 UNLIMITED = 400  # characters in a line that nobody looks at: cells must not be cut
@@ -33,8 +34,9 @@ def show_rows(rows: list[dict[str, Any]], as_json: bool, hint: str) -> None:
     click.echo(f"\n{hint}")
 
 
-def print_results(views: Sequence[RunView]) -> None:
-    """The answer in a sentence, then the first columns of the table; the others as far as the terminal is wide."""
+def print_results(views: Sequence[RunView], missing: Sequence[FailedRun] = ()) -> None:
+    """The answer in a sentence, then the first columns of the table; the others as far as the terminal is wide. Runs
+    that failed have a row that says so."""
     from sparsona.analysis.answer import answer
     from sparsona.analysis.columns import columns_for
     from sparsona.analysis.table import table
@@ -56,9 +58,11 @@ def print_results(views: Sequence[RunView]) -> None:
             room -= widths[i]
         if column.is_first or room >= 0:
             kept.append(i)
+    titles = [columns[i].title for i in kept]
+    failed = [{"method": one.label} | dict.fromkeys(titles, UNKNOWN) | {titles[0]: "– failed"} for one in missing]
     print_table(
-        [{"method": row.label} | {columns[i].title: row.cells[i].text for i in kept} for row in found],
-        [{columns[i].title for i in kept if row.cells[i].best} for row in found],
+        [*({"method": row.label} | {columns[i].title: row.cells[i].text for i in kept} for row in found), *failed],
+        [*({columns[i].title for i in kept if row.cells[i].best} for row in found), *(() for _ in failed)],
     )
     if left_out := [column.title for i, column in enumerate(columns) if i not in kept]:
         print_text(f"more columns in the report and with --json: {', '.join(left_out)}")

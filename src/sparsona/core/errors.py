@@ -31,6 +31,10 @@ class MaskMismatchError(SparsonaError):
     """The receiver does not hold the mask that a message assumes; the full bitmap must be sent."""
 
 
+class DivergedError(SparsonaError):
+    """A client's training left the range of numbers that can be used: of finite ones, or of the other clients'."""
+
+
 class DataNeededError(SparsonaError):
     """A client's data was read where only its sizes and shapes are stored."""
 

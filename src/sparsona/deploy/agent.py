@@ -178,7 +178,8 @@ class Agent:
             states = {} if state is None else {self.client: state}
             self.vault.keep_model(context, LocalClients(context, None, states).work(job))
         done = {"train": "trained", "evaluate": "tested", "tune": "tuned"}[job.do]
-        self._report(", ".join(filter(None, [f"round {job.round.index}: {done}", in_words(outcome.evaluations)])))
+        reached = filter(None, [f"round {job.round.index}: {done}", in_words(outcome.evaluations)])
+        self._report(outcome.failure or ", ".join(reached))
         return answer
 
     def _here(self, context: ClientContext, job: Job, ticket: str) -> Job:

@@ -18,8 +18,9 @@ from sparsona.core.points import FEW, FEWEST, point
 from sparsona.core.targets import ALL_METRICS, LOW_IS_BETTER
 from sparsona.core.tree import Tree
 from sparsona.core.update import SERVER
-from sparsona.deploy.frames import Frame
+from sparsona.deploy.frames import Frame, printable
 from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.failures import DIVERGED
 from sparsona.engine.jobs import SHARED, Job, Outcome, Tally, shared_update
 from sparsona.engine.plan import Plan
 from sparsona.wire.codec import decode, encode
@@ -116,7 +117,9 @@ def answer_head(outcome: Outcome, shares_labels: bool) -> dict[str, Any]:
         shares_labels: whether the client agrees that its label counts become known, which confusions tell.
     """
     tally = outcome.tally
+    failure = {"failure": outcome.failure} if outcome.failure else {}
     return {
+        **failure,
         "lacks_mask": outcome.lacks_mask,
         "has_message": outcome.message is not None,
         "tally": {
@@ -182,8 +185,16 @@ def read_outcome(values: Any, client: int) -> Outcome:
         measures={name: reported.table("measures").reals(name) for name in reported.table("measures").values},
     )
     evaluations = tuple(_read_evaluation(_Head(one), client) for one in head.rows("evaluations"))
+    failure = ""
+    if "failure" in head.values:  # the one that a client reports itself
+        failure = DIVERGED + printable(head.text("failure").removeprefix(DIVERGED))
     return Outcome(
-        client, head.flag("lacks_mask"), tally=tally, evaluations=evaluations, withheld=head.texts("withheld")
+        client,
+        head.flag("lacks_mask"),
+        tally=tally,
+        evaluations=evaluations,
+        withheld=head.texts("withheld"),
+        failure=failure,
     )
 
 

@@ -223,7 +223,7 @@ class Peer:
             message = None
         if message is None:
             return self._answer(frame, {"state": GONE})
-        return self._answer(frame, {"state": SAID}, (message,))
+        return self._answer(frame, {"state": SAID, "made": found[-1]}, (message,))
 
     # Who is there.
 
@@ -425,8 +425,11 @@ class Peer:
         """The message in an answer, if its sender can have made it honestly."""
         if answer.head.get("state") != SAID or len(answer.blobs) != 1:
             raise SparsonaError("an answer without a message", expected="its last message before the round")
-        made = self.calendar.made(peer, index)
+        made, reported = self.calendar.made(peer, index), answer.head.get("made")
         assert made is not None
+        # Of a peer whose training diverged, the last good message is an earlier one.
+        if type(reported) is int and 0 <= reported < made and peer in self.calendar.who(reported).trains:
+            made = reported
         message, cost = bytes(answer.blobs[0]), self._cost(peer, made)
         card = replace(self._cards[peer], num_examples=self.sizes[peer][0])
         check_message(message, cost, client=card, round=made)
@@ -532,20 +535,30 @@ class Peer:
 
     def _play_round(self, index: int, population: Population, lost: dict[int, str]) -> dict[int, State]:
         began, note = time.monotonic(), self._lost_state
+        own = {peer: message for peer, message in population.messages.items() if peer == self.client}
+        received = self.calendar.receives(self.client, index) and len(own) < len(population.messages)
+        played, why = None, ""
         try:
             with COMPUTING:
-                after, record = self._gossip.play(population, index)
+                played = self._gossip.play(population, index)
+            why = self._failure(played[1])
         except Exception as error:
-            # What others sent must not end this peer's run. If it cannot train on its own model either, that is raised.
-            own = {peer: message for peer, message in population.messages.items() if peer == self.client}
-            if not (self.calendar.receives(self.client, index) and len(own) < len(population.messages)):
+            if not received:
                 raise
             why = error.what if isinstance(error, SparsonaError) else f"{type(error).__name__}: {error}"
-            note = f"{ALONE}{why[:200]}"
-            self._report(f"round {index}: {note}")
+        if why and received:
+            # What others sent must not end this peer's training. If it cannot train on its own model either, that is
+            # raised, or its training diverged whatever it received.
             with COMPUTING:
-                after, record = self._gossip.play(replace(population, messages=own), index)
+                alone = self._gossip.play(replace(population, messages=own), index)
+            if played is None or not self._failure(alone[1]):
+                played, note = alone, f"{ALONE}{why[:200]}"
+                self._report(f"round {index}: {note}")
+        assert played is not None
+        after, record = played
         entry = self._entry("turn", index, record, lost)
+        left_out = (turn.failure for turn in record.turns if turn.client == self.client and turn.trained)
+        note = "; ".join(filter(None, (note, *left_out)))
         state, message = after.states.get(self.client), after.messages.get(self.client)
         if entry.trained and state is not None:
             entry = replace(entry, ticket=self.vault.put(state))
@@ -565,6 +578,10 @@ class Peer:
         asked = calendar.sources(self.client, index + 1) if half.wants is None else frozenset()
         self._tell(calendar.sources(self.client, index) - asked, index + 1)
         return after.states
+
+    def _failure(self, record: RoundRecord) -> str:
+        """Why this peer's own turn had no effect; "" if it had."""
+        return next((turn.failure for turn in record.turns if turn.client == self.client and not turn.trained), "")
 
     def _evaluate(self, completed: int, population: Population, lost: dict[int, str]) -> None:
         began = time.monotonic()
@@ -590,8 +607,8 @@ class Peer:
         self._report("all rounds are played")
 
     def _entry(self, kind: Any, index: int, record: RoundRecord, lost: dict[int, str]) -> Entry:
-        own = [turn for turn in record.turns if turn.client == self.client and turn.trained]
-        tally = own[0].tally if own else Tally()
+        own = [turn for turn in record.turns if turn.client == self.client and (turn.trained or turn.failure)]
+        tally, trained = (own[0].tally, own[0].trained) if own else (Tally(), False)
         return Entry(
             kind,
             index,
@@ -600,8 +617,9 @@ class Peer:
                 tally=tally,
                 evaluations=(*record.earlier, *record.evaluations),
                 withheld=self._turns.take_withheld(),
+                failure="" if trained or not own else own[0].failure,
             ),
-            trained=bool(own),
+            trained=trained,
             dropped=bool(own) and own[0].dropped,
             traffic={turn.client: turn.traffic for turn in record.turns if turn.traffic.total},
             lost=lost,

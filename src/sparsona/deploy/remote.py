@@ -219,6 +219,10 @@ class RemoteClients:
                 if outcome.lacks_mask:
                     raise SparsonaError("it cannot read a message that has all masks in it")
             self._check(job, outcome)
+            if outcome.failure:
+                connection.report(f"{connection.name(client)}: {outcome.failure}")
+                num_bytes = connection.num_received - before
+                return _Waiting(replace(outcome, num_bytes=num_bytes), "", "", False)
             ticket, tuned = (_ticket(answer.head.get(name)) for name in ("ticket", "tuned"))
         except LostError as error:
             connection.report(f"{connection.name(client)}: {error.what}")
@@ -249,6 +253,8 @@ class RemoteClients:
         """Refuse an answer that does not fit its job."""
         if job.do != "train" and outcome.message is not None:
             raise SparsonaError(f"a message in the answer to '{job.do}'", expected="none")
+        if outcome.failure and (job.do == "evaluate" or outcome.message is not None):
+            raise SparsonaError("an answer that says that training diverged, and has a result", expected="one of both")
         reported = [*(one.point for one in outcome.evaluations), *outcome.withheld]
         if extra := set(reported) - set(job.points):
             raise SparsonaError(f"an evaluation at '{min(extra)[:40]}'", expected="the points that were asked for")

@@ -1,4 +1,4 @@
-"""Why clients were not heard, in the words of the records. Free of torch."""
+"""Why clients were not heard or were left out of a round, in the words of the records. Free of torch."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ BARRED = f"not asked: its last {REFUSALS} answers were refused"
 ABSENT = "not asked: it has not been there yet"
 STARTED_ANEW = "its state was lost: it started anew"
 WITHHELD = f"few: fewer than {FEWEST} examples, of which a client does not tell the result"
+DIVERGED = "training diverged: "
+LEFT_OUT = "it left out "  # what a peer received, and why
 ALONE = "it trained on alone: with what it received, "
 TOO_FEW = "updates that a round needs"
 
+DIVERGENCE = "diverged"
 # How they are reported, in this order.
 _KINDS = {
     "no answer": "no answer",
@@ -27,6 +30,7 @@ _KINDS = {
     REFUSED: "refused",
     BARRED: "barred after refusals",
     ABSENT: "not there yet",
+    DIVERGED: DIVERGENCE,
 }
 
 
@@ -46,5 +50,5 @@ def kind_of(reason: str) -> str | None:
     for start, kind in _KINDS.items():
         if reason.startswith(start):
             return kind
-    is_note = any(part in reason for part in (STARTED_ANEW, ALONE, WITHHELD)) or reason.endswith(TOO_FEW)
+    is_note = any(part in reason for part in (STARTED_ANEW, ALONE, WITHHELD, LEFT_OUT)) or reason.endswith(TOO_FEW)
     return None if is_note else "other reasons"

@@ -27,7 +27,7 @@ from sparsona.engine.context import ClientContext, ServerContext
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.failures import WITHHELD
 from sparsona.engine.guard import Seen, keeps_shared
-from sparsona.engine.jobs import Outcome, Tally
+from sparsona.engine.jobs import Outcome
 from sparsona.engine.plan import Plan, novel_clients, tested_clients
 from sparsona.engine.population import EvaluationLog, Population, RoundRecord, Turn
 from sparsona.wire.ledger import Traffic
@@ -92,11 +92,10 @@ def finish_run(engine: RoundEngine, population: Population) -> tuple[RoundRecord
             requests[client] = TuningRequest(points, epochs)
     clients = engine.clients.at(population.states)
     for outcome, traffic in engine.tune(population, clients, round_, requests):
-        trained = outcome.client in requests and not outcome.failure
-        # Otherwise a client that did not answer, or a peer that only sent its message, which is charged to it.
-        tally, failed = outcome.tally if trained else Tally(), outcome.failure
+        # Otherwise a client that did not answer or diverged, or a peer that only sent its message, which is charged.
+        trained, failed = outcome.client in requests and not outcome.failure, outcome.failure
         charged, note = traffic if outcome.sent else Traffic(), failed or outcome.note
-        record.turns.append(Turn(outcome.client, tally, charged, False, bool(failed), trained, note))
+        record.turns.append(Turn(outcome.client, outcome.tally, charged, False, bool(failed), trained, note))
         record.evaluations.extend(outcome.evaluations)
         if outcome.withheld:
             record.log.failures[outcome.client] = WITHHELD

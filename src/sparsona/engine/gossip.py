@@ -6,13 +6,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import DivergedError, SparsonaError
 from sparsona.core.method import Round, Tree, Update, Work
 from sparsona.core.points import CONSENSUS, GLOBAL, point
 from sparsona.core.update import Part, Support
 from sparsona.engine.clients import Clients
 from sparsona.engine.context import ServerContext
+from sparsona.engine.divergence import Range, update_norm
 from sparsona.engine.evaluate import Evaluation
+from sparsona.engine.failures import LEFT_OUT
 from sparsona.engine.final import TuningRequest, check_end, evaluate_after_round, finish_run
 from sparsona.engine.graphs import Graph, check, senders
 from sparsona.engine.jobs import Job, Message, Outcome, Tally, open_message
@@ -22,6 +24,7 @@ from sparsona.engine.population import (
     Population,
     RoundRecord,
     Turn,
+    diverged,
     not_heard,
     num_bytes,
     read_update,
@@ -41,6 +44,7 @@ class _Deliveries:
 
     senders: dict[int, tuple[int, ...]] = field(default_factory=dict)
     traffic: dict[int, Traffic] = field(default_factory=dict)
+    notes: dict[int, str] = field(default_factory=dict)  # whose messages a receiver left out, and why
 
 
 class Gossip:
@@ -61,6 +65,7 @@ class Gossip:
     def __init__(self, context: ServerContext, clients: Clients, here: Collection[int] | None = None) -> None:
         self.context, self.clients, self._here = context, clients, here
         self._loaded: dict[int, Update] = {}
+        self._norms: dict[int, tuple[Message, float]] = {}
         self._num_unpacked = 0
 
     def start(self) -> Population:
@@ -81,17 +86,28 @@ class Gossip:
         for outcome in clients.run(jobs):
             client = outcome.client
             traffic = delivered.traffic.pop(client, Traffic())
+            update = None
+            if outcome.message is not None and not outcome.failure:
+                try:
+                    update = read_update(outcome, context.clients[outcome.client], index, context.clock)
+                except DivergedError as error:
+                    if plan.on_divergence == "stop":
+                        raise
+                    outcome = diverged(outcome, error)
             if outcome.failure:
                 record.turns.append(not_heard(outcome, traffic))
+                record.add_evaluations(outcome)
                 continue
             if outcome.message is not None:
-                update = read_update(outcome, context.clients[outcome.client], index, context.clock)
                 messages[client] = outcome.message
+                if update is not None and self._factor is not None:
+                    self._norms[client] = outcome.message, update_norm(update)
                 if update is outcome.message:
                     context.spill_store.store(tuple(_trees(update)))
             clients.keep(client)
             dropped = client in who.dropped
-            record.turns.append(Turn(client, outcome.tally, traffic, not dropped, dropped, failure=outcome.note))
+            note = "; ".join(filter(None, (outcome.note, delivered.notes.get(client))))
+            record.turns.append(Turn(client, outcome.tally, traffic, not dropped, dropped, failure=note))
             record.add_evaluations(outcome)
         # Peers that did not train may have sent a message.
         record.turns += (_sender_only(client, sent) for client, sent in delivered.traffic.items())
@@ -122,7 +138,35 @@ class Gossip:
                 size, paper = sizes[sender]
                 for peer, sent in ((sender, Traffic(up=size, paper_up=paper)), (client, Traffic(0, size, 0, paper))):
                     delivered.traffic[peer] = delivered.traffic.get(peer, Traffic()) + sent
+            self._leave_out(delivered, client, population)
         return delivered
+
+    @property
+    def _factor(self) -> float | None:
+        """How many times the median norm of what a peer has a message may be; None: any."""
+        plan = self.context.plan
+        return plan.divergence_factor if plan.on_divergence == "drop" else None
+
+    def _leave_out(self, delivered: _Deliveries, client: int, population: Population) -> None:
+        """Leave out what a receiver does not mix: messages far larger than the others that it has, its own included."""
+        found, norms = delivered.senders[client], Range(self._factor)
+        if norms.factor is None or not found:
+            return
+        have = [peer for peer in (*found, client) if population.messages.get(peer)]
+        values = {peer: self._norm(peer, population.messages[peer]) for peer in have}
+        for norm in values.values():
+            norms.add(norm)
+        times = {peer: over for peer in found if (over := norms.times_over(values.get(peer, 0.0))) is not None}
+        if times:
+            delivered.senders[client] = tuple(peer for peer in found if peer not in times)
+            names = {peer: self.context.clients[peer].label for peer in times}
+            said = (f"client {names[peer]}'s message, {over:.3g} times as large as" for peer, over in times.items())
+            delivered.notes[client] = f"{LEFT_OUT}{', '.join(said)} the median of what it has"
+
+    def _norm(self, peer: int, message: Message) -> float:
+        if self._norms.get(peer, (None, 0.0))[0] is not message:
+            self._norms[peer] = message, update_norm(open_message(message, self.context.clock))
+        return self._norms[peer][1]
 
     def _job(
         self,

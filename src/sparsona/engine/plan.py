@@ -55,6 +55,10 @@ class Plan:
     sampler: str = "uniform"  # a row of engine.sampling.SAMPLERS, or a function from Python
     availability: Availability | None = None  # who is awake; None: everybody always is
     turn_seconds: float | None = None  # of real time, after which a client loses its turn; None: no limit
+    on_divergence: Literal["drop", "stop"] = (
+        "stop"  # a client whose training diverges: left out of the round, or an error
+    )
+    divergence_factor: float | None = None  # times the median norm of a round's updates that one may be; None: any
     ends_after: int | None = None  # a run that stopped early ends after so many of its rounds
 
     @property

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import DivergedError, SparsonaError
 from sparsona.core.method import Client, Server, State, Update
 from sparsona.core.points import point
 from sparsona.engine.context import ServerContext
 from sparsona.engine.evaluate import Evaluation
-from sparsona.engine.failures import WITHHELD
+from sparsona.engine.failures import DIVERGED, WITHHELD
 from sparsona.engine.jobs import Message, Outcome, Tally, open_message
 from sparsona.engine.pace import round_time
 from sparsona.engine.plan import Participation
@@ -38,8 +38,8 @@ class Population:
 class Turn:
     """What one client did in one round. A peer that only sent its last message did not train.
 
-    `failure`: why a client elsewhere was not heard, and then it is `dropped` and what it did is not known; or what else
-    happened to it.
+    `failure`: why a client elsewhere was not heard, and then it is `dropped` and what it did is not known; that its
+    training diverged, and then it is `dropped` and what it did is without effect; or what else happened to it.
     """
 
     client: int
@@ -128,9 +128,14 @@ def is_earlier(name: str) -> bool:
 
 
 def not_heard(outcome: Outcome, traffic: Traffic) -> Turn:
-    """The turn of a client that was sent a job and did not answer, or whose answer was refused."""
+    """The turn of a client that was sent a job and did not answer, whose answer was refused, or that diverged."""
     charged = traffic if outcome.sent else Traffic()
-    return Turn(outcome.client, Tally(), charged, False, True, trained=False, failure=outcome.failure)
+    return Turn(outcome.client, outcome.tally, charged, False, True, trained=False, failure=outcome.failure)
+
+
+def diverged(outcome: Outcome, error: DivergedError) -> Outcome:
+    """The outcome of a turn whose update cannot be used: what it spent is charged, and nothing of it is kept."""
+    return replace(outcome, message=None, tally=replace(outcome.tally, examples=0, loss=0.0), failure=error.what)
 
 
 def without_effect(record: RoundRecord, why: str) -> RoundRecord:
@@ -163,11 +168,12 @@ def num_bytes(message: Message) -> int:
 
 
 def check_finite(update: Update, client: Client) -> None:
-    """Raise SparsonaError for an update whose values or weight would make the mean non-finite."""
+    """Raise DivergedError for values, and SparsonaError for a weight, that would make the mean non-finite."""
     for name, part in update.parts.items():
         if not part.is_finite():
-            raise SparsonaError(
-                f"client {client.label}'s update in round {update.round} has values in '{name}' that are not finite",
+            raise DivergedError(
+                f"{DIVERGED}client {client.label}'s update in round {update.round} has values in '{name}' that are not "
+                "finite",
                 expected="finite numbers",
                 hint="lower the learning rate (--lr), clip gradients (--set clip_norm=1), or check its data",
             )

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from sparsona.core.errors import SparsonaError
-from sparsona.core.method import Method, Round, Server, Tree, Update, Work
+from sparsona.core.errors import DivergedError, SparsonaError
+from sparsona.core.method import Method, Round, Server, State, Tree, Update, Work
 from sparsona.core.points import CONSENSUS, GLOBAL, point
 from sparsona.engine.clients import Clients
 from sparsona.engine.context import ServerContext
+from sparsona.engine.divergence import Range, update_norm
 from sparsona.engine.evaluate import Evaluation
-from sparsona.engine.failures import REFUSED, TOO_FEW
+from sparsona.engine.failures import DIVERGED, REFUSED, TOO_FEW
 from sparsona.engine.final import TuningRequest, check_end, evaluate_after_round, finish_run
-from sparsona.engine.jobs import Job, Message, Outcome, shared_update
-from sparsona.engine.plan import novel_clients, training_points
+from sparsona.engine.jobs import Job, Message, Outcome, open_message, shared_update
+from sparsona.engine.plan import Participation, novel_clients, training_points
 from sparsona.engine.population import (
     EvaluationLog,
     Population,
     RoundRecord,
     Turn,
+    diverged,
     not_heard,
     num_bytes,
     read_update,
@@ -62,17 +64,11 @@ class Star:
         server = population.server
         total = half.zero(server, round_) if half else None
         num_added, losses = 0, dict(population.losses)
-        for outcome in clients.run(self._job("train", c, server, round_, points.get(c, ()), sent) for c in who.trains):
+        jobs = (self._job("train", c, server, round_, points.get(c, ()), sent) for c in who.trains)
+        for outcome, update, up in self._arrivals(clients, jobs, who, index):
             client, traffic = outcome.client, sent.pop(outcome.client)
-            if outcome.failure:
-                record.turns.append(not_heard(outcome, traffic))
-                continue
-            update, up = None, Traffic()
-            aggregated = outcome.message is not None and client in who.aggregated
+            aggregated = update is not None and client in who.aggregated and not outcome.failure
             try:
-                if outcome.message is not None:
-                    update = read_update(outcome, context.clients[outcome.client], index, context.clock)
-                    up = Traffic(up=num_bytes(outcome.message), paper_up=paper_bytes(update))
                 if update is not None and aggregated:
                     assert half is not None
                     self._store_masks(update)
@@ -82,15 +78,18 @@ class Star:
             except SparsonaError as error:
                 if not clients.refuses(client, error):
                     raise
-                record.turns.append(not_heard(replace(outcome, failure=f"{REFUSED}{error.what}"), traffic))
+                _take_back(clients, population.states, client)
+                outcome, up = Outcome(client, failure=f"{REFUSED}{error.what}"), Traffic()
+            record.add_evaluations(outcome)
+            if outcome.failure:
+                record.turns.append(not_heard(outcome, traffic + up))
                 continue
             dropped = update is not None and client in who.dropped  # without an update, none can be lost
-            if not dropped:
-                clients.keep(client)
             record.turns.append(Turn(client, outcome.tally, traffic + up, aggregated, dropped, failure=outcome.note))
-            record.add_evaluations(outcome)
             if plan.sampler == "loss":
                 losses[client] = outcome.tally.loss
+        record.turns.sort(key=lambda turn: turn.client)  # the first few may have waited for others
+        record.evaluations.sort(key=lambda found: found.client)
         if half is not None and num_added < plan.min_updates:
             return population, without_effect(record, f"{num_added} of the {plan.min_updates} {TOO_FEW}")
         if half is not None and num_added:
@@ -98,6 +97,57 @@ class Star:
                 server = half.step(server, total, round_)
         self._store_memories(server, population.server)
         return Population(server, clients.states, losses=losses), record
+
+    def _arrivals(
+        self, clients: Clients, jobs: Iterable[Job], who: Participation, index: int
+    ) -> Iterator[tuple[Outcome, Update | None, Traffic]]:
+        """Outcomes with the updates in them, and their bytes. One that cannot be used has a `failure`, and the State of
+        its client is not kept.
+
+        Updates are judged by the norms of those before them. Only the first few wait, until there are enough norms.
+        """
+        context, plan, before = self.context, self.context.plan, dict(clients.states)
+        norms = Range(plan.divergence_factor if plan.on_divergence == "drop" else None)
+        waiting: list[tuple[Outcome, Update, Traffic, float]] = []
+
+        def judged() -> Iterator[tuple[Outcome, Update | None, Traffic]]:
+            for outcome, update, up, norm in waiting:
+                if (times := norms.times_over(norm)) is not None:
+                    label = context.clients[outcome.client].label
+                    what = f"client {label}'s update in round {index} is {times:.3g} times as large as their median"
+                    _take_back(clients, before, outcome.client)
+                    outcome = diverged(outcome, DivergedError(f"{DIVERGED}{what}"))
+                yield outcome, update, up
+            waiting.clear()
+
+        for outcome in clients.run(jobs):
+            client, update, up = outcome.client, None, Traffic()
+            try:
+                if outcome.message is not None and not outcome.failure:
+                    update = read_update(outcome, context.clients[client], index, context.clock)
+                    up = _sent(outcome, update)
+            except DivergedError as error:
+                if plan.on_divergence == "stop" and not clients.refuses(client, error):
+                    raise
+                yield diverged(outcome, error), None, _sent(outcome)
+                continue
+            except SparsonaError as error:
+                if not clients.refuses(client, error):
+                    raise
+                yield Outcome(client, failure=f"{REFUSED}{error.what}"), None, Traffic()
+                continue
+            if not outcome.failure and (update is None or client not in who.dropped):
+                clients.keep(client)
+            if update is None or norms.factor is None or client not in who.aggregated:
+                yield outcome, update, up
+                continue
+            with context.clock.measure("aggregate"):
+                norm = update_norm(update)
+            norms.add(norm)
+            waiting.append((outcome, update, up, norm))
+            if norms.is_known:
+                yield from judged()
+        yield from judged()
 
     def _store_memories(self, server: Server | None, before: Server | None) -> None:
         """Store what the server keeps for each client, where it changed."""
@@ -216,6 +266,21 @@ class Star:
     def finish(self, population: Population) -> tuple[RoundRecord, dict[int, Work]]:
         """After the last round: final tuning and evaluations, and the novel clients' first turn."""
         return finish_run(self, population)
+
+
+def _take_back(clients: Clients, before: Mapping[int, State], client: int) -> None:
+    """Give a client the State back that it had before the round: its update cannot be used after all."""
+    if client in before:
+        clients.states[client] = before[client]
+    else:
+        clients.states.pop(client, None)
+
+
+def _sent(outcome: Outcome, update: Update | None = None) -> Traffic:
+    """The bytes of a client's message, which may have been read already."""
+    assert outcome.message is not None
+    found = open_message(outcome.message) if update is None else update
+    return Traffic(up=num_bytes(outcome.message), paper_up=paper_bytes(found))
 
 
 def check_star(context: ServerContext) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NoReturn
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from sparsona.core.errors import MaskMismatchError, SparsonaError
+from sparsona.core.errors import DivergedError, MaskMismatchError, SparsonaError
 from sparsona.core.method import Phase, Probe, Round, State, Tick, Update, Work
 from sparsona.core.round import Batch
 from sparsona.core.task import Task
@@ -29,9 +29,11 @@ from sparsona.engine.evaluate import (
     evaluate_other_points,
     evaluate_own,
     first_points,
+    last_points,
     needs_own_model,
     own_points,
 )
+from sparsona.engine.failures import DIVERGED
 from sparsona.engine.jobs import Job, Outcome, Tally, open_message, unreadable
 from sparsona.engine.profiler import OFF, SEARCH, Clock
 from sparsona.wire.codec import encode
@@ -137,6 +139,7 @@ class OpenTurn:
     tally: Tally
     work: Work
     tested: tuple[Evaluation, ...] = ()  # before training
+    diverged: DivergedError | None = None  # of a phase: no further one is run
 
 
 def begin(context: ClientContext, job: Job) -> OpenTurn:
@@ -206,9 +209,11 @@ def phases_of(context: ClientContext, turn: OpenTurn) -> tuple[Phase, ...]:
         turn: an open turn.
 
     Returns:
-        The method's phases that run in this round, or its tuning phase.
+        The method's phases that run in this round, or its tuning phase; none after training diverged.
     """
     method = context.method
+    if turn.diverged is not None:
+        return ()
     if turn.job.do == "tune":
         assert method.tune is not None
         return (replace(method.tune, epochs=turn.job.epochs),)
@@ -225,11 +230,23 @@ def train_alone(context: ClientContext, turn: OpenTurn, phase: Phase) -> None:
 
     Args:
         context: the side of clients.
-        turn: an open turn, whose `work` is replaced.
+        turn: an open turn, whose `work` is replaced. If training diverged before, nothing is done; if it does now, the
+            turn says so.
         phase: the phase.
     """
-    with training(context, [turn], phase):
+    if turn.diverged is not None:
+        return
+    with training(context, [turn], phase), catching_divergence(turn):
         turn.work = run_phase(phase, turn.work, context.task, turn.train, turn.probe, turn.round, turn.tally)
+
+
+@contextmanager
+def catching_divergence(turn: OpenTurn) -> Iterator[None]:
+    """Note in the turn that its training diverged, so that the turns beside it go on."""
+    try:
+        yield
+    except DivergedError as error:
+        turn.diverged = error
 
 
 def training(context: ClientContext, turns: Sequence[OpenTurn], phase: Phase) -> AbstractContextManager[None]:
@@ -256,18 +273,16 @@ def end(context: ClientContext, turn: OpenTurn, tested: Evaluation | None = None
         tested: the client's own model on its test data, if an executor evaluated it already.
 
     Returns:
-        The outcome. Its tensors share no memory with the lane or stack that they were trained in.
+        The outcome. Its tensors share no memory with the lane or stack that they were trained in. If training
+        diverged, its `failure` says so and it has neither State nor message.
+
+    Raises:
+        DivergedError: training diverged, and the plan says that this ends the run.
     """
+    if turn.diverged is not None:
+        return _diverged(context, turn, turn.diverged)
     job, method, clock = turn.job, context.method, context.clock
-    work = turn.work
-    if (own_points(job) and tested is None) or needs_own_model(job):
-        with clock.measure("evaluate"):
-            work = adapted_work(context, turn)
-            if own_points(job) and tested is None:
-                tested = evaluate_own(context, job.client, work)
-    found = turn.tested if tested is None else turn.tested + at_points(job, tested)
-    found += evaluate_other_points(context, job, turn.state, work)
-    done = Outcome(job.client, tally=turn.tally, evaluations=found)
+    done = Outcome(job.client, tally=turn.tally, evaluations=_evaluate_last(context, turn, tested))
     if job.do == "evaluate":
         return done
     if job.do == "tune":
@@ -280,6 +295,29 @@ def end(context: ClientContext, turn: OpenTurn, tested: Evaluation | None = None
         work = turn.work if method.peer is None else own_memory(turn.work)
         state, update = method.finish(turn.state, work, turn.inbox, turn.probe, turn.round)
     return replace(done, state=own_memory(state), message=update)
+
+
+def _evaluate_last(context: ClientContext, turn: OpenTurn, tested: Evaluation | None) -> tuple[Evaluation, ...]:
+    """All evaluations of a turn: those before training, and those of the models that it ends with."""
+    job, work = turn.job, turn.work
+    if (own_points(job) and tested is None) or needs_own_model(job):
+        with context.clock.measure("evaluate"):
+            work = adapted_work(context, turn)
+            if own_points(job) and tested is None:
+                tested = evaluate_own(context, job.client, work)
+    found = turn.tested if tested is None else turn.tested + at_points(job, tested)
+    return found + evaluate_other_points(context, job, turn.state, work)
+
+
+def _diverged(context: ClientContext, turn: OpenTurn, error: DivergedError) -> Outcome:
+    """The outcome of a turn without effect: the client has the model that it had before, and that one is evaluated."""
+    if context.plan.on_divergence == "stop":
+        raise DivergedError(f"{error.what} ({context.method.name})", expected=error.expected, hint=error.hint)
+    # What it spent is charged. Its loss is no part of a mean, in which it would weigh by its examples.
+    tally, found = replace(turn.tally, examples=0, loss=0.0), turn.tested
+    if points := last_points(turn.job):
+        found += _evaluate_last(context, begin(context, replace(turn.job, points=points)), None)
+    return Outcome(turn.job.client, tally=tally, evaluations=found, failure=error.what)
 
 
 def perform(context: ClientContext, job: Job) -> Outcome:
@@ -332,7 +370,7 @@ def run_phase(phase: Phase, work: Work, task: Task, train: Examples, probe: Prob
             with torch.no_grad():
                 work = phase.after_batch(work, batch, tick)
     is_finite = all(bool(finite) for finite in are_finite(phase, work, 0))
-    used = None if phase.used_flops is None else phase.used_flops(before, work)
+    used = phase.used_flops(before, work) if phase.used_flops is not None and is_finite else None
     record_phase(task, tally, round_, examples, steps, flops, float(loss_sum), is_finite, used)
     return work
 
@@ -354,7 +392,7 @@ def record_phase(
     is_finite: bool,
     used_flops: int | None = None,
 ) -> None:
-    """Add a phase to the tally, and raise SparsonaError if training diverged."""
+    """Add a phase to the tally, and raise DivergedError if training diverged."""
     tally.examples += examples
     tally.steps += steps
     per_example, per_step = flops
@@ -363,10 +401,11 @@ def record_phase(
     if not math.isfinite(tally.loss) or not is_finite:
         assert round_.client is not None
         what = "weights are not finite" if math.isfinite(tally.loss) else f"loss is {tally.loss}"
-        raise SparsonaError(
-            f"training diverged: client {round_.client.label}'s {what} in round {round_.index}",
+        raise DivergedError(
+            f"{DIVERGED}client {round_.client.label}'s {what} in round {round_.index}",
             expected="finite numbers",
-            hint="lower the learning rate (--lr), or clip gradients (--set clip_norm=1)"
+            hint="lower the learning rate (--lr), or clip gradients (--set clip_norm=1); --on-divergence drop leaves a "
+            "client that diverges out of the round"
             if (name := task.undefined_at_zero()) is None
             else f"this network has no value where a row of '{name}' is zero (weight_norm divides by its norm): "
             "if this method sets weights to zero, take the norm out (remove_parametrizations); otherwise lower --lr",

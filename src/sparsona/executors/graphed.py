@@ -131,7 +131,7 @@ class Graphed:
                 torch.cuda.synchronize(self._context.device)
 
     def _finish(self, turn: OpenTurn) -> _Finished:
-        if not (points := own_points(turn.job)):
+        if not (points := own_points(turn.job)) or turn.diverged is not None:
             return _Finished(end(self._context, turn))
         tested = self._test(turn)
         others = replace(turn.job, points=tuple(point for point in turn.job.points if point not in points))
@@ -151,7 +151,7 @@ class Graphed:
     def _go_on(self, client: _Underway) -> None:
         """Start the client's next phase in its lane; phases that cannot be captured are run immediately."""
         context, turn = self._context, client.turn
-        while client.phases:
+        while client.phases and turn.diverged is None:
             phase = client.phases.popleft()
             if must_be_alone(phase, context):
                 train_alone(context, turn, phase)

@@ -54,7 +54,7 @@ class Stacked:
             turns = [begin(self._context, job) for job in group]
             for phase in dict.fromkeys(phase for turn in turns for phase in phases_of(self._context, turn)):
                 self._train(phase, [turn for turn in turns if phase in phases_of(self._context, turn)])
-            tested = [turn for turn in turns if own_points(turn.job)]
+            tested = [turn for turn in turns if own_points(turn.job) and turn.diverged is None]
             found = dict(zip(map(id, tested), self._test(tested), strict=True))
             for turn in turns:
                 yield end(self._context, turn, found.get(id(turn)))

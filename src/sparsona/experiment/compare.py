@@ -21,7 +21,7 @@ from sparsona.engine.rounds import check_plan
 from sparsona.executors import choose
 from sparsona.experiment.build import fit_weakest, make_configs, make_context, make_plan, options_taken_by, read_data
 from sparsona.experiment.match import amounts, check_match, rounds_for
-from sparsona.experiment.parallel import check_jobs, processes, unless_stopped
+from sparsona.experiment.parallel import check_jobs, is_of_machine, processes, unless_stopped
 from sparsona.experiment.run import Comparison, planned_runs
 from sparsona.experiment.train import (
     RUNS,
@@ -34,6 +34,7 @@ from sparsona.experiment.train import (
     start_run,
     timestamp,
 )
+from sparsona.runs.failed import failed_run, read_failed, write_failed
 from sparsona.runs.folder import make_empty_folder, warn, write_atomically
 from sparsona.runs.observers import ObserverList, ProgressUpdate
 from sparsona.runs.options import CONDITIONS, MATCHES, OF_DATA, OPTIONS, Matched, RunConfig
@@ -85,7 +86,8 @@ def compare(
         options: as for `train`. An option, or a preset, that only some of the methods have is given to those.
 
     Returns:
-        The runs, with tables of their results.
+        The runs, with tables of their results. A run that fails does not end the others: `missing` says which did, and
+        `sparsona.resume_comparison` retries them. SparsonaError: all failed.
 
     Example:
         >>> import sparsona as sp
@@ -479,28 +481,40 @@ def _compare(
     observers: ObserverList,
     jobs: int,
 ) -> Comparison:
+    titles = {folder: methods.card(config.method).title for folder, config, _ in planned}
+    failures: Mapping[Path, BaseException] = {}
     if jobs > 1:
-        titles = {folder: methods.card(config.method).title for folder, config, _ in planned}
         failures = play_in_processes(planned, titles, federation, model, observers, jobs)
-        for folder, config, _ in planned:
-            if (error := failures.get(folder)) is not None:
-                others = len(failures) - 1
-                error.add_note(f"in the run of {config.method}, seed {config.seed}; {others} other runs failed as well")
-                raise error
-    runs = []
+    runs, failed = [], read_failed(path)
+    errors: list[Exception] = []
     for folder, config, method_config in planned:
-        if jobs > 1:
-            runs.append(load_run(folder, federation, model, functions=config.functions))
-        elif (folder / "config.json").exists():
-            runs.append(resume_run(folder, federation, model, observers, functions=config.functions))
-        else:
-            runs.append(start_run(config, federation, model, folder, observers, method_config=method_config))
+        try:
+            if (error := failures.get(folder)) is not None:
+                raise error
+            if jobs > 1:
+                runs.append(load_run(folder, federation, model, functions=config.functions))
+            elif (folder / "config.json").exists():
+                runs.append(resume_run(folder, federation, model, observers, functions=config.functions))
+            else:
+                runs.append(start_run(config, federation, model, folder, observers, method_config=method_config))
+            failed.pop(folder.name, None)
+        except Exception as error:  # a method's fault, or one of a person's model, must not cost the others their runs
+            if is_of_machine(error):
+                raise
+            errors.append(error)
+            failed[folder.name] = failed_run(folder, titles[folder], config.seed, error)
+            warn(f"{failed[folder.name].sentence}; the comparison goes on without it")
+        write_failed(path, failed)
+    if not runs:
+        others = len(errors) - 1
+        errors[0].add_note(f"{others} other runs failed as well" if others else "there is no other run")
+        raise errors[0]
     # Runs that their validation data ended are as long as they are meant to be.
     stopped = [run for run in runs if run.summary["rounds"] < run.config["rounds"] and "early_stop" not in run.summary]
     if (stopped and len(stopped) < len(runs)) or len({run.summary["rounds"] for run in stopped}) > 1:
         reached = sorted({run.summary["rounds"] for run in runs})
         warn(f"these runs stopped at different rounds ({reached}): their results do not compare")
-    return Comparison(path, runs)
+    return Comparison(path, runs, tuple(failed.values()))
 
 
 def play_in_processes(

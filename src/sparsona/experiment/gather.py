@@ -185,8 +185,9 @@ class _Round:
             sent = traffic.pop(client, Traffic())
             if client in entries:
                 own = entries[client]
-                was_heard = not own.dropped and not self.is_end
-                found.append(Turn(client, own.outcome.tally, sent, was_heard, own.dropped, failure=own.note))
+                was_heard, failure = not own.dropped and not self.is_end, own.outcome.failure
+                turn = Turn(client, own.outcome.tally, sent, was_heard, own.dropped, not failure, failure or own.note)
+                found.append(turn)
             else:
                 found.append(Turn(client, Tally(), sent, False, True, trained=False, failure=self._why(client)))
         found += (Turn(client, Tally(), sent, False, False, trained=False) for client, sent in sorted(traffic.items()))

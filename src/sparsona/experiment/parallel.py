@@ -124,6 +124,13 @@ def unless_stopped(function: Callable[..., Any], *args: Any) -> Any:
     return function(*args)
 
 
+def is_of_machine(error: BaseException) -> bool:
+    """Whether an error is the machine's fault, such as a full disk: other runs on it would meet it, too."""
+    from torch import OutOfMemoryError
+
+    return any(isinstance(one, OSError | MemoryError | OutOfMemoryError) for one in (error, error.__cause__))
+
+
 def usual_jobs(has_gpu: bool) -> int:
     """How many runs are worth having side by side: one a core; on a GPU, which they share, up to four."""
     cores = os.cpu_count() or 1

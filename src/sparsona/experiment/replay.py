@@ -19,7 +19,7 @@ from sparsona.data.client_index import ClientIndex
 from sparsona.data.federation import Federation
 from sparsona.deploy.jobs import reported_points
 from sparsona.engine.clients import Clients, LocalClients
-from sparsona.engine.failures import ABSENT, BARRED, REFUSED, STARTED_ANEW, TOO_FEW, WITHHELD
+from sparsona.engine.failures import ABSENT, BARRED, DIVERGED, REFUSED, STARTED_ANEW, TOO_FEW, WITHHELD
 from sparsona.engine.jobs import Executor, Job, Outcome, Report
 from sparsona.engine.plan import Plan
 from sparsona.engine.population import num_bytes
@@ -155,6 +155,8 @@ class _Observed:
         index, client = job.round.index, job.client
         if job.do != "evaluate":
             found = self._turns.get((index, client), "")
+            if found.startswith(DIVERGED):
+                return ""  # so it does again
             return "" if found.endswith(TOO_FEW) and not found.startswith(REFUSED) else found
         found = self._tests.get((index, job.points != self._after_rounds, client), "")
         return found.removesuffix(WITHHELD).removesuffix("; ")

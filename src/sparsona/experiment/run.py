@@ -17,6 +17,7 @@ from sparsona.data.names import name_of
 from sparsona.engine.context import ClientContext
 from sparsona.experiment.stored_models import StoredModels, load_progress
 from sparsona.runs.checkpoint import Progress
+from sparsona.runs.failed import NOT_PLAYED, FailedRun, read_failed
 from sparsona.runs.folder import RunFolder, read_json
 from sparsona.runs.profile import is_profiled, read_profile
 from sparsona.runs.traits import check_traits, compared_clients, read_traits
@@ -502,6 +503,7 @@ class Comparison:
     Args:
         path: the folder of the comparison.
         runs: its runs, in order.
+        missing: the runs that failed, which are not among them: method, seed, folder and error of each.
 
     Example:
         >>> import sparsona as sp
@@ -510,13 +512,14 @@ class Comparison:
         (2, ['FedAvg'])
     """
 
-    def __init__(self, path: Path, runs: list[Run]) -> None:
-        self.path, self.runs = path, runs
+    def __init__(self, path: Path, runs: list[Run], missing: Sequence[FailedRun] = ()) -> None:
+        self.path, self.runs, self.missing = path, runs, tuple(missing)
 
     def __repr__(self) -> str:
         from sparsona.analysis.answer import answer
 
-        return f"Comparison({len(self.runs)} runs, '{self.path}': {answer(self.views())})"
+        failed = f", {len(self.missing)} failed" if self.missing else ""
+        return f"Comparison({len(self.runs)} runs{failed}, '{self.path}': {answer(self.views())})"
 
     def to_frame(self, per: Per = "method") -> DataFrame:
         """Results as a pandas DataFrame of numbers; pandas must be installed.
@@ -631,7 +634,7 @@ class Comparison:
         """
         from sparsona.report.page import write_report
 
-        return write_report(self.views(), path or self.path / "report.html")
+        return write_report(self.views(), path or self.path / "report.html", missing=self.missing)
 
     def views(self) -> list[RunView]:
         """The runs as plain data, for tables and reports."""
@@ -641,11 +644,13 @@ class Comparison:
         """One row per method, ready to print.
 
         Returns:
-            A dict per method from the titles of columns to mean ± spread over seeds.
+            A dict per method from the titles of columns to mean ± spread over seeds; then one for each run that
+            failed, which says so in the first column.
         """
-        from sparsona.analysis.table import rows
+        from sparsona.analysis.table import failed_rows, rows
 
-        return rows(self.views(), in_print=False)
+        found = rows(self.views(), in_print=False)
+        return [*found, *failed_rows(self.missing, list(found[0])[1:])]
 
     def figures(self) -> list[dict[str, Any]]:
         """The table as numbers.
@@ -658,14 +663,15 @@ class Comparison:
         return figures(self.views())
 
     def notes(self) -> list[str]:
-        """What a reader of the table must know, such as methods that took many more local steps than others.
+        """What a reader of the table must know, such as runs that failed, and methods that took many more local steps
+        than others.
 
         Returns:
             Sentences; none where the methods did about the same work, or were matched.
         """
         from sparsona.analysis.table import notes
 
-        return notes(self.views())
+        return [*(f"{one.sentence}." for one in self.missing), *notes(self.views())]
 
     def differences(self) -> list[dict[str, str]]:
         """Differences in mean accuracy to the first method, paired by seed.
@@ -732,15 +738,30 @@ def views_in(path: str | Path) -> list[RunView]:
     path = Path(path)
     if not (path / "comparison.json").exists():
         return [read_view(RunFolder.open(path))]
+    failed = read_failed(path)
     begun = [RunFolder.open(folder) for folder, _ in planned_runs(path) if (folder / "config.json").exists()]
-    found = [read_view(folder) for folder in begun if summaries.has_results(folder)]
+    # What a run that failed had reached before does not compare with the results of those that did not.
+    found = [read_view(folder) for folder in begun if folder.path.name not in failed and summaries.has_results(folder)]
     if not found:
+        why = f": {'; '.join(one.sentence for one in failed.values())}" if failed else ""
         raise SparsonaError(
-            f"no run of the comparison '{path}' has results yet",
+            f"no run of the comparison '{path}' has results yet{why}",
             expected="at least one evaluated round",
             hint=f"`sparsona resume {path}` continues it",
         )
     return found
+
+
+def missing_in(path: str | Path) -> list[FailedRun]:
+    """The runs of a comparison in this folder that have no results: those that failed, and those not begun."""
+    path = Path(path)
+    if not (path / "comparison.json").exists():
+        return []
+    failed = read_failed(path)
+    for folder, config in planned_runs(path):
+        if folder.name not in failed and not (folder / "config.json").exists():
+            failed[folder.name] = FailedRun(str(config.get("method")), config.get("seed", 0), folder.name, NOT_PLAYED)
+    return list(failed.values())
 
 
 def planned_runs(path: Path) -> list[tuple[Path, dict[str, Any]]]:

@@ -26,7 +26,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.points import RECEIVED
 from sparsona.data.federation import Federation
 from sparsona.experiment.build import make_configs
-from sparsona.experiment.parallel import processes, unless_stopped
+from sparsona.experiment.parallel import is_of_machine, processes, unless_stopped
 from sparsona.experiment.train import folder_name, resume_run, start_run
 from sparsona.runs.folder import RunFolder, explain_disk_errors, read_json, write_atomically
 from sparsona.runs.observers import EvaluationResult, ObserverList
@@ -226,7 +226,6 @@ def _play_trial(
 ) -> Trial:
     """One trial, in a process of its own."""
     import cloudpickle
-    from torch import OutOfMemoryError
 
     federation, model = cloudpickle.loads(given)
     folder = Path(where)
@@ -241,11 +240,9 @@ def _play_trial(
     except _PrunedError as error:
         (curve,) = error.args
         return Trial(number, chosen, "pruned", list(curve.values())[-1], curve)
-    except (OSError, MemoryError, OutOfMemoryError):
-        raise  # the machine's fault and not the method's: the search can be resumed
     except Exception as error:  # one method's fault must not cost the others their trials: the table shows it
-        if isinstance(error.__cause__, OSError):
-            raise
+        if is_of_machine(error):
+            raise  # the search can be resumed
         text = str(error) if isinstance(error, SparsonaError) else f"{type(error).__name__}: {error}"
         return Trial(number, chosen, "failed", error=text)
     accuracy = run.summary["accuracy"]["mean"]

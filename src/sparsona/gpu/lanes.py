@@ -21,7 +21,7 @@ from sparsona.core.tree import leaves, map_leaves
 from sparsona.engine.context import ClientContext
 from sparsona.engine.jobs import Report
 from sparsona.engine.profiler import START
-from sparsona.engine.turn import OpenTurn, are_finite, call, phase_flops, record_phase, take_step
+from sparsona.engine.turn import OpenTurn, are_finite, call, catching_divergence, phase_flops, record_phase, take_step
 from sparsona.gpu.programs import Captured, Program, compile_program, in_background
 from sparsona.gpu.schedule import NUM_FIELDS, WEIGHT, gather, plan_rows
 from sparsona.gpu.stacked_conv import as_products
@@ -270,7 +270,8 @@ class Lane:
                 return found if found is came or self._stacked is None else found[place]
 
             turn.work = map_leaves(now, before)
-            used = None if phase.used_flops is None else phase.used_flops(before, turn.work)
-            task = self._context.task
-            record_phase(task, turn.tally, turn.round, examples, steps, flops, loss_sums[place], is_finite, used)
+            used = phase.used_flops(before, turn.work) if phase.used_flops is not None and is_finite else None
+            task, loss_sum = self._context.task, loss_sums[place]
+            with catching_divergence(turn):
+                record_phase(task, turn.tally, turn.round, examples, steps, flops, loss_sum, is_finite, used)
         self._present = []

@@ -12,6 +12,7 @@ from sparsona.analysis.summary import has_results
 from sparsona.analysis.view import RunView, read_view
 from sparsona.core.errors import SparsonaError
 from sparsona.report.page import render_report
+from sparsona.runs.failed import read_failed
 from sparsona.runs.folder import RunFolder, reached, read_json
 from sparsona.runs.listing import is_used
 
@@ -42,6 +43,7 @@ def live_page(path: Path) -> LivePage:
         The report, or a page that says what is waited for.
     """
     folders, planned = _folders(path)
+    failed = read_failed(path)
     views: list[RunView] = []
     states: list[str] = []
     finished, is_played, stopped = 0, False, 0
@@ -56,7 +58,7 @@ def live_page(path: Path) -> LivePage:
             done, rounds = len(folder.records.rounds()), folder.config["rounds"]
             states.append(f"{folder.facts.title}: {min(done, rounds)} of {plural(rounds, 'round')}")
             is_played, stopped = is_played or used is not False, stopped + (used is False)
-        if has_results(folder):
+        if one.name not in failed and has_results(folder):
             views.append(read_view(folder))
     is_final = planned > 0 and finished == planned
     word = f"Stopped; `sparsona resume {path}` continues it" if stopped and not is_played else "Running"
@@ -67,7 +69,7 @@ def live_page(path: Path) -> LivePage:
         )
         text = state if planned else text
         return LivePage(WAITING.format(title=html.escape(path.name), text=html.escape(text)), False)
-    return LivePage(render_report(views, status=state), is_final)
+    return LivePage(render_report(views, status=state, missing=[*failed.values()]), is_final)
 
 
 def last_change(path: Path) -> tuple[object, ...]:

@@ -29,6 +29,7 @@ from sparsona.core.targets import GIVEN, TITLES
 from sparsona.report import plots
 from sparsona.report.palette import COLOURS, DARK
 from sparsona.report.pictures import draw
+from sparsona.runs.failed import FailedRun
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -65,11 +66,12 @@ def write_report(
     title: str | None = None,
     sections: Sequence[Section] = (),
     charts: Sequence[Chart] = (),
+    missing: Sequence[FailedRun] = (),
 ) -> Path:
     """Write the report of one or many runs to `path` and return it; the first run's method is the reference.
 
     The file is complete or absent: it is written beside `path` and then renamed over it. What is in `sections` and
-    `charts` comes first; with sections, there need not be a run.
+    `charts` comes first; with sections, there need not be a run. `missing` are runs that failed.
     """
     if not views and not sections:
         raise SparsonaError("there is no run to report", expected="at least one run")
@@ -80,7 +82,7 @@ def write_report(
             expected="runs of one task, and in a regression with the same first metric",
             hint="write a report of each",
         )
-    page = render_report(views, title, sections, charts)
+    page = render_report(views, title, sections, charts, missing=missing)
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,8 +103,9 @@ def render_report(
     sections: Sequence[Section] = (),
     charts: Sequence[Chart] = (),
     status: str = "",
+    missing: Sequence[FailedRun] = (),
 ) -> str:
-    """The report's HTML; `status` says how far runs are that still train."""
+    """The report's HTML; `status` says how far runs are that still train, `missing` are those that failed."""
     jinja2 = import_extra("jinja2", "reports")
     plotly = import_extra("plotly.offline", "reports")
     groups = group_views(views)
@@ -125,6 +128,7 @@ def render_report(
         columns=columns,
         first_columns=[i for i, column in enumerate(columns) if column.is_first],
         rows=table(views),
+        missing=missing,
         many_seeds=any(len(group.views) > 1 for group in groups),
         reference=groups[0].label if groups else "",
         # One seed has no interval, and the table has the differences themselves.

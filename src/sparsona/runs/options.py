@@ -26,6 +26,7 @@ from sparsona.core.targets import ALL_LOSSES, ALL_METRICS, USUAL_METRICS, given_
 from sparsona.data.split_plan import SplitPlan
 from sparsona.engine.availability import KINDS as AVAILABILITY
 from sparsona.engine.availability import check_availability
+from sparsona.engine.divergence import FEWEST as FEWEST_NORMS
 from sparsona.engine.graphs import GRAPHS, USUAL_DEGREE
 from sparsona.engine.pace import LOGNORMAL, read_sigma
 from sparsona.engine.sampling import SAMPLERS, check_sampler
@@ -345,6 +346,24 @@ class RunConfig(Stopping):
         condition=True,
         cost="leave it out: every update is charged as if it arrived",
         ge=0,
+    )
+    on_divergence: Literal["drop", "stop"] = _plan(
+        "drop",
+        "what becomes of a client whose training diverges: it is left out of that round, recorded and counted, or it "
+        "ends the run",
+        flag=True,
+        condition=True,
+        cost="leave it out: every turn is charged as if it went well",
+    )
+    divergence_factor: float | None = _plan(
+        100.0,
+        "with on_divergence=drop, an update (among peers: a message) whose norm is more than so many times the median "
+        f"of those it came with, of {FEWEST_NORMS} or more, is left out",
+        none="whatever its norm",
+        condition=True,
+        cost="leave it out: every turn is charged as if it went well",
+        gt=1,
+        allow_inf_nan=False,
     )
     everyone_trains: bool = _plan(
         False,

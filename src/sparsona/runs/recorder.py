@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 
 from sparsona.runs.observers import EvaluationResult, RoundResult
@@ -77,7 +78,8 @@ class Recorder:
                     point=one.point,
                     correct=one.correct,
                     count=one.count,
-                    loss=one.loss,
+                    # SQLite has no NaN. The mean over clients must not be one over those with a number.
+                    loss=math.inf if math.isnan(one.loss) else one.loss,
                     confusion=pack_confusion(one.confusion),
                 )
                 for one in result.clients

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sparsona.core.errors import SparsonaError
-from sparsona.engine.failures import WITHHELD
+from sparsona.engine.failures import DIVERGED, WITHHELD
 
 NAME = "records.sqlite"
 SCHEMA = """
@@ -100,7 +100,8 @@ class TurnRow:
 
 @dataclass(frozen=True, slots=True)
 class FailureRow:
-    """Why one client was not heard in one round: it did not answer in time, or its answer was refused."""
+    """Why one client was not heard in one round: it did not answer in time, its answer was refused, or its training
+    diverged."""
 
     round: int
     client: int
@@ -456,6 +457,20 @@ class Records:
     def failures(self) -> list[FailureRow]:
         """Who was not heard, and why, in the order of rounds and clients."""
         return self._rows(FailureRow, "SELECT * FROM failures ORDER BY round, client")
+
+    def fruitless(self) -> list[str]:
+        """Of the last rounds in a row in which training diverged and nobody trained, how the first turn of each went,
+        the last round first."""
+        reasons: dict[int, list[str]] = {}
+        for row in self.failures():
+            reasons.setdefault(row.round, []).append(row.reason)
+        found = []
+        for one in reversed(self.rounds()):
+            why = reasons.get(one.round, [])
+            if one.num_trained or not why or not all(reason.startswith(DIVERGED) for reason in why):
+                break
+            found.append(why[0])
+        return found
 
     def conditions(self) -> list[ConditionRow]:
         """What was simulated of rounds, in order; none where nothing was."""

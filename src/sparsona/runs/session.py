@@ -16,12 +16,12 @@ from typing import Protocol
 
 import numpy as np
 
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import DivergedError, SparsonaError
 from sparsona.core.points import FEW, RECEIVED
 from sparsona.engine.clients import Clients
 from sparsona.engine.context import ServerContext
 from sparsona.engine.evaluate import Evaluation
-from sparsona.engine.failures import WITHHELD
+from sparsona.engine.failures import DIVERGED, WITHHELD
 from sparsona.engine.jobs import Report
 from sparsona.engine.plan import tested_clients
 from sparsona.engine.population import EvaluationLog, Population, RoundRecord
@@ -57,6 +57,8 @@ from sparsona.runs.traits import TraitRecord
 # Checkpoints may take this share of the time, and are not worth taking more often than this.
 CHECKPOINT_SHARE = 0.05
 CHECKPOINT_SECONDS = 2.0
+
+FRUITLESS = 3  # rounds in a row in which all diverge: the run ends
 
 PROGRESS_SECONDS = 2.0  # a round that takes longer is reported while it is played
 
@@ -203,7 +205,8 @@ class Session:
         self._limits, self._patience = limits, self._recorded_patience(limits)
         try:
             while self.progress.completed < plan.rounds and reason is None and not self._lost_patience:
-                self._round()
+                if self._round():
+                    self._check_divergence()
                 reason = reached(limits, replace(self._spent, seconds=time.monotonic() - began))
                 if reason is None and self._checkpoint_is_due():
                     self._save()
@@ -212,6 +215,7 @@ class Session:
                 plan, reason = replace(plan, ends_after=self.progress.completed), None
                 self.context = self.engine.context = replace(self.context, plan=plan)
             if self.progress.completed == plan.last:
+                self._check_divergence()
                 self._finish()
             self._save()
         except BaseException:
@@ -220,7 +224,8 @@ class Session:
             raise
         return None if self.progress.finished else reason
 
-    def _round(self) -> None:
+    def _round(self) -> bool:
+        """Play a round; returns whether training diverged in it and nobody trained."""
         began, index = time.monotonic(), self.progress.completed
         population, played = self.engine.play(self.progress.population, index)
         if self.context.plan.tests_everyone_after(index + 1):
@@ -238,6 +243,22 @@ class Session:
         if self._limits.patience is not None:
             self._wait(index + 1, played.evaluations)
         self._keep(replace(self.progress, completed=index + 1, population=population), result, evaluation, earlier)
+        return not result.total("trained") and any(turn.failure.startswith(DIVERGED) for turn in result.turns)
+
+    def _check_divergence(self) -> None:
+        """Raise DivergedError after rounds in a row in which every client's training diverged, so that a run that can
+        never go on ends. One that is resumed plays one round more."""
+        most = min(FRUITLESS, self.context.plan.rounds)
+        with self.clock.measure("records"):
+            found = self._records.fruitless()
+        if found and len(found) >= most:
+            raise DivergedError(
+                f"{found[-1]}, and so did every other client in {len(found)} round{'s' * (len(found) > 1)} in a row "
+                f"({self.context.method.name})",
+                expected="finite numbers from one client or more",
+                hint="lower the learning rate (--lr), or clip gradients (--set clip_norm=1); --on-divergence stop ends "
+                "a run with the first client that diverges, and says more of why",
+            )
 
     # Patience: the mean score on validation data, after each evaluation.
 

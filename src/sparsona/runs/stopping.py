@@ -112,10 +112,15 @@ def validation_point(headline: str) -> str:
     return points.on(found.base if found.when != "end" else points.RECEIVED, "validation")
 
 
-def mean_score(correct: Iterable[tuple[int | None, int, float]]) -> float:
+def mean_score(correct: Iterable[tuple[int | None, int, float | None]]) -> float:
     """The mean over clients, of which more is better, whatever their order: accuracy, or the negative loss where
     numbers are predicted. Of each client: right predictions, examples, loss."""
-    scores = [-loss if right is None else right / count for right, count, loss in correct]
+    # A loss that is not a number is the worst; the records have none in its place.
+    worst = -math.inf
+    scores = [
+        right / count if right is not None else worst if loss is None or math.isnan(loss) else -loss
+        for right, count, loss in correct
+    ]
     return math.fsum(scores) / len(scores)
 
 
