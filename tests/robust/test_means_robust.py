@@ -166,7 +166,9 @@ def test_an_update_is_held_in_memory_of_its_own() -> None:
     assert torch.equal(half.step(server, total, round_).params.flat, torch.ones_like(stack))
 
 
-@pytest.mark.parametrize(("name", "mean"), [("fedspa", "multi-krum:1"), ("dispfl", "median")])
+@pytest.mark.parametrize(
+    ("name", "mean"), [pytest.param("fedspa", "multi-krum:1", marks=pytest.mark.slow), ("dispfl", "median")]
+)
 def test_workers_have_the_bits_of_one_process(forked_workers, name: str, mean: str) -> None:
     more = {"mean": mean, "attack": "little:0.4,z=1.5", "per_round": 5, "rounds": 2, "data_rate": 0.1}
     context = context_of(name, **more)

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 
+from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Support, Tree, Update
 from sparsona.core.tree import loaded, parts
 from sparsona.core.update import Part, mask_digest
 from sparsona.engine.context import ClientContext
 from sparsona.engine.jobs import Executor, Job, Outcome, open_message
 from sparsona.engine.plan import attackers
+from sparsona.robust import LITTLE
 from sparsona.robust.attacks import collude
 from sparsona.wire.codec import encode
 
@@ -33,12 +35,12 @@ def collude_in_round(context: ClientContext, executor: Executor, jobs: Iterable[
         yield from executor.run(chain(() if first is None else (first,), coming))
         return
     lying = attackers(context.plan, len(context.clients))
-    masks: dict[int, dict[bytes, Tree]] = {}
+    trained: dict[int, Job] = {}
 
     def noted() -> Iterator[Job]:
         for job in chain((first,), coming):
             if job.client in lying:
-                masks[job.client] = _masks_of(context, job)
+                trained[job.client] = job
             yield job
 
     outcomes, updates = list[Outcome](), dict[int, Update]()
@@ -51,7 +53,11 @@ def collude_in_round(context: ClientContext, executor: Executor, jobs: Iterable[
     if updates:
         assert context.plan.attack is not None
         known = [
-            {name: mask for name, part in update.parts.items() if (mask := _mask(part, masks[client])) is not None}
+            {
+                name: _mask(context, trained[client], part)
+                for name, part in update.parts.items()
+                if not part.is_mask and part.support is not Support.DENSE
+            }
             for client, update in updates.items()
         ]
         lies = collude(list(updates.values()), known, context.plan.attack, context.plan.per_round)
@@ -63,16 +69,19 @@ def collude_in_round(context: ClientContext, executor: Executor, jobs: Iterable[
             yield replace(outcome, message=encode(lie) if isinstance(outcome.message, bytes) else lie)
 
 
-def _masks_of(context: ClientContext, job: Job) -> dict[bytes, Tree]:
-    """The masks that a client has before its turn, or is sent for it, by digest: its message may assume one."""
+def _mask(context: ClientContext, job: Job, part: Part) -> Tree:
+    """The mask of a part: in the message, or one that the client had before its turn or was sent for it."""
+    if part.mask is not None:
+        return part.mask
     state = context.fresh_state(job.client) if job.state is None else loaded(job.state)
     found = [leaf for _, leaf in parts(state) if isinstance(leaf, Tree) and not leaf.dtype.is_floating_point]
     for message in job.messages:
-        found += [part.mask for part in open_message(message).parts.values() if part.mask is not None]
-    return {mask_digest(mask): mask for mask in found}
-
-
-def _mask(part: Part, masks: dict[bytes, Tree]) -> Tree | None:
-    if part.is_mask or part.support is Support.DENSE:
-        return None
-    return part.mask if part.mask is not None else masks[part.proof]
+        found += [one.mask for one in open_message(message).parts.values() if one.mask is not None]
+    known = next((mask for mask in found if mask_digest(mask) == part.proof), None)
+    if known is None:
+        raise SparsonaError(
+            f"attack={LITTLE}: the entries of client {job.client}'s update are not known to the other attackers",
+            expected="a method whose clients keep their mask, or send it",
+            hint="use another attack",
+        )
+    return known
