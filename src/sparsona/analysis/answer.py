@@ -26,6 +26,7 @@ TRAINING = (
     "tune_epochs",
     "tune_lr_scale",
     "transform",
+    "mean",
     "precision",
     "device",
     "executor",

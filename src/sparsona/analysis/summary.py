@@ -37,6 +37,7 @@ from sparsona.core.points import point as point_of
 from sparsona.core.targets import LOSSES
 from sparsona.core.transform import describe
 from sparsona.data.holdout import HELD_OUT
+from sparsona.robust import PLAIN, read_attack, read_mean
 from sparsona.runs.folder import RunFolder
 from sparsona.runs.options import MATCHES
 from sparsona.transforms import read_transforms
@@ -314,6 +315,10 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
         text += " Owners left out: " + ", ".join(f"{num:,} with {lack}" for lack, num in lacking.items()) + "."
     if (chain := read_transforms(config.get("transform", ()))) and not facts.alone:
         text += f" {describe(chain, facts.peers)}"
+    if (mean := read_mean(config.get("mean", PLAIN))) is not None:
+        text += mean.describe(facts.peers)
+    if attack := config.get("attack"):
+        text += read_attack(attack).describe(len(facts.attackers), took_part, len(tested))
     if known := facts.warm_start:
         text += f" Training began with the model of '{known.run}' ({known.method}, {known.rounds} rounds)"
         new = known.of - known.taken

@@ -200,6 +200,7 @@ class ServerHalf:
         needs_every_update: what the server knows of clients is wrong once one trains and its update is not added, so
             that a run in which all train and some are aggregated is refused. (A client whose update is lost is no such
             case: it keeps its old State.)
+        comparable: clients' numbers mean the same, entry by entry, so that they can be judged by a robust mean.
     """
 
     init: Callable[[Tree, tuple[Client, ...], Seeds], Server]
@@ -212,6 +213,7 @@ class ServerHalf:
     is_partial: Callable[[tuple[Client, ...]], bool] = never
     client_memory: tuple[str, ...] = ()
     needs_every_update: bool = False
+    comparable: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -153,6 +153,10 @@ class Probe(Protocol):
         """How many training examples of each class there are; not charged."""
         ...
 
+    def uncharged(self) -> Probe:
+        """The same data for what is no part of the client's work, such as what a simulated attacker compares with."""
+        ...
+
     def searching(self) -> AbstractContextManager[None]:
         """A block in which a mask is searched: `--profile` shows its time apart from the rest of the method's."""
         ...

@@ -290,6 +290,14 @@ class Update:
         """The same message with all its masks in it, for a receiver that does not have them."""
         return replace(self, parts={name: part.with_bitmap() for name, part in self.parts.items()})
 
+    def owned(self) -> Update:
+        """The same message with its numbers in memory of their own: a stack is filled again for the next clients."""
+        parts = {
+            name: part if part.is_mask else part.carrying(part.values.clone(), part.levels)
+            for name, part in self.parts.items()
+        }
+        return replace(self, parts=parts)
+
 
 def message(round_: Round, parts: Mapping[str, Part], weight: float = 1.0) -> Update:
     """An update from the client that a round is bound to, or from the server if it is bound to none.

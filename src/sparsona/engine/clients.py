@@ -9,9 +9,11 @@ from typing import Protocol, Self
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Round, State, Work
 from sparsona.core.tree import loaded
+from sparsona.engine.collusion import collude_in_round
 from sparsona.engine.context import ClientContext
 from sparsona.engine.jobs import Executor, Job, Outcome
 from sparsona.engine.turn import adapted_work, begin
+from sparsona.robust import LITTLE
 
 
 class Clients(Protocol):
@@ -82,8 +84,13 @@ class LocalClients:
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         assert self._executor is not None
-        spill_store = self.context.spill_store
-        for outcome in self._executor.run(map(self.with_state, jobs)):
+        spill_store, attack = self.context.spill_store, self.context.plan.attack
+        outcomes: Iterable[Outcome]
+        if attack is not None and attack.name == LITTLE:
+            outcomes = collude_in_round(self.context, self._executor, map(self.with_state, jobs))
+        else:
+            outcomes = self._executor.run(map(self.with_state, jobs))
+        for outcome in outcomes:
             self._last = (outcome.client, outcome.state)
             if outcome.work is not None:
                 self.tuned[outcome.client] = outcome.work

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -17,6 +18,7 @@ from sparsona.engine.graphs import Graph
 from sparsona.engine.pace import PerClient, is_late
 from sparsona.engine.sampling import SAMPLERS, Draw, Sampler, call_sampler
 from sparsona.learning.schedule import lr_schedule
+from sparsona.robust import Attack
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Plan:
     )
     divergence_factor: float | None = None  # times the median norm of a round's updates that one may be; None: any
     ends_after: int | None = None  # a run that stopped early ends after so many of its rounds
+    attack: Attack | None = None  # what some clients do in place of what they should; None: all are honest
 
     @property
     def seeds(self) -> Seeds:
@@ -123,16 +126,34 @@ class Participation:
 
 def novel_clients(plan: Plan, clients: Sequence[Client]) -> frozenset[int]:
     """Clients held out of training, drawn once."""
+    return _novel(plan, len(clients))
+
+
+def _novel(plan: Plan, num_clients: int) -> frozenset[int]:
     if not plan.num_novel:
         return frozenset()
-    order = torch.randperm(len(clients), generator=generator(plan.seeds.shared("novel")))
+    order = torch.randperm(num_clients, generator=generator(plan.seeds.shared("novel")))
     return frozenset(int(place) for place in order[: plan.num_novel])
 
 
+def attackers(plan: Plan, num_clients: int) -> frozenset[int]:
+    """Clients that attack, drawn once from those that take part: a share of them, and at least one."""
+    if plan.attack is None:
+        return frozenset()
+    return _drawn_attackers(plan.attack, plan.seed, num_clients, _novel(plan, num_clients))
+
+
+@lru_cache(maxsize=8)
+def _drawn_attackers(attack: Attack, seed: int, num_clients: int, novel: frozenset[int]) -> frozenset[int]:
+    order = torch.randperm(num_clients, generator=generator(Seeds(seed).shared("attackers"))).tolist()
+    pool = [place for place in order if place not in novel]
+    return frozenset(pool[: attack.count(len(pool))])
+
+
 def tested_clients(plan: Plan, clients: Sequence[Client]) -> list[int]:
-    """The clients that are tested after rounds: all that take part and have test data, or `eval_clients` of them, drawn
-    once."""
-    held_out = novel_clients(plan, clients)
+    """The clients that are tested after rounds: all that take part, are honest and have test data, or `eval_clients` of
+    them, drawn once."""
+    held_out = novel_clients(plan, clients) | attackers(plan, len(clients))
     pool = [place for place, client in enumerate(clients) if place not in held_out and client.is_tested]
     if plan.eval_clients is None or plan.eval_clients >= len(pool):
         return pool

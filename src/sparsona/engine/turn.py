@@ -70,6 +70,9 @@ class ClientProbe(Probe):
             )
         return torch.bincount(targets, minlength=self._task.num_labels)
 
+    def uncharged(self) -> Probe:
+        return ClientProbe(self._task, self._train, self._validation, self._round, Tally(), self._clock)
+
     def searching(self) -> AbstractContextManager[None]:
         return self._clock.measure(SEARCH)
 
@@ -99,6 +102,9 @@ class AbsentProbe(Probe):
     def label_counts(self) -> Tensor:
         counts = self._federation.label_counts("train")
         return self._refuse("train") if counts is None else counts[self._client]
+
+    def uncharged(self) -> Probe:
+        return self
 
     def searching(self) -> AbstractContextManager[None]:
         return nullcontext()

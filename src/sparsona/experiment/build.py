@@ -35,11 +35,14 @@ from sparsona.data.split_plan import SplitPlan
 from sparsona.engine.availability import read_availability
 from sparsona.engine.context import ClientContext, Placement
 from sparsona.engine.graphs import read_graph
-from sparsona.engine.plan import Plan
+from sparsona.engine.plan import Plan, attackers
 from sparsona.engine.profiler import OFF, START, Clock
 from sparsona.executors import choose_device, several_devices
 from sparsona.learning.partial import split_model
 from sparsona.methods import MethodCard
+from sparsona.robust import LABEL_FLIP, read_attack, read_mean
+from sparsona.robust.attacks import check_attack, flip_labels, with_attackers
+from sparsona.robust.means import check_mean, with_robust_mean
 from sparsona.runs.declaration import as_tuple
 from sparsona.runs.facts import DTYPES, ExampleFacts, RunFacts
 from sparsona.runs.listing import find_run
@@ -421,9 +424,15 @@ def default_model(config: RunConfig, federation: Federation) -> str:
     return found
 
 
-def method_maker(config: RunConfig, row: MethodCard, method_config: BaseModel) -> Callable[[Task], Method]:
-    """A function that makes the method of a run for a task, with the transforms of its messages."""
-    return with_chain(partial(methods.make, row=row, config=method_config), read_transforms(config.transform))
+def method_maker(
+    config: RunConfig, row: MethodCard, method_config: BaseModel, lying: frozenset[int] = frozenset()
+) -> Callable[[Task], Method]:
+    """A function that makes the method of a run for a task, with its mean, the transforms of its messages, and the
+    clients that lie. Lies go through transforms as what is true does; a mean is of what the method would have read."""
+    make: Callable[[Task], Method] = partial(methods.make, row=row, config=method_config)
+    if lying and config.attack is not None:
+        make = with_attackers(make, read_attack(config.attack), lying)
+    return with_chain(with_robust_mean(make, read_mean(config.mean)), read_transforms(config.transform))
 
 
 def make_context(
@@ -464,10 +473,13 @@ def make_context(
         counts = mask_counts(task.layout, config.subnetwork, "erk")
         task.restrict(Placement(device)(random_mask(task.layout, counts, Seeds(config.seed).shared("mask"))))
     task.half = torch.bfloat16 if config.precision == "bf16" else None
-    make_method = method_maker(config, row, method_config)
     plan = make_plan(config, federation.num_clients, row.peers)
     if ends_after is not None:
         plan = replace(plan, ends_after=ends_after)
+    lying = attackers(plan, federation.num_clients)
+    make_method = method_maker(config, row, method_config, lying)
+    if plan.attack is not None and plan.attack.name == LABEL_FLIP and federation.has_examples:
+        federation = flip_labels(federation, plan.attack, lying)
     context = ClientContext(
         task,
         make_method,
@@ -486,7 +498,27 @@ def make_context(
         first = name_of(federation.client_names, without[0])
         raise _lacks_validation(row, f"{len(without)} clients have none (client {first} is the first)")
     _check_batches(context, config.batch_size)
+    _check_robustness(context, config)
     return context
+
+
+def _check_robustness(context: ClientContext, config: RunConfig) -> None:
+    """Raise SparsonaError if a robust mean or an attack does not fit the method."""
+    mean, attack, method, plan = read_mean(config.mean), context.plan.attack, context.method, context.plan
+    if mean is None and attack is None:
+        return
+    cost = method.cost(context.task.layout, context.clients[0], plan.round_at(0))
+    if mean is not None:
+        check_mean(mean, cost, config.method, plan.per_round, method.peer is not None)
+    if attack is not None:
+        check_attack(attack, cost, config.method, bool(config.transform))
+        num, taking_part = len(attackers(plan, len(context.clients))), len(context.clients) - plan.num_novel
+        if num >= taking_part:
+            raise SparsonaError(
+                f"attack={config.attack}: {num} of {taking_part} clients attack",
+                expected="at least one honest client",
+                hint="lower the share or raise --clients",
+            )
 
 
 def network_name(model: str | None, source: str) -> str | None:
@@ -540,6 +572,7 @@ def make_plan(config: RunConfig, num_clients: int, peers: bool) -> Plan:
         "graph": None if config.graph is None else read_graph(config.graph, num_clients),
         "availability": None if config.availability is None else read_availability(config.availability, num_clients),
         "ends_after": None,
+        "attack": None if config.attack is None else read_attack(config.attack),
     }
     return Plan(
         **{

@@ -24,7 +24,7 @@ from sparsona.data import SOURCES
 from sparsona.data.federation import Federation
 from sparsona.engine.context import ClientContext
 from sparsona.engine.final import has_partial_global
-from sparsona.engine.plan import novel_clients
+from sparsona.engine.plan import attackers, novel_clients
 from sparsona.engine.profiler import OFF, START, Clock
 from sparsona.engine.rounds import shared_model
 from sparsona.executors import choose
@@ -224,6 +224,7 @@ def describe_run(
         client_names=federation.client_names or (),
         class_names=federation.class_names or (),
         functions={key: function_digest(one) for key, one in config.functions.items()},
+        attackers=tuple(sorted(attackers(context.plan, len(context.clients)))),
     )
     if task.gives_probabilities:
         warn(

@@ -253,7 +253,15 @@ def fedproto(task: Task, config: FedProtoConfig, networks: tuple[Task, ...] = ()
         flops=lambda work: work.params.layout.train_flops(),
         step_flops=None if plain.step_flops is None else lambda work: optimizer.flops * work.params.layout.size,
     )
-    server = ServerHalf(init=init_server, reply=reply, zero=zero, add=add, step=step, merge=PrototypeSum.merge)
+    server = ServerHalf(
+        init=init_server,
+        reply=reply,
+        zero=zero,
+        add=add,
+        step=step,
+        merge=PrototypeSum.merge,
+        comparable=False,  # a prototype is zeros, and a count 0, for a class that the client does not have
+    )
     return Method(
         init_client=init_client,
         receive=receive,

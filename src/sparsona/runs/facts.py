@@ -111,7 +111,7 @@ class RunFacts:
     none. `differing`: in which versions and parts of machines the sides of a run on several machines differ, and what
     is in use. `availability` is a digest of a trace. `config` has a digest of each option in config.json, and is empty
     in runs of older versions; `extensions` are the rounds that were added later. `functions` has digests of the code
-    of functions from Python, by option and name.
+    of functions from Python, by option and name. `attackers` are the clients that attack, where some do.
     """
 
     method: str
@@ -155,6 +155,7 @@ class RunFacts:
     class_names: tuple[str, ...] = ()
     differing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     functions: Mapping[str, str] = field(default_factory=dict)
+    attackers: tuple[int, ...] = ()
     format: int = field(default=FORMAT)
 
     @property
@@ -170,6 +171,7 @@ class RunFacts:
         plain["client_names"] = list(self.client_names)
         plain["differing"] = {name: list(values) for name, values in self.differing.items()}
         plain["left_out"], plain["novel"] = dict(self.left_out), list(self.novel)
+        plain["attackers"] = list(self.attackers)
         plain["metrics"] = list(self.metrics)
         plain["class_weights"] = None if self.class_weights is None else list(self.class_weights)
         plain["class_names"] = list(self.class_names)
@@ -198,6 +200,7 @@ class RunFacts:
             known["label_counts"] = None if known["label_counts"] is None else _freeze(known["label_counts"])
             known["differing"] = {name: tuple(values) for name, values in known.get("differing", {}).items()}
             known["novel"], known["metrics"] = (tuple(known.get(name, ())) for name in ("novel", "metrics"))
+            known["attackers"] = tuple(map(int, known.get("attackers", ())))
             if known.get("class_weights") is not None:
                 known["class_weights"] = tuple(map(float, known["class_weights"]))
             for name, what, count in (

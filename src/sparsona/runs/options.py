@@ -32,6 +32,7 @@ from sparsona.engine.pace import LOGNORMAL, read_sigma
 from sparsona.engine.sampling import SAMPLERS, check_sampler
 from sparsona.executors import EXECUTORS
 from sparsona.learning.schedule import SCHEDULES, lr_schedule
+from sparsona.robust import ATTACKS, MEANS, PLAIN, read_attack, read_mean
 from sparsona.runs.declaration import Option, as_int, as_tuple, option, options_of
 from sparsona.runs.stopping import Stopping
 from sparsona.transforms import TRANSFORMS, read_transforms, split_transforms
@@ -70,6 +71,25 @@ def check_transforms(texts: tuple[str, ...]) -> tuple[str, ...]:
     except SparsonaError as error:
         raise ValueError(str(error)) from error
     return texts
+
+
+def check_mean(text: str) -> str:
+    """Check the name and values of a mean."""
+    try:
+        read_mean(text)
+    except SparsonaError as error:
+        raise ValueError(str(error)) from error
+    return text
+
+
+def check_attack(text: str | None) -> str | None:
+    """Check the name, share and options of an attack."""
+    try:
+        if text is not None:
+            read_attack(text)
+    except SparsonaError as error:
+        raise ValueError(str(error)) from error
+    return text
 
 
 def _as_values(value: Any) -> Any:
@@ -296,6 +316,11 @@ class RunConfig(Stopping):
         flag="--transform NAME ...",
         cost=True,
     )
+    mean: Annotated[str, AfterValidator(check_mean)] = _plan(
+        PLAIN,
+        f"how clients' updates become one, see docs/robustness.md: {_any_of(card.example for card in MEANS.values())}",
+        flag="--mean NAME",
+    )
     batch_size: int = _plan(16, "examples in a training batch", flag=True, cost=True, ge=1)
     drop_last: bool = _plan(
         False, "leave out the last batch of a pass over training data if it is incomplete", cost=True
@@ -339,6 +364,14 @@ class RunConfig(Stopping):
         cost="leave it out: every message is charged as if it arrived",
         ge=0,
         lt=1,
+    )
+    attack: Annotated[str | None, AfterValidator(check_attack)] = _plan(
+        None,
+        "what a share of the clients does in place of what it should, see docs/robustness.md: "
+        f"{_any_of(card.example for card in ATTACKS.values())}",
+        none="all are honest",
+        flag="--attack NAME:RATE",
+        condition=True,
     )
     min_updates: int = _plan(
         0,
@@ -676,6 +709,7 @@ SIMULATED = (
     "late",
     "sampler",
     "availability",
+    "attack",
 )
 
 # What all sides of a run on several machines agree on, besides method and model. Capacities are in its roster; a preset

@@ -30,6 +30,7 @@ from sparsona.engine.plan import Plan, novel_clients
 from sparsona.engine.population import Population
 from sparsona.engine.rounds import received_work
 from sparsona.experiment.theory.estimates import Loss, Objective, Point, gradient
+from sparsona.robust import PLAIN
 from sparsona.runs.folder import RunFolder
 
 POINTS_DRAWN = 60  # of a bound over rounds
@@ -191,6 +192,10 @@ def check_algorithm(sample: Sample, largest_gradient: float, phases: Sequence[Ph
         found.append(
             Assumption("messages arrive as they were sent", "violated", f"{sample.folder.config['transform']}")
         )
+    if (mean := sample.folder.config.get("mean", PLAIN)) != PLAIN:
+        found.append(Assumption("the server takes the plain mean", "violated", f"mean={mean}"))
+    if attack := sample.folder.config.get("attack"):
+        found.append(Assumption("all clients are honest", "violated", f"attack={attack}"))
     if task.mixes_examples or task.draws_noise:
         what = "BatchNorm" if task.mixes_examples else "dropout"
         found.append(Assumption("the loss is a mean over examples", "violated", f"{what}; estimates: evaluation mode"))

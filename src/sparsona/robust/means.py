@@ -1,0 +1,432 @@
+"""Robust means for any method: what a few lying clients send moves the result by a bounded amount.
+
+`with_mean` makes a new method of a method, as `with_transforms` does. The updates of a round (or the messages that a
+peer received) are judged together; then the method's own mean gets them with the robust value in place of theirs. A
+weighted mean of equal values is that value, so that sums, server optimizers and masks need not know of it.
+
+An entry is judged among those who hold it: an update whose mask leaves it out says nothing about it. Clients whose
+parts have other shapes (HeteroFL's widths) are judged among themselves. Flags are never changed. Updates are held until
+the round is complete: memory grows with the number of clients in it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sparsona.core.errors import SparsonaError
+from sparsona.core.method import Cost, Method, PeerHalf, Probe, Round, Server, ServerHalf, State, Sum, Tree, Work
+from sparsona.core.update import Inbox, Part, Support, Update, places
+from sparsona.robust import Mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHUNK = 2**22  # numbers that are sorted or subtracted at a time
+WEISZFELD_STEPS = 10
+SMALLEST = 1e-6  # distance that counts, of the geometric median: nearer ones count as this
+
+
+@dataclass(frozen=True)
+class ReadPart(Part):
+    """A part that remembers with which mask a method read it: the server may have it, or draw it from a seed."""
+
+    read_with: list[Tree] = field(default_factory=list)
+
+    def tree(self, mask: Tree | None = None) -> Tree:
+        found = super().tree(mask)
+        used = self.mask if self.support is Support.BITS else mask
+        if self.support is not Support.DENSE and used is not None:
+            self.read_with.append(used)
+        return found
+
+
+@dataclass(frozen=True)
+class Held:
+    """An update that waits for the others of its round, and the masks of those parts that have one."""
+
+    update: Update
+    masks: dict[str, Tree]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The Sum of a robust mean: all updates of a round."""
+
+    round: Round
+    held: tuple[Held, ...] = ()
+
+
+def with_mean(method: Method, mean: Mean | None) -> Method:
+    """The same method with a robust mean.
+
+    Args:
+        method: a method with a server, or of peers.
+        mean: the mean; None: the method's own.
+
+    Returns:
+        A method whose server, or whose peers, take the robust mean.
+
+    Raises:
+        SparsonaError: the method has no mean that could be replaced.
+
+    Example:
+        >>> from torch import nn
+        >>> from sparsona.core.task import Task
+        >>> from sparsona.methods.fedavg import FedAvgConfig, fedavg
+        >>> method = fedavg(Task(nn.Linear(4, 3), (4,), 3), FedAvgConfig())
+        >>> with_mean(method, Mean("median")).phases == method.phases
+        True
+    """
+    if mean is None:
+        return method
+    if method.server is not None and method.server.comparable:
+        return replace(method, server=_server_half(method.server, mean))
+    if method.peer is None or method.peer.wants is not None:
+        why = "its clients send nothing"
+        if method.server is not None:
+            why = "entries of its messages mean something else from client to client"
+        elif method.peer is not None:
+            why = "its clients judge each other's models themselves"
+        raise SparsonaError(
+            f"mean={mean.text} for {method.name}: {why}",
+            expected="a method that takes a mean of clients' numbers",
+            hint="leave --mean out",
+        )
+
+    def receive(state: State, inbox: Inbox, probe: Probe, round_: Round) -> Work:
+        return method.receive(state, judged_inbox(inbox, mean), probe, round_)
+
+    def finish(state: State, work: Work, inbox: Inbox, probe: Probe, round_: Round) -> tuple[State, Update | None]:
+        return method.finish(state, work, judged_inbox(inbox, mean), probe, round_)
+
+    return replace(method, receive=receive, finish=finish, peer=_peer_half(method.peer, mean))
+
+
+def with_robust_mean(make: Callable[[Any], Method], mean: Mean | None) -> Callable[[Any], Method]:
+    """A factory of methods with a robust mean; it can be pickled if `make` can."""
+    return make if mean is None else partial(_make, make, mean)
+
+
+def _make(make: Callable[[Any], Method], mean: Mean, task: Any) -> Method:
+    return with_mean(make(task), mean)
+
+
+def check_mean(mean: Mean, cost: Cost, name: str, num_updates: int, among_peers: bool) -> None:
+    """Raise SparsonaError if a mean cannot be taken of what clients send.
+
+    Args:
+        mean: the mean.
+        cost: of a client's turn.
+        name: the method's.
+        num_updates: how many updates a round has.
+        among_peers: what a peer receives depends on the graph, and may be less.
+    """
+    if cost.up is not None and all(part.is_mask for part in cost.up):
+        raise SparsonaError(
+            f"mean={mean.text} for {name}, whose clients send masks only",
+            expected="a method that takes a mean of clients' numbers",
+            hint="leave --mean out",
+        )
+    if "krum" not in mean.name or among_peers:
+        return
+    lies = mean.lies(num_updates)
+    if num_updates < 2 * lies + 3:
+        raise SparsonaError(
+            f"mean={mean.text} with {num_updates} updates a round: {lies} of them may be lies",
+            expected=f"2 f + 3 updates or more, {2 * lies + 3} for f = {lies}",
+            hint="raise --per-round, or lower the number of lies",
+        )
+    if (mean.chosen or 1) > num_updates - lies:
+        raise SparsonaError(
+            f"mean={mean.text} with {num_updates} updates a round: it would choose {mean.chosen}",
+            expected=f"at most {num_updates - lies}, those that may not be lies",
+        )
+
+
+def _server_half(half: ServerHalf, mean: Mean) -> ServerHalf:
+    def zero(server: Server, round_: Round) -> Waiting:
+        return Waiting(round_)
+
+    def add(server: Server, total: Waiting, update: Update) -> Waiting:
+        parts = {name: _as_read(part) for name, part in update.parts.items()}
+        # The method reads the update now, so that one that it cannot use is refused when it arrives.
+        half.add(server, half.zero(server, total.round), replace(update, parts=parts))
+        masks = {
+            name: part.read_with[0] for name, part in parts.items() if isinstance(part, ReadPart) and part.read_with
+        }
+        return replace(total, held=(*total.held, Held(update.owned(), masks)))
+
+    def merge(one: Waiting, other: Waiting) -> Waiting:
+        return replace(one, held=tuple(sorted((*one.held, *other.held), key=lambda held: held.update.sender)))
+
+    def step(server: Server, total: Waiting, round_: Round) -> Server:
+        model = None if half.global_model is None else half.global_model(server)
+        summed: Sum = half.zero(server, round_)
+        for update in judged(total.held, mean, model):
+            summed = half.add(server, summed, update)
+        return half.step(server, summed, round_)
+
+    return replace(half, zero=zero, add=add, step=step, merge=merge)
+
+
+def _peer_half(half: PeerHalf, mean: Mean) -> PeerHalf:
+    consensus = half.consensus
+    if consensus is None:
+        return half
+    return replace(half, consensus=lambda inbox, round_: consensus(judged_inbox(inbox, mean), round_))
+
+
+def judged_inbox(inbox: Inbox, mean: Mean) -> Iterator[Update]:
+    """A peer's messages with robust values. Its own model is not among them: it is trusted, and mixed with these."""
+    held = []
+    for update in inbox:
+        masks = {name: part.mask for name, part in update.parts.items() if part.mask is not None}
+        held.append(Held(update, masks))
+    yield from judged(held, mean, None)
+
+
+def judged(held: Sequence[Held], mean: Mean, model: Tree | None) -> Iterator[Update]:
+    """Updates with the robust value in place of theirs, in their order.
+
+    Args:
+        held: the updates of a round.
+        mean: the robust mean.
+        model: the server's model, for the norms of models that clients send; None: their median is in its place.
+
+    Returns:
+        The updates with other values inside their own support.
+    """
+    kinds: dict[Any, list[int]] = {}
+    for place, one in enumerate(held):
+        kinds.setdefault(_kind(one), []).append(place)
+    found: dict[int, Update] = {}
+    for places_ in kinds.values():
+        members = [held[place] for place in places_]
+        found.update(zip(places_, _judge(members, mean, model), strict=True))
+    return (found[place] for place in range(len(held)))
+
+
+def _kind(one: Held) -> tuple[Any, ...]:
+    """What must be the same for two updates to be compared entry by entry."""
+    return tuple(
+        (name, part.layout.digest, b"" if name in one.masks else part.proof, _width(one, name))
+        for name, part in sorted(one.update.parts.items())
+        if not part.is_mask
+    )
+
+
+def _width(one: Held, name: str) -> int:
+    part = one.update.parts[name]
+    return part.layout.size if name in one.masks or part.support is Support.DENSE else part.num_values
+
+
+def _judge(members: Sequence[Held], mean: Mean, model: Tree | None) -> list[Update]:
+    import torch
+
+    names = [name for name, part in sorted(members[0].update.parts.items()) if not part.is_mask]
+    if not names:
+        return [one.update for one in members]
+    widths = [_width(members[0], name) for name in names]
+    first = members[0].update.parts[names[0]].values
+    values = first.new_zeros((len(members), sum(widths)))
+    is_masked = any(one.masks for one in members)
+    held = torch.ones(values.shape, dtype=torch.bool, device=values.device) if is_masked else None
+    spans = dict(zip(names, zip(_starts(widths), widths, strict=True), strict=True))
+    for row, one in enumerate(members):
+        for name, (start, width) in spans.items():
+            place, part = slice(start, start + width), one.update.parts[name]
+            if name not in one.masks:
+                values[row, place] = part.values
+                continue
+            mask = one.masks[name].flat.to(values.device)
+            values[row, place][mask] = part.values
+            assert held is not None
+            held[row, place] = mask
+    if mean.name == "norm-bound":
+        found = _bounded(values, held, mean, _centre(members[0].update, spans, values, held, model))
+    else:
+        found = RULES[mean.name](values, held, mean).expand(len(members), -1)
+    judged_ = []
+    for row, one in enumerate(members):
+        parts = dict(one.update.parts)
+        for name, (start, width) in spans.items():
+            new = found[row, start : start + width]
+            own = one.masks.get(name)
+            inside = new if own is None else new.index_select(0, places(own).to(new.device))
+            parts[name] = parts[name].carrying(inside)
+        judged_.append(replace(one.update, parts=parts))
+    return judged_
+
+
+def _starts(widths: Sequence[int]) -> list[int]:
+    return [sum(widths[:place]) for place in range(len(widths))]
+
+
+def median(values: Tensor, held: Tensor | None, mean: Mean) -> Tensor:
+    """The median of each entry over those who hold it, 0 where none does; the mean of the two in the middle."""
+    return _sorted_mean(values, held, lambda num: (num - 1) // 2)
+
+
+def trimmed(values: Tensor, held: Tensor | None, mean: Mean) -> Tensor:
+    """The mean of each entry without a share of the lowest and of the highest values, rounded up, of those who hold it;
+    of few holders one or two values are left (Yin et al., ICML 2018, round down and would cut none)."""
+    assert mean.bound is not None
+    share = mean.bound
+    return _sorted_mean(values, held, lambda num: (share * num - 1e-9).ceil().long().minimum((num - 1) // 2))
+
+
+def _sorted_mean(values: Tensor, held: Tensor | None, num_cut: Callable[[Tensor], Tensor]) -> Tensor:
+    """The mean of each entry without so many of its lowest and of its highest values."""
+    import torch
+
+    found = []
+    ranks = torch.arange(len(values), device=values.device)[:, None]
+    for place in _chunks(values):
+        some = values[:, place]
+        if held is not None:
+            some = some.where(held[:, place], math.inf)  # at the end
+        num = torch.full_like(some[0], len(values)).long() if held is None else held[:, place].sum(0)
+        cut = num_cut(num).clamp(min=0)
+        kept = (ranks >= cut) & (ranks < num - cut)
+        total = some.sort(0).values.double().where(kept, 0.0).sum(0)
+        found.append((total / kept.sum(0).clamp(min=1)).to(values.dtype))
+    return torch.cat(found)
+
+
+def krum(values: Tensor, held: Tensor | None, mean: Mean) -> Tensor:
+    """The update with the smallest sum of squared distances to its n - f - 2 nearest (Blanchard et al., 2017)."""
+    return _chosen(values, held, mean, 1)
+
+
+def multi_krum(values: Tensor, held: Tensor | None, mean: Mean) -> Tensor:
+    """The mean of the updates with the smallest such sums: n - f of them, or as many as were asked for."""
+    return _chosen(values, held, mean, mean.chosen or max(1, len(values) - mean.lies(len(values))))
+
+
+def _chosen(values: Tensor, held: Tensor | None, mean: Mean, num: int) -> Tensor:
+    import torch
+
+    distances = squared_distances(values, held)
+    # Its distance to itself, 0, is the first; where updates were lost there may be fewer than 2 f + 3.
+    nearest = max(1, min(len(values) - mean.lies(len(values)) - 2, len(values) - 1))
+    scores = distances.sort(1).values[:, 1 : 1 + nearest].sum(1)
+    best = scores.argsort(stable=True)[:num]
+    weights = torch.zeros(len(values), dtype=torch.float64, device=values.device)
+    weights[best] = 1.0
+    return _weighted(values, held, weights, otherwise=None if held is None else median(values, held, mean))
+
+
+def geometric_median(values: Tensor, held: Tensor | None, mean: Mean) -> Tensor:
+    """Weiszfeld's iteration from the median of each entry, smoothed (Pillutla et al., 2022): ten steps."""
+    centre = median(values, held, mean)
+    for _ in range(WEISZFELD_STEPS):
+        distances = norms(values, held, centre, per_entry=True)
+        centre = _weighted(values, held, 1 / distances.clamp(min=SMALLEST), otherwise=None)
+    return centre
+
+
+RULES: dict[str, Callable[[Tensor, Tensor | None, Mean], Tensor]] = {
+    "median": median,
+    "trimmed": trimmed,
+    "krum": krum,
+    "multi-krum": multi_krum,
+    "geometric-median": geometric_median,
+}
+
+
+def _bounded(values: Tensor, held: Tensor | None, mean: Mean, centre: Tensor) -> Tensor:
+    """Changes scaled down to a norm, around a centre (Sun et al., 2019)."""
+    lengths = norms(values, held, centre)
+    bound = lengths.quantile(0.5) if mean.bound is None else lengths.new_tensor(mean.bound)
+    shares = (bound / lengths.clamp(min=1e-30)).clamp(max=1.0)[:, None]
+    # An update within the bound is the same to the bit.
+    short = (centre.double() + shares * (values.double() - centre)).to(values.dtype)
+    return short.where(shares < 1, values)
+
+
+def _centre(
+    update: Update, spans: dict[str, tuple[int, int]], values: Tensor, held: Tensor | None, model: Tree | None
+) -> Tensor:
+    """What changes are measured from: 0 for changes; for models the server's, which was sent, or else their median."""
+    centre, known = values.new_zeros(values.shape[1]), None
+    for name, (start, width) in spans.items():
+        part, place = update.parts[name], slice(start, start + width)
+        if part.is_change:
+            continue
+        shapes = dict(zip(part.layout.names, (slot.shape for slot in part.layout.slots), strict=True))
+        if model is not None and width == part.layout.size and _has(model, shapes):
+            centre[place] = model.select(part.layout.names).flat.to(values.device)
+            continue
+        known = median(values, held, Mean("median")) if known is None else known
+        centre[place] = known[place]
+    return centre
+
+
+def _has(model: Tree, shapes: dict[str, tuple[int, ...]]) -> bool:
+    own = {slot.name: slot.shape for slot in model.layout.slots}
+    return all(own.get(name) == shape for name, shape in shapes.items())
+
+
+def norms(values: Tensor, held: Tensor | None, centre: Tensor, per_entry: bool = False) -> Tensor:
+    """The distance of each update to a centre over the entries that it holds; `per_entry`: scaled as if it held all."""
+    total = values.new_zeros(len(values)).double()
+    for place in _chunks(values):
+        gap = values[:, place].double() - centre[place]
+        total += (gap if held is None else gap.where(held[:, place], 0.0)).square().sum(1)
+    if per_entry and held is not None:
+        total = total * (values.shape[1] / held.sum(1).clamp(min=1))
+    return total.sqrt()
+
+
+def squared_distances(values: Tensor, held: Tensor | None) -> Tensor:
+    """Squared distances between updates. Of masked ones, the mean over the entries that both hold times the number of
+    all entries, so that a small overlap is not a small distance; infinite for those that hold nothing in common."""
+    import torch
+
+    num, size = values.shape
+    total = values.new_zeros((num, num)).double()
+    common = torch.zeros_like(total)
+    for place in _chunks(values):
+        some = values[:, place]
+        for row in range(num):
+            gap = (some - some[row]).double().square()
+            if held is not None:
+                both = held[:, place] & held[row, place]
+                gap = gap.where(both, 0.0)
+                common[row] += both.sum(1)
+            total[row] += gap.sum(1)
+    if held is None:
+        return total
+    scaled = (total * size / common.clamp(min=1)).where(common > 0, math.inf)
+    return scaled.fill_diagonal_(0.0)
+
+
+def _weighted(values: Tensor, held: Tensor | None, weights: Tensor, otherwise: Tensor | None) -> Tensor:
+    """The weighted mean of each entry over those who hold it; `otherwise` where all of those weigh nothing."""
+    import torch
+
+    found = []
+    for place in _chunks(values):
+        share = weights[:, None] if held is None else weights[:, None] * held[:, place]
+        sums = share.sum(0)
+        total = (values[:, place].double() * share).sum(0) / sums.where(sums > 0, 1.0)
+        one = total.to(values.dtype)
+        found.append(one if otherwise is None else one.where(sums > 0, otherwise[place]))
+    return torch.cat(found)
+
+
+def _chunks(values: Tensor) -> Iterator[slice]:
+    """Ranges of entries, few enough that a copy of them fits into memory."""
+    num, size = values.shape
+    step = max(1, CHUNK // max(num, 1))
+    return (slice(start, min(start + step, size)) for start in range(0, max(size, 1), step))
+
+
+def _as_read(part: Part) -> Part:
+    if part.is_mask:
+        return part
+    return ReadPart(**{name: getattr(part, name) for name in Part.__dataclass_fields__})
