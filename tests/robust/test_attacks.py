@@ -18,6 +18,7 @@ from sparsona.engine.jobs import open_message
 from sparsona.engine.plan import attackers
 from sparsona.engine.rounds import engine_for
 from sparsona.executors.serial import Serial
+from sparsona.experiment.agreement import agree
 from sparsona.robust import little_z, read_attack
 from sparsona.robust.attacks import collude
 
@@ -217,6 +218,13 @@ def test_what_names_no_attack_is_refused(text: str, said: str) -> None:
 def test_attacks_that_do_not_fit_are_refused(name: str, attack: str, more: dict, said: str) -> None:
     with pytest.raises(SparsonaError, match=said):
         context_of(name, attack=attack, **more)
+
+
+def test_a_federation_file_takes_a_mean_and_no_attack() -> None:
+    """A real attacker is not configured by the others."""
+    assert agree("fedavg", {"mean": "median"}, model="cnn28", classes=10)["mean"] == "median"
+    with pytest.raises(SparsonaError, match="'attack' in a federation file"):
+        agree("fedavg", {"attack": "sign-flip:0.2"}, model="cnn28", classes=10)
 
 
 def test_a_lie_goes_through_transforms() -> None:
