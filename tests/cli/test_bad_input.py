@@ -197,7 +197,7 @@ def test_training_that_diverges(say, tmp_path):
     (row,) = json.loads(say("runs", "--in", ".", "--json").out)
     assert row["state"] == "unfinished: resume it"
     say("resume", "run").refused("training diverged")
-    say("report", "run").refused("'run' has no results yet", "resume the run first")
+    assert say("report", "run").code == 0  # of the rounds in which nobody learned anything
 
 
 def poisoned_federation() -> sp.Federation:

@@ -11,6 +11,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.experiment import compare as comparisons
 from sparsona.experiment.run import missing_in, views_in
 from sparsona.runs.failed import NAME, read_failed
+from sparsona.runs.records import Records
 
 METHODS = ["fedavg:lr=1e30,clip_norm=none", "local"]
 OPTIONS = {"clients": 4, "rounds": 1, "epochs": 1, "data_rate": 0.1, "on_divergence": "stop", "progress": False}
@@ -37,10 +38,10 @@ def test_resume_retries_the_missing_alone_and_the_table_has_a_row_for_them(path,
     played = []
     original = comparisons.resume_run
     monkeypatch.setattr(comparisons, "resume_run", lambda *a, **k: played.append(a[0].name) or original(*a, **k))
-    before = (path / "local-seed0" / "summary.json").stat().st_mtime_ns
+    before = Records(path / "local-seed0" / "records.sqlite").rounds()
     found = comparisons.resume_comparison(path, progress=False)
     assert len(played) == 2  # a finished run is loaded
-    assert (path / "local-seed0" / "summary.json").stat().st_mtime_ns == before
+    assert Records(path / "local-seed0" / "records.sqlite").rounds() == before  # with its seconds: not played again
     assert [one.method for one in found.missing] == ["FedAvg"]
     assert found.table()[-1]["accuracy"].startswith("failed: training diverged")
     assert any("failed: training diverged" in note for note in found.notes())

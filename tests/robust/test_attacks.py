@@ -10,7 +10,7 @@ from small_runs import context_of
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import Tree, counts
-from sparsona.core.update import Update, mask_digest
+from sparsona.core.update import Update, mask_digest, masked
 from sparsona.engine import plan as plans
 from sparsona.engine.clients import LocalClients
 from sparsona.engine.gate import check_update
@@ -18,7 +18,9 @@ from sparsona.engine.jobs import open_message
 from sparsona.engine.plan import attackers
 from sparsona.engine.rounds import engine_for
 from sparsona.executors.serial import Serial
+from sparsona.experiment.agreement import agree
 from sparsona.robust import little_z, read_attack
+from sparsona.robust.attacks import collude
 
 SENDING = {"per_round": 5, "rounds": 2, "data_rate": 0.1}
 
@@ -87,9 +89,11 @@ def test_attackers_change_their_change(honest, name: str, attack: str) -> None:
 
 
 def test_a_peer_lies_to_all_its_neighbours(honest) -> None:
-    messages, context, _, _ = sent("dispfl", "sign-flip:0.2")
+    messages, context, _, record = sent("dispfl", "sign-flip:0.2")
     (liar,) = attackers(context.plan, 5)
-    truth = honest["dispfl"][0]
+    truth, _, _, before = honest["dispfl"]
+    # What it compares with is no part of its work.
+    assert [turn.tally.search_flops for turn in record.turns] == [turn.tally.search_flops for turn in before.turns]
     for client, update in messages.items():
         true, lie = truth[client].parts["model"], update.parts["model"]
         assert mask_digest(true.mask) == mask_digest(lie.mask)
@@ -128,6 +132,16 @@ def test_masked_attackers_agree_on_what_they_hold(honest) -> None:
     expected = mean - (gaps / count).sqrt()
     for row, client in enumerate(liars):
         torch.testing.assert_close(change(messages[client]).double(), expected[masks[row]], rtol=1e-4, atol=1e-6)
+
+
+def test_what_one_attacker_does_not_hold_has_no_spread() -> None:
+    trees = [Tree.of({"w": torch.tensor(values)}) for values in ([1.0, 2.0, 0.0], [3.0, 0.0, 5.0])]
+    masks = [tree.like(tree.flat > 0) for tree in trees]
+    updates = [
+        Update(k, 0, 1.0, {"u": masked(tree, mask)}) for k, (tree, mask) in enumerate(zip(trees, masks, strict=True))
+    ]
+    found = collude(updates, [{"u": mask} for mask in masks], read_attack("little:0.4,z=0.5"), 5)
+    assert [update.parts["u"].values.tolist() for update in found] == [[1.5, 2.0], [1.5, 5.0]]
 
 
 @pytest.mark.parametrize("name", ["fedspa", "dispfl"])
@@ -204,6 +218,13 @@ def test_what_names_no_attack_is_refused(text: str, said: str) -> None:
 def test_attacks_that_do_not_fit_are_refused(name: str, attack: str, more: dict, said: str) -> None:
     with pytest.raises(SparsonaError, match=said):
         context_of(name, attack=attack, **more)
+
+
+def test_a_federation_file_takes_a_mean_and_no_attack() -> None:
+    """A real attacker is not configured by the others."""
+    assert agree("fedavg", {"mean": "median"}, model="cnn28", classes=10)["mean"] == "median"
+    with pytest.raises(SparsonaError, match="'attack' in a federation file"):
+        agree("fedavg", {"attack": "sign-flip:0.2"}, model="cnn28", classes=10)
 
 
 def test_a_lie_goes_through_transforms() -> None:

@@ -148,7 +148,9 @@ def test_partial_sums_merge_in_client_order() -> None:
     for update in updates:
         halves[update.sender % 2] = half.add(server, halves[update.sender % 2], update)
     assert half.merge is not None
-    merged = half.step(server, half.merge(halves[1], halves[0]), round_)
+    both = half.merge(halves[1], halves[0])
+    assert [held.update.sender for held in both.held] == [0, 1, 2, 3]
+    merged = half.step(server, both, round_)
     expected = half.step(server, one_by_one, round_)
     assert torch.equal(merged.params.flat, expected.params.flat)
     np.testing.assert_allclose(merged.params.flat.numpy(), np.median(np.stack(noise), axis=0), rtol=1e-5, atol=1e-7)

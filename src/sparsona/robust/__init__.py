@@ -66,7 +66,9 @@ class Mean:
         """A sentence for the protocol of a run."""
         text = MEANS[self.name].summary.replace("this share", f"{self.bound:g}" if self.bound is not None else "")
         who = "Each peer takes its neighbours' messages" if among_peers else "The server takes clients' updates"
-        return f" {who} by a robust mean, {self.text}: {text}; every client counts the same there."
+        # Bounded changes go into the method's own mean; the others are replaced by one value.
+        weights = "" if self.name == "norm-bound" else "; every client counts the same there"
+        return f" {who} by a robust mean, {self.text}: {text}{weights}."
 
 
 def read_mean(text: str) -> Mean | None:
