@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from sparsona.cli.options import gather
+from sparsona.cli.terminal import echo
 from sparsona.runs.progress import progress_bar
 
 
@@ -52,7 +53,7 @@ def replay(
         found = play_again(find_run(path), sources, out=out, data_dir=data_dir, observers=[bar], **options)
     if as_json:
         same = {"same": found.is_same, "same_data": found.same_data, "difference": found.difference}
-        click.echo(json.dumps({**same, "run": str(found.of), "replay": str(found.run.path)}))
+        echo(json.dumps({**same, "run": str(found.of), "replay": str(found.run.path)}))
     else:
-        click.echo(f"replay: {found.run.path}\n{found}")
+        echo(f"replay: {found.run.path}\n{found}")
     sys.exit(0 if found.is_same else 1)

@@ -17,6 +17,7 @@ from torch import Tensor
 from sparsona.core.errors import DataNeededError, SparsonaError, unknown_name
 from sparsona.core.files import replace_file
 from sparsona.core.packing import Packing
+from sparsona.core.reading import MOST_BYTES, parse_json, read_text
 from sparsona.core.round import Client
 from sparsona.core.seeds import Seeds
 from sparsona.core.targets import TASKS
@@ -487,7 +488,7 @@ class Federation:
         """
         folder = Path(folder)
         try:
-            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+            manifest = parse_json(read_text(folder / MANIFEST, MOST_BYTES))
             if manifest["format"] not in (FORMAT, PACKED_FORMAT):
                 raise ValueError(f"format {manifest['format']} instead of {FORMAT}")
             packing = Packing.from_json(manifest["packing"]) if manifest["format"] == PACKED_FORMAT else None

@@ -20,6 +20,7 @@ from sparsona.core.losses import check_losses, make_losses
 from sparsona.core.method import Method
 from sparsona.core.metrics import make_metrics
 from sparsona.core.packing import Packing
+from sparsona.core.reading import expand
 from sparsona.core.round import client_kinds
 from sparsona.core.seeds import Seeds
 from sparsona.core.targets import GIVEN, USUAL_METRICS, given_name, task_of
@@ -221,13 +222,13 @@ def read_data(
 ) -> Federation:
     """The data set that a config names, shared out among clients; `listen(done, total)` is called while decoding."""
     options = {key: value for key in in_groups("reading") if (value := getattr(config, key)) is not None}
-    if config.data_dir and not Path(config.data_dir).expanduser().is_dir():
+    if config.data_dir and not expand(config.data_dir).is_dir():
         raise SparsonaError(
             f"there is no folder '{config.data_dir}'",
             expected="the folder of the data's files",
             hint="check --data-dir",
         )
-    folders = [Path(config.data_dir).expanduser()] if config.data_dir else []
+    folders = [expand(config.data_dir)] if config.data_dir else []
     pool = read(config.data, folders, listen=listen, num_classes=num_classes, **options)
     sharing = {key: getattr(config, key) for key in in_groups("sharing")}
     return share_out(pool, SplitPlan(seed=config.seed, **sharing))

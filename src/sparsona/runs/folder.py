@@ -20,6 +20,8 @@ import numpy as np
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.files import replace_file
+from sparsona.core.printable import printable
+from sparsona.core.reading import MOST_BYTES, parse_json, read_text
 from sparsona.core.version import VERSION
 from sparsona.runs import records
 from sparsona.runs.facts import FORMAT, RunFacts
@@ -62,7 +64,7 @@ def read_json(path: Path, kind: type = dict) -> Any:
     """Read a file that sparsona wrote, or raise an error that says what is wrong with it."""
     hint = "restore it from a copy, or start the run again in another folder"
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(read_text(path, MOST_BYTES))
     except FileNotFoundError:
         raise SparsonaError(f"'{path}' is missing", expected="a run folder made by sparsona", hint=hint) from None
     except (OSError, ValueError) as error:
@@ -325,4 +327,4 @@ def _json(value: dict[str, Any]) -> bytes:
 
 def warn(text: str) -> None:
     """Print a warning, on stderr so that --json stays clean."""
-    print(f"warning: {text}", file=sys.stderr)
+    print(f"warning: {printable(text)}", file=sys.stderr)

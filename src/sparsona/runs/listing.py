@@ -8,12 +8,13 @@ from typing import Any
 import filelock
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.reading import expand
 from sparsona.runs.folder import reached, read_json
 
 
 def find_run(text: str | Path) -> Path:
     """A run by its path, or by its name in ./runs."""
-    for path in (Path(text).expanduser(), Path("runs") / text):
+    for path in (expand(text), Path("runs") / text):
         if path.exists():
             return path
     raise SparsonaError(

@@ -15,6 +15,7 @@ import numpy as np
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.packing import Packing
+from sparsona.core.printable import printable
 from sparsona.data.names import Names, clean_name, clean_names
 from sparsona.data.partition.by_owner import number_owners
 from sparsona.data.pool import Array, Pool, View
@@ -280,7 +281,7 @@ def _nearest(path: Path) -> str:
 @cache
 def _warn_once(text: str) -> None:
     """A comparison reads the same file for every run."""
-    print(f"warning: {text}", file=sys.stderr)
+    print(f"warning: {printable(text)}", file=sys.stderr)
 
 
 def _pack_inputs(arrays: dict[str, Array], path: Path) -> Packing | None:
