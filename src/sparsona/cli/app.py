@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import sys
@@ -37,6 +38,7 @@ from sparsona.cli.peers import gather as gather_peers
 from sparsona.cli.peers import peer
 from sparsona.cli.replay import replay
 from sparsona.cli.reproduce import reproduce
+from sparsona.cli.streams import printing, usable_streams
 from sparsona.cli.table import table
 from sparsona.cli.terminal import (
     echo,
@@ -464,13 +466,21 @@ def show_comparison(result: Any, as_json: bool) -> None:
 
 def main() -> None:
     """Run the command line; an error is printed as one message, not as a traceback."""
+    with usable_streams():
+        _main()
+
+
+def _main() -> None:
     debug = "--debug" in sys.argv[1:]
     # SIGTERM is treated as Ctrl-C: what was reached is saved.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        cli.main(args=[arg for arg in sys.argv[1:] if arg != "--debug"], prog_name="sparsona", standalone_mode=False)
+        with printing():
+            args = [arg for arg in sys.argv[1:] if arg != "--debug"]
+            cli.main(args=args, prog_name="sparsona", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        error.show(file=(text := io.StringIO()))
+        echo(text.getvalue(), err=True, nl=False)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         if debug:

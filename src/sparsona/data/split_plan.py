@@ -3,6 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from sparsona.core.arguments import number, text, whole
+
+MOST_SEED = 2**63 - 1
+
+
+def check_arguments(seed: Any, num_classes: Any, name: Any) -> None:
+    """Raise SparsonaError if an argument that every way to make a federation has is not one."""
+    whole("seed", seed, 0, MOST_SEED)
+    whole("num_classes", num_classes, 1, none=True)
+    text("name", name, "arrays")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,3 +52,13 @@ class SplitPlan:
     min_train: int = 0
     min_test: int = 0
     max_examples: int | None = None
+
+    def __post_init__(self) -> None:
+        counts = {"min_size": 0, "max_examples": 0, "clients": 1, "partition_seed": 0}
+        for name, least in {**counts, "seed": 0, "min_train": 0, "min_test": 0}.items():
+            most = MOST_SEED if "seed" in name else 10**9
+            object.__setattr__(self, name, whole(name, getattr(self, name), least, most, none=name in counts))
+        for name in ("validation_rate", "test_rate", "holdout_rate", "data_rate"):
+            object.__setattr__(self, name, number(name, getattr(self, name)))
+        text("partition", self.partition, "dirichlet:0.3")
+        text("test", self.test, "auto")

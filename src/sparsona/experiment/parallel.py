@@ -12,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any
 
+from sparsona.core.arguments import whole
 from sparsona.core.errors import SparsonaError
 
 
@@ -94,7 +95,9 @@ def usual_jobs(has_gpu: bool) -> int:
     return min(4, cores) if has_gpu else cores
 
 
+MOST_JOBS = 10_000
+
+
 def check_jobs(jobs: int | None) -> None:
-    """Refuse a number of processes below 1."""
-    if jobs is not None and jobs < 1:
-        raise SparsonaError(f"jobs is {jobs}", expected="1 or more")
+    """Refuse what is no number of processes."""
+    whole("jobs", jobs, 1, MOST_JOBS, none=True)

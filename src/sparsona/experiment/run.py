@@ -13,6 +13,7 @@ from sparsona.analysis.view import RunView, read_view
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.files import replace_file
 from sparsona.core.points import RECEIVED
+from sparsona.core.torch_state import usual_torch
 from sparsona.data.names import name_of
 from sparsona.engine.context import ClientContext
 from sparsona.experiment.stored_models import StoredModels, load_progress
@@ -211,6 +212,7 @@ class Run:
         """
         return summaries.curve(self._folder, point)
 
+    @usual_torch()
     def personal_model(self, client: int | str, guarded: bool = False) -> nn.Module:
         """A client's own model as a plain nn.Module in evaluation mode, its mask applied. It needs no data.
 
@@ -229,6 +231,7 @@ class Run:
         """
         return self._models().personal(client, guarded).module()
 
+    @usual_torch()
     def model(self) -> nn.Module:
         """The model that clients share, the server's or the mean of the peers', as a plain nn.Module.
 
@@ -243,6 +246,7 @@ class Run:
         """
         return self._models().shared().module()
 
+    @usual_torch()
     def export(
         self,
         client: int | str | None,
@@ -281,6 +285,7 @@ class Run:
 
         return Exporter(self._folder, self._models())
 
+    @usual_torch()
     def evaluate(
         self, client: int | str | Sequence[int | str | None] | None, x: Any, y: Any, guarded: bool = False
     ) -> NewResults:
@@ -335,6 +340,7 @@ class Run:
 
         return client_effects(self._folder, against._folder if isinstance(against, Run) else against)
 
+    @usual_torch()
     def gates(self) -> Gates:
         """How clients used the blocks of a gated model, turn by turn, in the rounds that were evaluated.
 
@@ -353,6 +359,7 @@ class Run:
 
         return gates_of(self._folder)
 
+    @usual_torch()
     def similarity(self, of: str | None = None) -> Similarity:
         """The distances between the clients' current masks or gates, beside the similarity of their labels.
 
@@ -384,6 +391,7 @@ class Run:
             return None
         return float(np.bitwise_count(np.bitwise_or.reduce(traits.rows)).sum()) / max(traits.size, 1)
 
+    @usual_torch()
     def bounds(
         self,
         *,

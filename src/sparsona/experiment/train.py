@@ -20,6 +20,7 @@ from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
 from sparsona.core.targets import LOSSES, given_name
 from sparsona.core.task import Task
+from sparsona.core.torch_state import usual_torch
 from sparsona.data import SOURCES
 from sparsona.data.federation import Federation
 from sparsona.engine.context import ClientContext
@@ -75,6 +76,7 @@ from sparsona.runs.warm_start import (
 RUNS = Path("runs")
 
 
+@usual_torch()
 def train(
     method: str | MethodCard | Callable[..., Any],
     federation: Federation | None = None,
@@ -305,6 +307,7 @@ def play(
     return Run(folder, context)
 
 
+@usual_torch()
 def resume(
     path: str | Path,
     federation: Federation | None = None,
@@ -384,7 +387,7 @@ def resume_run(
         if rounds is not None:
             _add_rounds(folder, config, context, row)
         now, then = environment(), folder.environment
-        changed = [f"{key} {then.get(key)} -> {now[key]}" for key in now if now[key] != then.get(key)]
+        changed = [f"{key} {then.get(key)} -> {now[key]}" for key in now if now[key] != then.get(key, now[key])]
         if changed:
             warn("not the environment this run began in, so its last bits may differ: " + ", ".join(changed))
         if edited := changed_functions(folder.facts.functions, config.functions):

@@ -80,6 +80,8 @@ def environment() -> dict[str, Any]:
     """What exactness depends on: recorded at the start, compared at resume."""
     import torch
 
+    from sparsona.core.torch_state import numeric_settings
+
     return {
         "sparsona": VERSION,
         "python": platform.python_version(),
@@ -90,6 +92,7 @@ def environment() -> dict[str, Any]:
         "system": platform.system(),
         "cores": os.cpu_count(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        **numeric_settings(),
     }
 
 

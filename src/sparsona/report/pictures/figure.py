@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 from sparsona.analysis.extra import import_extra
 from sparsona.analysis.format import cut
 from sparsona.core.errors import SparsonaError
+from sparsona.core.files import replace_file
 from sparsona.report.palette import COLOURS, DARK, INK, MUTED, PAGE, RULE
 
 if TYPE_CHECKING:
@@ -129,12 +130,13 @@ class Picture:
         ending = check_ending(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if ending == ".svg":
-                path.write_text(self.svg(), encoding="utf-8")
-            else:
-                self._settle()
-                with style():
-                    self.figure.savefig(path, format="png", dpi=192)
+            with replace_file(path) as file:
+                if ending == ".svg":
+                    file.write(self.svg().encode())
+                else:
+                    self._settle()
+                    with style():
+                        self.figure.savefig(file, format="png", dpi=192)
         except OSError as error:
             raise SparsonaError(
                 f"the picture could not be written to {path}: {error.strerror or error}",
