@@ -494,6 +494,14 @@ def _main() -> None:
         sys.exit(1)
     except BrokenPipeError:
         sys.exit(141)  # the reader of our output is gone
+    except (OSError, MemoryError, UnicodeEncodeError) as error:  # of the machine or a path, which no check foresaw
+        if debug:
+            raise
+        what = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
+        where = f": '{error.filename}'" if isinstance(error, OSError) and error.filename else ""
+        expected = "files that can be read and written, and enough memory"
+        echo(f"error: {what}{where}\n  expected: {expected}\n  hint:     --debug shows where it failed", err=True)
+        sys.exit(1)
     except Exception as error:
         if debug:
             raise

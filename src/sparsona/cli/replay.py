@@ -11,6 +11,7 @@ import click
 
 from sparsona.cli.options import gather
 from sparsona.cli.terminal import echo
+from sparsona.core.errors import SparsonaError
 from sparsona.runs.progress import progress_bar
 
 
@@ -49,6 +50,13 @@ def replay(
     from sparsona.runs.listing import find_run
 
     options: dict[str, Any] = gather(None, pairs, {}, None)
+    for key in ("data", "data_dir", "out", "observers", "path"):
+        if key in options:
+            raise SparsonaError(
+                f"'{key}' is no option of how data is split",
+                expected="options such as partition",
+                hint="--data, --data-dir and --out are given on the command line itself",
+            )
     with progress_bar() as bar:
         found = play_again(find_run(path), sources, out=out, data_dir=data_dir, observers=[bar], **options)
     if as_json:

@@ -57,7 +57,7 @@ def table(paths: tuple[str, ...], kind: str, per: str, every: bool, caption: str
         return
     try:
         with replace_file(out) as file:
-            file.write(text.encode())
+            file.write(text.encode(errors="backslashreplace"))
     except OSError as error:
         raise SparsonaError(
             f"'{out}' could not be written: {error.strerror or error}",

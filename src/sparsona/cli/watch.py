@@ -101,7 +101,7 @@ def make_server(*places: Path, port: int = 0) -> ThreadingHTTPServer:
             except (SparsonaError, OSError) as error:  # in the middle of a write, or the folder is gone
                 self.send_error(503, "the run cannot be read now", str(error))
                 return
-            body = found.html.encode()
+            body = found.html.encode(errors="backslashreplace")
             self.send_response(200)
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))

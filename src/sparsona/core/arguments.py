@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 from sparsona.core.errors import SparsonaError
+
+
+def plain(value: Any) -> Any:
+    """Numbers of numpy and torch as Python's, arrays of them as lists; anything else as it is.
+
+    Args:
+        value: of an argument or an option.
+
+    Returns:
+        A plain value.
+
+    Example:
+        >>> import numpy as np
+        >>> plain(np.int64(3)), plain(np.array([0.5, 1.0]))
+        (3, [0.5, 1.0])
+    """
+    return value.tolist() if hasattr(value, "tolist") and hasattr(value, "shape") else value
 
 
 def whole(name: str, value: Any, least: int = 0, most: int = 10**9, none: bool = False) -> Any:
@@ -26,10 +45,10 @@ def whole(name: str, value: Any, least: int = 0, most: int = 10**9, none: bool =
     """
     if value is None and none:
         return None
-    plain = value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
-    if type(plain) is not int or not least <= plain <= most:
+    found = plain(value)
+    if type(found) is not int or not least <= found <= most:
         raise _wrong(name, value, f"a whole number from {least:,} to {most:,}" + ", or None" * none)
-    return plain
+    return found
 
 
 def number(name: str, value: Any) -> float:
@@ -42,10 +61,10 @@ def number(name: str, value: Any) -> float:
     Returns:
         The number.
     """
-    plain = value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
-    if type(plain) not in (int, float) or not -1e300 < plain < 1e300:
+    found = plain(value)
+    if type(found) not in (int, float) or not -1e300 < found < 1e300:
         raise _wrong(name, value, "a number")
-    return float(plain)
+    return float(found)
 
 
 def text(name: str, value: Any, example: str) -> str:
@@ -62,6 +81,37 @@ def text(name: str, value: Any, example: str) -> str:
     if not isinstance(value, str):
         raise _wrong(name, value, f"a text, for example {example!r}")
     return value
+
+
+def truth(name: str, value: Any, none: bool = False) -> Any:
+    """True or False.
+
+    Args:
+        name: of the argument.
+        value: what was passed.
+        none: whether None is accepted.
+
+    Returns:
+        The value.
+    """
+    if not isinstance(plain(value), bool) and not (value is None and none):
+        raise _wrong(name, value, "True or False" + ", or None" * none)
+    return plain(value)
+
+
+def place(name: str, value: Any) -> Path:
+    """The path of a file or a folder.
+
+    Args:
+        name: of the argument.
+        value: what was passed.
+
+    Returns:
+        The path.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise _wrong(name, value, "a path, as a text or a pathlib.Path")
+    return Path(value)
 
 
 def _wrong(name: str, value: Any, expected: str) -> SparsonaError:

@@ -80,6 +80,11 @@ class Task:
         # How a forward pass is computed, not what it computes: set by executors.
         self.half: torch.dtype | None = None  # convolutions and products in this type, weights in float32
         self.channels_last: bool | None = None  # None: on a CPU, if the network supports it
+        if not callable(model):
+            raise SparsonaError(
+                f"the model is a {type(model).__name__}",
+                expected="a torch.nn.Module, a function that builds one, or the name of a network",
+            )
         self._start = _copied(model) if isinstance(model, nn.Module) else model
         self._given: dict[str, Tensor] = {}
         self.packing = packing

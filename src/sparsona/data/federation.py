@@ -577,7 +577,7 @@ class Federation:
             >>> len(federation), federation["south"]
             (2, Client 1 'south': 9 train, 1 validation, 0 test)
         """
-        check_arguments(seed, num_classes, name)
+        check_arguments(seed, num_classes, name, task, tokens, view)
         check_rates(number("validation_rate", validation_rate))
         number("test_rate", test_rate)
         if not isinstance(clients, Mapping | Sequence) or isinstance(clients, str | bytes):

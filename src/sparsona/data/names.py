@@ -49,7 +49,7 @@ def clean_names(names: Iterable[Any], what: str, count: int | None = None) -> tu
     Returns:
         A name for each.
     """
-    if isinstance(names, str | bytes):
+    if isinstance(names, str | bytes) or not isinstance(names, Iterable):
         raise SparsonaError(f"'{names!r}' as the names of {what}", expected="a list of names", hint="write ['a', 'b']")
     found = tuple(clean_name(name) for name in names)
     if count is not None and len(found) != count:

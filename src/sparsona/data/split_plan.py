@@ -5,13 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sparsona.core.arguments import number, text, whole
+from sparsona.core.arguments import number, text, truth, whole
+from sparsona.core.errors import SparsonaError
 
 MOST_SEED = 2**63 - 1
 
 
-def check_arguments(seed: Any, num_classes: Any, name: Any) -> None:
+def check_arguments(seed: Any, num_classes: Any, name: Any, task: Any, tokens: Any, view: Any) -> None:
     """Raise SparsonaError if an argument that every way to make a federation has is not one."""
+    text("task", task, "auto")
+    truth("tokens", tokens)
+    if view is not None and not hasattr(view, "augments"):
+        raise SparsonaError(
+            f"view as a {type(view).__name__}", expected="a sparsona View", hint="leave it out, or write sp.View()"
+        )
     whole("seed", seed, 0, MOST_SEED)
     whole("num_classes", num_classes, 1, none=True)
     text("name", name, "arrays")

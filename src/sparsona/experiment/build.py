@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from sparsona import data, methods, models
 from sparsona.core import points as eval_points
 from sparsona.core import spec
+from sparsona.core.arguments import place, plain
 from sparsona.core.errors import SparsonaError
 from sparsona.core.losses import check_losses, make_losses
 from sparsona.core.method import Method
@@ -47,7 +48,7 @@ from sparsona.runs.listing import find_run
 from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, in_groups
 from sparsona.runs.request import Chosen, choose, fit_clients, parse_method
 from sparsona.runs.stopping import validation_point
-from sparsona.runs.validation import check, merge_errors, validate
+from sparsona.runs.validation import check, merge_errors, validate, wrong_kinds
 from sparsona.runs.warm_start import WarmStart, check_layout
 from sparsona.sparsity.masks import random_mask
 from sparsona.sparsity.search import mask_counts
@@ -112,8 +113,12 @@ def make_configs(
     name, own = parse_method(method) if isinstance(method, str) else (method.name, {})
     row = methods.card(name) if isinstance(method, str) else method
     _, kind = methods.factory(row)
-    plain, functions = name_functions(options)
-    given = {**plain, **own}
+    named, functions = name_functions(options)
+    given = {key: plain(value) for key, value in {**named, **own}.items()}
+    if given.get("warm_start") is not None:
+        given["warm_start"] = str(place("warm_start", getattr(given["warm_start"], "path", given["warm_start"])))
+    if refused := wrong_kinds(RunConfig, given):  # what follows looks into them
+        raise merge_errors([*refused.values()])
     experiment = methods.published(row, given)
     # A federation has its clients and splits already.
     published = {key: value for key, value in experiment.items() if federation is None or key not in OF_DATA}
@@ -122,8 +127,7 @@ def make_configs(
     if values.get("tune_epochs") and (values.get("headline") == eval_points.TUNED or _tuned_by_user(chosen)):
         values["headline"] = None  # that is the result then
     if values.get("warm_start") is not None:
-        source = values["warm_start"]
-        values["warm_start"] = str(find_run(getattr(source, "path", source)).absolute())
+        values["warm_start"] = str(find_run(values["warm_start"]).absolute())
     if federation is not None:
         if not isinstance(federation, Federation):
             raise SparsonaError(
@@ -150,11 +154,11 @@ def make_configs(
         values["partition"] = "natural"
     if model is not None:
         values["model"] = model if isinstance(model, str) else GIVEN
-    if (named := values.get("headline") or row.headline) is not None:
-        eval_points.check_headline(str(named))
-        values["points"] = (*as_tuple(values.get("points", ())), named)
+    if (headline := values.get("headline") or row.headline) is not None:
+        eval_points.check_headline(str(headline))
+        values["points"] = (*as_tuple(values.get("points", ())), headline)
     if values.get("patience") is not None:
-        values["points"] = (*as_tuple(values.get("points", ())), *_validation_points(named))
+        values["points"] = (*as_tuple(values.get("points", ())), *_validation_points(headline))
     of_method, errors = check(kind, chosen.method, name)
     dumped = {} if of_method is None else of_method.model_dump(mode="json")
     config, of_run = check(RunConfig, values | {"options": dumped}, "a run")

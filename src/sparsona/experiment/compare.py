@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from sparsona import methods
-from sparsona.core.arguments import whole
+from sparsona.core.arguments import place, text, whole
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.torch_state import usual_torch
 from sparsona.data.federation import Federation
@@ -101,9 +101,11 @@ def compare(
         >>> [row["method"] for row in both.table()]
         ['Local', 'FedAvg']
     """
-    check_jobs(jobs)
-    with shown_progress(progress, observers, has_seeds=seeds != 1) as everyone:
-        return _start(names, federation, model, seeds, match, jobs, out, ObserverList(everyone), options)
+    check_jobs(whole("jobs", jobs, 1))
+    text("match", match, "rounds")
+    path = None if out is None else place("out", out)
+    with shown_progress(progress, observers, has_seeds=not isinstance(seeds, int) or seeds != 1) as everyone:
+        return _start(names, federation, model, seeds, match, jobs, path, ObserverList(everyone), options)
 
 
 def _start(
@@ -113,12 +115,12 @@ def _start(
     seeds: int | Sequence[int],
     match: str,
     jobs: int,
-    out: str | Path | None,
+    out: Path | None,
     observers: ObserverList,
     options: Mapping[str, Any],
 ) -> Comparison:
     _, planned = _plan(names, federation, model, seeds, match, options)
-    path = Path(out) if out else RUNS / f"compare-{timestamp()}"
+    path = out or RUNS / f"compare-{timestamp()}"
     make_empty_folder(path)
     found = [
         {

@@ -121,7 +121,7 @@ class Exporter:
             beside = path.with_name(f"{path.name}.md")
             about |= {"sparse": "true"} if sparse else {}
             text = write_card(self._card(found, path.name, about, kind, sizes, largest))
-            write_atomically(beside, text.encode())
+            write_atomically(beside, text.encode(errors="backslashreplace"))
         return Exported(path, beside, found.client, kind, sizes, *largest)
 
     def _about(self, model: StoredModel, examples: ExampleFacts, kind: str) -> dict[str, str]:

@@ -731,7 +731,7 @@ class Comparison:
 def _write(text: str, path: str | Path | None) -> str:
     if path is not None:
         with replace_file(Path(path)) as file:
-            file.write(text.encode())
+            file.write(text.encode(errors="backslashreplace"))
     return text
 
 

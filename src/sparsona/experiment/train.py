@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sparsona import methods
 from sparsona.analysis import summary as summaries
 from sparsona.core import spec
+from sparsona.core.arguments import place, truth
 from sparsona.core.errors import SparsonaError
 from sparsona.core.targets import LOSSES, given_name
 from sparsona.core.task import Task
@@ -116,9 +117,10 @@ def train(
         (1, 4)
     """
     clock = _make_clock(profile)
+    path = None if out is None else place("out", out)
     row = None if isinstance(method, str) else methods.as_card(method)
     config, own = make_configs(row or str(method), options, federation, model)
-    path = Path(out) if out else _new_path(config, federation)
+    path = path or _new_path(config, federation)
     title = method if isinstance(method, str) else None
     with hint_resume(path), shown_progress(progress, observers, title) as everyone:
         return start_run(config, federation, model, path, ObserverList(everyone), clock, own, row)
@@ -127,7 +129,7 @@ def train(
 def _make_clock(profile: bool | Clock) -> Clock:
     if isinstance(profile, Clock):
         return profile
-    return Clock() if profile else OFF
+    return Clock() if truth("profile", profile) else OFF
 
 
 @contextmanager
@@ -348,8 +350,9 @@ def resume(
         (1, 2)
     """
     functions = given_functions(loss, metrics, sampler)
-    with hint_resume(Path(path)), shown_progress(progress, observers) as everyone:
-        return resume_run(Path(path), federation, model, ObserverList(everyone), profile, method, functions, rounds)
+    path = place("path", path)
+    with hint_resume(path), shown_progress(progress, observers) as everyone:
+        return resume_run(path, federation, model, ObserverList(everyone), profile, method, functions, rounds)
 
 
 def resume_run(
@@ -481,7 +484,7 @@ def load(
         >>> sp.load("runs/loaded").curve() == run.curve()
         True
     """
-    return load_run(Path(path), federation, model, method, given_functions(loss, metrics))
+    return load_run(place("path", path), federation, model, method, given_functions(loss, metrics))
 
 
 def load_run(

@@ -17,7 +17,7 @@ from typing import Any
 import filelock
 
 from sparsona import methods
-from sparsona.core.arguments import number, whole
+from sparsona.core.arguments import number, place, text, truth, whole
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.torch_state import usual_torch
 from sparsona.data.federation import Federation
@@ -239,6 +239,16 @@ def tune(
             hint="sparsona.compare takes functions",
         )
     seed = whole("seed", options.pop("seed", 0), 0, MOST_SEED)
+    truth("prune", prune)
+    text("match", match, "rounds")
+    if search is not None and not (
+        isinstance(search, Mapping) and all(isinstance(v, Sequence) for v in search.values())
+    ):
+        raise SparsonaError(
+            "search as something else than a dict of lists",
+            expected="values to try, by option",
+            hint='search={"lr": [0.01, 0.1]}',
+        )
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise SparsonaError(
             f"methods to tune as a {type(names).__name__}",
@@ -270,7 +280,7 @@ def tune(
         for key, values in space.items() or {"": (None,)}.items():
             for value in values:
                 make_configs(name, {**usual, **({key: value} if key else {})}, federation, model)
-    path = Path(out) if out else RUNS / f"tune-{timestamp()}"
+    path = place("out", out) if out is not None else RUNS / f"tune-{timestamp()}"
     make_empty_folder(path)
     write_atomically(path / "tune.json", (json.dumps(asdict(request), indent=1) + "\n").encode())
     with hint_resume(path), _locked(path):

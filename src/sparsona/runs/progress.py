@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import html
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
+from sparsona.core.arguments import truth
 from sparsona.core.errors import SparsonaError
 from sparsona.core.printable import printable
 
@@ -31,7 +32,12 @@ def shown_progress(
     Yields:
         All of them.
     """
+    truth("progress", progress, none=True)
     in_notebook = "ipykernel" in sys.modules
+    if isinstance(observers, str) or not isinstance(observers, Iterable):
+        raise SparsonaError(
+            f"observers = {observers!r}", expected="a list of observers", hint=f"observers=[{observers!r}]"
+        )
     if progress is None:
         progress = in_notebook or sys.stderr.isatty()
     if not progress:

@@ -8,6 +8,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from sparsona.core.arguments import plain
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.spec import shorten
 
@@ -32,8 +33,8 @@ def check(kind: type[BaseModel], values: Mapping[str, Any], where: str) -> tuple
         >>> check(Tea, {"cups": 3}, "tea")
         (Tea(cups=3), [])
     """
-    values = {key: _plain(value) for key, value in values.items()}
-    refused = {key: error for key, value in values.items() if (error := _strict(kind, str(key), value)) is not None}
+    values = {key: plain(value) for key, value in values.items()}
+    refused = wrong_kinds(kind, values)
     try:
         made = kind(**{key: value for key, value in values.items() if key not in refused})
         return (None, [*refused.values()]) if refused else (made, [])
@@ -55,9 +56,18 @@ def check(kind: type[BaseModel], values: Mapping[str, Any], where: str) -> tuple
         ]
 
 
-def _plain(value: Any) -> Any:
-    """A number of numpy or torch as Python's."""
-    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+def wrong_kinds(kind: type[BaseModel], values: Mapping[str, Any]) -> dict[str, SparsonaError]:
+    """The errors of values that are of another type than their option, or too large to be meant.
+
+    Args:
+        kind: the class of the options.
+        values: by name; names that are none of its options are passed over.
+
+    Returns:
+        The errors by name.
+    """
+    found = ((key, _strict(kind, str(key), value)) for key, value in values.items())
+    return {key: error for key, error in found if error is not None}
 
 
 def _strict(kind: type[BaseModel], name: str, value: Any) -> SparsonaError | None:
@@ -69,10 +79,14 @@ def _strict(kind: type[BaseModel], name: str, value: Any) -> SparsonaError | Non
     kinds, is_plain = _scalars(field.annotation), not _has_containers(field.annotation)
     expected = ""
     if isinstance(value, bool):
-        if bool not in kinds and kinds & {int, float}:
+        if kinds == {str} and is_plain:
+            expected = "a text"
+        elif bool not in kinds and kinds & {int, float}:
             expected = "a whole number" if float not in kinds else "a number"
-    elif bool in kinds and len(kinds) == 1:
+    elif kinds == {bool}:
         expected = "true or false"
+    elif kinds == {str} and is_plain and not isinstance(value, str):
+        expected = "a text"
     elif isinstance(value, str | float) and kinds == {int} and is_plain:
         expected = "a whole number"
     elif isinstance(value, str) and kinds and kinds <= {int, float} and is_plain:

@@ -132,7 +132,7 @@ class Picture:
             path.parent.mkdir(parents=True, exist_ok=True)
             with replace_file(path) as file:
                 if ending == ".svg":
-                    file.write(self.svg().encode())
+                    file.write(self.svg().encode(errors="backslashreplace"))
                 else:
                     self._settle()
                     with style():
