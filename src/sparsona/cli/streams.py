@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -26,6 +26,7 @@ def usable_streams() -> Iterator[None]:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
+        sys.stdout = _Watched(sys.stdout)
         sys.stderr = quiet = _Quiet(sys.stderr)
         try:
             yield
@@ -49,7 +50,7 @@ def printing() -> Iterator[None]:
         abandon(sys.stdout)
         raise
     except OSError as error:
-        if _is_writable(sys.stdout):
+        if error is not getattr(sys.stdout, "failure", None):
             raise  # of something else
         abandon(sys.stdout)
         raise SparsonaError(
@@ -57,6 +58,30 @@ def printing() -> Iterator[None]:
             expected="a stdout that can be written",
             hint="free some space; a run is stored whether printed or not, and `sparsona report RUN` shows it",
         ) from error
+
+
+class _Watched:
+    """A stream that remembers why it could not be written: by itself an error does not tell which file it is of."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self.failure: OSError | None = None
+
+    def write(self, text: str) -> int:
+        return self._do(self.stream.write, text)
+
+    def flush(self) -> None:
+        self._do(self.stream.flush)
+
+    def _do(self, act: Callable[..., Any], *args: str) -> Any:
+        try:
+            return act(*args)
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 class _Quiet:
@@ -80,15 +105,6 @@ class _Quiet:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
-
-
-def _is_writable(stream: Any) -> bool:
-    """Whether what a stream still holds can be written."""
-    try:
-        stream.flush()
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def abandon(stream: Any) -> None:

@@ -196,8 +196,9 @@ def mark_whole(axis: Any, count: int, names: Sequence[str] = (), most: int = 25)
         axis.set_ticks(places, [f"{place:,}" for place in places])
         return
     # `parse_math` off: a name may hold dollar signs.
-    axis.set_ticks(places, [cut(names[place], 20) for place in places], parse_math=False)
-    if axis.axis_name == "x" and max(len(names[place]) for place in places) * len(places) > 100:
+    shown = [cut(names[place], 20) for place in places]
+    axis.set_ticks(places, shown, parse_math=False)
+    if axis.axis_name == "x" and max(map(len, shown)) * len(places) > 100:
         axis.set_tick_params(rotation=90)
 
 
