@@ -17,13 +17,13 @@ def test_replace_file(tmp_path, place):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     before = (tmp_path / place).stat().st_mode
-    with pytest.raises(SparsonaError, match="is a pipe or a device|is a folder"), replace_file(tmp_path / place):
+    with pytest.raises(SparsonaError, match=r"is a pipe or a device|is a folder"), replace_file(tmp_path / place):
         pass
     assert stat.S_IFMT((tmp_path / place).stat().st_mode) == stat.S_IFMT(before)
 
 
 def test_commands(say, tmp_path):
-    say("run", "fedavg", *small(tmp_path, out="run"))
+    say("run", "fedspa", *small(tmp_path, out="run"), "--set", 'points=["global"]')
     for name in ("pipe", "pipe.svg", "pipe.png", "pipe.safetensors"):
         os.mkfifo(tmp_path / name)
     lines = [

@@ -28,7 +28,7 @@ def test_numbers(digits):
 
 def test_toml():
     for text in ("v = " + "[" * 900 + "]" * 900, "v = " + "[" * 100_000):
-        with pytest.raises(ValueError, match="nests deeper|expected"):
+        with pytest.raises(ValueError, match=r"nests deeper|expected"):
             parse_toml(text)
     began = time.perf_counter()
     for text in ("a" + ".a" * 50_000 + " = 1", "[a" + ".a" * 50_000 + "]", "x = {a" + ".a" * 50_000 + " = 1}"):
@@ -76,7 +76,6 @@ DEEP, LONG = "[" * 100_000, "9" * 400
         ("l.json", "{latencies}" + LONG, ["run", "pfedgate", "--clients", "4", "--set", "budget=latency:{}"]),
         ("p.json", DEEP, ["run", "fedavg", "--partition", "file:{}"]),
         ("a.csv", "é", ["run", "fedavg", "--clients", "4", "--set", "availability=file:{}"]),
-        ("config.json", DEEP, ["resume", "."]),
         ("comparison.json", DEEP, ["resume", "."]),
         ("f.toml", "x = " + "[" * 900 + "]" * 900, ["federation", "show", "{}"]),
     ],

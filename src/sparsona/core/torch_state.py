@@ -40,8 +40,10 @@ def usual_torch() -> Iterator[None]:
             torch.set_float32_matmul_precision("highest")
             stack.callback(torch.set_float32_matmul_precision, precision)
         mkldnn = torch.backends.mkldnn
-        if not mkldnn.enabled or mkldnn.deterministic:
-            stack.enter_context(mkldnn.flags(enabled=True, deterministic=False, allow_tf32=mkldnn.allow_tf32))
+        for name, usual in (("enabled", True), ("deterministic", False)):
+            if (before := getattr(mkldnn, name)) is not usual:
+                setattr(mkldnn, name, usual)
+                stack.callback(setattr, mkldnn, name, before)
         for kind in ("cpu", "cuda"):
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))

@@ -13,6 +13,7 @@ from sparsona.analysis.view import RunView, read_view
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.files import replace_file
 from sparsona.core.points import RECEIVED
+from sparsona.core.printable import printable
 from sparsona.core.torch_state import usual_torch
 from sparsona.data.names import name_of
 from sparsona.engine.context import ClientContext
@@ -72,7 +73,8 @@ class Run:
         for key, title in (("mse", "MSE"), ("loss", "loss")):
             if accuracy is None and reached == "not evaluated" and error.get(key) is not None:
                 reached = f"{title} {error[key]:.4g}"
-        return f"Run({self.summary['method']}, {self.summary['rounds']} rounds, {reached}, '{self.path}')"
+        shown = f"Run({self.summary['method']}, {self.summary['rounds']} rounds, {reached}, '{self.path}')"
+        return printable(shown, kept="")
 
     @property
     def protocol(self) -> str:

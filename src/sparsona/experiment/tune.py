@@ -19,6 +19,7 @@ import filelock
 from sparsona import methods
 from sparsona.core.arguments import number, place, text, truth, whole
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.printable import printable
 from sparsona.core.torch_state import usual_torch
 from sparsona.data.federation import Federation
 from sparsona.data.split_plan import MOST_SEED
@@ -107,7 +108,7 @@ class Tuning:
 
     def __repr__(self) -> str:
         trials = sum(len(tuned.trials) for tuned in self.methods.values())
-        return f"Tuning({', '.join(self.methods)}, {trials} trials, '{self.path}')"
+        return printable(f"Tuning({', '.join(self.methods)}, {trials} trials, '{self.path}')", kept="")
 
     @property
     def config(self) -> Path:
@@ -249,7 +250,7 @@ def tune(
             expected="values to try, by option",
             hint='search={"lr": [0.01, 0.1]}',
         )
-    if isinstance(names, str) or not isinstance(names, Sequence):
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(one, str) for one in names):
         raise SparsonaError(
             f"methods to tune as a {type(names).__name__}",
             expected="a list of rows of `sparsona methods`",
