@@ -526,7 +526,7 @@ class Comparison:
     def __repr__(self) -> str:
         from sparsona.analysis.answer import answer
 
-        return f"Comparison({len(self.runs)} runs, '{self.path}': {answer(self.views())})"
+        return printable(f"Comparison({len(self.runs)} runs, '{self.path}': {answer(self.views())})")
 
     def to_frame(self, per: Per = "method") -> DataFrame:
         """Results as a pandas DataFrame of numbers; pandas must be installed.
