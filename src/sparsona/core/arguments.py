@@ -51,8 +51,8 @@ def whole(name: str, value: Any, least: int = 0, most: int = 10**9, none: bool =
     return found
 
 
-def number(name: str, value: Any) -> float:
-    """A number that is finite.
+def number(name: str, value: Any) -> Any:
+    """A number; whether it is in a range is checked where that is known.
 
     Args:
         name: of the argument.
@@ -62,9 +62,9 @@ def number(name: str, value: Any) -> float:
         The number.
     """
     found = plain(value)
-    if type(found) not in (int, float) or not -1e300 < found < 1e300:
+    if type(found) not in (int, float) or (type(found) is int and abs(found) > 10**300):
         raise _wrong(name, value, "a number")
-    return float(found)
+    return found
 
 
 def text(name: str, value: Any, example: str) -> str:

@@ -18,7 +18,7 @@ from sparsona.core.errors import SparsonaError
 MOST_BYTES = 256 << 20  # of a file that sparsona wrote: facts of a million clients have less
 MOST_BYTES_TYPED = 4 << 20  # of one that somebody typed or made, of options or of edges
 MOST_DEPTH = 32  # of lists and tables in each other
-MOST_NUMBER = 10**30
+MOST_NUMBER = 10**40
 MOST_KEYS = 32  # parts of a dotted key: tomllib takes time by their square
 
 _HEADER = re.compile(r"\s*\[\[?([^,\]]*)")

@@ -96,7 +96,7 @@ def federate(
         (5, [26, 4, 10])
     """
     check_arguments(seed, num_classes, name, task, tokens, view)
-    clients, num_train = whole("clients", clients, 1, none=True), whole("num_train", num_train, none=True)
+    clients, num_train = whole("clients", clients, -(10**9), none=True), whole("num_train", num_train, none=True)
     if unknown := sorted(set(options) - {one.name for one in fields(SplitPlan)}):
         raise unknown_name("option of federate", unknown[0], {one.name for one in fields(SplitPlan)})
     if y is None and is_clients(x):

@@ -20,7 +20,7 @@ def check_arguments(seed: Any, num_classes: Any, name: Any, task: Any, tokens: A
             f"view as a {type(view).__name__}", expected="a sparsona View", hint="leave it out, or write sp.View()"
         )
     whole("seed", seed, 0, MOST_SEED)
-    whole("num_classes", num_classes, 1, none=True)
+    whole("num_classes", num_classes, -(10**9), none=True)  # a range is told by what counts them
     text("name", name, "arrays")
 
 
@@ -61,7 +61,7 @@ class SplitPlan:
     max_examples: int | None = None
 
     def __post_init__(self) -> None:
-        counts = {"min_size": 0, "max_examples": 0, "clients": 1, "partition_seed": 0}
+        counts = {"min_size": 0, "max_examples": 0, "clients": -(10**9), "partition_seed": 0}
         for name, least in {**counts, "seed": 0, "min_train": 0, "min_test": 0}.items():
             most = MOST_SEED if "seed" in name else 10**9
             object.__setattr__(self, name, whole(name, getattr(self, name), least, most, none=name in counts))

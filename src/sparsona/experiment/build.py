@@ -99,6 +99,10 @@ def _by_number(option: str, values: Mapping[Any, Any], federation: Federation | 
     return found
 
 
+# Options that are looked into before all are validated, when every mistake is reported at once.
+LOOKED_INTO = ("data", "partition", "preset", "lr_schedule", "headline", "points", "tune_epochs", "patience")
+
+
 def make_config(
     method: str | MethodCard, options: Mapping[str, Any], federation: Federation | None = None, model: Any = None
 ) -> RunConfig:
@@ -117,7 +121,7 @@ def make_configs(
     given = {key: plain(value) for key, value in {**named, **own}.items()}
     if given.get("warm_start") is not None:
         given["warm_start"] = str(place("warm_start", getattr(given["warm_start"], "path", given["warm_start"])))
-    if refused := wrong_kinds(RunConfig, given):  # what follows looks into them
+    if refused := wrong_kinds(RunConfig, {key: given[key] for key in LOOKED_INTO if key in given}):
         raise merge_errors([*refused.values()])
     experiment = methods.published(row, given)
     # A federation has its clients and splits already.

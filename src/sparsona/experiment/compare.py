@@ -253,7 +253,7 @@ def _entries(names: Sequence[str | tuple[str, Mapping[str, Any]]]) -> list[Entry
 
 def seed_numbers(first: Any, seeds: int | Sequence[int]) -> list[int]:
     """The seeds of a number of runs, counted from the first, or those that are listed; all different."""
-    first = whole("seed", first, 0, MOST_SEED - MOST_SEEDS)
+    first = whole("seed", first, -MOST_SEED, MOST_SEED - MOST_SEEDS)  # below 0 as for one run
     if isinstance(seeds, Sequence) and not isinstance(seeds, str | bytes) and len(seeds) <= MOST_SEEDS:
         numbers = [whole("seeds", seed, 0, MOST_SEED) for seed in seeds]
     elif isinstance(seeds, np.ndarray) and seeds.ndim == 1:
