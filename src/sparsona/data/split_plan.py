@@ -67,5 +67,9 @@ class SplitPlan:
             object.__setattr__(self, name, whole(name, getattr(self, name), least, most, none=name in counts))
         for name in ("validation_rate", "test_rate", "holdout_rate", "data_rate"):
             object.__setattr__(self, name, number(name, getattr(self, name)))
+        if not 0 <= self.holdout_rate < 1:
+            raise SparsonaError(
+                f"holdout_rate is {self.holdout_rate}", expected="0 or more, and less than 1", hint="0.2 is usual"
+            )
         text("partition", self.partition, "dirichlet:0.3")
         text("test", self.test, "auto")
