@@ -71,8 +71,9 @@ test-flower: .venv-test-flower/ready  ## a run through Flower, in an environment
 	touch $@
 
 FUZZ ?= 1000000
-fuzz: setup  ## mutated messages for the decoder and the gate: a million, or FUZZ=10000000
+fuzz: setup  ## mutated messages for the decoder and the gate: a million, or FUZZ=10000000; 2,000 bad command lines
 	$(BIN)/python tests/wire/test_fuzz.py $(FUZZ)
+	$(BIN)/python -m pytest -q -n 0 -m slow tests/cli/test_generated_input.py
 
 lint: setup  ## format, lint, types, import rules
 	$(BIN)/ruff format --check .

@@ -70,6 +70,11 @@ def test_a_new_folder_is_a_run(run):
         "processor",
         "system",
         "cores",
+        "mkldnn",
+        "deterministic",
+        "matmul_precision",
+        "default_dtype",
+        "flushes_denormals",
         "gpu",
     }
     assert run.summary is None

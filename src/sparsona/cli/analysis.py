@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparsona.cli.data import check_picture
-from sparsona.cli.terminal import print_analysis, print_clients, print_gates, print_similarity, show_rows
+from sparsona.cli.terminal import echo, print_analysis, print_clients, print_gates, print_similarity, show_rows
 from sparsona.core.errors import SparsonaError, unknown_name
 
 if TYPE_CHECKING:
@@ -181,10 +181,10 @@ def _numbers(text: str) -> list[float]:
 
 def _show(found: Any, show: Any, out: Path | None, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(found.as_dict()))
+        echo(json.dumps(found.as_dict()))
     else:
         show(found)
     if out is not None:
         from sparsona.report.pictures import save_picture
 
-        click.echo(f"picture: {save_picture(found, out)}", err=as_json)
+        echo(f"picture: {save_picture(found, out)}", err=as_json)

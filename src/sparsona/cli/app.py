@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Mapping
@@ -37,8 +38,10 @@ from sparsona.cli.peers import peer
 from sparsona.cli.replay import replay
 from sparsona.cli.reproduce import reproduce
 from sparsona.cli.signals import exit_code, stop_on_signals
+from sparsona.cli.streams import printing, usable_streams
 from sparsona.cli.table import table
 from sparsona.cli.terminal import (
+    echo,
     print_profile,
     print_results,
     print_table,
@@ -230,15 +233,15 @@ def report(paths: tuple[str, ...], out: Path | None) -> None:
     if len(paths) == 1 and (find(paths[0]) / "reproduction.json").exists():
         from sparsona.reproduce.runner import open_reproduction
 
-        click.echo(str(open_reproduction(find(paths[0])).report(out)))
+        echo(str(open_reproduction(find(paths[0])).report(out)))
         return
     from sparsona.experiment.run import missing_in
     from sparsona.report.page import write_report
 
     missing = [one for path in paths for one in missing_in(find(path))]
     for one in missing:
-        click.echo(f"missing: {one.sentence}", err=True)
-    click.echo(str(write_report(read_views(paths), out or find(paths[0]) / "report.html", missing=missing)))
+        echo(f"missing: {one.sentence}", err=True)
+    echo(str(write_report(read_views(paths), out or find(paths[0]) / "report.html", missing=missing)))
 
 
 @cli.command()
@@ -250,9 +253,9 @@ def runs(where: Path, as_json: bool) -> None:
 
     found = list_runs(where)
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        echo(json.dumps(found, indent=2))
     elif not found:
-        click.echo(f"no runs in '{where}' yet: start with `sparsona compare`")
+        echo(f"no runs in '{where}' yet: start with `sparsona compare`")
     else:
         columns = ["run", "method", "seed", "rounds", "steps", "accuracy", "state"]
         print_table([{key: str(row[key]) for key in columns} for row in found])
@@ -273,7 +276,7 @@ def methods(name: str | None, as_json: bool) -> None:
         from sparsona.costs import cost_options, row_of
 
         rule, own = row_of(name)
-        click.echo(f"{rule.title}\n  paper: {rule.paper}\n  costs only: `sparsona cost {name}`; it cannot be run yet\n")
+        echo(f"{rule.title}\n  paper: {rule.paper}\n  costs only: `sparsona cost {name}`; it cannot be run yet\n")
         preset = {**rule.options, **rule.engine}
         show_options(f"Options of {rule.title}", options_of(own), preset)
         show_options("Options of every cost", cost_options(), preset)
@@ -282,10 +285,10 @@ def methods(name: str | None, as_json: bool) -> None:
         from sparsona.runs.options import OPTIONS
 
         row = card(name)
-        click.echo(row.title)
+        echo(row.title)
         for label, text in (("paper:  ", row.paper), ("kept:   ", row.kept), ("travels:", row.travels)):
             print_text(f"{label} {text}", "  ", " " * 11)
-        click.echo()
+        echo()
         preset = {**row.options, **row.engine}
         show_options(f"Options of {row.title}", options_of(factory(row)[1]), preset)
         show_options("Options of every run", OPTIONS, preset)
@@ -293,23 +296,23 @@ def methods(name: str | None, as_json: bool) -> None:
         if row.peers:
             from sparsona.engine.graphs import GRAPHS
 
-            click.echo("\nGraphs of peers (--graph)")
+            echo("\nGraphs of peers (--graph)")
             print_table([{"graph": graph, "who receives from whom": what} for graph, what in GRAPHS.items()])
         return
     if as_json:
         keys = ("name", "title", "family", "paper", "kept", "travels")
-        click.echo(json.dumps([{key: getattr(row, key) for key in keys} for row in map(card, names())], indent=2))
+        echo(json.dumps([{key: getattr(row, key) for key in keys} for row in map(card, names())], indent=2))
         return
     everything = [card(one) for one in names()]  # once: packages are searched for more
     for family, title in {**FAMILIES, "": "of installed packages"}.items():
         if rows := [row for row in everything if row.family == family]:
-            click.echo(f"{family}: {title}" if family else title)
+            echo(f"{family}: {title}" if family else title)
             columns = {"name": "name", "title": "method", "paper": "paper", "kept": "kept", "travels": "travels"}
             if terminal_width() < WIDE:  # five columns of text would be a few letters wide each
                 columns = {"name": "name", "kept": "kept", "travels": "travels"}
             print_table([{header: getattr(row, key) for key, header in columns.items()} for row in rows])
-    click.echo("`sparsona methods NAME` lists a method's options; set them with --set KEY=VALUE.")
-    click.echo(f"`sparsona cost` also knows the costs of {', '.join(COST_ONLY)}, which cannot be run.")
+    echo("`sparsona methods NAME` lists a method's options; set them with --set KEY=VALUE.")
+    echo(f"`sparsona cost` also knows the costs of {', '.join(COST_ONLY)}, which cannot be run.")
 
 
 @cli.command()
@@ -340,14 +343,14 @@ def models(name: str | None, classes: int | None, shape: str | None, as_json: bo
         return
     found = describe(name, shape, classes)
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        echo(json.dumps(found, indent=2))
         return
-    click.echo(f"{found['title']}: {found['what']}\n{found['parameters']:,} parameters for {found['for']}\n")
+    echo(f"{found['title']}: {found['what']}\n{found['parameters']:,} parameters for {found['for']}\n")
     print_table([{"role": role, **part} for role, part in found["roles"].items()])
     for key, option in found["options"].items():
-        click.echo(f"  {key} = {option['value']}\n      {option['what']}")
+        echo(f"  {key} = {option['value']}\n      {option['what']}")
     if found["options"]:
-        click.echo(f"\nSet options after the name: --model {name.partition(':')[0]}:{next(iter(found['options']))}=...")
+        echo(f"\nSet options after the name: --model {name.partition(':')[0]}:{next(iter(found['options']))}=...")
 
 
 cli.add_command(data)
@@ -373,7 +376,7 @@ for command in (server, join, vault, peer, gather_peers):
 
 
 def show_options(title: str, options: Mapping[str, Option], preset: Mapping[str, Any]) -> None:
-    click.echo(f"{title}, set with --set KEY=VALUE:")
+    echo(f"{title}, set with --set KEY=VALUE:")
     for key, one in options.items():
         among = f" ({' | '.join(map(str, one.choices))})" if one.choices else ""
         value = preset.get(key, one.default)
@@ -411,9 +414,7 @@ def find(text: str) -> Path:
 
 def show_run(result: Any, as_json: bool) -> None:
     if as_json:
-        click.echo(
-            json.dumps({**result.summary, "profile": result.profile()} if result.is_profiled else result.summary)
-        )
+        echo(json.dumps({**result.summary, "profile": result.profile()} if result.is_profiled else result.summary))
         return
     print_results([result.view])
     print_text(f"\nHow this was measured: {result.protocol}\n")
@@ -422,13 +423,13 @@ def show_run(result: Any, as_json: bool) -> None:
         print_text(f"A client sent {share:.1%} of the model's entries in a turn.\n")
     if result.is_profiled:
         print_profile(result.profile())
-    click.echo(f"run:    {result.path}")
-    click.echo(f"report: {write_page(lambda: result.report(result.path / 'report.html'))}")
+    echo(f"run:    {result.path}")
+    echo(f"report: {write_page(lambda: result.report(result.path / 'report.html'))}")
 
 
 def show_comparison(result: Any, as_json: bool) -> None:
     if as_json:
-        click.echo(
+        echo(
             json.dumps(
                 {
                     "runs": [run.summary for run in result.runs],
@@ -458,18 +459,18 @@ def show_comparison(result: Any, as_json: bool) -> None:
     if len({view.seed for view in views}) > 1 and (compared := differences(views)):
         what = f"Difference to {group_views(views)[0].label}, in {difference_unit(views)}"
         weighted = " (weighted: by test size)" if "weighted" in compared[0] else ""
-        click.echo(f"\n{what}{weighted}, paired by seed (95% interval):")
+        echo(f"\n{what}{weighted}, paired by seed (95% interval):")
         print_table(compared)
     first = [view for view in views if view.seed == views[0].seed]
-    click.echo("\nHow this was measured" + (f" (sizes are those of seed {views[0].seed}):" if first != views else ":"))
+    echo("\nHow this was measured" + (f" (sizes are those of seed {views[0].seed}):" if first != views else ":"))
     titles: dict[str, list[str]] = {}
     for view in first:
         if view.title not in titles.setdefault(view.protocol, []):
             titles[view.protocol].append(view.title)
     for protocol, names in titles.items():
         print_text(f"  {', '.join(names)}: {protocol}")
-    click.echo(f"\nruns:   {result.path}")
-    click.echo(f"report: {write_page(result.report)}")
+    echo(f"\nruns:   {result.path}")
+    echo(f"report: {write_page(result.report)}")
     _end_with(result)
 
 
@@ -486,31 +487,45 @@ def _end_with(result: Any) -> None:
 
 def main() -> None:
     """Run the command line; an error is printed as one message, not as a traceback."""
+    with usable_streams():
+        _main()
+
+
+def _main() -> None:
     debug = "--debug" in sys.argv[1:]
     stop_on_signals()
     try:
-        cli.main(args=[arg for arg in sys.argv[1:] if arg != "--debug"], prog_name="sparsona", standalone_mode=False)
+        with printing():
+            args = [arg for arg in sys.argv[1:] if arg != "--debug"]
+            cli.main(args=args, prog_name="sparsona", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        error.show(file=(text := io.StringIO()))
+        echo(text.getvalue(), err=True, nl=False)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         if debug:
             raise
-        click.echo("stopped", err=True)
+        echo("stopped", err=True)
         sys.exit(exit_code())
     except SparsonaError as error:
         if debug:
             raise
-        click.echo(f"error: {error}", err=True)
+        echo(f"error: {error}", err=True)
         sys.exit(1)
     except BrokenPipeError:
         sys.exit(141)  # the reader of our output is gone
+    except (OSError, MemoryError, UnicodeEncodeError) as error:  # of the machine or a path, which no check foresaw
+        if debug:
+            raise
+        what = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
+        where = f": '{error.filename}'" if isinstance(error, OSError) and error.filename else ""
+        expected = "files that can be read and written, and enough memory"
+        echo(f"error: {what}{where}\n  expected: {expected}\n  hint:     --debug shows where it failed", err=True)
+        sys.exit(1)
     except Exception as error:
         if debug:
             raise
-        click.echo(
-            f"error: {type(error).__name__}: {error}\n  this is a bug: run again with --debug and report it", err=True
-        )
+        echo(f"error: {type(error).__name__}: {error}\n  this is a bug: run again with --debug and report it", err=True)
         sys.exit(70)
 
 

@@ -9,7 +9,7 @@ import click
 
 from sparsona.cli.analysis import JSON, OUT
 from sparsona.cli.data import check_picture
-from sparsona.cli.terminal import decoding_bar, print_bounds
+from sparsona.cli.terminal import decoding_bar, echo, print_bounds
 
 
 @click.command()
@@ -55,12 +55,12 @@ def bounds(
             clients=clients, batches=batches, seed=seed, along=along, delta=delta, noise=noise, listen=listen
         )
     if as_json:
-        click.echo(json.dumps(found.as_dict()))
+        echo(json.dumps(found.as_dict()))
     else:
         print_bounds(found)
     if out is not None and not found.curves:
-        click.echo(f"picture: nothing was drawn, as no theorem speaks of the rounds of this run ({out})", err=as_json)
+        echo(f"picture: nothing was drawn, as no theorem speaks of the rounds of this run ({out})", err=as_json)
     elif out is not None:
         from sparsona.report.pictures import save_picture
 
-        click.echo(f"picture: {save_picture(found, out)}", err=as_json)
+        echo(f"picture: {save_picture(found, out)}", err=as_json)

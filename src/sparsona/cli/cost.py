@@ -10,7 +10,7 @@ import click
 
 from sparsona.analysis.format import human_bytes
 from sparsona.cli.options import check_reserved, flag, gather, method_flags, with_table
-from sparsona.cli.terminal import print_table
+from sparsona.cli.terminal import echo, print_table
 
 if TYPE_CHECKING:
     from sparsona.costs.report import CostReport, Number, Traffic
@@ -52,7 +52,7 @@ def cost(methods: tuple[str, ...], config: Path | None, pairs: tuple[str, ...], 
     if len(methods) == 1:
         report = find_cost(methods[0], **options)
         if as_json:
-            click.echo(json.dumps(report.to_json()))
+            echo(json.dumps(report.to_json()))
         else:
             show(report)
         return
@@ -61,10 +61,10 @@ def cost(methods: tuple[str, ...], config: Path | None, pairs: tuple[str, ...], 
         raise unknown_name(f"option of {', '.join(methods)}", unknown[0], set().union(*known.values()))
     reports = [find_cost(m, **{key: options[key] for key in options if key in known[m]}) for m in methods]
     if as_json:
-        click.echo(json.dumps([report.to_json() for report in reports]))
+        echo(json.dumps([report.to_json() for report in reports]))
     else:
         print_table([_side_by_side(method, report) for method, report in zip(methods, reports, strict=True)])
-        click.echo("totals of all rounds and clients; memory while a client trains; one METHOD alone shows more")
+        echo("totals of all rounds and clients; memory while a client trains; one METHOD alone shows more")
 
 
 def _side_by_side(method: str, report: CostReport) -> dict[str, str]:
@@ -85,8 +85,8 @@ def show(report: CostReport) -> None:
     experiment, options = report.experiment, report.options
     density = f", density {options['density']:g}" if "density" in options else ""
     only = " (costs only: it cannot be run yet)" if report.costs_only else ""
-    click.echo(f"{report.title}{only}, {report.model} of {report.num_parameters:,} parameters{density}")
-    click.echo(
+    echo(f"{report.title}{only}, {report.model} of {report.num_parameters:,} parameters{density}")
+    echo(
         f"{report.rounds:,} rounds, {report.per_round} of {experiment.clients} clients in each, {report.samples:,} "
         f"examples a client{f' ({report.samples_from})' if report.samples_from else ''}, "
         f"batches of {experiment.run.batch_size}, "
@@ -95,7 +95,7 @@ def show(report: CostReport) -> None:
         )
     )
     if report.peers:
-        click.echo(f"peers: graph {report.graph}, {report.neighbours:.4g} neighbours each")
+        echo(f"peers: graph {report.graph}, {report.neighbours:.4g} neighbours each")
     ways = [("bytes as encoded", report.encoded), ("bytes as papers count", report.paper)]
     print_table(
         [
@@ -118,9 +118,9 @@ def show(report: CostReport) -> None:
         "in mask search, with a dense gradient": report.memory.search,
     }
     print_table([{"memory on a client": what, "": _bytes(size)} for what, size in memory.items()])
-    click.echo(f"inference: {report.inference_flops:.4g} FLOPs an example\n")
+    echo(f"inference: {report.inference_flops:.4g} FLOPs an example\n")
     for note in notes(report):
-        click.echo(note)
+        echo(note)
 
 
 def notes(report: CostReport) -> list[str]:

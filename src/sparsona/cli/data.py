@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from sparsona.cli.options import check_names, data_flags, gather, with_table
-from sparsona.cli.terminal import decoding_bar, download_bar, print_partition, print_table, show_rows
+from sparsona.cli.terminal import decoding_bar, download_bar, echo, print_partition, print_table, show_rows
 from sparsona.core.errors import SparsonaError
 from sparsona.core.spec import parse
 
@@ -40,7 +40,7 @@ def data(context: click.Context, as_json: bool) -> None:
     partitions = [{"partition": p.form, "what": p.summary} for p in PARTITIONS.values()]
     tests = [{"test": p.form, "what": p.summary} for p in TESTS.values()]
     if as_json:
-        click.echo(json.dumps({"data": sources, "own": own, "partitions": partitions, "tests": tests}, indent=2))
+        echo(json.dumps({"data": sources, "own": own, "partitions": partitions, "tests": tests}, indent=2))
         return
     print_table(sources)
     print_table(own)
@@ -64,9 +64,9 @@ def get(name: str, folder: Path | None) -> None:
     from sparsona.data.download import download
 
     with download_bar(name) as listen:
-        files = download(name, folder or cache_folder(), listen, notify=lambda text: click.echo(text, err=True))
+        files = download(name, folder or cache_folder(), listen, notify=lambda text: echo(text, err=True))
     for file in files:
-        click.echo(str(file))
+        echo(str(file))
 
 
 def check_picture(path: Path) -> None:
@@ -121,20 +121,20 @@ def show(name: str, config: Path | None, pairs: tuple[str, ...], out: Path | Non
         found |= {"clients": federation.num_clients, "classes": federation.num_classes}
         found |= {name: None if names is None else list(names) for name, names in of.items()}
         found |= {"left_out": dict(federation.left_out)} | {part: size.tolist() for part, size in sizes.items()}
-        click.echo(json.dumps(found | {"label_counts": None if counts is None else counts.tolist()}))
+        echo(json.dumps(found | {"label_counts": None if counts is None else counts.tolist()}))
     else:
         print_partition(picture)
-        click.echo(_in_words(federation, settings))
+        echo(_in_words(federation, settings))
         notes = ["numbers by class count training examples"] if counts is not None else []
         if federation.tested_on.startswith("shares"):
             notes.append("clients are tested on some of the same examples, counted for each")
-        click.echo("\n" + "; ".join(notes) if notes else "")
+        echo("\n" + "; ".join(notes) if notes else "")
     if federation.left_out:
-        click.echo(describe_left_out(federation.left_out, "owners left out: "), err=as_json)
+        echo(describe_left_out(federation.left_out, "owners left out: "), err=as_json)
     if out is not None:
         from sparsona.report.pictures import save_picture
 
-        click.echo(f"picture: {save_picture(picture, out)}", err=as_json)
+        echo(f"picture: {save_picture(picture, out)}", err=as_json)
 
 
 def _in_words(federation: Any, settings: Any) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sparsona.cli.terminal import print_table
+from sparsona.cli.terminal import echo, print_table
 from sparsona.core.errors import SparsonaError
 from sparsona.core.formats import FORMATS
 
@@ -85,13 +85,13 @@ def export(
         places = [(whose, out or Path(name))]
     made = [exporter.write(who, where, kind, guarded=guarded, sparse=sparse, card=not no_card) for who, where in places]
     if as_json:
-        click.echo(json.dumps([one.as_dict() for one in made], indent=2))
+        echo(json.dumps([one.as_dict() for one in made], indent=2))
         return
     print_table([_row(one) for one in made])
     first = made[0].sizes
-    click.echo(f"the run's network: {first.parameters_before:,} parameters, {first.bytes_before:,} bytes as float32")
+    echo(f"the run's network: {first.parameters_before:,} parameters, {first.bytes_before:,} bytes as float32")
     if made[0].card is not None:
-        click.echo(f"model card{'s' * (len(made) > 1)}: {made[0].card}" + (" ..." if len(made) > 1 else ""))
+        echo(f"model card{'s' * (len(made) > 1)}: {made[0].card}" + (" ..." if len(made) > 1 else ""))
 
 
 def _row(made: Exported) -> dict[str, str]:
@@ -146,7 +146,7 @@ def evaluate(path: str, clients: tuple[str, ...], is_shared: bool, data: Path, g
         which = list(range(run.config["clients"]))
     found = run.evaluate([*which, *([None] if is_shared else [])], x, y, guarded)
     if as_json:
-        click.echo(json.dumps(found.as_dict()))
+        echo(json.dumps(found.as_dict()))
         return
     print_table([{key: _figure(key, value) for key, value in row.items()} for row in found.rows()])
     if len(found.results) > 1:
@@ -163,7 +163,7 @@ def evaluate(path: str, clients: tuple[str, ...], is_shared: bool, data: Path, g
     if only.confusion is not None and len(rows) <= 20:
         kept = [row["class"] for row in rows]
         head = [names[number] if names else str(number) for number in kept]
-        click.echo("predictions, true classes by row:")
+        echo("predictions, true classes by row:")
         print_table(
             [
                 {"true": head[place], **{head[at]: str(only.confusion[number, other]) for at, other in enumerate(kept)}}

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from sparsona.cli.options import check_names, flags_of, gather, method_flags, with_table
-from sparsona.cli.terminal import print_table
+from sparsona.cli.terminal import echo, print_table
 from sparsona.core.errors import SparsonaError
 from sparsona.deploy import identity
 
@@ -44,8 +44,8 @@ def new_keys(name: str, out: Path) -> None:
     from sparsona.deploy.identity import KeyFile, new_key
 
     private, request = new_key(name, out)
-    click.echo(f"key:        {private} (secret: it stays here)\nrequest:    {request} (send this one)")
-    click.echo(f"public key: {KeyFile.read(private).public}")
+    echo(f"key:        {private} (secret: it stays here)\nrequest:    {request} (send this one)")
+    echo(f"public key: {KeyFile.read(private).public}")
 
 
 @keys.command("show")
@@ -56,10 +56,10 @@ def show_key(path: Path) -> None:
 
     if path.suffix == ".pub":
         request = read_request(path)
-        click.echo(f"name:       {request.name}")
-        click.echo(f"public key: {request.key}")
+        echo(f"name:       {request.name}")
+        echo(f"public key: {request.key}")
     else:
-        click.echo(f"public key: {KeyFile.read(path).public}")
+        echo(f"public key: {KeyFile.read(path).public}")
 
 
 @click.group()
@@ -163,10 +163,10 @@ def new(
         for one in written:  # of no use without the file
             one.unlink(missing_ok=True)
         raise
-    click.echo(f"federation: {path} (for everybody)")
+    echo(f"federation: {path} (for everybody)")
     for one in written:
-        click.echo(f"key:        {one} (secret: it stays here)")
-    click.echo(f"next:       `sparsona federation admit {path} NAME.pub` for every client")
+        echo(f"key:        {one} (secret: it stays here)")
+    echo(f"next:       `sparsona federation admit {path} NAME.pub` for every client")
 
 
 @federation.command()
@@ -195,8 +195,8 @@ def admit(
     asked = identity.read_request(request)
     grown = found.admit(asked, authority, capacity=capacity, addresses=addresses, hosts=hosts, days=days)
     grown.write(path)
-    click.echo(f"client {grown.clients[-1].index}: {asked.name}, capacity {capacity:g}\n  {asked.key}")
-    click.echo(f"digest:   {grown.digest}")
+    echo(f"client {grown.clients[-1].index}: {asked.name}, capacity {capacity:g}\n  {asked.key}")
+    echo(f"digest:   {grown.digest}")
 
 
 @federation.command()
@@ -215,7 +215,7 @@ def renew(path: Path, days: int) -> None:
     renewed.write(path)
     parties = [one.certificate for one in (renewed.server, *renewed.clients) if one is not None]
     until = min(describe_certificate(one).until for one in (renewed.authority, *parties))
-    click.echo(f"certificates in {path} are valid until {until:%Y-%m-%d}")
+    echo(f"certificates in {path} are valid until {until:%Y-%m-%d}")
 
 
 @federation.command()
@@ -252,14 +252,14 @@ def show(path: Path, as_json: bool) -> None:
         )
     if as_json:
         about = {"name": found.name, "digest": found.digest, "run": found.run, "roster": rows}
-        click.echo(json.dumps(about, indent=2))
+        echo(json.dumps(about, indent=2))
         return
     run = dict(found.run)
     options = {**run, **(run.pop("options", None) or {})}
     options.pop("options", None)
-    click.echo(f"{found.name}: {options.pop('method', '?')}, {options.pop('model', '?')}")
-    click.echo(f"digest:  {found.digest}")
-    click.echo("clients: " + (str(len(found.clients)) if found.clients else "none yet: `sparsona federation admit`"))
+    echo(f"{found.name}: {options.pop('method', '?')}, {options.pop('model', '?')}")
+    echo(f"digest:  {found.digest}")
+    echo("clients: " + (str(len(found.clients)) if found.clients else "none yet: `sparsona federation admit`"))
     if rows:
         print_table(rows)
     if options.get("per_round", 1) is None:
@@ -298,7 +298,7 @@ def flower_app(
     config: dict[str, Any] = {"federation": str(path.absolute()), "out": str(out.absolute()), "deadline": deadline}
     given = {"key": key and str(key.absolute()), "at-least": at_least, "wait": wait}
     write_app(folder, config | {name: value for name, value in given.items() if value is not None})
-    click.echo(f"app:  {folder}\nnext: `flwr run {folder} SUPERLINK --stream`")
+    echo(f"app:  {folder}\nnext: `flwr run {folder} SUPERLINK --stream`")
 
 
 def _text(value: Any) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from sparsona.cli.terminal import echo
 from sparsona.core.errors import SparsonaError
 
 
@@ -53,4 +54,4 @@ def latency(data: str | None, model: str | None, batch_size: int, device: str, o
     about = {"model": name, "input_shape": shape, "classes": classes, "batch_size": batch_size, "device": device}
     content = {**found, "about": {**about, "unit": "ms", **environment()}}
     write_atomically(out, (json.dumps(content, indent=2) + "\n").encode())
-    click.echo(f"{sum(found.values()):.3g} ms in {len(found)} tensors of {name}: {out}")
+    echo(f"{sum(found.values()):.3g} ms in {len(found)} tensors of {name}: {out}")

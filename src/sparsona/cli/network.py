@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from sparsona.cli.options import gather
-from sparsona.cli.terminal import print_table
+from sparsona.cli.terminal import echo, print_table
 from sparsona.core.errors import SparsonaError
 from sparsona.runs.progress import progress_bar
 
@@ -197,7 +197,7 @@ def show(folder: Path | None) -> None:
         for path in sorted(found.iterdir())
         if path.name == MODEL or path.suffix == SUFFIX
     ]
-    click.echo(f"{found}: {len(rows)} files")
+    echo(f"{found}: {len(rows)} files")
     if rows:
         print_table(rows)
 
@@ -235,7 +235,7 @@ def export(folder: Path | None, out: Path, terms: Path | None) -> None:
         from sparsona.runs.folder import FEDERATION_FILE
 
         export_client(found, terms or found.parent / FEDERATION_FILE, out)
-    click.echo(str(out))
+    echo(str(out))
 
 
 def _find_vault(folder: Path | None) -> Path:
@@ -254,4 +254,4 @@ def _find_vault(folder: Path | None) -> Path:
 
 def say(text: str) -> None:
     """Say what happens, on stderr so that --json stays clean."""
-    click.echo(f"{time.strftime('%H:%M:%S')}  {text}", err=True)
+    echo(f"{time.strftime('%H:%M:%S')}  {text}", err=True)

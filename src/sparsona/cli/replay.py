@@ -10,6 +10,8 @@ from typing import Any
 import click
 
 from sparsona.cli.options import gather
+from sparsona.cli.terminal import echo
+from sparsona.core.errors import SparsonaError
 from sparsona.runs.progress import progress_bar
 
 
@@ -48,11 +50,18 @@ def replay(
     from sparsona.runs.listing import find_run
 
     options: dict[str, Any] = gather(None, pairs, {}, None)
+    for key in ("data", "data_dir", "out", "observers", "path"):
+        if key in options:
+            raise SparsonaError(
+                f"'{key}' is no option of how data is split",
+                expected="options such as partition",
+                hint="--data, --data-dir and --out are given on the command line itself",
+            )
     with progress_bar() as bar:
         found = play_again(find_run(path), sources, out=out, data_dir=data_dir, observers=[bar], **options)
     if as_json:
         same = {"same": found.is_same, "same_data": found.same_data, "difference": found.difference}
-        click.echo(json.dumps({**same, "run": str(found.of), "replay": str(found.run.path)}))
+        echo(json.dumps({**same, "run": str(found.of), "replay": str(found.run.path)}))
     else:
-        click.echo(f"replay: {found.run.path}\n{found}")
+        echo(f"replay: {found.run.path}\n{found}")
     sys.exit(0 if found.is_same else 1)

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from sparsona.analysis.format import UNKNOWN, human_seconds
 from sparsona.cli.options import LOG
-from sparsona.cli.terminal import print_table, print_text, write_page
+from sparsona.cli.terminal import echo, print_table, print_text, write_page
 from sparsona.core.errors import SparsonaError
 from sparsona.runs.progress import progress_bar
 
@@ -84,14 +84,14 @@ def reproduce(
         with progress_bar(has_seeds=seeds > 1, total=(f"all of {name}", rounds)) as bar:
             result = runner.reproduce(name, jobs=jobs, observers=[bar, *logs], **given)
     if as_json:
-        click.echo(json.dumps(result.as_dict()))
+        echo(json.dumps(result.as_dict()))
     else:
         show(result, dry_run)
     if page is not None or (not dry_run and result.planned and not as_json):
-        click.echo(f"report: {write_page(lambda: result.report(page))}", err=as_json)
+        echo(f"report: {write_page(lambda: result.report(page))}", err=as_json)
     if result.failures:
         for (row, seed), what in result.failures.items():
-            click.echo(f"error: row '{row}', seed {seed}: {what}", err=True)
+            echo(f"error: row '{row}', seed {seed}: {what}", err=True)
         sys.exit(1)
 
 
@@ -115,15 +115,15 @@ def _list(paper: str | None, as_json: bool) -> None:
 
     found = statuses(paper)
     if as_json:
-        click.echo(json.dumps([one.as_dict() for one in found], indent=2))
+        echo(json.dumps([one.as_dict() for one in found], indent=2))
         return
     for key, title in PAPERS.items():
         if mine := [one for one in found if one.name.startswith(f"{key}/")]:
-            click.echo(title)
+            echo(title)
             print_table([_line(one) for one in mine])
     for command in missing_data(found):
-        click.echo(f"`{command}` downloads what is missing")
-    click.echo(
+        echo(f"`{command}` downloads what is missing")
+    echo(
         "`sparsona reproduce NAME` runs one and shows it beside the paper; --dry-run: its costs and what is done.\n"
         + HOW_ESTIMATED
     )
@@ -156,15 +156,15 @@ def show(result: Reproduction, with_plan: bool = False) -> None:
     from sparsona.reproduce.listing import HOW_ESTIMATED
 
     recipe = result.recipe
-    click.echo(f"{result.name}, {recipe.where}: {recipe.title}{f'  [{result.mark}]' if result.mark else ''}")
+    echo(f"{result.name}, {recipe.where}: {recipe.title}{f'  [{result.mark}]' if result.mark else ''}")
     if with_plan and result.planned:
         print_table(_plan(result))
         print_text(HOW_ESTIMATED)
     if found := result.table():
         print_table(found)
-        click.echo("agrees: within the combined spread over seeds; costs: within a unit of the last digit printed")
+        echo("agrees: within the combined spread over seeds; costs: within a unit of the last digit printed")
     else:
-        click.echo("no figure yet")
+        echo("no figure yet")
     for note in result.notes():
         print_text(f"note: {note}")
     for what in result.differs():
@@ -172,9 +172,9 @@ def show(result: Reproduction, with_plan: bool = False) -> None:
     if not result.planned:
         print_text(f"\nnothing to run: {'; '.join(dict.fromkeys(result.costs_only.values()))}")
     elif result.path.exists():
-        click.echo(f"\nruns:   {result.path}")
+        echo(f"\nruns:   {result.path}")
     else:
-        click.echo(f"\nruns will be in {result.path}")
+        echo(f"\nruns will be in {result.path}")
 
 
 def _plan(result: Reproduction) -> list[dict[str, str]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from sparsona.cli.analysis import read_views
+from sparsona.cli.terminal import echo
 from sparsona.core.errors import SparsonaError
 
 
@@ -52,14 +53,14 @@ def table(paths: tuple[str, ...], kind: str, per: str, every: bool, caption: str
     else:
         text = to_latex(views, every, caption) if kind == "latex" else to_markdown(views, every)
     if out is None:
-        click.echo(text, nl=False)
+        echo(text, nl=False)
         return
     try:
         with replace_file(out) as file:
-            file.write(text.encode())
+            file.write(text.encode(errors="backslashreplace"))
     except OSError as error:
         raise SparsonaError(
             f"'{out}' could not be written: {error.strerror or error}",
             expected="a file in a folder that can be written",
         ) from error
-    click.echo(str(out))
+    echo(str(out))

@@ -14,8 +14,11 @@ import click
 
 from sparsona.analysis.format import UNKNOWN, human_bytes
 from sparsona.core.errors import SparsonaError
+from sparsona.core.printable import printable
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from sparsona.analysis.view import RunView
     from sparsona.runs.failed import FailedRun
 
@@ -26,12 +29,25 @@ UNLIMITED = 400  # characters in a line that nobody looks at: cells must not be 
 MOST_CLIENTS = 40  # that a table lists by name
 
 
+def echo(text: object = "", *, err: bool = False, nl: bool = True) -> None:
+    """Print a text, on stdout or stderr. Everything that commands print passes here or through `as_text`, so that names
+    and values of others, such as a folder's, cannot control the terminal."""
+    click.echo(printable(text), err=err, nl=nl)
+
+
+def as_text(value: object, style: str = "") -> Text:
+    """One line of a table or a bar: without markup, and with nothing that cannot be printed."""
+    from rich.text import Text
+
+    return Text(printable(value, kept=""), style)
+
+
 def show_rows(rows: list[dict[str, Any]], as_json: bool, hint: str) -> None:
     if as_json:
-        click.echo(json.dumps(rows, indent=2))
+        echo(json.dumps(rows, indent=2))
         return
     print_table([{key: f"{v:,}" if isinstance(v, int) else str(v) for key, v in row.items()} for row in rows])
-    click.echo(f"\n{hint}")
+    echo(f"\n{hint}")
 
 
 def print_results(views: Sequence[RunView], missing: Sequence[FailedRun] = ()) -> None:
@@ -78,10 +94,10 @@ def print_text(text: str, indent: str = "", rest: str = "  ") -> None:
     width = terminal_width()
     for line in text.split("\n"):
         if width == UNLIMITED:
-            click.echo(indent + line)
+            echo(indent + line)
         else:
             wrapped = fill(line, width, initial_indent=indent, subsequent_indent=rest, break_on_hyphens=False)
-            click.echo(wrapped)
+            echo(wrapped)
 
 
 def print_table(rows: list[dict[str, Any]], best: Sequence[Collection[str]] = ()) -> None:
@@ -89,16 +105,17 @@ def print_table(rows: list[dict[str, Any]], best: Sequence[Collection[str]] = ()
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for position, column in enumerate(rows[0]):
         numeric = all(str(row[column])[:1] in "0123456789+-−–—>" for row in rows)
         # Names are copied by users: they are never broken.
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold", no_wrap=position == 0)
+        table.add_column(
+            as_text(column), justify="right" if numeric else "left", overflow="fold", no_wrap=position == 0
+        )
     for place, row in enumerate(rows):
         marked = best[place] if best else ()
-        table.add_row(*(Text(str(value), "bold" if key in marked else "") for key, value in row.items()))
+        table.add_row(*(as_text(value, "bold" if key in marked else "") for key, value in row.items()))
     Console(highlight=False, width=terminal_width()).print(table)
 
 
@@ -115,11 +132,11 @@ def print_profile(profile: dict[str, Any]) -> None:
     part = profile["parts"][-1]
     begun, done, workers = part["rounds"]["from"], part["rounds"]["to"], part["workers"]
     rounds = f"rounds {begun + 1} to {done}" if begun else f"{done} round{'s' * (done != 1)}"
-    click.echo(f"Where the time went: {rounds} in {part['seconds']:.1f} s, {part['executor']} on {part['device']}")
+    echo(f"Where the time went: {rounds} in {part['seconds']:.1f} s, {part['executor']} on {part['device']}")
     _print_phases(part["phases"])
     if workers is not None:
         count = workers["processes"]
-        click.echo(f"\nIn {count} worker process{'es' * (count > 1)}, which lived {workers['seconds']:.1f} s together")
+        echo(f"\nIn {count} worker process{'es' * (count > 1)}, which lived {workers['seconds']:.1f} s together")
         _print_phases(workers["phases"], " in one process")
     if search := part.get("search"):
         ratio = f"{search['ratio']:.2%}"
@@ -171,24 +188,24 @@ def print_clients(effects: Any) -> None:
     """A `ClientEffects`: its table, and the change against the number of training examples."""
     from sparsona.report.pictures.text import clients_lines
 
-    click.echo(effects.title)
+    echo(effects.title)
     print_table(effects.rows())
-    click.echo("percentage points of accuracy; with samples: rank correlation with the number of training examples")
+    echo("percentage points of accuracy; with samples: rank correlation with the number of training examples")
     for sentence in effects.sentences():
         print_text(sentence)
     change = effects.changes[0] if effects.changes else None
     if change is not None and change.labels:
         rows = change.client_rows()
-        click.echo(f"\nclient by client, on {change.name} data")
+        echo(f"\nclient by client, on {change.name} data")
         print_table(rows if len(rows) <= MOST_CLIENTS else rows[: MOST_CLIENTS // 2] + rows[-MOST_CLIENTS // 2 :])
         if len(rows) > MOST_CLIENTS:
-            click.echo(f"{len(rows) - MOST_CLIENTS:,} clients between the most hurt and the most helped are left out")
+            echo(f"{len(rows) - MOST_CLIENTS:,} clients between the most hurt and the most helped are left out")
     _print_lines(clients_lines, effects)
 
 
 def print_gates(gates: Any) -> None:
     """A `Gates`: its table."""
-    click.echo(gates.title)
+    echo(gates.title)
     print_table(gates.rows())
     for sentence in gates.sentences():
         print_text(sentence)
@@ -198,17 +215,17 @@ def print_similarity(similarity: Any) -> None:
     """A `Similarity`: its table and its heatmaps."""
     from sparsona.report.pictures.text import similarity_lines
 
-    click.echo(similarity.title)
+    echo(similarity.title)
     print_table(similarity.rows())
     for sentence in similarity.sentences():
         print_text(sentence)
-    click.echo()
+    echo()
     _print_lines(similarity_lines, similarity)
 
 
 def print_analysis(found: Any) -> None:
     """Any analysis that has a title, a table and sentences."""
-    click.echo(found.title)
+    echo(found.title)
     print_table(found.rows())
     for sentence in found.sentences():
         print_text(sentence)
@@ -218,7 +235,7 @@ def print_bounds(found: Any) -> None:
     """A `Bounds`: its constants, and each bound with its terms and assumptions."""
     from sparsona.analysis.format import number
 
-    click.echo(found.title)
+    echo(found.title)
     for sentence in found.sentences():
         print_text(sentence)
     if not found.bounds:
@@ -226,20 +243,20 @@ def print_bounds(found: Any) -> None:
     print_table([one.row() for one in found.constants])
     print_table([one.row() for one in found.bounds])
     for bound in found.bounds:
-        click.echo(f"\n{bound.theorem}")
+        echo(f"\n{bound.theorem}")
         print_text(f"  bounds: {bound.bounds}")
         if bound.terms:
             label = "terms" if bound.value is not None else f"terms {bound.curve_label}".rstrip()
             print_text(f"  {label}: " + " + ".join(f"{number(value)} [{name}]" for name, value in bound.terms.items()))
         if bound.leaves_out_constants:
-            click.echo("  stated up to an absolute constant, taken to be 1")
+            echo("  stated up to an absolute constant, taken to be 1")
         for status in ("violated", "cannot be checked", "held"):
             for one in bound.assumptions:
                 if one.status == status:
                     print_text(f"  {status}: {one.text}" + (f" ({one.why})" if one.why else ""))
         for note in bound.notes:
             print_text(f"  {note}")
-    click.echo()
+    echo()
 
 
 def _print_lines(draw: Callable[[Any, Any], list[Any]], found: Any) -> None:
@@ -251,6 +268,7 @@ def _print_lines(draw: Callable[[Any, Any], list[Any]], found: Any) -> None:
     console = Console(highlight=False)
     has_colours = console.color_system in ("256", "truecolor") and not console.no_color  # 16 are too few for a scale
     for line in draw(found, Terminal(console.width, has_colours, console.options.ascii_only)):
+        line.plain = printable(line.plain, kept="")
         console.print(line, no_wrap=True, overflow="ellipsis", crop=True)
 
 
@@ -278,12 +296,12 @@ def _late_bar(title: str, *columns: Any) -> Iterator[Callable[[int, int], None]]
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    first = (TextColumn("{task.description}"), BarColumn())
+    first = (TextColumn("{task.description}", markup=False), BarColumn())
     progress = Progress(*first, *columns, TimeRemainingColumn(), console=Console(stderr=True))
 
     def listen(done: int, total: int) -> None:
         if not progress.task_ids:
-            progress.add_task(title, total=None)
+            progress.add_task(printable(title, kept=""), total=None)
             progress.start()
         progress.update(progress.task_ids[0], completed=done, total=total or None)
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sparsona.cli.options import MATCH, OUT, check_names, check_reserved, gather_each, run_flags, with_table
-from sparsona.cli.terminal import print_results, print_table, print_text, write_page
+from sparsona.cli.terminal import echo, print_results, print_table, print_text, write_page
 from sparsona.core.errors import SparsonaError
+from sparsona.core.printable import printable
 
 if TYPE_CHECKING:
     from sparsona.experiment.search import Listen
@@ -122,11 +123,11 @@ def trial_bar() -> Iterator[Listen]:
     )
 
     columns = (TextColumn("trials"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True)) as progress:
+    with Progress(*columns, TextColumn("{task.description}", markup=False), console=Console(stderr=True)) as progress:
 
         def listen(done: int, total: int, text: str) -> None:
             task = progress.task_ids[0] if progress.task_ids else progress.add_task("", total=total)
-            progress.update(task, completed=done, total=total, description=text)
+            progress.update(task, completed=done, total=total, description=printable(text, kept=""))
 
         yield listen
 
@@ -137,9 +138,9 @@ def show_search(result: Tuning, as_json: bool) -> None:
         found = result.to_json()
         if result.comparison is not None:
             found["refit"] = result.comparison.figures()
-        click.echo(json.dumps(found))
+        echo(json.dumps(found))
         return
-    click.echo("Chosen on data held out of training:")
+    echo("Chosen on data held out of training:")
     print_table(result.table())
     for sentence in result.failures():
         print_text(f"Failed: {sentence}")
@@ -149,9 +150,9 @@ def show_search(result: Tuning, as_json: bool) -> None:
             + "; ".join(edges)
         )
     if result.comparison is not None:
-        click.echo("Trained again on all training data, on test data:")
+        echo("Trained again on all training data, on test data:")
         print_results(result.comparison.views())
-        click.echo(f"report:  {write_page(result.comparison.report)}")
-    click.echo(f"options: {result.config}")
+        echo(f"report:  {write_page(result.comparison.report)}")
+    echo(f"options: {result.config}")
     matched = "" if result.match == "rounds" else f" --match {result.match}"
-    click.echo(f"`sparsona compare --config {result.config}{matched} --seeds 3` compares the methods with them.")
+    echo(f"`sparsona compare --config {result.config}{matched} --seeds 3` compares the methods with them.")

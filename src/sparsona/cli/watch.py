@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sparsona.cli.terminal import echo
 from sparsona.core.errors import SparsonaError
+from sparsona.core.reading import expand
 
 if TYPE_CHECKING:
     from http.server import ThreadingHTTPServer
@@ -43,11 +45,11 @@ def watch(path: str, port: int, opens: bool) -> None:
     live_page(_first(places))  # a folder that cannot be read is an error here, not in the browser
     server = make_server(*places, port=port)
     address = f"http://{HOST}:{server.server_address[1]}/"
-    click.echo(f"{address}  (Ctrl-C ends it)")
+    echo(f"{address}  (Ctrl-C ends it)")
     if not (place := _first(places)).exists():
         alike = get_close_matches(place.name, [one.name for one in place.parent.glob("*")], n=1)
         hint = f"; did you mean '{place.parent / alike[0]}'?" if alike else ""
-        click.echo(f"waiting for '{place}', which is not there yet{hint}", err=True)
+        echo(f"waiting for '{place}', which is not there yet{hint}", err=True)
     if opens:
         import webbrowser
 
@@ -99,7 +101,7 @@ def make_server(*places: Path, port: int = 0) -> ThreadingHTTPServer:
             except (SparsonaError, OSError) as error:  # in the middle of a write, or the folder is gone
                 self.send_error(503, "the run cannot be read now", str(error))
                 return
-            body = found.html.encode()
+            body = found.html.encode(errors="backslashreplace")
             self.send_response(200)
             self.send_header("Content-Type", "text/html; charset=utf-8")
             self.send_header("Content-Length", str(len(body)))
@@ -127,7 +129,7 @@ def make_server(*places: Path, port: int = 0) -> ThreadingHTTPServer:
 
 def _places(text: str) -> tuple[Path, ...]:
     """Where a run may be, as `find_run` looks for it; the last is where it is expected."""
-    path = Path(text).expanduser()
+    path = expand(text)
     below = Path("runs") / text
     return (path, below) if path.name == text else (path, below, path)
 

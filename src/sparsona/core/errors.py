@@ -5,11 +5,17 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from sparsona.core.printable import printable
+
 
 class SparsonaError(Exception):
-    """An error that a user can act on: what was wrong, what was expected, and a hint at what to do."""
+    """An error that a user can act on: what was wrong, what was expected, and a hint at what to do.
+
+    Messages quote names and values of others: what cannot be printed is escaped.
+    """
 
     def __init__(self, what: str, *, expected: str = "", hint: str = "") -> None:
+        what, expected, hint = printable(what), printable(expected), printable(hint)
         self.what, self.expected, self.hint = what, expected, hint
         lines = [what]
         if expected:

@@ -8,6 +8,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from sparsona.core.errors import SparsonaError
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise SparsonaError if there is something at a path that is no regular file.
+
+    Args:
+        path: where a file is to be written.
+    """
+    if path.exists() and not path.is_file():
+        kind = "a folder" if path.is_dir() else "a pipe or a device"
+        raise SparsonaError(
+            f"'{path}' is {kind}",
+            expected="a new file, or one to be replaced",
+            hint="choose another name; /dev/stdout and the like cannot be written",
+        )
+
 
 @contextmanager
 def replace_file(path: Path, *, is_durable: bool = False) -> Iterator[BinaryIO]:
@@ -15,7 +32,9 @@ def replace_file(path: Path, *, is_durable: bool = False) -> Iterator[BinaryIO]:
 
     A reader, or a process that has the old file mapped, sees the old content or the new one, never a part. After an
     error nothing has changed. With `is_durable` that also holds after a power failure, but calls wait for the disk.
+    What is at `path` and is no file, such as a folder, a pipe or a device, is not replaced: SparsonaError.
     """
+    check_replaceable(path)
     draft = path.with_name(f".{path.name}.part")
     try:
         with draft.open("wb") as file:

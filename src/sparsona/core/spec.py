@@ -6,12 +6,12 @@ from __future__ import annotations
 import difflib
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.reading import parse_toml
 
 _COMMA = re.compile(r",(?![^\[]*\])")  # not inside [...]
 
@@ -177,8 +177,8 @@ def parse_value(text: str) -> Any:
         return None
     if text in ("true", "false") or text[:1] in "[0123456789+-.'\"":
         try:
-            return tomllib.loads(f"v = {text if text[:1] != '.' else '0' + text}")["v"]
-        except tomllib.TOMLDecodeError:
+            return parse_toml(f"v = {text if text[:1] != '.' else '0' + text}")["v"]
+        except ValueError:  # not what TOML has, or larger than it may be
             try:
                 return float(text)
             except ValueError:

@@ -80,10 +80,16 @@ class Task:
         # How a forward pass is computed, not what it computes: set by executors.
         self.half: torch.dtype | None = None  # convolutions and products in this type, weights in float32
         self.channels_last: bool | None = None  # None: on a CPU, if the network supports it
+        if not callable(model):
+            raise SparsonaError(
+                f"the model is a {type(model).__name__}",
+                expected="a torch.nn.Module, a function that builds one, or the name of a network",
+            )
         self._start = _copied(model) if isinstance(model, nn.Module) else model
         self._given: dict[str, Tensor] = {}
         self.packing = packing
         self._module = self._build(0)
+        _copied(self._module)  # also one that a function built
         _check_parameters(self._module)
         if packing is not None:
             self._module.register_forward_pre_hook(packing, with_kwargs=True)
@@ -568,10 +574,18 @@ def _train_once(module: nn.Module, inputs: Tensor) -> tuple[bool, dict[str, Tens
     """Whether a pass in training mode draws noise, and the buffers that it changed. Tested by a pass, since many kinds
     of layers have dropout or statistics."""
     trial = copy.deepcopy(module).train()
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        before = torch.get_rng_state()
-        trial(inputs)
-        draws_noise = not torch.equal(before, torch.get_rng_state())
+    try:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            before = torch.get_rng_state()
+            outputs = trial(inputs)
+            draws_noise = not torch.equal(before, torch.get_rng_state())
+            outputs.sum().backward()
+    except Exception as error:
+        raise SparsonaError(
+            f"a training step of the model fails on two examples of shape {tuple(inputs.shape[1:])}: {error}",
+            expected="outputs of forward(inputs) that can be differentiated by the model's parameters",
+            hint="no detach(), .data or torch.no_grad() on the way from parameters to outputs",
+        ) from error
     after = dict(trial.named_buffers())
     moved = {n: after[n] for n, value in module.named_buffers() if n in after and not _is_same(value, after[n])}
     return draws_noise, moved
@@ -740,13 +754,26 @@ def _parameter_layout(
         for handle in hooks:
             handle.remove()
         module.train(was_training)
-    if not isinstance(outputs, Tensor) or outputs.shape[-1] != num_classes:
+    noun, each = OUTPUTS.get(targets, OUTPUTS["classes"])
+    if not isinstance(outputs, Tensor) or not outputs.dim() or outputs.shape[-1] != num_classes:
         shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        noun, each = OUTPUTS.get(targets, OUTPUTS["classes"])
         raise SparsonaError(
             f"the model's output is {shape}, but the data has {num_classes} {noun}",
             expected=f"{each}: a last dimension of {num_classes}",
             hint=f"give the last layer as many outputs as there are {noun}",
+        )
+    if outputs.shape[:-1] != example.shape[: 2 if targets == "tokens" else 1]:
+        expected = ("examples", "positions", noun) if targets == "tokens" else ("examples", noun)
+        raise SparsonaError(
+            f"the model's output for one example is {tuple(outputs.shape)}",
+            expected=f"({', '.join(expected)}) = {(*example.shape[: len(expected) - 1], num_classes)}",
+            hint="flatten or squeeze what the model returns",
+        )
+    if not outputs.is_floating_point():
+        raise SparsonaError(
+            f"the model's output is of {str(outputs.dtype).removeprefix('torch.')}",
+            expected=f"{each}, a real number that a gradient follows from",
+            hint="return what the last layer returns, without argmax or rounding",
         )
     slots, frozen = [], Frozen()
     for name, value in module.named_parameters():

@@ -372,7 +372,7 @@ def _outline(model: Any, source: data.SourceCard | None, options: CostOptions) -
     """The model's name and outline."""
     usual: Any = source
     if model is None or isinstance(model, str):
-        if model is None and source is None:
+        if not model and source is None:
             raise SparsonaError("no model", expected="--model or --data", hint="for example --model vgg11")
         model = model or usual.default_model
         usual = usual or models.read_spec(model)[0]

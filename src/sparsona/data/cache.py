@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.reading import expand
 
 ABANDONED_AFTER = 86_400.0  # seconds
 MARK = ".sparsona-part"  # in every folder that may be swept: users have folders called *.part-* themselves
@@ -20,8 +21,8 @@ MARK = ".sparsona-part"  # in every folder that may be swept: users have folders
 def cache_folder() -> Path:
     """Where downloads and decoded data are kept: $SPARSONA_DATA, else `sparsona` in the user's cache folder."""
     if own := os.environ.get("SPARSONA_DATA"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "sparsona"
+        return expand(own)
+    return expand(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparsona"
 
 
 @contextmanager

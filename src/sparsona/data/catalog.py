@@ -6,10 +6,10 @@ To add a data set, write its reader in `readers/` and one entry here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from sparsona.core import spec
 from sparsona.core.errors import unknown_name
+from sparsona.core.reading import expand
 from sparsona.data.card import Download, Mirror, Normalisation, OwnData, SourceCard
 
 
@@ -432,7 +432,7 @@ def own_spec(text: str) -> str:
     if plain.endswith(".npz"):
         return f"arrays:{plain}"
     try:
-        return f"folder:{plain}" if Path(plain).expanduser().is_dir() else text
+        return f"folder:{plain}" if expand(plain).is_dir() else text
     except (OSError, RuntimeError, ValueError):  # not a path at all
         return text
 

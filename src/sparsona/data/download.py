@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.reading import expand, parse_json, read_text
 from sparsona.data.cache import cannot_write, work_aside
 from sparsona.data.card import Download, Mirror, SourceCard
 from sparsona.data.catalog import get
@@ -76,7 +77,7 @@ def download(name: str, folder: Path, listen: Listen | None = None, notify: Noti
             if card.address
             else f"use it as it is: --data {name}",
         )
-    target = Path(folder).expanduser() / name
+    target = expand(folder) / name
     found, is_checked = next((seen for mirror in card.mirrors if (seen := _find_files(target, mirror))[0]), ([], False))
     if not found:
         found = _try_mirrors(card, target, listen, notify)
@@ -130,7 +131,7 @@ def _find_files(target: Path, mirror: Mirror) -> tuple[list[Path], bool]:
 
 def _read_note(target: Path) -> dict[str, int]:
     try:
-        noted = json.loads((target / NOTE).read_text(encoding="utf-8"))
+        noted = parse_json(read_text(target / NOTE))
     except (OSError, ValueError):
         return {}
     return noted if isinstance(noted, dict) else {}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import torch
 
+from sparsona.core.arguments import whole
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.seeds import Seeds
 from sparsona.data import validate
@@ -21,7 +23,7 @@ from sparsona.data.partition import parse
 from sparsona.data.partition import partition as partition_labels
 from sparsona.data.partition.by_owner import count_by_owner, find_by_owner, keep_eligible, number_owners
 from sparsona.data.pool import Array, Pool, View
-from sparsona.data.split_plan import SplitPlan
+from sparsona.data.split_plan import SplitPlan, check_arguments
 
 MIN_SIZE = 10  # of clients that a partition makes up; owners may have as few examples as can be split
 
@@ -93,6 +95,10 @@ def federate(
         >>> federation.num_clients, federation.sizes()[0].tolist()
         (5, [26, 4, 10])
     """
+    check_arguments(seed, num_classes, name, task, tokens, view)
+    clients, num_train = whole("clients", clients, -(10**9), none=True), whole("num_train", num_train, none=True)
+    if unknown := sorted(set(options) - {one.name for one in fields(SplitPlan)}):
+        raise unknown_name("option of federate", unknown[0], {one.name for one in fields(SplitPlan)})
     if y is None and is_clients(x):
         given = {"clients": clients, "partition": partition, "num_train": num_train, "owners": owners, "owner": owner}
         if both := [key for key, value in given.items() if value is not None]:

@@ -14,9 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparsona.core.arguments import number
 from sparsona.core.errors import DataNeededError, SparsonaError, unknown_name
 from sparsona.core.files import replace_file
 from sparsona.core.packing import Packing
+from sparsona.core.reading import MOST_BYTES, parse_json, read_text
 from sparsona.core.round import Client
 from sparsona.core.seeds import Seeds
 from sparsona.core.targets import TASKS
@@ -41,7 +43,7 @@ from sparsona.data.names import Names, clean_names, find_client, name_of
 from sparsona.data.packing import is_several, pack, refuse_other
 from sparsona.data.pool import Array, View, has_scored_token
 from sparsona.data.shown import as_html, in_a_line
-from sparsona.data.split_plan import SplitPlan
+from sparsona.data.split_plan import SplitPlan, check_arguments
 
 MANIFEST = "federation.json"
 FORMAT, PACKED_FORMAT = 2, 3  # the second with several inputs, which versions that know only the first cannot read
@@ -487,7 +489,7 @@ class Federation:
         """
         folder = Path(folder)
         try:
-            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+            manifest = parse_json(read_text(folder / MANIFEST, MOST_BYTES))
             if manifest["format"] not in (FORMAT, PACKED_FORMAT):
                 raise ValueError(f"format {manifest['format']} instead of {FORMAT}")
             packing = Packing.from_json(manifest["packing"]) if manifest["format"] == PACKED_FORMAT else None
@@ -575,7 +577,15 @@ class Federation:
             >>> len(federation), federation["south"]
             (2, Client 1 'south': 9 train, 1 validation, 0 test)
         """
-        check_rates(validation_rate)
+        check_arguments(seed, num_classes, name, task, tokens, view)
+        check_rates(number("validation_rate", validation_rate))
+        number("test_rate", test_rate)
+        if not isinstance(clients, Mapping | Sequence) or isinstance(clients, str | bytes):
+            raise SparsonaError(
+                f"clients as a {type(clients).__name__}",
+                expected="a list of what each client has, or a dict by their names",
+                hint="Federation.from_clients([(x, y), ...]); federate(x, y, clients=5) shares one data set out",
+            )
         if isinstance(clients, Mapping):
             if client_names is not None:
                 raise SparsonaError("client_names together with a dict of clients", expected="the dict's keys alone")

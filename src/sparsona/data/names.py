@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.printable import printable
 
 MAX_LENGTH = 200
 
@@ -34,7 +35,7 @@ def clean_name(name: Any) -> str:
         raise SparsonaError(
             f"a name of {len(text):,} characters", expected=f"at most {MAX_LENGTH}", hint="choose a shorter one"
         )
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return printable(text, kept="")
 
 
 def clean_names(names: Iterable[Any], what: str, count: int | None = None) -> tuple[str, ...]:
@@ -48,7 +49,7 @@ def clean_names(names: Iterable[Any], what: str, count: int | None = None) -> tu
     Returns:
         A name for each.
     """
-    if isinstance(names, str | bytes):
+    if isinstance(names, str | bytes) or not isinstance(names, Iterable):
         raise SparsonaError(f"'{names!r}' as the names of {what}", expected="a list of names", hint="write ['a', 'b']")
     found = tuple(clean_name(name) for name in names)
     if count is not None and len(found) != count:

@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.reading import expand
 from sparsona.data.card import SourceCard
 from sparsona.data.catalog import OWN, SOURCES, parse_spec
 from sparsona.data.pool import Pool
@@ -61,7 +62,7 @@ def read(
     numbers = {"sequence_length": sequence_length, "vocabulary_size": vocabulary_size, "resize": resize, "crop": crop}
     _check_options(spec, entry.options, numbers, augment)
     places = list_places(entry.folders, folders) if isinstance(entry, SourceCard) else ()
-    own = Path(path).expanduser() if path else None
+    own = expand(path) if path else None
     request = Request(
         name, places, own, sequence_length, vocabulary_size, resize, crop, augment, listen, num_classes, task
     )

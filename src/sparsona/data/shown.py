@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sparsona.core.printable import printable
 from sparsona.data.client_index import PARTS
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def in_a_line(federation: Federation) -> str:
     Returns:
         Its name, its clients, examples, the shape of an input, and its classes, in one line.
     """
-    return (
+    return printable(
         f"Federation('{_short(federation.name)}', {_count(federation.num_clients, 'client')}, "
         f"{_count(_examples(federation), 'example')}, {_inputs(federation)}, {_outputs(federation)})"
     )

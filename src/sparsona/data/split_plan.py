@@ -3,6 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from sparsona.core.arguments import number, text, truth, whole
+from sparsona.core.errors import SparsonaError
+
+MOST_SEED = 2**63 - 1
+
+
+def check_arguments(seed: Any, num_classes: Any, name: Any, task: Any, tokens: Any, view: Any) -> None:
+    """Raise SparsonaError if an argument that every way to make a federation has is not one."""
+    text("task", task, "auto")
+    truth("tokens", tokens)
+    if view is not None and not hasattr(view, "augments"):
+        raise SparsonaError(
+            f"view as a {type(view).__name__}", expected="a sparsona View", hint="leave it out, or write sp.View()"
+        )
+    whole("seed", seed, 0, MOST_SEED)
+    whole("num_classes", num_classes, -(10**9), none=True)  # a range is told by what counts them
+    text("name", name, "arrays")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,3 +59,17 @@ class SplitPlan:
     min_train: int = 0
     min_test: int = 0
     max_examples: int | None = None
+
+    def __post_init__(self) -> None:
+        counts = {"min_size": 0, "max_examples": 0, "clients": -(10**9), "partition_seed": 0}
+        for name, least in {**counts, "seed": 0, "min_train": 0, "min_test": 0}.items():
+            most = MOST_SEED if "seed" in name else 10**9
+            object.__setattr__(self, name, whole(name, getattr(self, name), least, most, none=name in counts))
+        for name in ("validation_rate", "test_rate", "holdout_rate", "data_rate"):
+            object.__setattr__(self, name, number(name, getattr(self, name)))
+        if not 0 <= self.holdout_rate < 1:
+            raise SparsonaError(
+                f"holdout_rate is {self.holdout_rate}", expected="0 or more, and less than 1", hint="0.2 is usual"
+            )
+        text("partition", self.partition, "dirichlet:0.3")
+        text("test", self.test, "auto")

@@ -19,6 +19,7 @@ from typing import Any
 
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.files import replace_file
+from sparsona.core.reading import parse_toml
 from sparsona.deploy import identity
 from sparsona.deploy.addresses import split_address
 from sparsona.deploy.identity import Authority, Request
@@ -285,7 +286,7 @@ def _read_toml(path: str | Path) -> dict[str, Any]:
             data = file.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             raise SparsonaError(f"'{path}' is too large", expected=f"at most {_MOST_BYTES:,} bytes")
-        return tomllib.loads(data.decode())
+        return parse_toml(data.decode())
     except FileNotFoundError:
         raise SparsonaError(
             f"there is no federation file '{path}'",
@@ -294,7 +295,7 @@ def _read_toml(path: str | Path) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise SparsonaError(f"'{path}' cannot be read: {error.strerror}", expected="a federation file") from None
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and TOMLDecodeError are ValueErrors
+    except ValueError as error:  # UnicodeDecodeError and TOMLDecodeError are ValueErrors
         raise SparsonaError(
             f"federation file '{path}' cannot be read: {str(error)[:200]}",
             expected="a TOML file that `sparsona federation new` made",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.reading import parse_json
 from sparsona.deploy.greeting import Greeting
 from sparsona.deploy.jobs import answer_head, read_outcome
 from sparsona.engine.jobs import Outcome
@@ -132,8 +133,8 @@ class Journal:
         if not lines:
             return None, []
         try:
-            opening = _read_opening(json.loads(lines[0]))
-            entries = [_read_entry(json.loads(line), opening.client) for line in lines[1:]]
+            opening = _read_opening(parse_json(lines[0]))
+            entries = [_read_entry(parse_json(line), opening.client) for line in lines[1:]]
             turns = [entry.round for entry in entries if entry.kind == "turn"]
             if turns != list(range(len(turns))):
                 raise ValueError("rounds are missing")

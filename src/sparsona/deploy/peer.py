@@ -26,6 +26,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.files import replace_file
 from sparsona.core.method import State
 from sparsona.core.points import FEWEST
+from sparsona.core.reading import parse_json, read_text
 from sparsona.core.round import Client
 from sparsona.deploy.calendar import Calendar
 from sparsona.deploy.exchange import Exchange
@@ -312,9 +313,9 @@ class Peer:
         if not path.exists():
             return False
         try:
-            for peer, train, validation, test in json.loads(path.read_bytes()):
+            for peer, train, validation, test in parse_json(read_text(path)):
                 self.sizes[int(peer)] = (int(train), int(validation), int(test))
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, OverflowError) as error:
             raise SparsonaError(
                 f"'{path}' cannot be read: {error}", expected="the file as it was written", hint="restore it"
             ) from None

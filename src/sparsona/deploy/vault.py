@@ -26,6 +26,7 @@ from torch import Tensor
 from sparsona.core.errors import SparsonaError
 from sparsona.core.files import replace_file
 from sparsona.core.method import Work
+from sparsona.core.reading import parse_json, read_text
 from sparsona.engine.context import ClientContext
 from sparsona.engine.stored import fill, read_tensors, to_bytes
 
@@ -105,12 +106,13 @@ class Vault:
                 ) from None
         mine, path = {"run": run, "client": client, "data": data}, self.folder / OWNER
         try:
-            found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+            found = parse_json(read_text(path)) if path.exists() else None
         except (OSError, ValueError):
             found = {}
         if found is None:
             self._write(path, json.dumps(mine).encode())
         elif found != mine:
+            found = found if isinstance(found, dict) else {}
             what = next((name for name in mine if found.get(name) != mine[name]), "owner")
             raise SparsonaError(
                 f"'{self.folder}' was made with another {what}",
@@ -219,7 +221,7 @@ class Vault:
 
     def _last_visit(self) -> tuple[int, int]:
         try:
-            session, number = json.loads((self.folder / VISITS).read_text(encoding="utf-8"))
+            session, number = parse_json(read_text(self.folder / VISITS))
             return int(session), int(number)
         except (OSError, ValueError, TypeError, OverflowError):
             return 0, 0

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
+from sparsona.core.reading import MOST_BYTES, expand, read_text
 from sparsona.core.seeds import Seeds, generator
 from sparsona.core.spec import Spec
 
@@ -160,11 +161,11 @@ def _markov(found: Availability, num: int, index: int, seeds: Seeds) -> Awake:
 def _read_file(found: Spec, num: int) -> Availability | None:
     if not found.argument:
         return None
-    path = Path(found.argument).expanduser()
+    path = expand(found.argument)
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [[cell.strip() for cell in row] for row in csv.reader(file) if any(cell.strip() for cell in row)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        lines = csv.reader(read_text(path, MOST_BYTES).removeprefix("\ufeff").splitlines())
+        rows = [[cell.strip() for cell in row] for row in lines if any(cell.strip() for cell in row)]
+    except (OSError, ValueError, csv.Error) as error:
         raise SparsonaError(
             f"availability '{path}' cannot be read: {getattr(error, 'strerror', None) or error}",
             expected="a CSV file",

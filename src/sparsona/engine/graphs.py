@@ -5,7 +5,6 @@ Imported without torch, for lists and costs. A graph is a row of `KINDS`.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
+from sparsona.core.reading import expand, parse_json, read_text
 from sparsona.core.seeds import Seeds, generator
 from sparsona.core.spec import Spec
 
@@ -217,7 +217,7 @@ def _circle(num: int, degree: int, seed: int) -> tuple[list[int], list[int]]:
 def _read_file(found: Spec, num_clients: int) -> Graph | None:
     if not found.argument:
         return None
-    return Graph("file", sources=_read_edges(Path(found.argument).expanduser(), num_clients))
+    return Graph("file", sources=_read_edges(expand(found.argument), num_clients))
 
 
 def _file_places(graph: Graph, num: int, own: int, seeds: Seeds) -> Iterable[int]:
@@ -238,7 +238,7 @@ def _check_file(graph: Graph, members: Sequence[int]) -> None:
 def _read_edges(path: Path, num_clients: int) -> tuple[tuple[int, ...], ...]:
     """The senders of each client, from a file: see docs/methods/dispfl.md."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         edges, directed = _from_json(text) if path.suffix == ".json" else _from_csv(text)
     except FileNotFoundError:
         raise SparsonaError(
@@ -272,7 +272,7 @@ def _read_edges(path: Path, num_clients: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _from_json(text: str) -> tuple[list[tuple[int, int]], bool]:
-    found = json.loads(text)
+    found = parse_json(text)
     directed = isinstance(found, dict) and found.get("directed", False)
     if not isinstance(directed, bool):
         raise ValueError(f"'directed' is {directed!r}")

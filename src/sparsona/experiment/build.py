@@ -15,11 +15,13 @@ from pydantic import BaseModel
 from sparsona import data, methods, models
 from sparsona.core import points as eval_points
 from sparsona.core import spec
+from sparsona.core.arguments import place, plain
 from sparsona.core.errors import SparsonaError
 from sparsona.core.losses import check_losses, make_losses
 from sparsona.core.method import Method
 from sparsona.core.metrics import make_metrics
 from sparsona.core.packing import Packing
+from sparsona.core.reading import expand
 from sparsona.core.round import client_kinds
 from sparsona.core.seeds import Seeds
 from sparsona.core.targets import GIVEN, USUAL_METRICS, given_name, task_of
@@ -49,7 +51,7 @@ from sparsona.runs.listing import find_run
 from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, in_groups
 from sparsona.runs.request import Chosen, choose, fit_clients, parse_method
 from sparsona.runs.stopping import validation_point
-from sparsona.runs.validation import check, merge_errors, validate
+from sparsona.runs.validation import check, merge_errors, validate, wrong_kinds
 from sparsona.runs.warm_start import WarmStart, check_layout
 from sparsona.sparsity.masks import random_mask
 from sparsona.sparsity.search import mask_counts
@@ -100,6 +102,10 @@ def _by_number(option: str, values: Mapping[Any, Any], federation: Federation | 
     return found
 
 
+# Options that are looked into before all are validated, when every mistake is reported at once.
+LOOKED_INTO = ("data", "partition", "preset", "lr_schedule", "headline", "points", "tune_epochs", "patience")
+
+
 def make_config(
     method: str | MethodCard, options: Mapping[str, Any], federation: Federation | None = None, model: Any = None
 ) -> RunConfig:
@@ -114,8 +120,12 @@ def make_configs(
     name, own = parse_method(method) if isinstance(method, str) else (method.name, {})
     row = methods.card(name) if isinstance(method, str) else method
     _, kind = methods.factory(row)
-    plain, functions = name_functions(options)
-    given = {**plain, **own}
+    named, functions = name_functions(options)
+    given = {key: plain(value) for key, value in {**named, **own}.items()}
+    if given.get("warm_start") is not None:
+        given["warm_start"] = str(place("warm_start", getattr(given["warm_start"], "path", given["warm_start"])))
+    if refused := wrong_kinds(RunConfig, {key: given[key] for key in LOOKED_INTO if key in given}):
+        raise merge_errors([*refused.values()])
     experiment = methods.published(row, given)
     # A federation has its clients and splits already.
     published = {key: value for key, value in experiment.items() if federation is None or key not in OF_DATA}
@@ -124,8 +134,7 @@ def make_configs(
     if values.get("tune_epochs") and (values.get("headline") == eval_points.TUNED or _tuned_by_user(chosen)):
         values["headline"] = None  # that is the result then
     if values.get("warm_start") is not None:
-        source = values["warm_start"]
-        values["warm_start"] = str(find_run(getattr(source, "path", source)).absolute())
+        values["warm_start"] = str(find_run(values["warm_start"]).absolute())
     if federation is not None:
         if not isinstance(federation, Federation):
             raise SparsonaError(
@@ -152,11 +161,11 @@ def make_configs(
         values["partition"] = "natural"
     if model is not None:
         values["model"] = model if isinstance(model, str) else GIVEN
-    if (named := values.get("headline") or row.headline) is not None:
-        eval_points.check_headline(str(named))
-        values["points"] = (*as_tuple(values.get("points", ())), named)
+    if (headline := values.get("headline") or row.headline) is not None:
+        eval_points.check_headline(str(headline))
+        values["points"] = (*as_tuple(values.get("points", ())), headline)
     if values.get("patience") is not None:
-        values["points"] = (*as_tuple(values.get("points", ())), *_validation_points(named))
+        values["points"] = (*as_tuple(values.get("points", ())), *_validation_points(headline))
     of_method, errors = check(kind, chosen.method, name)
     dumped = {} if of_method is None else of_method.model_dump(mode="json")
     config, of_run = check(RunConfig, values | {"options": dumped}, "a run")
@@ -224,13 +233,13 @@ def read_data(
 ) -> Federation:
     """The data set that a config names, shared out among clients; `listen(done, total)` is called while decoding."""
     options = {key: value for key in in_groups("reading") if (value := getattr(config, key)) is not None}
-    if config.data_dir and not Path(config.data_dir).expanduser().is_dir():
+    if config.data_dir and not expand(config.data_dir).is_dir():
         raise SparsonaError(
             f"there is no folder '{config.data_dir}'",
             expected="the folder of the data's files",
             hint="check --data-dir",
         )
-    folders = [Path(config.data_dir).expanduser()] if config.data_dir else []
+    folders = [expand(config.data_dir)] if config.data_dir else []
     pool = read(config.data, folders, listen=listen, num_classes=num_classes, **options)
     sharing = {key: getattr(config, key) for key in in_groups("sharing")}
     return share_out(pool, SplitPlan(seed=config.seed, **sharing))

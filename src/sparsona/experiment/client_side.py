@@ -13,6 +13,7 @@ import torch
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Client
+from sparsona.core.torch_state import usual_torch
 from sparsona.data.federation import Federation
 from sparsona.deploy.agent import Agent, lone_cards
 from sparsona.deploy.federation_file import FederationFile, Member
@@ -93,6 +94,7 @@ def make_agent(
     return Agent(index, terms.run, make_context, greeting, Vault(vault), signer, verifier, shares_labels, report)
 
 
+@usual_torch()
 def join(
     path: str | Path,
     data: str,

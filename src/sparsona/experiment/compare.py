@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel
 
 from sparsona import methods
+from sparsona.core.arguments import place, text, whole
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.torch_state import usual_torch
 from sparsona.data.federation import Federation
+from sparsona.data.split_plan import MOST_SEED
 from sparsona.engine.context import ClientContext, ServerContext
 from sparsona.engine.pace import with_conditions
 from sparsona.engine.rounds import check_plan
@@ -46,6 +50,9 @@ FAR = 0.2  # off the budget: worth a warning
 MANY = 10  # times the rounds that were asked for: worth a warning
 
 
+MOST_SEEDS = 100_000
+
+
 @dataclass(frozen=True)
 class Entry:
     """A method of a comparison: how it was written, its row, and its own options."""
@@ -55,6 +62,7 @@ class Entry:
     own: Mapping[str, Any]
 
 
+@usual_torch()
 def compare(
     names: Sequence[str | tuple[str, Mapping[str, Any]]],
     federation: Federation | None = None,
@@ -95,9 +103,11 @@ def compare(
         >>> [row["method"] for row in both.table()]
         ['Local', 'FedAvg']
     """
-    check_jobs(jobs)
-    with shown_progress(progress, observers, has_seeds=seeds != 1) as everyone:
-        return _start(names, federation, model, seeds, match, jobs, out, ObserverList(everyone), options)
+    check_jobs(whole("jobs", jobs, 1))
+    text("match", match, "rounds")
+    path = None if out is None else place("out", out)
+    with shown_progress(progress, observers, has_seeds=not isinstance(seeds, int) or seeds != 1) as everyone:
+        return _start(names, federation, model, seeds, match, jobs, path, ObserverList(everyone), options)
 
 
 def _start(
@@ -107,12 +117,12 @@ def _start(
     seeds: int | Sequence[int],
     match: str,
     jobs: int,
-    out: str | Path | None,
+    out: Path | None,
     observers: ObserverList,
     options: Mapping[str, Any],
 ) -> Comparison:
     _, planned = _plan(names, federation, model, seeds, match, options)
-    path = Path(out) if out else RUNS / f"compare-{timestamp()}"
+    path = out or RUNS / f"compare-{timestamp()}"
     make_empty_folder(path)
     found = [
         {
@@ -210,7 +220,13 @@ def planned_options(
 
 def _entries(names: Sequence[str | tuple[str, Mapping[str, Any]]]) -> list[Entry]:
     """The methods to compare, each different."""
-    if not names:
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise SparsonaError(
+            f"methods to compare as a {type(names).__name__}",
+            expected="a list of rows of `sparsona methods`",
+            hint='compare(["fedavg", "fedspa"])',
+        )
+    if not (names := list(names)):
         raise SparsonaError("no method to compare", expected="one or more rows of `sparsona methods`")
     entries = []
     for name in names:
@@ -239,9 +255,13 @@ def _entries(names: Sequence[str | tuple[str, Mapping[str, Any]]]) -> list[Entry
 
 def seed_numbers(first: Any, seeds: int | Sequence[int]) -> list[int]:
     """The seeds of a number of runs, counted from the first, or those that are listed; all different."""
-    if not isinstance(first, int):
-        raise SparsonaError(f"seed = {first!r}", expected="a whole number, 0 or more", hint="for example --seed 1")
-    numbers = list(range(first, first + seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    first = whole("seed", first, -MOST_SEED, MOST_SEED - MOST_SEEDS)  # below 0 as for one run
+    if isinstance(seeds, Sequence) and not isinstance(seeds, str | bytes) and len(seeds) <= MOST_SEEDS:
+        numbers = [whole("seeds", seed, 0, MOST_SEED) for seed in seeds]
+    elif isinstance(seeds, np.ndarray) and seeds.ndim == 1:
+        return seed_numbers(first, seeds.tolist())
+    else:
+        numbers = list(range(first, first + whole("seeds", seeds, 0, MOST_SEEDS)))
     if not numbers or len(set(numbers)) < len(numbers):
         raise SparsonaError(
             f"seeds {numbers}" if numbers else "no seeds", expected="at least one, all different", hint="--seeds 3"
@@ -448,6 +468,7 @@ def _match_rounds(
     return found
 
 
+@usual_torch()
 def resume_comparison(
     path: str | Path,
     federation: Federation | None = None,

@@ -27,6 +27,7 @@ from sparsona.analysis.statistics import wilson_interval
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.formats import FORMATS
 from sparsona.core.points import point as point_of
+from sparsona.core.printable import printable
 from sparsona.core.version import VERSION
 from sparsona.data.augment import as_inputs
 from sparsona.experiment.build import GIVEN, describe_examples, network_name, view_of
@@ -121,7 +122,7 @@ class Exporter:
             beside = path.with_name(f"{path.name}.md")
             about |= {"sparse": "true"} if sparse else {}
             text = write_card(self._card(found, path.name, about, kind, sizes, largest))
-            write_atomically(beside, text.encode())
+            write_atomically(beside, text.encode(errors="backslashreplace"))
         return Exported(path, beside, found.client, kind, sizes, *largest)
 
     def _about(self, model: StoredModel, examples: ExampleFacts, kind: str) -> dict[str, str]:
@@ -148,7 +149,7 @@ class Exporter:
             "class_names": json.dumps(facts.class_names) if facts.class_names else None,
             **describe_inputs(examples, in_graph=kind != "safetensors"),
         }
-        return {key: value for key, value in found.items() if value is not None}
+        return {key: printable(value, kept="") for key, value in found.items() if value is not None}
 
     def _measured(self, model: StoredModel) -> Measured | None:
         """What the run measured of this very model; None: nothing."""

@@ -13,6 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any
 
+from sparsona.core.arguments import whole
 from sparsona.core.errors import SparsonaError
 from sparsona.core.parents import end_with_parent, parent_to_die_with
 
@@ -137,7 +138,9 @@ def usual_jobs(has_gpu: bool) -> int:
     return min(4, cores) if has_gpu else cores
 
 
+MOST_JOBS = 10_000
+
+
 def check_jobs(jobs: int | None) -> None:
-    """Refuse a number of processes below 1."""
-    if jobs is not None and jobs < 1:
-        raise SparsonaError(f"jobs is {jobs}", expected="1 or more")
+    """Refuse what is no number of processes."""
+    whole("jobs", jobs, 1, MOST_JOBS, none=True)

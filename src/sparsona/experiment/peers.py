@@ -13,6 +13,7 @@ import torch
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Client
+from sparsona.core.torch_state import usual_torch
 from sparsona.data.federation import Federation
 from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.frames import Signer, Verifier
@@ -137,6 +138,7 @@ def play_together(peers: Sequence[Peer]) -> None:
         raise errors[0]
 
 
+@usual_torch()
 def be_peer(
     path: str | Path,
     data: str,

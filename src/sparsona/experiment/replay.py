@@ -15,6 +15,7 @@ import torch
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
 from sparsona.core.points import select
+from sparsona.core.torch_state import usual_torch
 from sparsona.data.client_index import ClientIndex
 from sparsona.data.federation import Federation
 from sparsona.deploy.jobs import reported_points
@@ -69,6 +70,7 @@ class Replay:
         return f"differs: {self.difference}{data}"
 
 
+@usual_torch()
 def replay(
     path: str | Path,
     data: str | Sequence[str],

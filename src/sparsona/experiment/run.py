@@ -13,6 +13,8 @@ from sparsona.analysis.view import RunView, read_view
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.files import replace_file
 from sparsona.core.points import RECEIVED
+from sparsona.core.printable import printable
+from sparsona.core.torch_state import usual_torch
 from sparsona.data.names import name_of
 from sparsona.engine.context import ClientContext
 from sparsona.experiment.stored_models import StoredModels, load_progress
@@ -72,7 +74,8 @@ class Run:
         for key, title in (("mse", "MSE"), ("loss", "loss")):
             if accuracy is None and reached == "not evaluated" and error.get(key) is not None:
                 reached = f"{title} {error[key]:.4g}"
-        return f"Run({self.summary['method']}, {self.summary['rounds']} rounds, {reached}, '{self.path}')"
+        shown = f"Run({self.summary['method']}, {self.summary['rounds']} rounds, {reached}, '{self.path}')"
+        return printable(shown, kept="")
 
     @property
     def protocol(self) -> str:
@@ -212,6 +215,7 @@ class Run:
         """
         return summaries.curve(self._folder, point)
 
+    @usual_torch()
     def personal_model(self, client: int | str, guarded: bool = False) -> nn.Module:
         """A client's own model as a plain nn.Module in evaluation mode, its mask applied. It needs no data.
 
@@ -230,6 +234,7 @@ class Run:
         """
         return self._models().personal(client, guarded).module()
 
+    @usual_torch()
     def model(self) -> nn.Module:
         """The model that clients share, the server's or the mean of the peers', as a plain nn.Module.
 
@@ -244,6 +249,7 @@ class Run:
         """
         return self._models().shared().module()
 
+    @usual_torch()
     def export(
         self,
         client: int | str | None,
@@ -282,6 +288,7 @@ class Run:
 
         return Exporter(self._folder, self._models())
 
+    @usual_torch()
     def evaluate(
         self, client: int | str | Sequence[int | str | None] | None, x: Any, y: Any, guarded: bool = False
     ) -> NewResults:
@@ -336,6 +343,7 @@ class Run:
 
         return client_effects(self._folder, against._folder if isinstance(against, Run) else against)
 
+    @usual_torch()
     def gates(self) -> Gates:
         """How clients used the blocks of a gated model, turn by turn, in the rounds that were evaluated.
 
@@ -354,6 +362,7 @@ class Run:
 
         return gates_of(self._folder)
 
+    @usual_torch()
     def similarity(self, of: str | None = None) -> Similarity:
         """The distances between the clients' current masks or gates, beside the similarity of their labels.
 
@@ -385,6 +394,7 @@ class Run:
             return None
         return float(np.bitwise_count(np.bitwise_or.reduce(traits.rows)).sum()) / max(traits.size, 1)
 
+    @usual_torch()
     def bounds(
         self,
         *,
@@ -519,7 +529,7 @@ class Comparison:
         from sparsona.analysis.answer import answer
 
         failed = f", {len(self.missing)} failed" if self.missing else ""
-        return f"Comparison({len(self.runs)} runs{failed}, '{self.path}': {answer(self.views())})"
+        return printable(f"Comparison({len(self.runs)} runs{failed}, '{self.path}': {answer(self.views())})")
 
     def to_frame(self, per: Per = "method") -> DataFrame:
         """Results as a pandas DataFrame of numbers; pandas must be installed.
@@ -729,7 +739,7 @@ class Comparison:
 def _write(text: str, path: str | Path | None) -> str:
     if path is not None:
         with replace_file(Path(path)) as file:
-            file.write(text.encode())
+            file.write(text.encode(errors="backslashreplace"))
     return text
 
 

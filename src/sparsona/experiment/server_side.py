@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.torch_state import usual_torch
 from sparsona.core.update import SERVER
 from sparsona.deploy.federation_file import FederationFile, key_path
 from sparsona.deploy.greeting import differing
@@ -157,6 +158,7 @@ def read_server(path: str | Path, key: str | Path | None, at_least: int | None) 
     return terms, signer
 
 
+@usual_torch()
 def serve(
     path: str | Path,
     out: str | Path,
@@ -227,6 +229,7 @@ def next_session(path: Path) -> int:
     return max(time.time_ns(), int(last) + 1)
 
 
+@usual_torch()
 def resume_served(path: Path, observers: Sequence[object] = (), **reports: Any) -> Run:
     """Resume a run on several machines, listening where it listened before.
 

@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from sparsona import methods
 from sparsona.analysis import summary as summaries
 from sparsona.core import spec
+from sparsona.core.arguments import place, truth
 from sparsona.core.errors import SparsonaError
 from sparsona.core.targets import LOSSES, given_name
 from sparsona.core.task import Task
+from sparsona.core.torch_state import usual_torch
 from sparsona.data import SOURCES
 from sparsona.data.federation import Federation
 from sparsona.engine.context import ClientContext
@@ -75,6 +77,7 @@ from sparsona.runs.warm_start import (
 RUNS = Path("runs")
 
 
+@usual_torch()
 def train(
     method: str | MethodCard | Callable[..., Any],
     federation: Federation | None = None,
@@ -114,9 +117,10 @@ def train(
         (1, 4)
     """
     clock = _make_clock(profile)
+    path = None if out is None else place("out", out)
     row = None if isinstance(method, str) else methods.as_card(method)
     config, own = make_configs(row or str(method), options, federation, model)
-    path = Path(out) if out else _new_path(config, federation)
+    path = path or _new_path(config, federation)
     title = method if isinstance(method, str) else None
     with hint_resume(path), shown_progress(progress, observers, title) as everyone:
         return start_run(config, federation, model, path, ObserverList(everyone), clock, own, row)
@@ -125,7 +129,7 @@ def train(
 def _make_clock(profile: bool | Clock) -> Clock:
     if isinstance(profile, Clock):
         return profile
-    return Clock() if profile else OFF
+    return Clock() if truth("profile", profile) else OFF
 
 
 @contextmanager
@@ -306,6 +310,7 @@ def play(
     return Run(folder, context)
 
 
+@usual_torch()
 def resume(
     path: str | Path,
     federation: Federation | None = None,
@@ -346,8 +351,9 @@ def resume(
         (1, 2)
     """
     functions = given_functions(loss, metrics, sampler)
-    with hint_resume(Path(path)), shown_progress(progress, observers) as everyone:
-        return resume_run(Path(path), federation, model, ObserverList(everyone), profile, method, functions, rounds)
+    path = place("path", path)
+    with hint_resume(path), shown_progress(progress, observers) as everyone:
+        return resume_run(path, federation, model, ObserverList(everyone), profile, method, functions, rounds)
 
 
 def resume_run(
@@ -385,7 +391,7 @@ def resume_run(
         if rounds is not None:
             _add_rounds(folder, config, context, row)
         now, then = environment(), folder.environment
-        changed = [f"{key} {then.get(key)} -> {now[key]}" for key in now if now[key] != then.get(key)]
+        changed = [f"{key} {then.get(key)} -> {now[key]}" for key in now if now[key] != then.get(key, now[key])]
         if changed:
             warn("not the environment this run began in, so its last bits may differ: " + ", ".join(changed))
         if edited := changed_functions(folder.facts.functions, config.functions):
@@ -479,7 +485,7 @@ def load(
         >>> sp.load("runs/loaded").curve() == run.curve()
         True
     """
-    return load_run(Path(path), federation, model, method, given_functions(loss, metrics))
+    return load_run(place("path", path), federation, model, method, given_functions(loss, metrics))
 
 
 def load_run(

@@ -17,11 +17,15 @@ from typing import Any
 import filelock
 
 from sparsona import methods
+from sparsona.core.arguments import number, place, text, truth, whole
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.printable import printable
+from sparsona.core.torch_state import usual_torch
 from sparsona.data.federation import Federation
+from sparsona.data.split_plan import MOST_SEED
 from sparsona.executors import choose_device
 from sparsona.experiment.build import make_configs, name_functions, options_taken_by
-from sparsona.experiment.compare import compare, planned_options, resume_comparison
+from sparsona.experiment.compare import MOST_SEEDS, compare, planned_options, resume_comparison
 from sparsona.experiment.parallel import check_jobs, usual_jobs
 from sparsona.experiment.run import Comparison
 from sparsona.experiment.search import (
@@ -38,12 +42,13 @@ from sparsona.experiment.search import (
 )
 from sparsona.experiment.train import RUNS, hint_resume, timestamp
 from sparsona.runs.folder import make_empty_folder, warn, write_atomically
-from sparsona.runs.options import OPTIONS
+from sparsona.runs.options import MOST_ROUNDS, OPTIONS
 from sparsona.runs.request import parse_method, write_toml
 
 LEARNING_RATES = (0.005, 0.01, 0.03, 0.05, 0.1, 0.3, 0.5)  # pFedGate, appendix: for each method on each data set
 CHANGE_WORK = {"epochs", "personal_epochs", "tune_epochs", "batch_size", "inner_steps", "num_models", "density"}
 CURVE_POINTS = 10  # evaluations in a trial, at which it may be pruned
+MOST_TRIALS = 1_000_000
 FORMAT = 1  # of tune.json
 SEED_STRIDE = 1000  # trials have seeds this far from those that are reported
 
@@ -103,7 +108,7 @@ class Tuning:
 
     def __repr__(self) -> str:
         trials = sum(len(tuned.trials) for tuned in self.methods.values())
-        return f"Tuning({', '.join(self.methods)}, {trials} trials, '{self.path}')"
+        return printable(f"Tuning({', '.join(self.methods)}, {trials} trials, '{self.path}')", kept="")
 
     @property
     def config(self) -> Path:
@@ -179,6 +184,7 @@ class Tuning:
         }
 
 
+@usual_torch()
 def tune(
     names: Sequence[str],
     federation: Federation | None = None,
@@ -233,7 +239,23 @@ def tune(
             expected="a name: a search stores its options, to be resumed",
             hint="sparsona.compare takes functions",
         )
-    seed = options.pop("seed", 0)
+    seed = whole("seed", options.pop("seed", 0), 0, MOST_SEED)
+    truth("prune", prune)
+    text("match", match, "rounds")
+    if search is not None and not (
+        isinstance(search, Mapping) and all(isinstance(v, Sequence) for v in search.values())
+    ):
+        raise SparsonaError(
+            "search as something else than a dict of lists",
+            expected="values to try, by option",
+            hint='search={"lr": [0.01, 0.1]}',
+        )
+    if isinstance(names, str) or not isinstance(names, Sequence) or not all(isinstance(one, str) for one in names):
+        raise SparsonaError(
+            f"methods to tune as a {type(names).__name__}",
+            expected="a list of rows of `sparsona methods`",
+            hint='tune(["fedavg"])',
+        )
     settled = _settle(names, options, federation, seed)
     request = Request(
         names=list(names),
@@ -259,13 +281,14 @@ def tune(
         for key, values in space.items() or {"": (None,)}.items():
             for value in values:
                 make_configs(name, {**usual, **({key: value} if key else {})}, federation, model)
-    path = Path(out) if out else RUNS / f"tune-{timestamp()}"
+    path = place("out", out) if out is not None else RUNS / f"tune-{timestamp()}"
     make_empty_folder(path)
     write_atomically(path / "tune.json", (json.dumps(asdict(request), indent=1) + "\n").encode())
     with hint_resume(path), _locked(path):
         return _tune(path, request, spaces, federation, model, jobs, listen)
 
 
+@usual_torch()
 def resume_tuning(
     path: str | Path,
     federation: Federation | None = None,
@@ -311,12 +334,10 @@ def _check_numbers(
     trials: int, trial_rounds: int | None, holdout_rate: float, refit_seeds: int, jobs: int | None
 ) -> None:
     check_jobs(jobs)
-    for name, value, least in (("trials", trials, 1), ("refit_seeds", refit_seeds, 0)):
-        if value < least:
-            raise SparsonaError(f"{name} is {value}", expected=f"{least} or more")
-    if trial_rounds is not None and trial_rounds < 1:
-        raise SparsonaError(f"trial_rounds is {trial_rounds}", expected="1 or more")
-    if not 0 < holdout_rate < 1:
+    whole("trials", trials, 1, MOST_TRIALS)
+    whole("refit_seeds", refit_seeds, 0, MOST_SEEDS)
+    whole("trial_rounds", trial_rounds, 1, MOST_ROUNDS, none=True)
+    if not 0 < number("holdout_rate", holdout_rate) < 1:
         raise SparsonaError(
             f"holdout_rate is {holdout_rate}", expected="more than 0 and less than 1", hint="0.2 is usual"
         )

@@ -143,13 +143,16 @@ def as_card(method: Any) -> MethodCard:
 def _config_of(make: Callable[..., Any]) -> type[Any]:
     """The class that a factory's second parameter is annotated with. Only this annotation is evaluated: those of other
     parameters may be imported for type checking alone."""
-    parameters = [*signature(make).parameters.values()]
+    try:
+        parameters = [*signature(make).parameters.values()]
+    except ValueError:  # a class of Python's own, such as int
+        parameters = []
     kind = parameters[1].annotation if len(parameters) > 1 else None
     if isinstance(kind, str):
         kind = getattr(make, "__globals__", {}).get(kind)
     if not isinstance(kind, type) or not hasattr(kind, "model_fields"):
         raise SparsonaError(
-            f"the options of '{make.__name__}' are not known",
+            f"the options of '{getattr(make, '__name__', type(make).__name__)}' are not known",
             expected="a factory f(task, config: MyConfig), where MyConfig extends a class of options such as Training",
             hint="annotate its second parameter, or pass a MethodCard with config=MyConfig",
         )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.reading import expand
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of BatchNorm; GroupNorm needs none
 MAX_NAMED = 6  # names in an error
@@ -49,7 +50,7 @@ def load_weights(net: nn.Module, path: str) -> None:
 
 
 def _read(given: str) -> Mapping[str, Tensor]:
-    path = Path(given).expanduser()
+    path = expand(given)
     if not path.is_file():
         raise SparsonaError(
             f"there is no file '{path}'", expected="weights, .pth or .safetensors", hint="check weights="

@@ -87,7 +87,7 @@ def write_report(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(path) as file:
-            file.write(page.encode())
+            file.write(page.encode(errors="backslashreplace"))
     except OSError as error:
         raise SparsonaError(
             f"the report could not be written to {path}: {error.strerror or error}",

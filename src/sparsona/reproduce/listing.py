@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.reading import MOST_BYTES, parse_json, read_text
 from sparsona.reproduce import recipe as recipes
 from sparsona.reproduce.folder import default_path, run_state
 from sparsona.reproduce.recipe import PAPERS, Recipe
@@ -158,7 +158,7 @@ def _speed(path: Path) -> tuple[tuple[str, str | None], float] | None:
     """Device and network of a run, and its seconds for a FLOP; None if it does not tell, or was too short."""
     try:
         summary, config, machine = (
-            json.loads((path.parent / name).read_text(encoding="utf-8"))
+            parse_json(read_text(path.parent / name, MOST_BYTES))
             for name in ("summary.json", "config.json", "environment.json")
         )
         flops = (summary["flops"]["train"] or 0) + (summary["flops"]["mask_search"] or 0)

@@ -14,6 +14,7 @@ from typing import Any
 from sparsona import methods
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.reading import expand
 from sparsona.costs import row_of
 from sparsona.data.cache import cache_folder
 from sparsona.data.card import SourceCard
@@ -159,7 +160,7 @@ def is_here(recipe: Recipe, row: str, options: Mapping[str, Any]) -> bool:
     entry = recipe.rows[row]
     found = spec.parse("data set", data_of(entry.method, options))
     if found.name in OWN:
-        return found.argument is not None and Path(found.argument).expanduser().exists()
+        return found.argument is not None and expand(found.argument).exists()
     if found.name not in SOURCES:
         return False
     card = SOURCES[found.name]

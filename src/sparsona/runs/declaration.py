@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -17,6 +16,7 @@ from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 
 from sparsona.core import spec
+from sparsona.core.reading import expand
 
 GROUPS = {  # in the order in which they are listed
     "data": "which data",
@@ -124,9 +124,9 @@ def with_absolute_paths(options: Mapping[str, Option], values: Mapping[str, Any]
             continue
         parsed = spec.parse(name, value)
         if "" in paths:
-            found[name] = str(Path(value.strip()).expanduser().absolute())
+            found[name] = str(expand(value.strip()).absolute())
         elif parsed.name in paths and parsed.argument:
-            found[name] = f"{parsed.name}:{Path(parsed.argument).expanduser().absolute()}"
+            found[name] = f"{parsed.name}:{expand(parsed.argument).absolute()}"
     return found
 
 

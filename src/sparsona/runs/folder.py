@@ -20,6 +20,8 @@ import numpy as np
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.files import replace_file
+from sparsona.core.printable import printable
+from sparsona.core.reading import MOST_BYTES, parse_json, read_text
 from sparsona.core.version import VERSION
 from sparsona.runs import records
 from sparsona.runs.facts import FORMAT, RunFacts
@@ -62,7 +64,7 @@ def read_json(path: Path, kind: type = dict) -> Any:
     """Read a file that sparsona wrote, or raise an error that says what is wrong with it."""
     hint = "restore it from a copy, or start the run again in another folder"
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(read_text(path, MOST_BYTES))
     except FileNotFoundError:
         raise SparsonaError(f"'{path}' is missing", expected="a run folder made by sparsona", hint=hint) from None
     except (OSError, ValueError) as error:
@@ -78,6 +80,8 @@ def environment() -> dict[str, Any]:
     """What exactness depends on: recorded at the start, compared at resume."""
     import torch
 
+    from sparsona.core.torch_state import numeric_settings
+
     return {
         "sparsona": VERSION,
         "python": platform.python_version(),
@@ -88,6 +92,7 @@ def environment() -> dict[str, Any]:
         "system": platform.system(),
         "cores": os.cpu_count(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        **numeric_settings(),
     }
 
 
@@ -325,4 +330,4 @@ def _json(value: dict[str, Any]) -> bytes:
 
 def warn(text: str) -> None:
     """Print a warning, on stderr so that --json stays clean."""
-    print(f"warning: {text}", file=sys.stderr)
+    print(f"warning: {printable(text)}", file=sys.stderr)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import filelock
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.reading import expand
+from sparsona.core.spec import shorten
 from sparsona.runs.folder import reached, read_json
 
 
 def find_run(text: str | Path) -> Path:
     """A run by its path, or by its name in ./runs."""
-    for path in (Path(text).expanduser(), Path("runs") / text):
-        if path.exists():
-            return path
+    with suppress(OSError, ValueError):  # a name that no file can have
+        for path in (expand(text), Path("runs") / text):
+            if path.exists():
+                return path
     raise SparsonaError(
-        f"there is no run '{text}'", expected="a folder, or a name in ./runs", hint="`sparsona runs` lists those names"
+        f"there is no run '{shorten(str(text))}'",
+        expected="a folder, or a name in ./runs",
+        hint="`sparsona runs` lists those names",
     )
 
 

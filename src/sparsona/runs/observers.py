@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.printable import printable
 from sparsona.runs.facts import RunFacts
 
 
@@ -38,7 +39,7 @@ class RunStart:
     rounds: int
 
     def __str__(self) -> str:
-        return f"{self.facts.title} in '{self.path}': {self.completed} of {self.rounds} rounds"
+        return printable(f"{self.facts.title} in '{self.path}': {self.completed} of {self.rounds} rounds")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from sparsona.core import points as eval_points
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.targets import ALL_LOSSES, ALL_METRICS, USUAL_METRICS, given_name
-from sparsona.data.split_plan import SplitPlan
+from sparsona.data.split_plan import MOST_SEED, SplitPlan
 from sparsona.engine.availability import KINDS as AVAILABILITY
 from sparsona.engine.availability import check_availability
 from sparsona.engine.divergence import FEWEST as FEWEST_NORMS
@@ -37,6 +37,7 @@ from sparsona.runs.declaration import Option, as_int, as_tuple, option, options_
 from sparsona.runs.stopping import Stopping
 from sparsona.transforms import TRANSFORMS, read_transforms, split_transforms
 
+MOST_CLIENTS = MOST_ROUNDS = 10_000_000
 NUM_CLIENTS = 20  # if neither the user nor the partition says how many
 KNOW_THEIR_CLIENTS = ("natural", "file")  # partitions
 
@@ -221,6 +222,7 @@ class RunConfig(Stopping):
         flag=True,
         cost=True,
         ge=1,
+        le=MOST_CLIENTS,
     )
     partition: str = _sharing(
         _SPLIT.partition,
@@ -229,7 +231,7 @@ class RunConfig(Stopping):
         paths=("file",),
     )
     partition_seed: int | None = _sharing(
-        None, "fixes the partition and the splits whatever the seed", none="the seed", flag=True, ge=0
+        None, "fixes the partition and the splits whatever the seed", none="the seed", flag=True, ge=0, le=MOST_SEED
     )
     test: str = _sharing(_SPLIT.test, "what is tested on, a choice that `sparsona data` lists", flag=True)
     data_rate: float = _sharing(
@@ -276,7 +278,13 @@ class RunConfig(Stopping):
         cost=True,
     )
     rounds: int = _plan(
-        30, "number of rounds; 0: a stored model (warm_start) is tuned", flag=True, condition=True, cost=True, ge=0
+        30,
+        "number of rounds; 0: a stored model (warm_start) is tuned",
+        flag=True,
+        condition=True,
+        cost=True,
+        ge=0,
+        le=MOST_ROUNDS,
     )
     per_round: int | None = _plan(
         None,
@@ -338,7 +346,12 @@ class RunConfig(Stopping):
         flag="--warm-start RUN",
     )
     seed: int = _plan(
-        0, "varies everything: partition, weights, sampling, batches, masks", flag=True, condition=True, ge=0
+        0,
+        "varies everything: partition, weights, sampling, batches, masks",
+        flag=True,
+        condition=True,
+        ge=0,
+        le=MOST_SEED,
     )
     tuned_with: int | None = _plan(
         None,

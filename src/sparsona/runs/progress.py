@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import html
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
+from sparsona.core.arguments import truth
 from sparsona.core.errors import SparsonaError
+from sparsona.core.printable import printable
 
 if TYPE_CHECKING:
     from sparsona.runs.observers import EvaluationResult, ProgressUpdate, RoundResult, RunEnd
@@ -30,7 +32,12 @@ def shown_progress(
     Yields:
         All of them.
     """
+    truth("progress", progress, none=True)
     in_notebook = "ipykernel" in sys.modules
+    if isinstance(observers, str) or not isinstance(observers, Iterable):
+        raise SparsonaError(
+            f"observers = {observers!r}", expected="a list of observers", hint=f"observers=[{observers!r}]"
+        )
     if progress is None:
         progress = in_notebook or sys.stderr.isatty()
     if not progress:
@@ -104,7 +111,7 @@ class Bar:
         self._name = ""
         self._all, self._done = None, 0
         if total is not None:
-            self._all = progress.add_task(total[0], total=total[1], accuracy="", doing="")
+            self._all = progress.add_task(printable(total[0], kept=""), total=total[1], accuracy="", doing="")
 
     def drop_idle(self) -> None:
         """Remove bars without progress: they would stand above the error message."""
@@ -114,7 +121,7 @@ class Bar:
 
     def on_progress(self, progress: ProgressUpdate) -> None:
         with_seed = f"{progress.title}, seed {progress.seed}"
-        self._name = self._title or (with_seed if self._has_seeds else progress.title)
+        self._name = printable(self._title or (with_seed if self._has_seeds else progress.title), kept="")
         if self._name not in self._tasks:
             self._tasks[self._name] = self._progress.add_task(
                 self._name, total=progress.rounds, accuracy="", doing="", completed=progress.completed
@@ -147,7 +154,8 @@ class Bar:
         if self._name not in self._tasks:  # finished
             return
         task = next(task for task in self._progress.tasks if task.id == self._tasks[self._name])
-        accuracy = task.fields["accuracy"] if accuracy is None else accuracy
+        accuracy = task.fields["accuracy"] if accuracy is None else printable(accuracy, kept="")
+        doing = printable(doing, kept="")
         # The other columns, with the least of a bar, take 38 characters and their texts; they are not to be cut.
         room = self._progress.console.width - 38 - len(self._name) - len(accuracy) - 2 * len(str(task.total))
         self._progress.update(
@@ -174,11 +182,11 @@ def progress_bar(
     )
 
     with Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("rounds  {task.fields[accuracy]}"),
-        TextColumn("{task.fields[doing]}"),
+        TextColumn("rounds  {task.fields[accuracy]}", markup=False),
+        TextColumn("{task.fields[doing]}", markup=False),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),

@@ -6,7 +6,6 @@ Free of torch.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from pydantic import BaseModel
 
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.reading import parse_toml, read_text
 from sparsona.data.catalog import own_spec
 from sparsona.runs.declaration import options_of, with_absolute_paths
 from sparsona.runs.options import OPTIONS, RunConfig
@@ -174,12 +174,12 @@ def write_toml(values: Mapping[str, Any]) -> str:
 
 def _read_toml(path: str | Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return parse_toml(read_text(path))
     except FileNotFoundError:
         raise SparsonaError(
             f"there is no config file '{path}'", expected="a TOML file", hint="check the path given to --config"
         ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise SparsonaError(
             f"config file '{path}' cannot be read: {error}",
             expected="a TOML file: lines like rounds = 50",

@@ -42,6 +42,7 @@ class Stopping(BaseModel):
         none="never",
         condition=True,
         gt=0,
+        le=2**63 - 1,
     )
     max_steps: int | None = option(
         None,
@@ -50,6 +51,7 @@ class Stopping(BaseModel):
         none="never",
         condition=True,
         gt=0,
+        le=2**63 - 1,
     )
     max_flops: float | None = option(
         None,

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from sparsona.core.arguments import plain
 from sparsona.core.errors import SparsonaError, unknown_name
+from sparsona.core.spec import shorten
+
+MOST = 10**9  # of whole numbers whose declaration has no limit: rounds, examples, widths
+MOST_NUMBER = 10**300  # of others: floats end soon after
 
 
 def check(kind: type[BaseModel], values: Mapping[str, Any], where: str) -> tuple[Any, list[SparsonaError]]:
@@ -28,18 +33,104 @@ def check(kind: type[BaseModel], values: Mapping[str, Any], where: str) -> tuple
         >>> check(Tea, {"cups": 3}, "tea")
         (Tea(cups=3), [])
     """
+    values = {key: plain(value) for key, value in values.items()}
+    refused = wrong_kinds(kind, values)
     try:
-        return kind(**values), []
+        made = kind(**{key: value for key, value in values.items() if key not in refused})
+        return (None, [*refused.values()]) if refused else (made, [])
     except ValidationError as error:
-        found: list[SparsonaError] = []
+        found = []
         unions: dict[str, list[Any]] = {}
         for item in error.errors():
             # A value that fits no type of a union is reported once for each of them, and is one mistake.
+            if item["type"] == "missing" and item["loc"][0] in refused:
+                continue
             if len(item["loc"]) > 1 and _is_union(kind, name := str(item["loc"][0])):
                 unions.setdefault(name, []).append(item)
             else:
                 found.append(_error(kind, item, where))
-        return None, [*found, *(_union_error(kind, name, items, values[name]) for name, items in unions.items())]
+        return None, [
+            *refused.values(),
+            *found,
+            *(_union_error(kind, name, items, values[name]) for name, items in unions.items()),
+        ]
+
+
+def wrong_kinds(kind: type[BaseModel], values: Mapping[str, Any]) -> dict[str, SparsonaError]:
+    """The errors of values that are of another type than their option, or too large to be meant.
+
+    Args:
+        kind: the class of the options.
+        values: by name; names that are none of its options are passed over.
+
+    Returns:
+        The errors by name.
+    """
+    found = ((key, _strict(kind, str(key), value)) for key, value in values.items())
+    return {key: error for key, error in found if error is not None}
+
+
+def _strict(kind: type[BaseModel], name: str, value: Any) -> SparsonaError | None:
+    """The error for what pydantic would convert in silence, or accept although nothing of that size can be: a truth
+    value is no number, a text is neither, 2.0 is no count, and there are no 10^20 rounds."""
+    field = kind.model_fields.get(name)
+    if field is None or value is None:
+        return None
+    kinds, is_plain = _scalars(field.annotation), not _has_containers(field.annotation)
+    expected = ""
+    if isinstance(value, bool):
+        if kinds == {str} and is_plain:
+            expected = "a text"
+        elif bool not in kinds and kinds & {int, float}:
+            expected = "a whole number" if float not in kinds else "a number"
+    elif kinds == {bool}:
+        expected = "true or false"
+    elif kinds == {str} and is_plain and not isinstance(value, str):
+        expected = "a text"
+    elif isinstance(value, str | float) and kinds == {int} and is_plain:
+        expected = "a whole number"
+    elif isinstance(value, str) and kinds and kinds <= {int, float} and is_plain:
+        expected = "a number"
+    elif kinds & {int, float}:
+        numbers = [one for one in _each(value) if isinstance(one, int)]
+        most = MOST_NUMBER if float in kinds else next((one.le for one in field.metadata if hasattr(one, "le")), MOST)
+        if bool not in kinds and any(isinstance(one, bool) for one in numbers):
+            expected = "numbers"
+        elif any(abs(one) > most for one in numbers):
+            expected = f"at most {most:,}" if most < MOST_NUMBER else "a smaller number"
+    if not expected:
+        return None
+    what = f"{name} = {shorten(_repr(value))}{_about(kind, name)}"
+    return SparsonaError(what, expected=expected, hint=f"give {name} another value")
+
+
+def _repr(value: Any) -> str:
+    """A value in a message; Python refuses to write numbers of thousands of digits."""
+    try:
+        return repr(value)
+    except (ValueError, RecursionError):
+        return "..."
+
+
+def _scalars(annotation: Any) -> set[type]:
+    """The types of plain values in an annotation, also inside tuples and of choices."""
+    if isinstance(annotation, type):
+        return {annotation} & {int, float, bool, str}
+    if get_origin(annotation) is Literal:
+        return {type(one) for one in get_args(annotation)}
+    return set().union(*(_scalars(one) for one in get_args(annotation)))
+
+
+def _has_containers(annotation: Any) -> bool:
+    origin = get_origin(annotation)
+    return origin in (tuple, list, dict) or any(_has_containers(one) for one in get_args(annotation))
+
+
+def _each(value: Any) -> list[Any]:
+    """The values of a list or a dict, or the one value that there is."""
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def validate(kind: type[BaseModel], values: Mapping[str, Any], where: str) -> Any:
@@ -69,7 +160,7 @@ def _is_union(kind: type[BaseModel], name: str) -> bool:
 def _union_error(kind: type[BaseModel], name: str, items: list[Any], value: Any) -> SparsonaError:
     expected = " or ".join(dict.fromkeys(_expected(item) for item in items))
     return SparsonaError(
-        f"{name} = {value!r}{_about(kind, name)}", expected=expected, hint=f"give {name} another value"
+        f"{name} = {shorten(_repr(value))}{_about(kind, name)}", expected=expected, hint=f"give {name} another value"
     )
 
 
@@ -97,5 +188,5 @@ def _error(kind: type[BaseModel], item: Any, where: str) -> SparsonaError:
         return cause  # it says all that there is to say
     about = _about(kind, str(item["loc"][0]))
     return SparsonaError(
-        f"{key} = {item['input']!r}{about}", expected=_expected(item), hint=f"give {key} another value"
+        f"{key} = {shorten(_repr(item['input']))}{about}", expected=_expected(item), hint=f"give {key} another value"
     )

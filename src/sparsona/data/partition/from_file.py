@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.reading import MOST_BYTES, expand, parse_json, read_text
 from sparsona.data.partition.kind import Argument, Partition, PartitionInput
 from sparsona.data.pool import Indices
 
 
 def read_partition(inputs: PartitionInput, text: str) -> list[Indices]:
     """The examples of each client of the file; the number of clients, if given, must be the file's."""
-    path, count, num_clients = Path(text).expanduser(), len(inputs.labels), inputs.num_clients
+    path, count, num_clients = expand(text), len(inputs.labels), inputs.num_clients
     what = f"partition file '{path}'"
     if path.suffix not in (".npy", ".json"):
         raise SparsonaError(
@@ -92,8 +92,8 @@ def _refuse_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _read_json(path: Path, what: str, count: int) -> list[Indices]:
     expected = 'a list of lists of example numbers, or {"0": [...], "1": [...], ...}'
     try:
-        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_refuse_repeats)
-    except (ValueError, OSError, RecursionError) as error:
+        content = parse_json(read_text(path, MOST_BYTES), object_pairs_hook=_refuse_repeats)
+    except (ValueError, OSError) as error:
         raise SparsonaError(f"{what} cannot be read: {error}", expected=expected) from error
     if isinstance(content, dict):
         names = [str(client) for client in range(len(content))]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.reading import parse_json, read_text
 from sparsona.data.cache import cache_folder, cannot_write, work_aside
 from sparsona.data.pool import Array
 
@@ -54,7 +55,7 @@ def _load(folder: Path) -> dict[str, Array] | None:
     if not folder.is_dir():
         return None
     try:
-        sizes = json.loads((folder / SIZES).read_text(encoding="utf-8"))
+        sizes = parse_json(read_text(folder / SIZES))
         if all((folder / file).stat().st_size == size for file, size in sizes.items()):
             return {Path(file).stem: np.load(folder / file, mmap_mode="c", allow_pickle=False) for file in sizes}
     except (OSError, ValueError, EOFError, AttributeError):

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.reading import expand
 from sparsona.data.cache import cache_folder
 
 Listen = Callable[[int, int], None]
@@ -41,7 +42,7 @@ def list_places(names: Sequence[str], folders: Sequence[Path]) -> tuple[Path, ..
 
     A subfolder comes first: MNIST and Fashion-MNIST have files of the same names.
     """
-    tops = [*(Path(folder).expanduser() for folder in folders), cache_folder()]
+    tops = [*(expand(folder) for folder in folders), cache_folder()]
     return tuple(dict.fromkeys(place for top in tops for place in (*(top / name for name in names), top)))
 
 

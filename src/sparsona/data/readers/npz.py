@@ -15,6 +15,7 @@ import numpy as np
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.packing import Packing
+from sparsona.core.printable import printable
 from sparsona.data.names import Names, clean_name, clean_names
 from sparsona.data.partition.by_owner import number_owners
 from sparsona.data.pool import Array, Pool, View
@@ -23,6 +24,7 @@ from sparsona.data.readers.images import channels_first, image_pool, make_view
 
 MAX_TOKENS = 10_000_000  # each has a vector in the model
 NOT_SAVED = (ValueError, OSError, EOFError, AttributeError, TypeError, MemoryError, zipfile.BadZipFile, zlib.error)
+LARGE, MOST_SHRUNK = 64 << 20, 300  # bytes of an array; how many times smaller it may be compressed
 EXPECTED = (
     "x and y; or x_train, y_train, x_test and y_test; and perhaps owners, or owners_train and owners_test, and "
     "class_names; for several inputs x_NAME in place of x, and x_NAME_train in place of x_train"
@@ -181,6 +183,7 @@ def _read(path: Path) -> Saved:
             unknown = [name for name in saved.files if name not in _KNOWN]
             # Those that begin with x_ may be several inputs.
             read = [name for name in saved.files if name in _KNOWN or name.startswith("x_")]
+            _refuse_bombs(path, saved)
             saved_arrays = {name: _array(saved, name, path) for name in read}
         if junk := [name for name, array in saved_arrays.items() if not isinstance(array, np.ndarray)]:
             raise ValueError(f"'{junk[0]}' is not an array")
@@ -256,6 +259,18 @@ def _tell_unknown(path: Path, unknown: list[str]) -> None:
         _warn_once(f"'{path}': arrays that are not used: {names}; read are {EXPECTED}")
 
 
+def _refuse_bombs(path: Path, saved: Any) -> None:
+    """A few bytes that unpack to more than memory holds are no data: measurements shrink to a tenth, not to nothing."""
+    for entry in saved.zip.infolist() if getattr(saved, "zip", None) is not None else []:
+        if entry.file_size > LARGE and entry.file_size > MOST_SHRUNK * max(entry.compress_size, 1):
+            raise SparsonaError(
+                f"'{path}': '{clean_name(entry.filename)}' has {entry.compress_size:,} bytes that unpack to "
+                f"{entry.file_size:,}",
+                expected=f"at most {MOST_SHRUNK} times as many",
+                hint="if the data is mostly zeros, save it with numpy.savez instead of savez_compressed",
+            )
+
+
 def _array(saved: Any, name: str, path: Path) -> Any:
     try:
         return saved[name]
@@ -280,7 +295,7 @@ def _nearest(path: Path) -> str:
 @cache
 def _warn_once(text: str) -> None:
     """A comparison reads the same file for every run."""
-    print(f"warning: {text}", file=sys.stderr)
+    print(f"warning: {printable(text)}", file=sys.stderr)
 
 
 def _pack_inputs(arrays: dict[str, Array], path: Path) -> Packing | None:

@@ -175,6 +175,13 @@ def budget_left(blocks: Blocks, config: PFedGateConfig, share: float, smallest: 
             expected="blocks that are always kept to fit the budget",
             hint="raise the density or the capacity, lower smallest, or cut into chunks (--set blocks=chunk)",
         )
+    if not any(blocks.always) and whole < (cheapest := min(cost for cost in costs if cost)):
+        raise SparsonaError(
+            f"a density of {share:g} keeps no parameter at all: the smallest block is {cheapest / total:.2%} of the "
+            f"model's {config.budget.partition(':')[0]}",
+            expected="a budget for one block at least",
+            hint="raise --density or capacities, or cut smaller blocks (--set num_blocks=20)",
+        )
     return (whole - always,)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout
+from sparsona.core.reading import parse_json, read_text
 from sparsona.methods.pfedgate.blocks import Blocks
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sparsona.core.task import Task
 
 NANOSECONDS = 1_000_000  # in a millisecond
+MOST = 1_000_000_000  # milliseconds of a layer: eleven days
 
 
 def measure_latency(task: Task, inputs: Tensor, repeats: int = 20) -> dict[str, float]:
@@ -82,16 +83,20 @@ def measure_latency(task: Task, inputs: Tensor, repeats: int = 20) -> dict[str, 
 def read_latency(path: Path | str, layout: Layout) -> dict[str, float]:
     """Milliseconds for each tensor of a layout, from a file of `sparsona latency`: {"0.weight": 1.5, ...}."""
     try:
-        read = json.loads(Path(path).read_text(encoding="utf-8"))
+        read = parse_json(read_text(path))
         found = {name: float(read[name]) for name in layout.names}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise SparsonaError(
             f"no latencies of this model in '{path}' ({type(error).__name__}: {error})",
             expected="a number of milliseconds for each of its tensors",
             hint="`sparsona latency --model NAME --out FILE` measures them",
         ) from None
-    if bad := [name for name, value in found.items() if not 0 <= value < math.inf]:
-        raise SparsonaError(f"{found[bad[0]]} ms for '{bad[0]}' in '{path}'", expected="a number that is at least 0")
+    if bad := [name for name, value in found.items() if not 0 <= value <= MOST]:
+        raise SparsonaError(
+            f"{found[bad[0]]} ms for '{bad[0]}' in '{path}'",
+            expected=f"a number from 0 to {MOST:,}",
+            hint="`sparsona latency --model NAME --out FILE` measures them",
+        )
     return found
 
 

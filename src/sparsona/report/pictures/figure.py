@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 from sparsona.analysis.extra import import_extra
 from sparsona.analysis.format import cut
 from sparsona.core.errors import SparsonaError
+from sparsona.core.files import replace_file
 from sparsona.report.palette import COLOURS, DARK, INK, MUTED, PAGE, RULE
 
 if TYPE_CHECKING:
@@ -129,12 +130,13 @@ class Picture:
         ending = check_ending(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            if ending == ".svg":
-                path.write_text(self.svg(), encoding="utf-8")
-            else:
-                self._settle()
-                with style():
-                    self.figure.savefig(path, format="png", dpi=192)
+            with replace_file(path) as file:
+                if ending == ".svg":
+                    file.write(self.svg().encode(errors="backslashreplace"))
+                else:
+                    self._settle()
+                    with style():
+                        self.figure.savefig(file, format="png", dpi=192)
         except OSError as error:
             raise SparsonaError(
                 f"the picture could not be written to {path}: {error.strerror or error}",
@@ -194,8 +196,9 @@ def mark_whole(axis: Any, count: int, names: Sequence[str] = (), most: int = 25)
         axis.set_ticks(places, [f"{place:,}" for place in places])
         return
     # `parse_math` off: a name may hold dollar signs.
-    axis.set_ticks(places, [cut(names[place], 20) for place in places], parse_math=False)
-    if axis.axis_name == "x" and max(len(names[place]) for place in places) * len(places) > 100:
+    shown = [cut(names[place], 20) for place in places]
+    axis.set_ticks(places, shown, parse_math=False)
+    if axis.axis_name == "x" and max(map(len, shown)) * len(places) > 100:
         axis.set_tick_params(rotation=90)
 
 
