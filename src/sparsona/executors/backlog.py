@@ -104,7 +104,7 @@ class Backlog:
 def not_started(cause: str) -> SparsonaError:
     """The error for processes that die before they can do anything."""
     return SparsonaError(
-        f"a worker process died {TRIES} times while it started ({cause})",
+        f"worker processes do not start: {cause}",
         expected="workers that start; -9 usually means that memory ran out",
         hint="use --executor serial, or free some memory",
     )

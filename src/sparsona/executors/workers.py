@@ -61,8 +61,9 @@ class Worker:
         self.job: tuple[int, Job] | None = None
         self.since = time.monotonic()  # when it began what it is doing
         self.opening = True
-        write_frame(self.stdin, (clock.is_on, by_value))
-        write_frame(self.stdin, ("open", recipe))
+        with contextlib.suppress(OSError):  # it is dead: whoever reads from it will see
+            write_frame(self.stdin, (clock.is_on, by_value))
+            write_frame(self.stdin, ("open", recipe))
 
     def send(self, packed: PackedJob) -> None:
         self.job = (packed.number, packed.job)
@@ -242,7 +243,10 @@ class Workers:
         return self._start_anew(place)
 
     def _start_anew(self, place: int) -> Worker:
-        self._workers[place] = Worker(self._recipe, self._clock, self._by_value)
+        try:
+            self._workers[place] = Worker(self._recipe, self._clock, self._by_value)
+        except OSError as error:
+            raise not_started(str(error)) from error
         return self._workers[place]
 
     def close(self) -> None:
