@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import pytest
 
@@ -12,6 +12,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
 from sparsona.experiment import train
 from sparsona.runs.folder import RunFolder
+from sparsona.runs.manifest import MANIFEST, read_manifest
 
 OPTIONS = {"clients": 4, "epochs": 1, "data_rate": 0.2, "device": "cpu", "executor": "serial", "eval_every": 5}
 OPTIONS |= {"tune_epochs": 1, "model": "mlp:hidden=0"}
@@ -106,15 +107,17 @@ def test_an_edited_config_is_noticed(small, edit, named):
 
 def test_limits_of_a_session_and_older_runs_are_not_checked(small):
     config, about = small / "config.json", small / "about.json"
-    texts = config.read_text(), about.read_text()
+    texts, manifest = (config.read_text(), about.read_text()), (small / MANIFEST).read_bytes()
     try:
         config.write_text(json.dumps(json.loads(texts[0]) | {"max_seconds": None}, indent=1))
         assert sp.load(small).summary["rounds"] == 1
         facts = json.loads(texts[1])
         del facts["config"], facts["extensions"], facts["availability"]
         about.write_text(json.dumps(facts))
+        replace(read_manifest(small), seal=None).write(small)
         config.write_text(json.dumps(json.loads(texts[0]) | {"eval_every": 7}))
         assert sp.load(small).summary["rounds"] == 1
     finally:
         config.write_text(texts[0])
         about.write_text(texts[1])
+        (small / MANIFEST).write_bytes(manifest)
