@@ -52,7 +52,7 @@ from sparsona.methods import MethodCard
 from sparsona.runs.checkpoint import reopen
 from sparsona.runs.declaration import options_of
 from sparsona.runs.facts import Extension, RunFacts
-from sparsona.runs.folder import GLOBAL_FILE, SUMMARY_FILE, RunFolder, environment, reached, warn
+from sparsona.runs.folder import CONFIG_FILE, GLOBAL_FILE, SUMMARY_FILE, RunFolder, environment, reached, warn
 from sparsona.runs.functions import changed_functions, function_digest
 from sparsona.runs.observers import ObserverList, ProgressUpdate
 from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, dump
@@ -371,6 +371,10 @@ def resume_run(
         )
     config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'").with_functions(functions or {})
     row = _find_row(folder, config.method, method)
+    if folder.seal is None and reached(path).completed:
+        warn(f"'{path}' was made by a version that did not seal runs: its files are taken as they are")
+    if edited := folder.edited_limits:
+        warn(f"'{path / CONFIG_FILE}' was edited: {', '.join(edited)}, which may be; the run goes on with that")
     with folder:
         if rounds is not None:
             config = _check_rounds(folder, config, rounds)
