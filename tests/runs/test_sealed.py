@@ -249,7 +249,9 @@ def test_a_comparison_is_bound_to_its_runs(tmp_path, federation):
     shutil.rmtree(path / "local-seed0")
     train("local", federation, path / "local-seed0", rounds=1, seed=7)
     for act in (views_in, lambda path: resume_comparison(path, federation, progress=False)):
-        with pytest.raises(SparsonaError, match="local-seed0' is not the run that its comparison was started with: seed"):
+        with pytest.raises(
+            SparsonaError, match="local-seed0' is not the run that its comparison was started with: seed"
+        ):
             act(path)
     assert not verify(path).is_right
 
@@ -308,7 +310,11 @@ def test_blobs_are_no_larger_than_a_run_can_have_them(tmp_path, blob):
 
 @pytest.mark.parametrize(
     "text",
-    ["UPDATE turns SET client = client + 99", "UPDATE rounds SET bytes_up = 'a'", "UPDATE evaluations SET point = x'00'"],
+    [
+        "UPDATE turns SET client = client + 99",
+        "UPDATE rounds SET bytes_up = 'a'",
+        "UPDATE evaluations SET point = x'00'",
+    ],
 )
 def test_odd_values_are_refused(runs, text):
     path = runs / "stopped"
@@ -385,7 +391,16 @@ def results(path: Path, federation: sp.Federation) -> list[object]:
     turns = run._folder.records.turns()
     weights = [value.tolist() for value in run.personal_model(0).state_dict().values()]
     summary = {key: value for key, value in run.summary.items() if key not in ("seconds", "run")}
-    return [view.summary, view.curves, view.train_loss, view.correct.tolist(), view.environment, summary, turns, weights]
+    return [
+        view.summary,
+        view.curves,
+        view.train_loss,
+        view.correct.tolist(),
+        view.environment,
+        summary,
+        turns,
+        weights,
+    ]
 
 
 def silent_flips(made: Path, federation: sp.Federation, place: Path, count: int) -> list[str]:

@@ -170,7 +170,7 @@ def client_effects(run: RunFolder, against: RunFolder | str | None = None) -> Cl
     rounds = [run.records.last_evaluated(name) for name in (point, shared)]
     if rounds[0] != rounds[1]:
         raise SparsonaError(
-            f"'{run.path}' was last evaluated at {point} after round {rounds[0]}, and at {shared} after round {rounds[1]}",
+            f"'{run.path}' was evaluated at {point} after round {rounds[0]}, and at {shared} after round {rounds[1]}",
             expected="figures of the same round",
             hint="`sparsona resume` the run to its end, where both are evaluated",
         )

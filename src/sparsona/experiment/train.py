@@ -378,7 +378,7 @@ def resume_run(
     with folder:
         if rounds is not None:
             config = _check_rounds(folder, config, rounds)
-        if folder.summary is None or rounds is not None:
+        if not folder.has(SUMMARY_FILE) or rounds is not None:
             observers.on_progress(_first_progress(config, federation, row))
         with clock.measure(f"{START}build"):
             context = _rebuild_context(folder, config, federation, model, row, clock)
