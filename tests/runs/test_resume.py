@@ -19,6 +19,7 @@ from processes import EAGER, completed, rounds_recorded, small, start, traces, w
 
 import sparsona as sp
 from sparsona.runs import manifest, session, simulation
+from sparsona.runs.verify import verify
 
 pytestmark = pytest.mark.long
 
@@ -105,6 +106,7 @@ def test_killed_at_random_moments(forks, tmp_path, reference, method):
             time.sleep(chance.uniform(0, 0.3))
         process.kill()
         kills += process.wait()[0] == -signal.SIGKILL
+        assert not (run / "config.json").exists() or verify(run).is_right  # whatever it was killed at
     assert kills >= 3  # those that came too late do not count
     assert finish(forks, tmp_path, method) == reference[method]
 
@@ -141,12 +143,14 @@ def test_killed_before_it_touches_a_file(forks, tmp_path, reference, step, next_
     for number in (step, next_step):
         process = start(forks, tmp_path, *command(tmp_path, "fedspa"), setup=EAGER + killer_at(number))
         assert process.wait()[0] == -signal.SIGKILL
+        assert not (tmp_path / "run" / "config.json").exists() or verify(tmp_path / "run").is_right
     assert finish(forks, tmp_path, "fedspa") == reference["fedspa"]
 
 
 def test_killed_while_tuning(forks, tmp_path, reference):
     process = start(forks, tmp_path, *command(tmp_path, "fedavg-ft"), setup=EAGER + signal_at(3, TUNED))
     assert process.wait()[0] == -signal.SIGKILL
+    assert verify(tmp_path / "run").is_right
     assert completed(tmp_path / "run") == ROUNDS
     assert finish(forks, tmp_path, "fedavg-ft") == reference["fedavg-ft"]
 

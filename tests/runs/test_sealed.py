@@ -431,6 +431,7 @@ def test_no_flipped_bit_is_silent(made, federation, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_none_of_a_thousand_flipped_bits_is_silent(made, federation, tmp_path):
     assert silent_flips(made, federation, tmp_path, 1000) == []
 

@@ -328,6 +328,12 @@ class Kept:
             return ("NOT is_final", ()) if self.everyone else ("NOT is_final AND reason = ?", (WITHHELD,))
         return "1", ()
 
+    def sealed_condition(self, table: str) -> tuple[str, tuple[str, ...]]:
+        """Those of them that no later round adds to, as it does what clients withhold in their next turn."""
+        if table == "evaluation_failures":
+            return ("NOT is_final AND reason != ?", (WITHHELD,)) if self.everyone else ("0", ())
+        return self.condition(table)
+
 
 Digests = Mapping[int, str | None]
 
@@ -838,7 +844,7 @@ def _digests(
             terms.append(f"{key} = ?")
             values.append(only - shift)
         if kept is not None and family is AFTER and only in (None, completed):
-            stays, names = kept.condition(table)
+            stays, names = kept.sealed_condition(table)
             terms.append(f"({key} != ? OR ({stays}))")
             values += [completed - shift, *names]
         rows = db.execute(f"SELECT * FROM {table} WHERE {' AND '.join(terms)} ORDER BY {order}", values)
