@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple, replace
+from dataclasses import astuple
 
 import pytest
+from older import unseal
 
 import sparsona as sp
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
 from sparsona.experiment import train
 from sparsona.runs.folder import RunFolder
-from sparsona.runs.manifest import MANIFEST, read_manifest
+from sparsona.runs.manifest import MANIFEST
 
 OPTIONS = {"clients": 4, "epochs": 1, "data_rate": 0.2, "device": "cpu", "executor": "serial", "eval_every": 5}
 OPTIONS |= {"tune_epochs": 1, "model": "mlp:hidden=0"}
@@ -114,7 +115,7 @@ def test_limits_of_a_session_and_older_runs_are_not_checked(small):
         facts = json.loads(texts[1])
         del facts["config"], facts["extensions"], facts["availability"]
         about.write_text(json.dumps(facts))
-        replace(read_manifest(small), seal=None).write(small)
+        unseal(small)
         config.write_text(json.dumps(json.loads(texts[0]) | {"eval_every": 7}))
         assert sp.load(small).summary["rounds"] == 1
     finally:

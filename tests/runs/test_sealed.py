@@ -9,11 +9,11 @@ import random
 import shutil
 import sqlite3
 import zlib
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from older import unseal
 
 import sparsona as sp
 from sparsona.analysis.clients import client_effects
@@ -22,7 +22,7 @@ from sparsona.experiment.compare import resume_comparison
 from sparsona.experiment.run import views_in
 from sparsona.runs.files import checksum
 from sparsona.runs.folder import RunFolder
-from sparsona.runs.manifest import MANIFEST, read_manifest
+from sparsona.runs.manifest import MANIFEST
 from sparsona.runs.records import Bounds, EvaluationRow, Records, explain_record_errors
 from sparsona.runs.verify import verify
 
@@ -157,7 +157,7 @@ def test_limits_may_be_edited_and_that_is_said(runs, federation, capsys):
 
 def test_a_run_of_an_older_version_loads_and_is_sealed_when_it_goes_on(runs, federation, capsys):
     path = runs / "stopped"
-    replace(read_manifest(path), seal=None).write(path)
+    unseal(path)
     assert sp.load(path).summary["rounds"] == 1
     found = verify(path)
     assert found.is_right
@@ -271,7 +271,7 @@ def test_a_comparison_is_bound_to_its_runs(tmp_path, federation):
 )
 def test_records_hold_our_tables_and_nothing_else(runs, federation, text):
     path = runs / "stopped"
-    replace(read_manifest(path), seal=None).write(path)  # as a stranger would
+    unseal(path)  # as a stranger would
     execute(path, text)
     for act in (views_in, lambda path: sp.resume(path, federation, progress=False)):
         with pytest.raises(SparsonaError, match="which is not one of a run's tables"):
@@ -280,7 +280,7 @@ def test_records_hold_our_tables_and_nothing_else(runs, federation, text):
 
 def test_a_view_in_place_of_a_table_hangs_nobody(runs):
     path = runs / "stopped"
-    replace(read_manifest(path), seal=None).write(path)
+    unseal(path)
     endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS round FROM n"
     execute(path, "DROP TABLE rounds", f"CREATE VIEW rounds AS {endless}")
     with pytest.raises(SparsonaError, match="holds view 'rounds'"):
@@ -318,7 +318,7 @@ def test_blobs_are_no_larger_than_a_run_can_have_them(tmp_path, blob):
 )
 def test_odd_values_are_refused(runs, text):
     path = runs / "stopped"
-    replace(read_manifest(path), seal=None).write(path)
+    unseal(path)
     execute(path, text)
     with pytest.raises(SparsonaError, match="that no run records"):
         views_in(path)
@@ -373,7 +373,7 @@ def test_figures_of_different_rounds_are_not_compared(tmp_path, federation):
     """Where the shared model was last evaluated in another round than the headline's, both would be compared."""
     path = train("dispfl", federation, tmp_path / "run", points=["consensus"], graph="full", density=0.9)
     assert client_effects(RunFolder.open(path)).changes
-    replace(read_manifest(path), seal=None).write(path)
+    unseal(path)
     execute(path, "DELETE FROM evaluations WHERE completed = 2 AND point = 'consensus'")
     with pytest.raises(SparsonaError, match="at consensus after round 1"):
         client_effects(RunFolder.open(path))

@@ -165,10 +165,10 @@ class RunFolder:
             )
         manifest = read_manifest(path)
         about, seal = _read(path / FACTS_FILE), None if manifest is None else manifest.seal
+        folder = cls(path, RunFacts.from_json(parse_json(about, path / FACTS_FILE), str(path)), seal)
         if seal is not None:
             seal.check(path / FACTS_FILE, about)
             seal.check(path / ENVIRONMENT_FILE, _read(path / ENVIRONMENT_FILE))
-        folder = cls(path, RunFacts.from_json(parse_json(about, path / FACTS_FILE), str(path)), seal)
         folder.check_config()
         if seal is not None and seal.records.rounds and not folder.records.exist:
             raise SparsonaError(f"'{folder.records.path}' is missing", expected=WRITTEN, hint=RESTORE)
