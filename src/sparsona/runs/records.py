@@ -296,9 +296,12 @@ _KEYS = {
     if found[2]
 }  # columns of primary keys that have several
 
-# A table of ours, of this version or an older one: names and types, and no expression that could be evaluated.
-_COLUMN = r"\w+ (?:INTEGER|REAL|TEXT|BLOB)(?: PRIMARY KEY)?"
-_PLAIN = re.compile(rf"CREATE TABLE (\w+) \(\s*{_COLUMN}(?:,\s*{_COLUMN})*(?:,\s*PRIMARY KEY \([\w, ]+\))?\s*\)")
+# How each table is made, as SQLite keeps it: older versions have fewer of them, and none has another.
+_MADE = {
+    found[1]: f"CREATE TABLE {found[0]}"
+    for text in SCHEMA.split(";")
+    if (found := re.search(r"(?<=EXISTS )(\w+).*", text.strip(), re.DOTALL))
+}
 _SUPER = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names another file, which SQLite would delete
 LOCKED_SECONDS = 15.0  # to wait for another program that has the file open
 _STEPS = 100_000  # of SQLite's machine between two looks at how many a query has taken
@@ -449,8 +452,7 @@ class Records:
         for kind, name, table, text in db.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"):
             if kind == "index" and text is None and table in _TABLES.values() and name.startswith("sqlite_autoindex_"):
                 continue
-            found = _PLAIN.fullmatch(text) if kind == "table" and isinstance(text, str) else None
-            if found is None or found[1] != name or name not in _TABLES.values():
+            if kind != "table" or _MADE.get(name) != text or table != name:
                 raise SparsonaError(
                     f"'{self.path}' holds {kind} '{name}', which is not one of a run's tables",
                     expected=WRITTEN,
