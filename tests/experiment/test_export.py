@@ -9,6 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from older import unseal
 from safetensors import safe_open
 from torch import nn
 
@@ -406,6 +407,7 @@ def test_a_run_of_an_older_version_still_needs_its_data(run, federation, tmp_pat
     del about["examples"]
     (tmp_path / "old" / "about.json").write_text(json.dumps(about))
     (tmp_path / "old" / "initial.safetensors").unlink()
+    unseal(tmp_path / "old")
     with pytest.raises(sp.SparsonaError, match="on its own data"):
         sp.load(tmp_path / "old", model=net()).personal_model(0)
     with pytest.raises(sp.SparsonaError, match="does not start with the weights"):

@@ -13,6 +13,7 @@ from made_facts import make_facts
 
 from sparsona.core.errors import SparsonaError
 from sparsona.runs.folder import Reached, RunFolder, explain_disk_errors, reached, read_json, write_atomically
+from sparsona.runs.manifest import Manifest
 
 FACTS = make_facts()
 
@@ -226,16 +227,17 @@ def test_refusals_of_the_system_are_told(tmp_path, number):
 def test_how_far_a_run_got(run):
     assert reached(run.path) == Reached(0, False)
     (run.path / "checkpoint").mkdir()
-    (run.path / "checkpoint" / "manifest.json").write_text('{"completed": 3, "finished": true}')
+    Manifest(3, True, 1.0, 1, {}).write(run.path)
     assert reached(run.path) == Reached(3, True)
-    (run.path / "checkpoint" / "manifest.json").write_text("{}")
-    with pytest.raises(SparsonaError, match=r"manifest\.json' has no 'completed'"):
+    path = run.path / "checkpoint" / "manifest.json"
+    path.write_text(path.read_text().replace('"completed": 3', '"completed": 5'))
+    with pytest.raises(SparsonaError, match=r"manifest\.json' is damaged: its checksum does not match"):
         reached(run.path)
 
 
 def test_a_summary_can_be_dropped(run):
     run.write_summary({"rounds": 4})
     assert run.summary == {"rounds": 4, "run": str(run.path)}
-    run.drop_summary()
+    run.drop("summary.json")
     assert run.summary is None
-    run.drop_summary()
+    run.drop("summary.json")

@@ -6,12 +6,14 @@ import json
 from dataclasses import astuple
 
 import pytest
+from older import unseal
 
 import sparsona as sp
 from sparsona.core.errors import SparsonaError
 from sparsona.core.tree import leaves
 from sparsona.experiment import train
 from sparsona.runs.folder import RunFolder
+from sparsona.runs.manifest import MANIFEST
 
 OPTIONS = {"clients": 4, "epochs": 1, "data_rate": 0.2, "device": "cpu", "executor": "serial", "eval_every": 5}
 OPTIONS |= {"tune_epochs": 1, "model": "mlp:hidden=0"}
@@ -106,15 +108,17 @@ def test_an_edited_config_is_noticed(small, edit, named):
 
 def test_limits_of_a_session_and_older_runs_are_not_checked(small):
     config, about = small / "config.json", small / "about.json"
-    texts = config.read_text(), about.read_text()
+    texts, manifest = (config.read_text(), about.read_text()), (small / MANIFEST).read_bytes()
     try:
         config.write_text(json.dumps(json.loads(texts[0]) | {"max_seconds": None}, indent=1))
         assert sp.load(small).summary["rounds"] == 1
         facts = json.loads(texts[1])
         del facts["config"], facts["extensions"], facts["availability"]
         about.write_text(json.dumps(facts))
+        unseal(small)
         config.write_text(json.dumps(json.loads(texts[0]) | {"eval_every": 7}))
         assert sp.load(small).summary["rounds"] == 1
     finally:
         config.write_text(texts[0])
         about.write_text(texts[1])
+        (small / MANIFEST).write_bytes(manifest)

@@ -15,6 +15,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.runs.records import (
     ClassesRow,
     EvaluationRow,
+    Kept,
     Records,
     RoundRow,
     Totals,
@@ -105,7 +106,7 @@ def test_rewinding_drops_what_the_checkpoint_does_not_know(records):
     records.add(EvaluationRow(index + 1, 0, point, 1, 2, 0.5) for index in range(5) for point in points)
     records.add(ClassesRow(index + 1, 0, point, 1, 2, 0, 0) for index in range(5) for point in points)
     records.add(TraitsRow(index + 1, "mask", 0.1, 0.2, b"", b"") for index in range(5))
-    records.rewind(3, ("received", "trained", "consensus"))
+    records.rewind(3, Kept(("received", "trained", "consensus"), True, True))
     assert [row.round for row in records.rounds()] == [0, 1, 2]
     assert len(records.turns()) == 6
     assert [row.completed for row in records.traits()] == [1, 2, 3]
@@ -119,7 +120,7 @@ def test_rewinding_drops_what_the_checkpoint_does_not_know(records):
         [],
     )
     # Where nothing would have been evaluated without the stop, nothing stays.
-    records.rewind(2, ())
+    records.rewind(2, Kept((), True, False))
     assert records.last_evaluated() == 1
     assert [row.completed for row in records.traits()] == [1]
 

@@ -14,10 +14,12 @@ import time
 
 import numpy as np
 import pytest
+from older import unseal
 from processes import EAGER, completed, rounds_recorded, small, start, traces, wait_until
 
 import sparsona as sp
-from sparsona.runs import checkpoint, session, simulation
+from sparsona.runs import manifest, session, simulation
+from sparsona.runs.verify import verify
 
 pytestmark = pytest.mark.long
 
@@ -104,6 +106,7 @@ def test_killed_at_random_moments(forks, tmp_path, reference, method):
             time.sleep(chance.uniform(0, 0.3))
         process.kill()
         kills += process.wait()[0] == -signal.SIGKILL
+        assert not (run / "config.json").exists() or verify(run).is_right  # whatever it was killed at
     assert kills >= 3  # those that came too late do not count
     assert finish(forks, tmp_path, method) == reference[method]
 
@@ -140,12 +143,14 @@ def test_killed_before_it_touches_a_file(forks, tmp_path, reference, step, next_
     for number in (step, next_step):
         process = start(forks, tmp_path, *command(tmp_path, "fedspa"), setup=EAGER + killer_at(number))
         assert process.wait()[0] == -signal.SIGKILL
+        assert not (tmp_path / "run" / "config.json").exists() or verify(tmp_path / "run").is_right
     assert finish(forks, tmp_path, "fedspa") == reference["fedspa"]
 
 
 def test_killed_while_tuning(forks, tmp_path, reference):
     process = start(forks, tmp_path, *command(tmp_path, "fedavg-ft"), setup=EAGER + signal_at(3, TUNED))
     assert process.wait()[0] == -signal.SIGKILL
+    assert verify(tmp_path / "run").is_right
     assert completed(tmp_path / "run") == ROUNDS
     assert finish(forks, tmp_path, "fedavg-ft") == reference["fedavg-ft"]
 
@@ -269,7 +274,7 @@ def test_records_past_the_manifest_are_dropped(say, tmp_path):
 def test_records_are_on_the_disk_before_the_manifest_says_so(tmp_path, monkeypatch):
     """If power failed right after a manifest was written, the records file alone must have its rounds."""
     found = []
-    write = checkpoint.write_atomically
+    write = manifest.write_atomically
 
     def spy(path, data):
         if path.name == "manifest.json" and (path.parents[1] / "records.sqlite").exists():
@@ -278,17 +283,18 @@ def test_records_are_on_the_disk_before_the_manifest_says_so(tmp_path, monkeypat
                 found.append((json.loads(data)["completed"], db.execute("SELECT COUNT(*) FROM rounds").fetchone()[0]))
         write(path, data)
 
-    monkeypatch.setattr(checkpoint, "write_atomically", spy)
+    monkeypatch.setattr(manifest, "write_atomically", spy)
     monkeypatch.setattr(session, "CHECKPOINT_SECONDS", 0)
     monkeypatch.setattr(session, "CHECKPOINT_SHARE", 1e9)
     sp.train("fedavg", rounds=3, clients=4, epochs=1, data_rate=0.1, executor="serial", out=tmp_path / "run")
-    assert found == [(1, 1), (2, 2), (3, 3), (3, 3)]
+    assert found == [(1, 1), (2, 2), (3, 3), (3, 3), (3, 3)]
 
 
 def test_another_environment_is_told(say, tmp_path):
     say("run", "fedavg", *small(tmp_path, out="run"), "--json")
     path = tmp_path / "run" / "environment.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "torch": "1.0"}))
+    unseal(tmp_path / "run")
     said = say("resume", "run", "--json")
     assert said.code == 0
     assert "warning: not the environment this run began in, so its last bits may differ: torch 1.0 -> " in said.err

@@ -167,6 +167,13 @@ def client_effects(run: RunFolder, against: RunFolder | str | None = None) -> Cl
     if isinstance(against, RunFolder):
         return _over_run(run, point, against)
     shared = _shared_point(run, point, against)
+    rounds = [run.records.last_evaluated(name) for name in (point, shared)]
+    if rounds[0] != rounds[1]:
+        raise SparsonaError(
+            f"'{run.path}' was evaluated at {point} after round {rounds[0]}, and at {shared} after round {rounds[1]}",
+            expected="figures of the same round",
+            hint="`sparsona resume` the run to its end, where both are evaluated",
+        )
     changes = _changes(run, point, run, shared)
     return ClientEffects(f"{run.facts.title}: {point} over {shared}", tuple(changes), _gap(run, point, None))
 
@@ -175,8 +182,9 @@ def has_effects(run: RunFolder) -> bool:
     """Whether a run evaluated a shared model beside that of its headline, and has accuracies of them."""
     if run.facts.is_regression:
         return False
-    point = headline(run)[0]
-    return any(shared in points(run) and shared != point for shared in _candidates(run, point))
+    point, completed = headline(run)[:2]
+    known = [shared for shared in _candidates(run, point) if shared in points(run) and shared != point]
+    return bool(known) and run.records.last_evaluated(known[0]) == completed
 
 
 def _over_run(run: RunFolder, point: str, other: RunFolder) -> ClientEffects:

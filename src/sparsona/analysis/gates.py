@@ -139,8 +139,9 @@ class Gates:
 def recorded_gates(run: RunFolder) -> Gates | None:
     """What a run recorded of its clients' gates; None where its method has none, or nothing was evaluated yet."""
     found: dict[tuple[int, int], dict[str, np.ndarray]] = {}
+    most = run.records.bounds.numbers
     for row in run.records.measures():
-        found.setdefault((row.round, row.client), {})[row.name] = unpack_numbers(row.numbers, "<f4")
+        found.setdefault((row.round, row.client), {})[row.name] = unpack_numbers(row.numbers, "<f4", most)
     turns = [_turn(*key, measures) for key, measures in found.items() if set(VECTORS) <= set(measures)]
     if not turns:
         return None
@@ -164,7 +165,7 @@ def mean_measures(run: RunFolder) -> dict[str, float]:
     """The mean over turns of each measure that is one number."""
     found: dict[str, list[float]] = {}
     for row in run.records.measures():
-        numbers: Sequence[float] = unpack_numbers(row.numbers, "<f4").tolist()
+        numbers: Sequence[float] = unpack_numbers(row.numbers, "<f4", run.records.bounds.numbers).tolist()
         if len(numbers) == 1:
             found.setdefault(row.name, []).append(numbers[0])
     return {name: float(np.mean(values)) for name, values in found.items()}

@@ -142,11 +142,19 @@ def recorded_similarity(run: RunFolder) -> Similarity | None:
     rows = run.records.traits()
     if not rows:
         return None
-    clients = tuple(unpack_numbers(rows[-1].clients, "<i4").tolist())
+    most = run.records.bounds.numbers
+    clients = tuple(unpack_numbers(rows[-1].clients, "<i4", most).tolist())
     if len(clients) < 2:
         return None
-    distances = np.zeros((len(clients), len(clients)))
-    distances[np.triu_indices(len(clients), 1)] = unpack_numbers(rows[-1].pairs, "<f8")
+    num, pairs = len(clients), unpack_numbers(rows[-1].pairs, "<f8", most)
+    if len(pairs) != num * (num - 1) // 2 or not all(0 <= client < len(run.facts.sizes) for client in clients):
+        raise SparsonaError(
+            f"'{run.records.path}' has distances of clients that this run does not have",
+            expected="the file as sparsona wrote it",
+            hint="restore it from a copy",
+        )
+    distances = np.zeros((num, num))
+    distances[np.triu_indices(num, 1)] = pairs
     kind: Literal["mask", "vector"] = "mask" if rows[-1].kind == "mask" else "vector"
     return similarity_of(run, kind, clients, distances + distances.T)
 

@@ -124,6 +124,7 @@ def _read_view(folder: RunFolder) -> RunView:
     # Effort comes from the records: the summaries of older runs lack it.
     summary = {**(folder.summary or summary_of(folder)), **effort(folder)}
     point, completed, correct, count = headline(folder)
+    last_round = folder.last_round
     matrices = list(folder.records.confusions(completed, point).values())
     rounds = folder.records.rounds()
     steps = np.cumsum(folder.records.steps_by_round()).tolist()
@@ -144,9 +145,7 @@ def _read_view(folder: RunFolder) -> RunView:
         summary=summary,
         curves={name: measure_curve(folder, measure, name) for name in tested},
         # Final tuning is recorded as one more round, which it is not.
-        train_loss=[
-            (row.round + 1, row.loss) for row in rounds if row.loss is not None and row.round < folder.last_round
-        ],
+        train_loss=[(row.round + 1, row.loss) for row in rounds if row.loss is not None and row.round < last_round],
         correct=correct,
         count=count,
         confusion=np.sum([matrix.clip(min=0) for matrix in matrices], axis=0) if matrices else None,

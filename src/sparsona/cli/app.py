@@ -51,6 +51,7 @@ from sparsona.cli.terminal import (
     write_page,
 )
 from sparsona.cli.tune import tune
+from sparsona.cli.verify import verify
 from sparsona.cli.watch import watch
 from sparsona.core.errors import SparsonaError
 from sparsona.core.version import VERSION
@@ -371,6 +372,7 @@ cli.add_command(table)
 cli.add_command(keys)
 cli.add_command(federation)
 cli.add_command(replay)
+cli.add_command(verify)
 for command in (server, join, vault, peer, gather_peers):
     cli.add_command(command)
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 from sparsona.core.errors import SparsonaError
+
+# What a killed process may leave of a file; those of older versions have no number.
+_DRAFT = re.compile(r"\.(.+?)(\.[0-9a-f]{8})?\.part")
 
 
 def check_replaceable(path: Path) -> None:
@@ -31,24 +36,43 @@ def replace_file(path: Path, *, is_durable: bool = False) -> Iterator[BinaryIO]:
     """Write a file under a temporary name beside `path`, then rename it to `path`.
 
     A reader, or a process that has the old file mapped, sees the old content or the new one, never a part. After an
-    error nothing has changed. With `is_durable` that also holds after a power failure, but calls wait for the disk.
-    What is at `path` and is no file, such as a folder, a pipe or a device, is not replaced: SparsonaError.
+    error nothing has changed. With `is_durable` that also holds after a power failure, but calls wait for the disk. A
+    file or a link that has the temporary name already is not written to, and what is at `path` and is no file, such as
+    a folder, a pipe or a device, is not replaced: SparsonaError.
     """
     check_replaceable(path)
-    draft = path.with_name(f".{path.name}.part")
-    try:
-        with draft.open("wb") as file:
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    with draft.open("xb") as file:
+        try:
             yield file
             if is_durable:
                 file.flush()
                 os.fsync(file.fileno())
-        os.replace(draft, path)
-        if is_durable:
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
+            file.close()
+            os.replace(draft, path)
+            if is_durable:
+                folder = os.open(path.parent, os.O_RDONLY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+
+
+def drafted_name(name: str) -> str | None:
+    """The name of the file that `replace_file` was writing under this temporary name; None: it is none.
+
+    Args:
+        name: of a file.
+
+    Returns:
+        The other name.
+
+    Example:
+        >>> drafted_name(".config.json.0123abcd.part"), drafted_name("notes.part")
+        ('config.json', None)
+    """
+    found = _DRAFT.fullmatch(name)
+    return None if found is None else found[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -26,7 +25,7 @@ from sparsona.executors import choose
 from sparsona.experiment.build import fit_weakest, make_configs, make_context, make_plan, options_taken_by, read_data
 from sparsona.experiment.match import amounts, check_match, rounds_for
 from sparsona.experiment.parallel import check_jobs, is_of_machine, processes, unless_stopped
-from sparsona.experiment.run import Comparison, planned_runs
+from sparsona.experiment.run import Comparison
 from sparsona.experiment.train import (
     RUNS,
     folder_name,
@@ -38,8 +37,9 @@ from sparsona.experiment.train import (
     start_run,
     timestamp,
 )
+from sparsona.runs.comparison import COMPARISON_FILE, check_member, read_comparison, write_comparison
 from sparsona.runs.failed import failed_run, read_failed, write_failed
-from sparsona.runs.folder import make_empty_folder, warn, write_atomically
+from sparsona.runs.folder import RunFolder, make_empty_folder, warn
 from sparsona.runs.observers import ObserverList, ProgressUpdate
 from sparsona.runs.options import CONDITIONS, MATCHES, OF_DATA, OPTIONS, Matched, RunConfig
 from sparsona.runs.progress import shown_progress
@@ -124,15 +124,10 @@ def _start(
     _, planned = _plan(names, federation, model, seeds, match, options)
     path = out or RUNS / f"compare-{timestamp()}"
     make_empty_folder(path)
-    found = [
-        {
-            "folder": f"{folder_name(text)}-seed{seed}",
-            "config": config.model_dump(mode="json"),
-        }
-        for (text, seed), (config, _) in planned.items()
-    ]
-    write_atomically(path / "comparison.json", (json.dumps(found, indent=1) + "\n").encode())
-    folders = [path / str(entry["folder"]) for entry in found]
+    names_of = [f"{folder_name(text)}-seed{seed}" for text, seed in planned]
+    options_of_runs = [config.model_dump(mode="json") for config, _ in planned.values()]
+    write_comparison(path, list(zip(names_of, options_of_runs, strict=True)))
+    folders = [path / name for name in names_of]
     runs = [(folder, config, own) for folder, (config, own) in zip(folders, planned.values(), strict=True)]
     with hint_resume(path):
         return _compare(path, runs, federation, model, observers, jobs)
@@ -486,10 +481,13 @@ def resume_comparison(
     check_jobs(jobs)
     functions = given_functions(loss, metrics, sampler)
     with hint_resume(path), shown_progress(progress, observers, has_seeds=True) as everyone:
-        where = f"'{path / 'comparison.json'}'"
+        where = f"'{path / COMPARISON_FILE}'"
+        planned = read_comparison(path)
+        for folder, values in planned:
+            if (folder / "config.json").exists():
+                check_member(RunFolder.open(folder), values)
         runs = [
-            (folder, validate(RunConfig, values, where).with_functions(functions), None)
-            for folder, values in planned_runs(path)
+            (folder, validate(RunConfig, values, where).with_functions(functions), None) for folder, values in planned
         ]
         return _compare(path, runs, federation, model, ObserverList(everyone), jobs)
 

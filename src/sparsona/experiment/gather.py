@@ -92,7 +92,9 @@ def gather(out: str | Path, folders: Iterable[str | Path], partial: bool = False
                 seconds += _record(folder, _Round(plan, cards, reported, index, is_end=index == completed))
         folder.records.flush()
         nobody = Population(None, {})
-        Checkpoints(folder.path, context.method).save(Progress(completed, seconds, nobody, {}, is_finished), nobody)
+        seal, progress = folder.next_seal(completed, None), Progress(completed, seconds, nobody, {}, is_finished)
+        Checkpoints(folder.path, context.method).save(progress, nobody, seal)
+        folder.sealed(seal, None)
         folder.write_summary(summaries.summarize(folder, seconds))
     return load(out)
 

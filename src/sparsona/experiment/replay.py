@@ -31,13 +31,12 @@ from sparsona.experiment.guests import Cards, guests_at_start, joint_digest
 from sparsona.experiment.run import Run
 from sparsona.experiment.terms import Terms
 from sparsona.experiment.train import NETWORK, RUNS, describe_run, play, timestamp
-from sparsona.runs.folder import FEDERATION_FILE, GUESTS_FILE, RunFolder, reached
+from sparsona.runs.folder import FEDERATION_FILE, GLOBAL_FILE, GUESTS_FILE, RunFolder, reached
 from sparsona.runs.observers import ObserverList
 from sparsona.runs.options import dump
 from sparsona.runs.records import EvaluationRow, Records, TurnRow
 from sparsona.runs.session import Listen, Session
 from sparsona.runs.traits import TraitRecord
-from sparsona.runs.warm_start import GLOBAL_FILE
 
 SERIAL = "serial"
 
@@ -302,9 +301,9 @@ def first_difference(run: RunFolder, other: RunFolder) -> str:
     for name in ("failures", "evaluation_failures"):
         if getattr(of_run, name)() != getattr(of_other, name)():
             return "other failures were recorded"
-    if run.facts.peers and not (run.path / GLOBAL_FILE).exists():
+    if run.facts.peers and not run.has(GLOBAL_FILE):
         return ""  # gathered from peers, which do not make their mean
-    models = [path.read_bytes() if (path := one.path / GLOBAL_FILE).exists() else b"" for one in (run, other)]
+    models = [one.read(GLOBAL_FILE) if one.has(GLOBAL_FILE) else b"" for one in (run, other)]
     return "" if models[0] == models[1] else "the shared model has other bits, though all turns are the same"
 
 

@@ -19,8 +19,9 @@ from sparsona.data.names import name_of
 from sparsona.engine.context import ClientContext
 from sparsona.experiment.stored_models import StoredModels, load_progress
 from sparsona.runs.checkpoint import Progress
+from sparsona.runs.comparison import COMPARISON_FILE, check_member, read_comparison
 from sparsona.runs.failed import NOT_PLAYED, FailedRun, read_failed
-from sparsona.runs.folder import RunFolder, read_json
+from sparsona.runs.folder import RunFolder
 from sparsona.runs.profile import is_profiled, read_profile
 from sparsona.runs.traits import check_traits, compared_clients, read_traits
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from sparsona.analysis.targets import Targets
     from sparsona.experiment.export import Exported, Exporter
     from sparsona.experiment.new_data import NewResults
+    from sparsona.runs.verify import Verification
 
 
 class Run:
@@ -81,6 +83,21 @@ class Run:
     def protocol(self) -> str:
         """How the accuracies were obtained, in words."""
         return self.summary["protocol"]
+
+    def verify(self) -> Verification:
+        """Check that all files of the run are those that were written, and belong together; reads everything.
+
+        Returns:
+            What is right, what is wrong, and what nothing vouches for.
+
+        Example:
+            >>> import sparsona as sp
+            >>> sp.train("local", clients=4, rounds=1, data_rate=0.1).verify().is_right
+            True
+        """
+        from sparsona.runs.verify import verify
+
+        return verify(self.path)
 
     def accuracies(self, point: str | None = None) -> np.ndarray:
         """Each client's accuracy on its own test data, from 0 to 1; NaN for those not tested.
@@ -650,6 +667,16 @@ class Comparison:
         """The runs as plain data, for tables and reports."""
         return [run.view for run in self.runs]
 
+    def verify(self) -> Verification:
+        """Check that the files of all runs are those that were written, and belong to this comparison.
+
+        Returns:
+            What is right, what is wrong, and what nothing vouches for.
+        """
+        from sparsona.runs.verify import verify
+
+        return verify(self.path)
+
     def table(self) -> list[dict[str, str]]:
         """One row per method, ready to print.
 
@@ -746,10 +773,13 @@ def _write(text: str, path: str | Path | None) -> str:
 def views_in(path: str | Path) -> list[RunView]:
     """The run in this folder, or every run of a comparison that has results, as plain data."""
     path = Path(path)
-    if not (path / "comparison.json").exists():
+    if not (path / COMPARISON_FILE).exists():
         return [read_view(RunFolder.open(path))]
-    failed = read_failed(path)
-    begun = [RunFolder.open(folder) for folder, _ in planned_runs(path) if (folder / "config.json").exists()]
+    failed, begun = read_failed(path), []
+    for place, planned in read_comparison(path):
+        if (place / "config.json").exists():
+            begun.append(RunFolder.open(place))
+            check_member(begun[-1], planned)
     # What a run that failed had reached before does not compare with the results of those that did not.
     found = [read_view(folder) for folder in begun if folder.path.name not in failed and summaries.has_results(folder)]
     if not found:
@@ -765,22 +795,10 @@ def views_in(path: str | Path) -> list[RunView]:
 def missing_in(path: str | Path) -> list[FailedRun]:
     """The runs of a comparison in this folder that have no results: those that failed, and those not begun."""
     path = Path(path)
-    if not (path / "comparison.json").exists():
+    if not (path / COMPARISON_FILE).exists():
         return []
     failed = read_failed(path)
-    for folder, config in planned_runs(path):
+    for folder, config in read_comparison(path):
         if folder.name not in failed and not (folder / "config.json").exists():
             failed[folder.name] = FailedRun(str(config.get("method")), config.get("seed", 0), folder.name, NOT_PLAYED)
     return list(failed.values())
-
-
-def planned_runs(path: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The runs a comparison consists of, begun or not: folder and config."""
-    try:
-        return [(path / entry["folder"], entry["config"]) for entry in read_json(path / "comparison.json", list)]
-    except (KeyError, TypeError):
-        raise SparsonaError(
-            f"'{path / 'comparison.json'}' is damaged",
-            expected="the file as sparsona wrote it",
-            hint="restore it from a copy, or start the comparison again in another folder",
-        ) from None

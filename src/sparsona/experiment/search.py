@@ -28,7 +28,15 @@ from sparsona.data.federation import Federation
 from sparsona.experiment.build import make_configs
 from sparsona.experiment.parallel import is_of_machine, processes, unless_stopped
 from sparsona.experiment.train import folder_name, resume_run, start_run
-from sparsona.runs.folder import RunFolder, explain_disk_errors, read_json, write_atomically
+from sparsona.runs.files import (
+    check_plain,
+    explain_disk_errors,
+    read_json,
+    with_checksum,
+    without_checksum,
+    write_atomically,
+)
+from sparsona.runs.folder import RunFolder
 from sparsona.runs.observers import EvaluationResult, ObserverList
 
 BATCH = 4
@@ -49,10 +57,16 @@ class Trial:
     error: str = ""
 
 
+def write_file(path: Path, value: Any) -> None:
+    """Write a file of a search: a dataclass, with a checksum."""
+    plain = json.loads(json.dumps(asdict(value)))  # as it is read: keys are texts
+    write_atomically(path, (json.dumps(with_checksum(plain), indent=1) + "\n").encode())
+
+
 def read_file(kind: type[T], path: Path, hint: str) -> T:
     """A file that a search wrote."""
     try:
-        return TypeAdapter(kind).validate_python(read_json(path))
+        return TypeAdapter(kind).validate_python(without_checksum(read_json(path), path, is_needed=False))
     except (ValidationError, SparsonaError) as error:
         what = str(error).splitlines()[0]
         raise SparsonaError(
@@ -117,7 +131,7 @@ class Search:
 
     def finish(self, trial: Trial) -> None:
         """Keep a trial's file, and nothing of its run."""
-        write_atomically(self.file(trial.number), (json.dumps(asdict(trial)) + "\n").encode())
+        write_file(self.file(trial.number), trial)
         shutil.rmtree(self.file(trial.number).with_suffix(""), ignore_errors=True)
 
 
@@ -144,6 +158,7 @@ def play_all(
 
         def start(search: Search) -> None:
             while batch := search.next_batch():
+                check_plain(search.folder, is_folder=True)
                 with explain_disk_errors(search.folder):
                     search.folder.mkdir(exist_ok=True)
                 waiting[search.name], limits = {}, search.limits()
@@ -154,6 +169,7 @@ def play_all(
                         report(search, done)
                         continue
                     where = search.file(number).with_suffix("")
+                    check_plain(where, is_folder=True)
                     task = (search.name, {**search.options, **options}, options, number, str(where), limits, given)
                     running[pool.submit(unless_stopped, _play_trial, *task)] = search
                     sent += 1

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sparsona.analysis.outcomes import keeps_the_shared_model
@@ -21,8 +19,8 @@ from sparsona.data.names import find_client
 from sparsona.engine.context import ClientContext
 from sparsona.engine.rounds import received_work, shared_model, simulate
 from sparsona.runs.checkpoint import Checkpoints, Progress
-from sparsona.runs.folder import RunFolder
-from sparsona.runs.warm_start import GLOBAL_FILE
+from sparsona.runs.folder import GLOBAL_FILE, RunFolder
+from sparsona.runs.warm_start import read_weights
 
 NETWORK = "network"  # the executor of a run whose clients are on other machines
 
@@ -129,9 +127,8 @@ class StoredModels:
                 expected="a client's model, or a network with GroupNorm",
                 hint="name a client: its model has its own statistics",
             )
-        path = self._folder.path / GLOBAL_FILE
-        if path.exists():
-            params, completed = _read_tree(path, context), context.plan.last
+        if self._folder.has(GLOBAL_FILE):
+            params, completed = _read_tree(self._folder, context), context.plan.last
         else:
             found = shared_model(context.server_side, self.progress.population)
             assert found is not None
@@ -214,16 +211,12 @@ def load_progress(folder: RunFolder, context: ClientContext) -> Progress:
     return progress
 
 
-def _read_tree(path: Path, context: ClientContext) -> Tree:
-    try:
-        named = {name: value.clone() for name, value in load_file(path).items()}
-        slots = context.params.layout.slots
-        if any(slot.name not in named or named[slot.name].shape != torch.Size(slot.shape) for slot in slots):
-            raise ValueError("its tensors are not those of the run's network")
-        return Tree.of(named, context.params.layout)
-    except (OSError, SafetensorError, ValueError) as error:
+def _read_tree(folder: RunFolder, context: ClientContext) -> Tree:
+    named, slots = read_weights(folder, GLOBAL_FILE), context.params.layout.slots
+    if any(slot.name not in named or named[slot.name].shape != torch.Size(slot.shape) for slot in slots):
         raise SparsonaError(
-            f"'{path}' cannot be read: {error}",
+            f"'{folder.path / GLOBAL_FILE}' holds other tensors than the run's network",
             expected="the file as sparsona wrote it",
             hint="restore it from a copy, or start the run again in another folder",
-        ) from None
+        )
+    return Tree.of(named, context.params.layout)

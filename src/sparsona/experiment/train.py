@@ -54,19 +54,18 @@ from sparsona.methods import MethodCard
 from sparsona.runs.checkpoint import reopen
 from sparsona.runs.declaration import options_of
 from sparsona.runs.facts import Extension, RunFacts
-from sparsona.runs.folder import RunFolder, environment, reached, warn
+from sparsona.runs.folder import CONFIG_FILE, GLOBAL_FILE, SUMMARY_FILE, RunFolder, environment, reached, warn
 from sparsona.runs.functions import changed_functions, function_digest
 from sparsona.runs.observers import ObserverList, ProgressUpdate
 from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, dump
 from sparsona.runs.profile import is_profiled
 from sparsona.runs.progress import shown_progress
 from sparsona.runs.request import samples_all
-from sparsona.runs.session import Session
+from sparsona.runs.session import Session, dropped_evaluations
 from sparsona.runs.simulation import Simulation
 from sparsona.runs.validation import validate
 from sparsona.runs.warm_start import (
     WarmStart,
-    drop_global_model,
     initial_file,
     save_global_model,
     stored_start,
@@ -297,7 +296,7 @@ def play(
     try:
         played = session.play(folder, config.executor, config)
         if played.progress.finished:
-            save_global_model(folder.path, shared_model(session.context, played.progress.population), frozen)
+            save_global_model(folder, shared_model(session.context, played.progress.population), frozen)
         summary = summaries.summarize(folder, played.progress.seconds)
         folder.write_summary(summary)
     except BaseException as error:
@@ -378,12 +377,15 @@ def resume_run(
             else f"`sparsona resume {path}`, or sparsona.experiment.server_side.resume_served",
         )
     config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'").with_functions(functions or {})
-    folder.check_config()
     row = _find_row(folder, config.method, method)
+    if folder.seal is None and reached(path).completed:
+        warn(f"'{path}' was made by a version that did not seal runs: its files are taken as they are")
+    if edited := folder.edited_limits:
+        warn(f"'{path / CONFIG_FILE}' was edited: {', '.join(edited)}, which may be; the run goes on with that")
     with folder:
         if rounds is not None:
             config = _check_rounds(folder, config, rounds)
-        if folder.summary is None or rounds is not None:
+        if not folder.has(SUMMARY_FILE) or rounds is not None:
             observers.on_progress(_first_progress(config, federation, row))
         with clock.measure(f"{START}build"):
             context = _rebuild_context(folder, config, federation, model, row, clock)
@@ -441,9 +443,8 @@ def _add_rounds(folder: RunFolder, config: RunConfig, context: ClientContext, ro
     if any(factor(one, before, config.lr_decay) != factor(one, total, config.lr_decay) for one in played):
         changed.insert(0, "lr_schedule")
     # The manifest first: a finished run with rounds that are not played would be one that stopped early.
-    reopen(folder.path)
-    drop_global_model(folder.path)
-    folder.drop_summary()
+    reopen(folder, dropped_evaluations(context.plan, len(played)))
+    folder.drop(SUMMARY_FILE, GLOBAL_FILE)
     added = Extension(before, total, tuple(changed))
     facts = replace(folder.facts, extensions=(*folder.facts.extensions, added), preset=_preset_in_words(config, row))
     folder.extend(total, facts)
@@ -497,7 +498,6 @@ def load_run(
 ) -> Run:
     folder = RunFolder.open(path)
     config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'").with_functions(functions or {})
-    folder.check_config()
 
     def context() -> ClientContext:
         if config.executor == NETWORK:

@@ -6,7 +6,6 @@ test data is not read. Trials have another seed than the results that are report
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from sparsona.experiment.search import (
     play_all,
     read_file,
     size_of,
+    write_file,
     written,
     written_options,
     written_value,
@@ -283,7 +283,7 @@ def tune(
                 make_configs(name, {**usual, **({key: value} if key else {})}, federation, model)
     path = place("out", out) if out is not None else RUNS / f"tune-{timestamp()}"
     make_empty_folder(path)
-    write_atomically(path / "tune.json", (json.dumps(asdict(request), indent=1) + "\n").encode())
+    write_file(path / "tune.json", request)
     with hint_resume(path), _locked(path):
         return _tune(path, request, spaces, federation, model, jobs, listen)
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import html
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from sparsona.analysis.format import plural
 from sparsona.analysis.summary import has_results
 from sparsona.analysis.view import RunView, read_view
-from sparsona.core.errors import SparsonaError
 from sparsona.report.page import render_report
+from sparsona.runs.comparison import COMPARISON_FILE, read_comparison
 from sparsona.runs.failed import read_failed
-from sparsona.runs.folder import RunFolder, reached, read_json
-from sparsona.runs.listing import is_used
+from sparsona.runs.folder import RunFolder, is_used, reached
 
-COMPARISON = "comparison.json"
 WAITING = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark"><title>{title}</title></head>
@@ -85,10 +82,7 @@ def last_change(path: Path) -> tuple[object, ...]:
 
 def _folders(path: Path) -> tuple[list[Path], int]:
     """The folders of the runs, and how many there will be."""
-    if (path / COMPARISON).exists():
-        try:
-            names = [str(entry["folder"]) for entry in read_json(path / COMPARISON)]
-        except (TypeError, KeyError, json.JSONDecodeError) as error:
-            raise SparsonaError(f"'{path / COMPARISON}' is damaged", expected="a list of runs") from error
-        return [path / Path(name).name for name in names], len(names)
+    if (path / COMPARISON_FILE).exists():
+        planned = read_comparison(path)
+        return [folder for folder, _ in planned], len(planned)
     return ([path], 1) if (path / "config.json").exists() else ([], 0)

@@ -42,7 +42,7 @@ from sparsona.reproduce.rows import (
     with_needed,
 )
 from sparsona.reproduce.table import Cell, Known, aligned, cells, costs_of, lines
-from sparsona.runs.folder import explain_disk_errors, read_json, warn, write_atomically
+from sparsona.runs.folder import RunFolder, explain_disk_errors, read_json, warn, write_atomically
 from sparsona.runs.observers import EvaluationResult, ObserverList, ProgressUpdate, RoundResult, RunEnd, RunStart
 from sparsona.runs.options import CIRCUMSTANCES, RunConfig
 from sparsona.runs.validation import validate
@@ -499,12 +499,9 @@ def _play_one(one: Planned, observers: ObserverList, clock: Clock) -> None:
 
 def _set_limits(one: Planned) -> None:
     """Let a run that was stopped go on to the limits that are asked for now: those it has may be used up."""
-    path = one.folder / "config.json"
-    if not path.exists():
-        return
-    then, now = read_json(path), one.config.model_dump(mode="json", include=_LIMITS)
-    if any(then.get(key) != value for key, value in now.items()):
-        write_atomically(path, (json.dumps({**then, **now}, indent=2) + "\n").encode())
+    if (one.folder / "config.json").exists():
+        with RunFolder.open(one.folder) as folder:
+            folder.set_limits(one.config.model_dump(mode="json", include=_LIMITS))
 
 
 def _said(error: BaseException) -> str:

@@ -8,8 +8,9 @@ clients.
 from __future__ import annotations
 
 import json
+import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from sparsona.core.errors import SparsonaError
+from sparsona.core.files import drafted_name
 from sparsona.core.method import Method
 from sparsona.core.tree import Tree, parts
 from sparsona.core.update import Part, Support, Update
@@ -28,10 +30,12 @@ from sparsona.engine.population import Population
 from sparsona.engine.spill import SpillStore
 from sparsona.engine.star import Star, memories
 from sparsona.engine.stored import fill, read_tensors, to_bytes
-from sparsona.runs.folder import explain_disk_errors, read_json, write_atomically
+from sparsona.runs.files import check_plain, explain_disk_errors, read_file, write_atomically
+from sparsona.runs.folder import GLOBAL_FILE, SUMMARY_FILE, RunFolder
+from sparsona.runs.manifest import FOLDER, Manifest, Seal, is_checkpoint_file, read_manifest
 from sparsona.wire.codec import encode
 
-FORMAT = 1
+_KINDS = ("server", "client", "message", "tuned")  # of owners, of which there is one for each client
 
 
 @dataclass(frozen=True)
@@ -115,13 +119,14 @@ class Checkpoints:
     """The checkpoint of one run folder."""
 
     def __init__(self, folder: Path, method: Method) -> None:
-        self._folder, self._method = folder / "checkpoint", method
+        self._run, self._folder, self._method = folder, folder / FOLDER, method
         self._files: dict[str, str] = {}
         self._saved: dict[str, tuple[object, ...]] = {}  # what is on disk, to be compared by identity
-        self._number = 0
+        self._number, self._completed = 0, 0
 
-    def save(self, progress: Progress, initial: Population) -> None:
-        """Write what changed, then the manifest, then remove what nothing names any more."""
+    def save(self, progress: Progress, initial: Population, seal: Seal | None = None) -> None:
+        """Write what changed, then the manifest with `seal`, then remove what it names no more."""
+        check_plain(self._folder, is_folder=True)
         with explain_disk_errors(self._folder):
             self._folder.mkdir(exist_ok=True)
         self._number += 1
@@ -136,49 +141,48 @@ class Checkpoints:
             write_atomically(self._folder / name, data)
             names[owner] = f"{name} {zlib.crc32(data):08x}"
             saved[owner] = marks
-        manifest = {
-            "format": FORMAT,
-            "completed": progress.completed,
-            "finished": progress.finished,
-            "seconds": progress.seconds,
-            "number": self._number,
-            "files": names,
-        }
-        if progress.population.losses:
-            manifest["losses"] = {str(client): loss for client, loss in progress.population.losses.items()}
-        manifest["checksum"] = _checksum(manifest)
-        write_atomically(self._folder / "manifest.json", (json.dumps(manifest) + "\n").encode())
-        self._files, self._saved = names, saved
-        keep = {entry.split()[0] for entry in names.values()} | {"manifest.json"}
-        with explain_disk_errors(self._folder):
-            for path in self._folder.iterdir():
-                if path.name not in keep:
-                    path.unlink(missing_ok=True)
+        losses = dict(progress.population.losses)
+        made = Manifest(progress.completed, progress.finished, progress.seconds, self._number, names, losses, seal)
+        made.write(self._run)
+        self._files, self._saved, self._completed = names, saved, progress.completed
+        keep = {entry.split()[0] for entry in names.values()}
+        with explain_disk_errors(self._folder), os.scandir(self._folder) as entries:
+            for entry in entries:
+                # What is not ours stays: somebody put it there, or it is no plain file.
+                ours = is_checkpoint_file(drafted_name(entry.name) or entry.name)
+                if ours and entry.name not in keep and entry.is_file(follow_symlinks=False):
+                    os.unlink(entry.path)
 
     def load(self, engine: Star | Gossip, initial: Population) -> Progress | None:
         """What the manifest names, or None if the run has none yet."""
         context, clients = engine.context, engine.clients
-        path = self._folder / "manifest.json"
-        if not path.exists():
+        manifest = read_manifest(self._run)
+        if manifest is None:
             return None
-        manifest = _read_manifest(path)
-        self._number, self._files = manifest["number"], manifest["files"]
+        num = len(context.clients)
+        for client in {*manifest.losses, *(one for kind in _KINDS for one, _ in manifest.clients(kind))}:
+            if not 0 <= client < num:
+                raise SparsonaError(
+                    f"'{self._folder}' is a checkpoint with a client {client}",
+                    expected=f"one of this run, with clients 0 to {num - 1}",
+                    hint="restore the checkpoint that belongs to this run",
+                )
+        self._number, self._files, self._completed = manifest.number, dict(manifest.files), manifest.completed
         server = None
         if initial.server is not None:
-            server = self._fill_server(initial.server, context.spill_store)
+            server = self._fill_server(initial.server, context.spill_store, manifest)
         states: dict[int, Any] = {}
-        for client, entry in self._of_kind("client"):
+        for client, entry in manifest.clients("client"):
             states[client] = fill(clients.blank_state(client), self._read(entry), f"the checkpoint of client {client}")
             context.spill_store.store(states[client])
         messages = {
             client: _read_message(self._read(entry), states.get(client), f"client {client}'s message")
-            for client, entry in self._of_kind("message")
+            for client, entry in manifest.clients("message")
         }
-        losses = {int(client): loss for client, loss in manifest.get("losses", {}).items()}
-        population = Population(server, states, messages, losses)
+        population = Population(server, states, messages, dict(manifest.losses))
         tuned: dict[int, Any] = {}
         last, clients = context.plan.round_at(context.plan.last), clients.at(states)
-        for client, entry in self._of_kind("tuned"):
+        for client, entry in manifest.clients("tuned"):
             work = clients.blank_tuned(engine.evaluation_job(population, client, last))
             tuned[client] = fill(work, self._read(entry), f"the checkpoint of client {client}'s tuned model")
             context.spill_store.store(tuned[client])
@@ -187,21 +191,16 @@ class Checkpoints:
             for owner, value in _owners(self._method, population, tuned, initial, self._files)
             if owner in self._files
         }
-        return Progress(manifest["completed"], manifest["seconds"], population, tuned, manifest["finished"])
+        return Progress(manifest.completed, manifest.seconds, population, tuned, manifest.finished)
 
-    def _of_kind(self, kind: str) -> list[tuple[int, str]]:
-        """Clients and their files, for one kind of owner."""
-        start = f"{kind}/"
-        return [(int(owner[len(start) :]), entry) for owner, entry in self._files.items() if owner.startswith(start)]
-
-    def _fill_server(self, server: Any, spill_store: SpillStore) -> Any:
+    def _fill_server(self, server: Any, spill_store: SpillStore, manifest: Manifest) -> Any:
         """The server as stored: its own fields from one file, its memory of each changed client from another."""
         memory = memories(self._method, server)
         bare = replace(server, **{name: {} for name in memory})
         if "server" in self._files:
             bare = fill(bare, self._read(self._files["server"]), "the checkpoint of the server")
         changed = {name: dict(values) for name, values in memory.items()}
-        for client, entry in self._of_kind("server"):
+        for client, entry in manifest.clients("server"):
             own = {name: values[client] for name, values in memory.items() if client in values}
             found = fill(own, self._read(entry), f"the checkpoint of the server's memory of client {client}")
             spill_store.store(found)
@@ -213,9 +212,9 @@ class Checkpoints:
         name, _, checksum = entry.partition(" ")
         path = self._folder / name
         try:
-            data = path.read_bytes()
+            data = read_file(path)
             if f"{zlib.crc32(data):08x}" != checksum:
-                raise ValueError("its checksum does not match")
+                raise ValueError(f"its checksum does not match: it differs since round {self._completed}")
             return read_tensors(data)
         except (OSError, ValueError) as error:
             raise SparsonaError(
@@ -225,35 +224,22 @@ class Checkpoints:
             ) from None
 
 
-def reopen(folder: Path) -> None:
-    """Make a finished run one that goes on: what final tuning left is made anew."""
-    path = folder / "checkpoint" / "manifest.json"
-    manifest = _read_manifest(path)
-    manifest["finished"] = False
-    manifest["files"] = {one: name for one, name in manifest["files"].items() if not one.startswith("tuned/")}
-    manifest["checksum"] = _checksum(manifest)
-    write_atomically(path, (json.dumps(manifest) + "\n").encode())
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    manifest = read_json(path)
-    if manifest.get("format") != FORMAT:
-        raise SparsonaError(
-            f"'{path}' is a checkpoint of format {manifest.get('format')}",
-            expected=f"format {FORMAT}",
-            hint="use the version of sparsona named in the run's environment.json",
-        )
-    if manifest.pop("checksum", None) != _checksum(manifest):
-        raise SparsonaError(
-            f"'{path}' is damaged: its checksum does not match",
-            expected="the file as it was written",
-            hint="restore it from a copy, or start the run again in another folder",
-        )
-    return manifest
-
-
-def _checksum(manifest: Mapping[str, Any]) -> str:
-    return f"{zlib.crc32(json.dumps(manifest, sort_keys=True).encode()):08x}"
+def reopen(folder: RunFolder, dropped: Sequence[int] = ()) -> None:
+    """Make a finished run one that goes on: what final tuning left is made anew, and so is what was evaluated after the
+    last round; what was evaluated after the rounds `dropped` goes."""
+    manifest = read_manifest(folder.path)
+    if manifest is None:  # killed before the first checkpoint
+        return
+    files = {owner: name for owner, name in manifest.files.items() if not owner.startswith("tuned/")}
+    seal = folder.seal
+    if seal is not None:
+        rounds = {key: one for key, one in seal.records.rounds.items() if key < manifest.completed}
+        evaluations = {key: one for key, one in seal.records.evaluations.items() if key <= manifest.completed}
+        evaluations |= dict.fromkeys({*dropped, manifest.completed} & evaluations.keys())
+        records = replace(seal.records, rounds=rounds, evaluations=evaluations, file=None)
+        seal = replace(seal, records=records).with_file(SUMMARY_FILE).with_file(GLOBAL_FILE)
+    replace(manifest, finished=False, files=files, seal=seal).write(folder.path)
+    folder.seal = seal
 
 
 def _owners(

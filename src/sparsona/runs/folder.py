@@ -1,15 +1,18 @@
-"""A run's folder: made once, locked while used, written so that a crash at any moment loses nothing written before."""
+"""A run's folder: made once, locked while used, written so that a crash at any moment loses nothing written before.
+
+Its files are bound to each other by the manifest: what was exchanged, edited or damaged since is refused when read.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
 import platform
+import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,61 +22,37 @@ import filelock
 import numpy as np
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.files import replace_file
+from sparsona.core.files import drafted_name
 from sparsona.core.printable import printable
-from sparsona.core.reading import MOST_BYTES, parse_json, read_text
 from sparsona.core.version import VERSION
 from sparsona.runs import records
 from sparsona.runs.facts import FORMAT, RunFacts
-from sparsona.runs.records import Records
+from sparsona.runs.files import (
+    RESTORE,
+    WRITTEN,
+    check_plain,
+    digest,
+    explain_disk_errors,
+    file_digest,
+    parse_json,
+    read_file,
+    read_json,
+    write_atomically,
+)
+from sparsona.runs.manifest import Seal, read_manifest
+from sparsona.runs.records import Bounds, Kept, Records
 from sparsona.runs.stopping import MEASURES
 
 START_FILE = "start.safetensors"  # the weights that a run begins with, if they come from another run
 INITIAL_FILE = "initial.safetensors"  # those of a module that was passed from Python
 # What the machines of a run on several of them agreed on, and which of them took part.
 FEDERATION_FILE, GUESTS_FILE, SERVER_FILE = "federation.toml", "guests.json", "server.json"
-MANIFEST = Path("checkpoint") / "manifest.json"  # what it does not name does not exist
-
-
-@contextlib.contextmanager
-def explain_disk_errors(path: Path) -> Iterator[None]:
-    """Turn operating system errors into messages that a user can act on."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise SparsonaError(
-                f"the disk is full: '{path}' could not be written",
-                expected="free space",
-                hint="free some space, then `sparsona resume` this run: what was written before is intact",
-            ) from error
-        raise SparsonaError(
-            f"'{path}' cannot be written: {error.strerror or error}",
-            expected="a place where files can be made",
-            hint="choose another folder with --out, or change the permissions of this one",
-        ) from error
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """All of it or nothing, also if power fails: temporary file, fsync, rename, fsync of the folder."""
-    with explain_disk_errors(path), replace_file(path, is_durable=True) as file:
-        file.write(data)
-
-
-def read_json(path: Path, kind: type = dict) -> Any:
-    """Read a file that sparsona wrote, or raise an error that says what is wrong with it."""
-    hint = "restore it from a copy, or start the run again in another folder"
-    try:
-        value = parse_json(read_text(path, MOST_BYTES))
-    except FileNotFoundError:
-        raise SparsonaError(f"'{path}' is missing", expected="a run folder made by sparsona", hint=hint) from None
-    except (OSError, ValueError) as error:
-        raise SparsonaError(
-            f"'{path}' cannot be read: {error}", expected="the file as sparsona wrote it", hint=hint
-        ) from None
-    if not isinstance(value, kind):
-        raise SparsonaError(f"'{path}' holds no {kind.__name__}", expected="the file as sparsona wrote it", hint=hint)
-    return value
+CONFIG_FILE, FACTS_FILE, ENVIRONMENT_FILE = "config.json", "about.json", "environment.json"
+SUMMARY_FILE = "summary.json"
+GLOBAL_FILE = "global.safetensors"  # a finished run's shared model, by the names of its parameters, frozen ones too
+# What a run is started with, and what it ends with; the manifest has digests of them.
+STARTED = (FACTS_FILE, ENVIRONMENT_FILE, START_FILE, INITIAL_FILE, FEDERATION_FILE)
+ENDED = (SUMMARY_FILE, GLOBAL_FILE)
 
 
 def environment() -> dict[str, Any]:
@@ -117,17 +96,22 @@ class Reached:
 
 def reached(path: Path) -> Reached:
     """How far the run in this folder has got, by its manifest."""
-    if not (path / MANIFEST).exists():
-        return Reached(0, False)
-    manifest = read_json(path / MANIFEST)
+    manifest = read_manifest(path)
+    return Reached(0, False) if manifest is None else Reached(manifest.completed, manifest.finished)
+
+
+def is_used(folder: Path) -> bool | None:
+    """Whether a process holds the run's lock; None: this user may not find out."""
+    if not (folder / "lock").exists():  # looking must not make it
+        return False
+    check_plain(folder / "lock")
     try:
-        return Reached(manifest["completed"], manifest["finished"])
-    except KeyError as error:
-        raise SparsonaError(
-            f"'{path / MANIFEST}' has no {error}",
-            expected="the file as sparsona wrote it",
-            hint="restore it from a copy, or start the run again in another folder",
-        ) from None
+        with filelock.FileLock(str(folder / "lock"), timeout=0):
+            return False
+    except filelock.Timeout:
+        return True
+    except OSError:  # no permission to write: no process of this user runs it, but another's may
+        return None
 
 
 class RunFolder:
@@ -136,9 +120,11 @@ class RunFolder:
     Facts, options and environment are read once: they do not change while a run exists, but for what `learn` adds.
     """
 
-    def __init__(self, path: Path, facts: RunFacts) -> None:
+    def __init__(self, path: Path, facts: RunFacts, seal: Seal | None = None) -> None:
         self.path, self.facts = path, facts
-        self.records = Records(path / records.NAME)
+        self.seal = seal  # as the manifest has it, and what was written since; None: there is none, or none in it
+        self._is_stale = False  # the manifest lacks what was written since
+        self.records = Records(path / records.NAME, _bounds(facts), self._check_records)
         self._lock = filelock.FileLock(str(path / "lock"))
 
     @classmethod
@@ -151,12 +137,12 @@ class RunFolder:
         folder._acquire()
         try:
             _check_unused(path)  # again, now that no other process can write to it
-            write_atomically(path / "environment.json", _json(environment()))
+            write_atomically(path / ENVIRONMENT_FILE, _json(environment()))
             folder.learn(replace(facts, config=config_digests(json.loads(config))))
             for name, data in ((START_FILE, start), (INITIAL_FILE, initial)):
                 if data is not None:
                     write_atomically(path / name, data)
-            write_atomically(path / "config.json", config.encode())  # last: a folder with a config is a run
+            write_atomically(path / CONFIG_FILE, config.encode())  # last: a folder with a config is a run
         except BaseException:
             folder.__exit__()
             raise
@@ -173,13 +159,24 @@ class RunFolder:
                 hint="`sparsona resume` and `sparsona report` take it as it is; its runs are the folders in it"
                 + (f": {', '.join(Path(one).name for one in inside)}" if inside else ""),
             )
-        if not (path / "config.json").is_file():
+        for name in (*STARTED, *ENDED, CONFIG_FILE, "lock"):
+            check_plain(path / name)
+        if not (path / CONFIG_FILE).is_file():
             raise SparsonaError(
                 f"'{path}' is not a run",
                 expected="a folder made by `sparsona run`, with a config.json inside",
                 hint="`sparsona runs` lists the runs in ./runs",
             )
-        return cls(path, RunFacts.from_json(read_json(path / "about.json"), str(path)))
+        manifest = read_manifest(path)
+        about, seal = _read(path / FACTS_FILE), None if manifest is None else manifest.seal
+        folder = cls(path, RunFacts.from_json(parse_json(about, path / FACTS_FILE), str(path)), seal)
+        if seal is not None:
+            seal.check(path / FACTS_FILE, about)
+            seal.check(path / ENVIRONMENT_FILE, _read(path / ENVIRONMENT_FILE))
+        folder.check_config()
+        if seal is not None and seal.records.rounds and not folder.records.exist:
+            raise SparsonaError(f"'{folder.records.path}' is missing", expected=WRITTEN, hint=RESTORE)
+        return folder
 
     def check_config(self) -> None:
         """Raise SparsonaError if config.json is not what the run was made with; older runs have no digest."""
@@ -193,16 +190,112 @@ class RunFolder:
             return  # rounds were being added when the process was killed: they were not yet
         if changed:
             raise SparsonaError(
-                f"'{self.path / 'config.json'}' was edited after the run was made: {', '.join(changed)}",
+                f"'{self.path / CONFIG_FILE}' was edited after the run was made: {', '.join(changed)}",
                 expected="the options that the run was made with",
                 hint="undo the edit; `sparsona resume RUN --rounds N` adds rounds, other options need another run",
             )
+
+    @property
+    def edited_limits(self) -> list[str]:
+        """The limits of a session in config.json that are not as the manifest has them: they may be edited."""
+        known = None if self.seal is None else self.seal.limits
+        return [] if known is None else [name for name in MEASURES if known.get(name) != self.config.get(name)]
+
+    def set_limits(self, limits: Mapping[str, Any]) -> None:
+        """Give the run other limits of a session."""
+        if any(self.config.get(name) != value for name, value in limits.items()):
+            write_atomically(self.path / CONFIG_FILE, (json.dumps({**self.config, **limits}, indent=2) + "\n").encode())
+            self.__dict__.pop("config", None)  # read again
+        if self.seal is not None:
+            self._reseal(replace(self.seal, limits={name: self.config.get(name) for name in MEASURES}))
+
+    # The seal: what the manifest says of the other files.
+
+    def next_seal(self, completed: int, kept: Kept | None) -> Seal:
+        """The seal for a checkpoint after so many rounds; `kept` None: of a finished run.
+
+        A run without any is sealed with the files that are there.
+        """
+        seal, limits = self.seal, {name: self.config.get(name) for name in MEASURES}
+        known = None if seal is None else seal.records
+        if seal is None:
+            paths = [self.path / name for name in STARTED]
+            seal = Seal({path.name: (digest(_read(path)),) for path in paths if path.exists()})
+        return replace(seal, limits=limits, records=self.records.sealed(known, completed, kept))
+
+    def sealed(self, seal: Seal, completed: int | None) -> None:
+        """The manifest has this seal now; `completed` None: of a finished run."""
+        self.seal, self._is_stale = seal, False
+        self.records.settle(completed)
+
+    def _reseal(self, seal: Seal) -> None:
+        """Write the manifest anew with another seal."""
+        manifest = read_manifest(self.path)
+        if manifest is not None and seal != manifest.seal:
+            replace(manifest, seal=seal).write(self.path)
+        self.seal, self._is_stale = seal, False
+
+    def read(self, name: str) -> bytes:
+        """The content of a file that the run wrote, or SparsonaError if it is another."""
+        data = _read(self.path / name)
+        if self.seal is not None:
+            self.seal.check(self.path / name, data, self._since(name))
+        return data
+
+    def _since(self, name: str) -> str:
+        if name in STARTED:
+            return "the run was started"
+        found = reached(self.path)
+        return "the run was finished" if found.finished else f"round {found.completed}"
+
+    def has(self, name: str) -> bool:
+        """Whether the run wrote this file: one that was being written when a process was killed does not count."""
+        return (self.path / name).exists() and (self.seal is None or name in self.seal.files)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file that belongs to the run's end. The manifest gets its digest when the folder is released."""
+        write_atomically(self.path / name, data)
+        if self.seal is not None:
+            self.seal, self._is_stale = self.seal.with_file(name, digest(data)), True
+
+    def drop(self, *names: str) -> None:
+        """Remove files of an end that is not the end; the manifest first."""
+        if self.seal is not None:
+            seal = self.seal
+            for name in names:
+                seal = seal.with_file(name)
+            self._reseal(replace(seal, records=replace(seal.records, file=None)))
+        with explain_disk_errors(self.path):
+            for name in names:
+                check_plain(self.path / name)
+                (self.path / name).unlink(missing_ok=True)
+
+    def check_records(self) -> None:
+        """Raise SparsonaError if the records are not those of the checkpoint."""
+        with self.records.reading():  # the first time that they are read
+            pass
+
+    def _check_records(self, db: sqlite3.Connection) -> None:
+        """While another process plays the run its records change, and are not compared."""
+        manifest = read_manifest(self.path)
+        seal = None if manifest is None or manifest.seal is None else manifest.seal.records
+        same = seal is not None and seal.file is not None and seal.file == file_digest(self.records.path)
+        used = False if same or self._lock.is_locked else is_used(self.path)
+        if used:
+            return
+        if manifest is not None and seal is not None and not same:
+            try:
+                self.records.compare(seal, manifest.completed, manifest.finished, db)
+            except SparsonaError:
+                if used is False or read_manifest(self.path) == manifest:
+                    raise
+        self.records.check_values(db)
 
     def extend(self, rounds: int, facts: RunFacts) -> None:
         """Give the run more rounds. Facts first: a config that nothing vouches for would be taken for an edited one."""
         config = {**self.config, "rounds": rounds}
         self.learn(replace(facts, config=config_digests(config)))
-        write_atomically(self.path / "config.json", (json.dumps(config, indent=2) + "\n").encode())
+        write_atomically(self.path / CONFIG_FILE, (json.dumps(config, indent=2) + "\n").encode())
         self.__dict__.pop("config", None)  # read again
 
     @property
@@ -213,8 +306,13 @@ class RunFolder:
 
     def learn(self, facts: RunFacts) -> None:
         """Write facts that became known while the run was played: how much data clients have that came late."""
+        data = _json(facts.as_json())
+        if (seal := self.seal) is not None:  # either will do until the file is there
+            self._reseal(seal.with_file(FACTS_FILE, *seal.files[FACTS_FILE][-1:], digest(data)))
+        write_atomically(self.path / FACTS_FILE, data)
+        if seal is not None:
+            self.seal, self._is_stale = seal.with_file(FACTS_FILE, digest(data)), True
         self.facts = facts
-        write_atomically(self.path / "about.json", _json(facts.as_json()))
 
     def check_resumable(self) -> None:
         """Refuse to resume what another version wrote and this one only reads."""
@@ -233,6 +331,7 @@ class RunFolder:
         return self
 
     def _acquire(self) -> None:
+        check_plain(self.path / "lock")  # it is emptied when it is locked
         try:
             # `is_used` holds it for a moment, which is no other run.
             self._lock.acquire(timeout=0.2, poll_interval=0.02)
@@ -249,34 +348,41 @@ class RunFolder:
                 hint="change its permissions, or copy it to where you may write",
             ) from error
 
-    def __exit__(self, *_: object) -> None:
-        self.records.close()
-        self._lock.release()
+    def __exit__(self, kind: object = None, *_: object) -> None:
+        try:
+            was_written = self.records.is_writing
+            self.records.close()
+            if self.seal is not None and (was_written or self._is_stale):
+                path = self.records.path
+                found = replace(self.seal.records, file=file_digest(path) if path.exists() else None)
+                self._reseal(replace(self.seal, records=found))
+        except (SparsonaError, OSError):
+            if kind is None:  # else that error is the cause; without the last digests everything is compared
+                raise
+        finally:
+            self._lock.release()
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """The options of the run."""
-        return read_json(self.path / "config.json")
+        return read_json(self.path / CONFIG_FILE)
 
     @cached_property
     def environment(self) -> dict[str, Any]:
         """The environment that the run started in."""
-        return read_json(self.path / "environment.json")
+        return read_json(self.path / ENVIRONMENT_FILE)
 
     @property
     def summary(self) -> dict[str, Any] | None:
         """The result, or None while the run is unfinished."""
-        path = self.path / "summary.json"
-        return read_json(path) | {"run": str(self.path)} if path.is_file() else None  # folders are moved
+        if not self.has(SUMMARY_FILE):
+            return None
+        found = parse_json(self.read(SUMMARY_FILE), self.path / SUMMARY_FILE)
+        return found | {"run": str(self.path)}  # folders are moved
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Keep the result."""
-        write_atomically(self.path / "summary.json", _json(summary))
-
-    def drop_summary(self) -> None:
-        """Remove the result of an earlier stop; it can be computed again."""
-        with explain_disk_errors(self.path):
-            (self.path / "summary.json").unlink(missing_ok=True)
+        self.write(SUMMARY_FILE, _json(summary))
 
 
 def config_digests(config: dict[str, Any]) -> dict[str, str]:
@@ -300,26 +406,38 @@ def make_empty_folder(path: Path) -> None:
 
 
 # Files written before the config: what a killed process may leave of a run that never started.
-_BEFORE_CONFIG = {
-    "lock",
-    "environment.json",
-    "about.json",
-    START_FILE,
-    INITIAL_FILE,
-    FEDERATION_FILE,
-    GUESTS_FILE,
-    *(f".{name}.part" for name in (START_FILE, INITIAL_FILE, FEDERATION_FILE, GUESTS_FILE)),
-    *(f".{name}.json.part" for name in ("environment", "about", "config")),
-}
+_BEFORE_CONFIG = {"lock", *STARTED, GUESTS_FILE, CONFIG_FILE}
 
 
 def _check_unused(path: Path) -> None:
-    if not path.is_dir() or not {entry.name for entry in path.iterdir()} <= _BEFORE_CONFIG:
+    names = {drafted_name(entry.name) or entry.name for entry in path.iterdir()} if path.is_dir() else {""}
+    if not names <= _BEFORE_CONFIG or (path / CONFIG_FILE).exists():
         raise SparsonaError(
             f"'{path}' is already used",
             expected="a folder that does not exist yet, or an empty one",
             hint="choose another --out, or `sparsona resume` what is there",
         )
+    for name in _BEFORE_CONFIG:
+        check_plain(path / name)
+
+
+def _read(path: Path) -> bytes:
+    """The content of a file that a run cannot do without."""
+    try:
+        return read_file(path)
+    except FileNotFoundError:
+        raise SparsonaError(f"'{path}' is missing", expected="a run folder made by sparsona", hint=RESTORE) from None
+    except OSError as error:
+        raise SparsonaError(f"'{path}' cannot be read: {error}", expected=WRITTEN, hint=RESTORE) from None
+
+
+def _bounds(facts: RunFacts) -> Bounds:
+    """What the records of a run can hold."""
+    classes = 0 if facts.label_counts is None else facts.label_counts.shape[1]
+    if facts.examples is not None:
+        classes = max(classes, facts.examples.num_outputs)
+    numbers = max(1 << 16, 8 * (facts.num_parameters + facts.num_frozen))
+    return Bounds(len(facts.sizes), 4 * classes**2 if classes else Bounds.confusion, numbers)
 
 
 def _json(value: dict[str, Any]) -> bytes:

@@ -6,12 +6,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import filelock
-
 from sparsona.core.errors import SparsonaError
 from sparsona.core.reading import expand
 from sparsona.core.spec import shorten
-from sparsona.runs.folder import reached, read_json
+from sparsona.runs.files import parse_json, read_file, read_json
+from sparsona.runs.folder import SUMMARY_FILE, is_used
+from sparsona.runs.manifest import read_manifest
 
 
 def find_run(text: str | Path) -> Path:
@@ -35,25 +35,18 @@ def list_runs(where: Path) -> list[dict[str, Any]]:
     return [_row(path.parent, where) for path in sorted(configs, key=lambda path: path.stat().st_mtime, reverse=True)]
 
 
-def is_used(folder: Path) -> bool | None:
-    """Whether a process holds the run's lock; None: this user may not find out."""
-    if not (folder / "lock").exists():  # looking must not make it
-        return False
-    try:
-        with filelock.FileLock(str(folder / "lock"), timeout=0):
-            return False
-    except filelock.Timeout:
-        return True
-    except OSError:  # no permission to write: no process of this user runs it, but another's may
-        return None
-
-
 def _row(folder: Path, where: Path) -> dict[str, Any]:
     row: dict[str, Any] = {"run": str(folder.relative_to(where)), "path": str(folder)}
     try:
         config = read_json(folder / "config.json")
-        found = reached(folder)
-        summary = read_json(folder / "summary.json") if (folder / "summary.json").exists() else None
+        found = read_manifest(folder)
+        completed, finished, seal = (0, False, None) if found is None else (found.completed, found.finished, found.seal)
+        path, summary = folder / SUMMARY_FILE, None
+        if path.exists() and (seal is None or SUMMARY_FILE in seal.files):
+            data = read_file(path)
+            if seal is not None:
+                seal.check(path, data, "the run was finished" if finished else f"round {completed}")
+            summary = parse_json(data, path)
         mean = summary["accuracy"]["mean"] if summary else None
         accuracy = "–" if mean is None else f"{mean:.1%}"
         if mean is None and summary and (metrics := summary.get("metrics")):  # of a regression, its first metric
@@ -63,10 +56,10 @@ def _row(folder: Path, where: Path) -> dict[str, Any]:
         return row | {
             "method": config["method"],
             "seed": config["seed"],
-            "rounds": f"{found.completed}/{config['rounds']}",
+            "rounds": f"{completed}/{config['rounds']}",
             "steps": "–" if steps is None else f"{steps:,}",
             "accuracy": accuracy,
-            "state": "finished" if found.finished else "running" if is_used(folder) else "unfinished: resume it",
+            "state": "finished" if finished else "running" if is_used(folder) else "unfinished: resume it",
         }
     except (SparsonaError, KeyError, TypeError) as error:
         blank = dict.fromkeys(("method", "seed", "rounds", "steps", "accuracy"), "–")

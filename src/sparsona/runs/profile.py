@@ -8,7 +8,7 @@ from typing import Any
 
 from sparsona.core.errors import SparsonaError
 from sparsona.engine.profiler import Clock
-from sparsona.runs.folder import read_json, write_atomically
+from sparsona.runs.files import read_json, with_checksum, without_checksum, write_atomically
 
 NAME, FORMAT = "profile.json", 1
 
@@ -24,8 +24,8 @@ class ProfileFile:
         """What was measured until now; `completed` rounds are done."""
         if self._clock.is_on:
             part = {"rounds": {"from": self._first, "to": completed}, **self._about, **self._clock.profile()}
-            value = {"format": FORMAT, "parts": [*self._before, part]}
-            write_atomically(self._path, (json.dumps(value, indent=1) + "\n").encode())
+            value = json.loads(json.dumps({"format": FORMAT, "parts": [*self._before, part]}))  # as it is read
+            write_atomically(self._path, (json.dumps(with_checksum(value), indent=1) + "\n").encode())
 
 
 def is_profiled(folder: Path) -> bool:
@@ -42,6 +42,7 @@ def read_profile(folder: Path) -> dict[str, Any]:
             hint="run with --profile, or train(..., profile=True)",
         )
     value = read_json(folder / NAME)
+    without_checksum(value, folder / NAME, is_needed=False)
     if value.get("format") != FORMAT or not isinstance(value.get("parts"), list):
         raise SparsonaError(
             f"'{folder / NAME}' is not a profile of this version",

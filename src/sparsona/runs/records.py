@@ -1,16 +1,20 @@
 """RUN/records.sqlite: rounds, turns, evaluations and traits as typed rows. All of the SQL is here.
 
-The holder of a folder's lock writes; any process may read at any time, and leaves no trace.
+The holder of a folder's lock writes; any process may read at any time, and leaves no trace. The file may come from
+somebody else: it is opened as data, with the tables of SCHEMA and nothing else in it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import re
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import groupby
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +22,7 @@ import numpy as np
 
 from sparsona.core.errors import SparsonaError
 from sparsona.engine.failures import DIVERGED, WITHHELD
+from sparsona.runs.files import RESTORE, WRITTEN, check_plain
 
 NAME = "records.sqlite"
 SCHEMA = """
@@ -280,8 +285,98 @@ Row = (
     | TraitsRow
 )
 BY_POINT = ("evaluations", "classes", "client_metrics")  # the tables of what was found at points
+
+# Rows belong together by their first column, the round or the number of completed rounds: these are made in a round,
+# those after it. Measures are taken where models are evaluated, and go where evaluations go.
+IN_ROUND = ("rounds", "turns", "failures", "conditions")
+AFTER = (*BY_POINT, "evaluation_traffic", "evaluation_failures", "traits", "measures")
+_SHIFT = {"measures": 1}  # what is added to the first column: the round after which evaluations are
+_KEYS = {
+    found[1]: found[2].count(",") + 1
+    for found in re.finditer(r"EXISTS (\w+) \((?:(?!CREATE).)*?PRIMARY KEY(?: \(([^)]*)\))?", SCHEMA.replace("\n", " "))
+    if found[2]
+}  # columns of primary keys that have several
+
+# How each table is made, as SQLite keeps it: older versions have fewer of them, and none has another.
+_MADE = {
+    found[1]: f"CREATE TABLE {found[0]}"
+    for text in SCHEMA.split(";")
+    if (found := re.search(r"(?<=EXISTS )(\w+).*", text.strip(), re.DOTALL))
+}
+_SUPER = bytes.fromhex("d9d505f920a163d7")  # ends a journal that names another file, which SQLite would delete
+LOCKED_SECONDS = 15.0  # to wait for another program that has the file open
+_STEPS = 100_000  # of SQLite's machine between two looks at how many a query has taken
 _FIGURES = "completed, client, point, correct, count, loss"  # of an evaluation, without its matrix
 _Kind = TypeVar("_Kind")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What of the evaluations after the last round of a checkpoint stays when a run is resumed from it: those at
+    `points`; what was sent for them, where `everyone` was tested there; and `traits`."""
+
+    points: tuple[str, ...]
+    everyone: bool
+    traits: bool
+
+    def condition(self, table: str) -> tuple[str, tuple[str, ...]]:
+        """The rows of this table that stay, in SQL."""
+        if table in BY_POINT:
+            return f"point IN ({', '.join('?' * len(self.points))})", self.points
+        if table == "traits":
+            return ("1" if self.traits else "0"), ()
+        if table == "evaluation_traffic":
+            return ("NOT is_final" if self.everyone else "0"), ()
+        if table == "evaluation_failures":
+            # What clients withheld in a turn before this point was evaluated with the turn, and is not made again.
+            return ("NOT is_final", ()) if self.everyone else ("NOT is_final AND reason = ?", (WITHHELD,))
+        return "1", ()
+
+    def sealed_condition(self, table: str) -> tuple[str, tuple[str, ...]]:
+        """Those of them that no later round adds to, as it does what clients withhold in their next turn."""
+        if table == "evaluation_failures":
+            return ("NOT is_final AND reason != ?", (WITHHELD,)) if self.everyone else ("0", ())
+        return self.condition(table)
+
+
+Digests = Mapping[int, str | None]
+
+
+@dataclass(frozen=True)
+class RecordSeal:
+    """Digests of records, in the manifest: of what was made in each round, and of what was evaluated after it.
+
+    None: not known, since rows are about to be dropped. `kept` applies to what was evaluated after the last round;
+    None: all of it counts. `file` is the digest of the file itself, of a run that no process plays.
+    """
+
+    rounds: Digests = field(default_factory=dict)
+    evaluations: Digests = field(default_factory=dict)
+    kept: Kept | None = None
+    file: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        kept = None if self.kept is None else [list(self.kept.points), self.kept.everyone, self.kept.traits]
+        of = {name: {str(key): one for key, one in getattr(self, name).items()} for name in ("rounds", "evaluations")}
+        return {**of, "kept": kept, "file": self.file}
+
+    @classmethod
+    def from_json(cls, values: Any) -> RecordSeal:
+        """What `as_json` wrote; ValueError, TypeError or KeyError: it did not."""
+        kept = values["kept"]
+        of = [{int(key): one for key, one in values[name].items()} for name in ("rounds", "evaluations")]
+        return cls(
+            of[0], of[1], None if kept is None else Kept(tuple(map(str, kept[0])), *map(bool, kept[1:])), values["file"]
+        )
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the rows and blobs of a run can be: clients below this number, and bytes of one blob when it is unpacked."""
+
+    clients: int = 1 << 31
+    confusion: int = 1 << 24
+    numbers: int = 1 << 24
 
 
 class Records:
@@ -289,12 +384,22 @@ class Records:
 
     A connection is opened for a query and closed after it. `reading` keeps one open for many; `open_for_writing` until
     `close`, and then queries use it, too.
+
+    Args:
+        path: the file, which need not exist yet.
+        bounds: of what is in it.
+        check: is called once, with the first connection that reads: raises SparsonaError if they are other records.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(
+        self, path: Path, bounds: Bounds | None = None, check: Callable[[sqlite3.Connection], None] | None = None
+    ) -> None:
+        self.path, self.bounds = path, bounds or Bounds()
+        self._check: Callable[[sqlite3.Connection], None] | None = check
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
+        self._changed: dict[tuple[str, ...], set[int]] = {IN_ROUND: set(), AFTER: set()}
+        self._steps = 0
 
     @property
     def exist(self) -> bool:
@@ -308,7 +413,7 @@ class Records:
         """The connection that writes, opened when it is first used."""
         if self._writer is None:
             with explain_record_errors(self.path):
-                db = sqlite3.connect(self.path, isolation_level=None)
+                db = self._connect(isolation_level=None)
                 try:
                     db.execute("PRAGMA journal_mode = WAL")
                     db.execute("PRAGMA synchronous = NORMAL")
@@ -318,6 +423,53 @@ class Records:
                     raise
                 self._writer = db
         return self._writer
+
+    def _connect(self, mode: str = "rwc", **options: Any) -> sqlite3.Connection:
+        """A connection to a file that holds our tables and nothing else."""
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            check_plain(self.path.with_name(self.path.name + suffix))
+        self._check_journal()
+        address = f"{self.path.absolute().as_uri()}?mode={mode}"
+        db = sqlite3.connect(address, uri=True, timeout=LOCKED_SECONDS, **options)
+        try:
+            db.execute("PRAGMA trusted_schema = OFF")
+            self._check_schema(db)
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _check_journal(self) -> None:
+        path = self.path.with_name(f"{self.path.name}-journal")
+        try:
+            names_another = path.read_bytes()[-len(_SUPER) :] == _SUPER
+        except OSError:
+            return
+        if names_another:
+            raise SparsonaError(f"'{path}' names another file", expected="no such journal", hint="remove it")
+
+    def _check_schema(self, db: sqlite3.Connection) -> None:
+        """Refuse triggers, views, virtual tables and whatever else is not ours, before it can do anything."""
+        for kind, name, table, text in db.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"):
+            if kind == "index" and text is None and table in _TABLES.values() and name.startswith("sqlite_autoindex_"):
+                continue
+            if kind != "table" or _MADE.get(name) != text or table != name:
+                raise SparsonaError(
+                    f"'{self.path}' holds {kind} '{name}', which is not one of a run's tables",
+                    expected=WRITTEN,
+                    hint="use a copy of the run from where it was made",
+                )
+
+    def _count_steps(self) -> int:
+        """Ends a query that takes more steps than rows can need that fit into the file, as one of a forged file may."""
+        self._steps += _STEPS
+        size = self.path.stat().st_size if self.path.exists() else 0
+        return int(self._steps > 500_000_000 + 500 * size)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether the connection that writes is open."""
+        return self._writer is not None
 
     def close(self) -> None:
         """Close the connection that writes."""
@@ -352,7 +504,12 @@ class Records:
             return
         kind = type(found[0])
         names = [one.name for one in fields(kind)]
-        query = f"INSERT OR REPLACE INTO {_TABLES[kind]} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+        table = _TABLES[kind]
+        query = f"INSERT OR REPLACE INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
+        shift = _SHIFT.get(table, 0)
+        self._changed[IN_ROUND if table in IN_ROUND else AFTER] |= {
+            key + shift for key in set(map(attrgetter(names[0]), found))
+        }
         with self.writing():
             self.writer.executemany(query, map(attrgetter(*names), found))
 
@@ -361,36 +518,98 @@ class Records:
         with explain_record_errors(self.path):
             self.writer.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
-    def rewind(self, completed: int, points: Sequence[str], everyone: bool = True, traits: bool | None = None) -> None:
-        """Drop rows past the checkpoint: they will be made again, the same. Of the round that was reached,
-        the evaluations at `points` stay; none are evaluated there without an interruption where `points` is empty.
-        So do what was sent for them where `everyone` was tested there, and `traits` (None: where there are points)."""
+    def rewind(self, completed: int, kept: Kept) -> None:
+        """Drop rows past the checkpoint: they will be made again, the same. Of what was evaluated after the round that
+        was reached, what `kept` says stays; none is evaluated there without an interruption where it has no points."""
         db = self.writer
-        kept = bool(points) if traits is None else traits
         with self.writing():
-            for table in ("rounds", "turns", "failures", "conditions", "measures"):
+            for table in IN_ROUND:
                 db.execute(f"DELETE FROM {table} WHERE round >= ?", (completed,))
-            db.execute("DELETE FROM traits WHERE completed > ?", (completed if kept else completed - 1,))
-            for table in ("evaluation_traffic", "evaluation_failures"):
-                db.execute(f"DELETE FROM {table} WHERE completed > ?", (completed,))
-                # What clients withheld in a turn before this point was evaluated with the turn, and is not made again.
-                stays, values = ("AND is_final", []) if everyone else ("", [])
-                if table == "evaluation_failures" and not everyone:
-                    stays, values = "AND (is_final OR reason != ?)", [WITHHELD]
-                db.execute(f"DELETE FROM {table} WHERE completed = ? {stays}", [completed, *values])
-            marks = ", ".join("?" * len(points))
-            for table in BY_POINT:
-                db.execute(f"DELETE FROM {table} WHERE completed > ?", (completed,))
-                db.execute(f"DELETE FROM {table} WHERE completed = ? AND point NOT IN ({marks})", (completed, *points))
+            for table in AFTER:
+                key = _key(table)
+                db.execute(f"DELETE FROM {table} WHERE {key} > ?", (completed,))
+                stays, values = kept.condition(table)
+                db.execute(f"DELETE FROM {table} WHERE {key} = ? AND NOT ({stays})", (completed, *values))
+        self._changed = {IN_ROUND: set(), AFTER: {completed}}
 
     def drop_evaluations(self, completed: Sequence[int]) -> None:
         """Drop what was evaluated after these numbers of rounds: a run that goes on does not evaluate there."""
         db = self.writer
         with self.writing():
             for number in completed:
-                for table in (*BY_POINT, "traits", "evaluation_traffic", "evaluation_failures"):
-                    db.execute(f"DELETE FROM {table} WHERE completed = ?", (number,))
-                db.execute("DELETE FROM measures WHERE round = ?", (number - 1,))
+                for table in AFTER:
+                    db.execute(f"DELETE FROM {table} WHERE {_key(table)} = ?", (number,))
+        self._changed[AFTER] |= set(completed)
+
+    # Digests: what a manifest says of records.
+
+    def sealed(self, before: RecordSeal | None, completed: int, kept: Kept | None) -> RecordSeal:
+        """The digests of records of which `completed` rounds are in a checkpoint; only what changed is read again.
+
+        Args:
+            before: those of the last manifest; None: everything is read.
+            completed: the rounds in the checkpoint.
+            kept: what a resumed run keeps of the last evaluations; None: the run is finished.
+        """
+        if not self.exist:  # a manifest precedes the first record
+            return RecordSeal(kept=kept)
+        db, found, last = self.writer, [], (completed, kept)
+        known = [None, None] if before is None else [before.rounds, before.evaluations]
+        with explain_record_errors(self.path):
+            for family, there in zip((IN_ROUND, AFTER), known, strict=True):
+                digests: dict[int, str | None] = dict(_digests(db, family, last) if there is None else there)
+                for key in self._changed[family] if there is not None else ():
+                    digests.pop(key, None)
+                    digests |= _digests(db, family, last, key)
+                past = completed if family is IN_ROUND else completed + 1
+                found.append({key: one for key, one in digests.items() if kept is None or key < past})
+        return RecordSeal(found[0], found[1], kept)
+
+    def settle(self, completed: int | None) -> None:
+        """The digests of all that was written are in the manifest; of what follows `completed` rounds in part."""
+        self._changed = {IN_ROUND: set(), AFTER: set() if completed is None else {completed}}
+
+    def compare(
+        self, seal: RecordSeal, completed: int, is_finished: bool, db: sqlite3.Connection | None = None
+    ) -> None:
+        """Refuse records that are not those of a manifest, and say from which round on. Reads everything."""
+        if db is None:
+            with self.reading():
+                db = self._writer or self._reader
+                if db is not None:
+                    self.compare(seal, completed, is_finished, db)
+            return
+        with explain_record_errors(self.path):
+            (state,) = db.execute("PRAGMA integrity_check(1)").fetchone()
+            if state != "ok":
+                raise SparsonaError(f"'{self.path}' is damaged: {state}", expected=WRITTEN, hint=RESTORE)
+            wrong = []
+            for family, known, what in (
+                (IN_ROUND, seal.rounds, "the rows of round {0}"),
+                (AFTER, seal.evaluations, "what was evaluated after round {1}"),
+            ):
+                past = None if is_finished else completed if family is IN_ROUND else completed + 1
+                there = _digests(db, family, (completed, None if is_finished else seal.kept))
+                for key in sorted({*known, *there}):
+                    if (past is None or key < past) and known.get(key, "") not in (None, there.get(key)):
+                        wrong.append((key + (family is IN_ROUND), what.format(key + 1, key)))
+        if wrong:
+            first = min(wrong)
+            raise SparsonaError(
+                f"'{self.path}' differs since round {first[0]}: {first[1]} are not those of this run's checkpoint",
+                expected="the rows that were recorded",
+                hint="restore the file that belongs to this run, or start the run again in another folder",
+            )
+
+    def check_values(self, db: sqlite3.Connection) -> None:
+        """Refuse values that no row of ours has: texts for numbers, clients that do not exist."""
+        with explain_record_errors(self.path):
+            there = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            for kind, table in _TABLES.items():
+                if table in there and db.execute(*_odd_values(kind, table, self.bounds.clients)).fetchone():
+                    raise SparsonaError(
+                        f"'{self.path}' has values in '{table}' that no run records", expected=WRITTEN, hint=RESTORE
+                    )
 
     def check(self, completed: int) -> None:
         """Refuse records that lack rounds the checkpoint has: what is summed over them would be too little."""
@@ -417,8 +636,13 @@ class Records:
             yield
             return
         with explain_record_errors(self.path):
-            self._reader = sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)
+            self._reader = self._connect("ro")
+            self._reader.set_progress_handler(self._count_steps, _STEPS)
         try:
+            if self._check is not None:
+                self._steps = 0
+                self._check(self._reader)
+                self._check = None
             yield
         finally:
             self._reader.close()
@@ -430,6 +654,7 @@ class Records:
             db = self._writer or self._reader
             if db is None:
                 return []
+            self._steps = 0
             try:
                 found = db.execute(query, values)
             except sqlite3.OperationalError as error:
@@ -502,7 +727,8 @@ class Records:
         """Each client's matrix of true and predicted classes, where one was kept."""
         query = "SELECT * FROM evaluations WHERE completed = ? AND point = ? AND confusion IS NOT NULL ORDER BY client"
         rows = self._rows(EvaluationRow, query, (completed, point))
-        return {row.client: unpack_confusion(row.confusion) for row in rows if row.confusion is not None}
+        most = self.bounds.confusion
+        return {row.client: unpack_confusion(row.confusion, most) for row in rows if row.confusion is not None}
 
     def classes(self, completed: int, point: str) -> list[ClassesRow]:
         """Each client's counts on classes that it has and has not, where no matrix was kept."""
@@ -612,6 +838,65 @@ class Records:
         return self._rows(TraitsRow, "SELECT * FROM traits ORDER BY completed")
 
 
+def _key(table: str) -> str:
+    """The round after which rows of this table were made, in SQL."""
+    return "round + 1" if table in _SHIFT else "completed"
+
+
+def _digests(
+    db: sqlite3.Connection, family: Sequence[str], last: tuple[int, Kept | None], only: int | None = None
+) -> dict[int, str]:
+    """A digest of the rows of a family for each round, or `only` one. Of those after the round `last`, what is kept."""
+    there = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    completed, kept = last
+    states: dict[int, Any] = {}
+    for table in family:
+        if table not in there:  # of an older version
+            continue
+        shift, order = _SHIFT.get(table, 0), ", ".join(str(i + 1) for i in range(_KEYS.get(table, 1)))
+        key = "round" if table in IN_ROUND or shift else "completed"
+        terms: list[str] = ["1"]
+        values: list[Any] = []
+        if only is not None:
+            terms.append(f"{key} = ?")
+            values.append(only - shift)
+        if kept is not None and family is AFTER and only in (None, completed):
+            stays, names = kept.sealed_condition(table)
+            terms.append(f"({key} != ? OR ({stays}))")
+            values += [completed - shift, *names]
+        rows = db.execute(f"SELECT * FROM {table} WHERE {' AND '.join(terms)} ORDER BY {order}", values)
+        for number, group in groupby(rows, itemgetter(0)):
+            if not isinstance(number, int):
+                raise sqlite3.DatabaseError(f"a row of '{table}' has no round")
+            state = states.setdefault(number + shift, hashlib.blake2b(digest_size=6))
+            state.update(table.encode())
+            for row in group:
+                state.update(repr(row).encode())
+    return {number: state.hexdigest() for number, state in states.items()}
+
+
+_TYPES = {
+    "int": "'integer'",
+    "bool": "'integer'",
+    "float": "'real', 'integer', 'null'",
+    "str": "'text'",
+    "bytes": "'blob'",
+}
+
+
+def _odd_values(kind: type[Any], table: str, clients: int) -> tuple[str, tuple[int, ...]]:
+    """A query for a row with a value that is not of its column's type, or of a client or round that cannot be."""
+    odd, values = [], []
+    for one in fields(kind):
+        name, _, rest = str(one.type).partition(" | ")
+        allowed = _TYPES[name] + (", 'null'" if rest else "")
+        odd.append(f"typeof({one.name}) NOT IN ({allowed})")
+        if one.name in ("client", "round", "completed"):
+            odd.append(f"{one.name} NOT BETWEEN 0 AND ?")
+            values.append(clients - 1 if one.name == "client" else 1 << 31)
+    return f"SELECT 1 FROM {table} WHERE {' OR '.join(odd)} LIMIT 1", tuple(values)
+
+
 @contextlib.contextmanager
 def explain_record_errors(path: Path) -> Iterator[None]:
     """Turn SQLite errors into messages that a user can act on."""
@@ -619,13 +904,18 @@ def explain_record_errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         text = str(error)
-        full = "full" in text or "disk I/O" in text
+        full, locked = "full" in text or "disk I/O" in text, "locked" in text or "busy" in text
+        said, expected, hint = "used", WRITTEN, "restore the file from a copy, or start the run again in another folder"
+        if full:
+            said, expected = "written: the disk is full", "free space"
+            hint = "free some space, then `sparsona resume` this run: what was written before is intact"
+        elif locked:
+            said, expected = "written: another program has them open", "a file that no other program writes to"
+            hint = "close it, then `sparsona resume` this run: what was written before is intact"
+        elif "interrupted" in text:
+            said = "read: a query took longer than any file of this size needs"
         raise SparsonaError(
-            f"the records in '{path}' could not be {'written: the disk is full' if full else 'used'} ({text})",
-            expected="free space" if full else "the file as sparsona wrote it",
-            hint="free some space, then `sparsona resume` this run: what was written before is intact"
-            if full
-            else "restore the file from a copy, or start the run again in another folder",
+            f"the records in '{path}' could not be {said} ({text})", expected=expected, hint=hint
         ) from error
 
 
@@ -634,10 +924,12 @@ def pack_confusion(confusion: Any) -> bytes | None:
     return None if confusion is None else zlib.compress(np.asarray(confusion, dtype="<i4").tobytes(), 1)
 
 
-def unpack_confusion(blob: bytes) -> np.ndarray:
+def unpack_confusion(blob: bytes, most: int = Bounds.confusion) -> np.ndarray:
     """The inverse of pack_confusion."""
-    flat = np.frombuffer(zlib.decompress(blob), dtype="<i4")
+    flat = unpack_numbers(blob, "<i4", most)
     side = int(len(flat) ** 0.5)
+    if side * side != len(flat):
+        raise _damaged(f"a matrix of {len(flat)} entries")
     return flat.reshape(side, side)
 
 
@@ -646,6 +938,19 @@ def pack_numbers(values: Any, kind: str) -> bytes:
     return zlib.compress(np.asarray(values, dtype=kind).tobytes(), 1)
 
 
-def unpack_numbers(blob: bytes, kind: str) -> np.ndarray:
-    """The inverse of pack_numbers."""
-    return np.frombuffer(zlib.decompress(blob), dtype=kind)
+def unpack_numbers(blob: bytes, kind: str, most: int = Bounds.numbers) -> np.ndarray:
+    """The inverse of pack_numbers. More than `most` bytes are refused before they are unpacked."""
+    unpacking = zlib.decompressobj()
+    try:
+        data = unpacking.decompress(blob, most + 1)
+        if len(data) > most:
+            raise _damaged(f"numbers of more than {most:,} bytes")
+        if not unpacking.eof or unpacking.unused_data:
+            raise _damaged("numbers that are cut off")
+        return np.frombuffer(data, dtype=kind)
+    except (zlib.error, ValueError, TypeError) as error:
+        raise _damaged(str(error)) from None
+
+
+def _damaged(what: str) -> SparsonaError:
+    return SparsonaError(f"the records are damaged: {what}", expected=WRITTEN, hint=RESTORE)

@@ -23,13 +23,14 @@ from sparsona.engine.context import ServerContext
 from sparsona.engine.evaluate import Evaluation
 from sparsona.engine.failures import DIVERGED, WITHHELD
 from sparsona.engine.jobs import Report
-from sparsona.engine.plan import tested_clients
+from sparsona.engine.plan import Plan, tested_clients
 from sparsona.engine.population import EvaluationLog, Population, RoundRecord
 from sparsona.engine.profiler import START
 from sparsona.engine.rounds import check_plan, engine_for
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.runs.facts import RunFacts
-from sparsona.runs.folder import MANIFEST, RunFolder
+from sparsona.runs.folder import GLOBAL_FILE, SUMMARY_FILE, RunFolder
+from sparsona.runs.manifest import MANIFEST
 from sparsona.runs.observers import (
     ClientEvaluation,
     EvaluationResult,
@@ -43,6 +44,7 @@ from sparsona.runs.observers import (
 )
 from sparsona.runs.profile import ProfileFile
 from sparsona.runs.recorder import Recorder
+from sparsona.runs.records import Kept
 from sparsona.runs.stopping import (
     Patience,
     Spent,
@@ -175,9 +177,12 @@ class Session:
                     hint="restore it from a copy, or start the run again in another folder",
                 )
             with self.clock.measure("checkpoint"):
-                self._checkpoints.save(self.progress, self._initial)
+                self._save_sealed()
         with self.clock.measure("records"):
-            self._records.check(self.progress.completed)
+            if folder.seal is None:  # an older version wrote it
+                self._records.check(self.progress.completed)
+            else:
+                folder.check_records()
         self._patience = Patience()
         self._traits: TraitRecord | None = None
         if folder.config.get("record_traits") and not self.progress.finished:
@@ -195,12 +200,10 @@ class Session:
         """Play until the last round or a stop; why it was stopped, or None if it is finished."""
         plan, completed = self.context.plan, self.progress.completed
         with self.clock.measure("records"):
-            everyone, traits = plan.tests_everyone_after(completed), plan.evaluates_after(completed)
-            self._records.rewind(completed, plan.points_after(completed), everyone, traits)
+            self._folder.drop(SUMMARY_FILE, GLOBAL_FILE)
+            self._records.rewind(completed, self._kept)
             if self._folder.facts.extensions:  # what were the last ten rounds are so no more
-                others = [number for number in range(1, completed + 1) if not plan.evaluates_after(number)]
-                self._records.drop_evaluations(others)
-            self._folder.drop_summary()
+                self._records.drop_evaluations(dropped_evaluations(plan, completed))
         began, self._spent, reason = time.monotonic(), Spent(), None
         self._limits, self._patience = limits, self._recorded_patience(limits)
         try:
@@ -333,12 +336,25 @@ class Session:
         with self.clock.measure("records"):
             self._records.flush()
         with self.clock.measure("checkpoint"):
-            self._checkpoints.save(self.progress, self._initial)
+            self._save_sealed()
             self._profile.write(self.progress.completed)
         self.side.clients.saved(self.progress.population.states, self.progress.tuned)
         self._unsaved = False
         self._checkpoint_at = time.monotonic()
         self._checkpoint_cost = self._checkpoint_at - began
+
+    @property
+    def _kept(self) -> Kept:
+        """What a run that is resumed from here keeps of what was evaluated last: what it would not evaluate again."""
+        plan, completed = self.context.plan, self.progress.completed
+        everyone, traits = plan.tests_everyone_after(completed), plan.evaluates_after(completed)
+        return Kept(plan.points_after(completed), everyone, traits)
+
+    def _save_sealed(self) -> None:
+        finished, completed = self.progress.finished, self.progress.completed
+        seal = self._folder.next_seal(completed, None if finished else self._kept)
+        self._checkpoints.save(self.progress, self._initial, seal)
+        self._folder.sealed(seal, None if finished else completed)
 
     # Reports to observers.
 
@@ -383,6 +399,11 @@ class Session:
             completed, seconds = self.progress.completed, self.progress.seconds
             end = RunEnd(completed, self.context.plan.rounds, seconds, False, reason.splitlines()[0], None)
             self.observers.on_failure(end, error)
+
+
+def dropped_evaluations(plan: Plan, completed: int) -> list[int]:
+    """The rounds after which a run that was given more of them does not evaluate."""
+    return [number for number in range(1, completed + 1) if not plan.evaluates_after(number)]
 
 
 def round_result(played: RoundRecord, seconds: float) -> RoundResult:

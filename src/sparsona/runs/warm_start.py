@@ -18,9 +18,7 @@ from sparsona.core.errors import SparsonaError
 from sparsona.core.layout import Layout
 from sparsona.core.tree import Tree
 from sparsona.runs.facts import WarmStartFacts
-from sparsona.runs.folder import INITIAL_FILE, START_FILE, RunFolder, explain_disk_errors, reached, write_atomically
-
-GLOBAL_FILE = "global.safetensors"  # a finished run's shared model, by the names of its parameters, frozen ones too
+from sparsona.runs.folder import GLOBAL_FILE, INITIAL_FILE, START_FILE, RunFolder, reached
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,17 +39,11 @@ class WarmStart:
         return replace(self.facts, taken=taken, of=len(layout.slots), same_data=same)
 
 
-def save_global_model(folder: Path, model: Tree | None, frozen: Mapping[str, Tensor]) -> None:
+def save_global_model(folder: RunFolder, model: Tree | None, frozen: Mapping[str, Tensor]) -> None:
     """Write the shared model beside the checkpoint, for other runs to start from: the frozen parameters as well, since
     the trained ones were trained for them."""
-    if model is not None and not (folder / GLOBAL_FILE).exists():
-        write_atomically(folder / GLOBAL_FILE, _as_file({name: model[name] for name in model} | dict(frozen)))
-
-
-def drop_global_model(folder: Path) -> None:
-    """Remove the shared model of a run that goes on."""
-    with explain_disk_errors(folder):
-        (folder / GLOBAL_FILE).unlink(missing_ok=True)
+    if model is not None and not folder.has(GLOBAL_FILE):
+        folder.write(GLOBAL_FILE, _as_file({name: model[name] for name in model} | dict(frozen)))
 
 
 def warm_start_from(path: str | Path) -> WarmStart:
@@ -64,15 +56,15 @@ def warm_start_from(path: str | Path) -> WarmStart:
             expected="a finished run",
             hint=f"`sparsona resume {folder.path}` continues it",
         )
-    if not (folder.path / GLOBAL_FILE).exists():
+    if not folder.has(GLOBAL_FILE):
         raise SparsonaError(
             f"a warm start from '{folder.path}': {facts.title} has no global model",
             expected="a run of a method with a global model, such as fedavg",
-            hint="a run of an older version gets its model when it is resumed"
+            hint="a run of an older version, or one that was killed at its end, gets its model when it is resumed"
             if not facts.alone
             else "start from a run of another method",
         )
-    weights = _read(folder.path / GLOBAL_FILE)
+    weights = read_weights(folder, GLOBAL_FILE)
     known = WarmStartFacts(str(folder.path), facts.method, found.completed, _digest(weights), facts.federation)
     return WarmStart(weights, known)
 
@@ -87,7 +79,7 @@ def with_initial_weights(folder: RunFolder, model: Any) -> Any:
     path = folder.path / INITIAL_FILE
     if not isinstance(model, nn.Module) or not path.exists():
         return model
-    stored, made = _read(path), copy.deepcopy(model)
+    stored, made = read_weights(folder, INITIAL_FILE), copy.deepcopy(model)
     shapes = {name: value.shape for name, value in made.state_dict().items() if isinstance(value, Tensor)}
     if shapes != {name: value.shape for name, value in stored.items()}:
         raise SparsonaError(
@@ -101,7 +93,7 @@ def with_initial_weights(folder: RunFolder, model: Any) -> Any:
 
 def stored_start(folder: RunFolder) -> WarmStart:
     """What a run began with, from its own folder: the run it came from may be gone."""
-    weights, known = _read(folder.path / START_FILE), folder.facts.warm_start
+    weights, known = read_weights(folder, START_FILE), folder.facts.warm_start
     if known is None or _digest(weights) != known.weights:
         raise SparsonaError(
             f"'{folder.path / START_FILE}' is not what this run began with",
@@ -149,13 +141,14 @@ def _digest(weights: Mapping[str, Tensor]) -> str:
     return state.hexdigest()
 
 
-def _read(path: Path) -> dict[str, Tensor]:
+def read_weights(folder: RunFolder, name: str) -> dict[str, Tensor]:
+    """The weights in a file of a run, by the names of parameters; SparsonaError if it is damaged, or another run's."""
     try:
         # Copied, in memory aligned as torch does it: where a buffer starts may decide how a product is summed.
-        return {name: value.clone() for name, value in load(path.read_bytes()).items()}
-    except (OSError, SafetensorError) as error:
+        return {name: value.clone() for name, value in load(folder.read(name)).items()}
+    except SafetensorError as error:
         raise SparsonaError(
-            f"'{path}' is missing or damaged: {error}",
+            f"'{folder.path / name}' is damaged: {error}",
             expected="the file as sparsona wrote it",
             hint="restore it from a copy, or start the run again in another folder",
         ) from None

@@ -1,0 +1,252 @@
+"""Checks that the files of a run, a comparison or a search belong together. Reads everything; free of torch."""
+
+from __future__ import annotations
+
+import os
+import stat
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sparsona.core.errors import SparsonaError
+from sparsona.core.files import drafted_name
+from sparsona.runs.comparison import COMPARISON_FILE, check_member, read_comparison
+from sparsona.runs.files import check_plain, file_digest, read_file, read_json, without_checksum
+from sparsona.runs.folder import (
+    CONFIG_FILE,
+    ENDED,
+    FACTS_FILE,
+    GUESTS_FILE,
+    SERVER_FILE,
+    STARTED,
+    SUMMARY_FILE,
+    RunFolder,
+    is_used,
+)
+from sparsona.runs.manifest import FOLDER, MANIFEST, Manifest, is_checkpoint_file, read_manifest
+from sparsona.runs.profile import NAME as PROFILE
+from sparsona.runs.profile import read_profile
+from sparsona.runs.records import NAME as RECORDS
+
+SEARCH_FILE = "tune.json"
+OTHERS = {"lock", GUESTS_FILE, SERVER_FILE, "report.html"}  # written by us, and no part of a run's result
+State = Literal["right", "wrong", "unknown"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known of one file.
+
+    Args:
+        file: its path in the folder that was checked.
+        state: right, wrong, or unknown: nothing vouches for it.
+        what: why it is wrong or unknown, or what was checked.
+    """
+
+    file: str
+    state: State
+    what: str = ""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found in a folder.
+
+    Args:
+        path: the folder.
+        findings: one for each file, or for several of one kind.
+    """
+
+    path: Path
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether nothing is wrong."""
+        return all(one.state != "wrong" for one in self.findings)
+
+    def rows(self) -> list[dict[str, str]]:
+        """A line for each finding."""
+        return [{"file": one.file, "state": one.state, "what": one.what} for one in self.findings]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON."""
+        return {"path": str(self.path), "right": self.is_right, "findings": [asdict(one) for one in self.findings]}
+
+
+def verify(path: str | Path) -> Verification:
+    """Check that all files of a run, a comparison or a search are those that were written, and of one run.
+
+    Args:
+        path: the folder.
+
+    Returns:
+        What is right, what is wrong, and what nothing vouches for.
+
+    Example:
+        >>> import sparsona as sp
+        >>> run = sp.train("local", clients=4, rounds=1, data_rate=0.1, out="runs/verified")
+        >>> verify("runs/verified").is_right
+        True
+    """
+    path = Path(path)
+    if (path / SEARCH_FILE).exists():
+        return Verification(path, tuple(_search(path)))
+    if (path / COMPARISON_FILE).exists():
+        return Verification(path, tuple(_comparison(path)))
+    return Verification(path, tuple(_run(path)))
+
+
+def _search(path: Path) -> Iterator[Finding]:
+    def read(file: Path) -> str:
+        return "" if "checksum" in without_checksum_or_none(file) else "made by a version that wrote no checksum"
+
+    def without_checksum_or_none(file: Path) -> dict[str, Any]:
+        values = read_json(file)
+        without_checksum(values, file, is_needed=False)
+        return values
+
+    yield _find(SEARCH_FILE, lambda: read(path / SEARCH_FILE))
+    for file in sorted(path.glob("*/trial-*.json")):
+        yield _find(str(file.relative_to(path)), lambda file=file: read(file))  # type: ignore[misc]  # bound at once
+    for config in sorted(path.glob("*/trial-*/config.json")):
+        yield from _inside(config.parent, path, _run(config.parent))
+    if (path / "refit").exists():
+        yield from _inside(path / "refit", path, _comparison(path / "refit"))
+
+
+def _comparison(path: Path) -> Iterator[Finding]:
+    try:
+        planned = read_comparison(path)
+    except SparsonaError as error:
+        yield Finding(COMPARISON_FILE, "wrong", error.what)
+        return
+    has_checksums = all("checksum" in entry for entry in read_json(path / COMPARISON_FILE, list))
+    yield Finding(COMPARISON_FILE, "right" if has_checksums else "unknown", f"{len(planned)} runs")
+    for folder, config in planned:
+        if not (folder / CONFIG_FILE).exists():
+            yield Finding(folder.name, "unknown", "not begun yet")
+            continue
+        found = list(_run(folder))
+        yield from _inside(folder, path, iter(found))
+        if all(one.state != "wrong" for one in found):
+            yield _find(folder.name, lambda: check_member(RunFolder.open(folder), config))  # noqa: B023  # called at once
+
+
+def _inside(folder: Path, path: Path, findings: Iterator[Finding]) -> Iterator[Finding]:
+    name = folder.relative_to(path)
+    for one in findings:
+        yield Finding(str(name / one.file), one.state, one.what)
+
+
+def _find(file: str, check: Callable[[], str | None]) -> Finding:
+    """What a check says of a file: it raises, or returns why nothing is known of it."""
+    try:
+        why = check()
+    except SparsonaError as error:
+        return Finding(file, "wrong", error.what)
+    except OSError as error:
+        return Finding(file, "wrong", f"it cannot be read: {error.strerror or error}")
+    return Finding(file, "unknown", why) if why else Finding(file, "right")
+
+
+def _run(path: Path) -> Iterator[Finding]:
+    if not (path / CONFIG_FILE).exists():
+        yield Finding(CONFIG_FILE, "wrong", f"'{path}' is not a run: it has no {CONFIG_FILE}")
+        return
+    manifest: Manifest | None = None
+    try:
+        manifest = read_manifest(path)
+    except SparsonaError as error:
+        yield Finding(str(MANIFEST), "wrong", error.what)
+        return
+    seal = None if manifest is None else manifest.seal
+    if manifest is None:
+        yield Finding(str(MANIFEST), "unknown", "there is no checkpoint yet")
+    elif seal is None:
+        yield Finding(str(MANIFEST), "unknown", "made by a version that did not seal runs: other files may be anything")
+    else:
+        at = "finished" if manifest.finished else f"reached round {manifest.completed}"
+        yield Finding(str(MANIFEST), "right", at)
+    folder: RunFolder | None = None
+    try:
+        folder = RunFolder.open(path)
+    except SparsonaError as error:
+        named = {name for name in (*STARTED, *ENDED) if name in error.what}
+        if not named - {FACTS_FILE} or seal is None:  # of the others it is said below
+            yield Finding(CONFIG_FILE, "wrong", error.what)
+    else:
+        edited = folder.edited_limits
+        what = f"edited, as limits of a session may be: {', '.join(edited)}" if edited else ""
+        yield Finding(CONFIG_FILE, "wrong" if edited else "right" if folder.facts.config else "unknown", what)
+    for name in (*STARTED, *ENDED):
+        if seal is not None and name in seal.files:
+            since = "the run was started" if name in STARTED else "it was written"
+            yield _find(name, lambda: seal.check(path / name, read_file(path / name), since))  # noqa: B023
+        elif (path / name).exists():
+            is_left = seal is not None and name in ENDED
+            yield Finding(name, "unknown", "left by a process that was killed: not used" if is_left else "not sealed")
+    if manifest is not None:
+        yield from _checkpoint(path, manifest)
+    if folder is not None and folder.records.exist:
+        yield _records(folder, manifest)
+    if (path / PROFILE).exists():
+        yield _find(PROFILE, lambda: None if "checksum" in read_profile(path) else "made without a checksum")
+    yield from _others(path)
+
+
+def _checkpoint(path: Path, manifest: Manifest) -> Iterator[Finding]:
+    wrong = 0
+    for entry in manifest.files.values():
+        name, _, crc = entry.partition(" ")
+        file = f"{FOLDER}/{name}"
+
+        def check(name: str = name, crc: str = crc) -> None:
+            if f"{zlib.crc32(read_file(path / FOLDER / name)):08x}" != crc:
+                raise SparsonaError(f"it differs since round {manifest.completed}")
+
+        found = _find(file, check)
+        if found.state == "wrong":
+            wrong += 1
+            yield found
+    if len(manifest.files) > wrong:
+        yield Finding(f"{FOLDER}/", "right", f"{len(manifest.files) - wrong} files")
+
+
+def _records(folder: RunFolder, manifest: Manifest | None) -> Finding:
+    seal = None if manifest is None or manifest.seal is None else manifest.seal.records
+    if is_used(folder.path):
+        return Finding(RECORDS, "unknown", "a process plays this run: verify it when it has stopped")
+
+    def check() -> str | None:
+        if seal is None or manifest is None:
+            folder.check_records()
+            return "not sealed"
+        folder.records.compare(seal, manifest.completed, manifest.finished)
+        return None
+
+    found = _find(RECORDS, check)
+    if found.state != "right" or seal is None:
+        return found
+    same = seal.file == file_digest(folder.records.path)
+    return Finding(RECORDS, "right", "row by row" if same else "row by row; the file itself was written since")
+
+
+def _others(path: Path) -> Iterator[Finding]:
+    """What is in the folder and not of the run: left alone, and said."""
+    known = {CONFIG_FILE, FOLDER, RECORDS, PROFILE, SUMMARY_FILE, *STARTED, *ENDED, *OTHERS}
+    known |= {f"{RECORDS}{suffix}" for suffix in ("-wal", "-shm", "-journal")}
+    for place in (path, path / FOLDER):
+        if not place.is_dir():
+            continue
+        with os.scandir(place) as entries:
+            for entry in sorted(entries, key=lambda one: one.name):
+                name = drafted_name(entry.name) or entry.name
+                ours = name in known if place == path else name == MANIFEST.name or is_checkpoint_file(name)
+                shown = ascii(entry.name)[1:-1] if place == path else f"{FOLDER}/{ascii(entry.name)[1:-1]}"
+                if not ours:
+                    yield Finding(shown, "unknown", "not of this run: it is neither read nor removed")
+                elif not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode) and name != FOLDER:
+                    yield _find(shown, lambda: check_plain(Path(entry.path)))  # noqa: B023

@@ -1,0 +1,454 @@
+"""A run is one sealed thing: what does not belong together is refused and named; a stranger's folder does no harm."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import sqlite3
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from older import unseal
+
+import sparsona as sp
+from sparsona.analysis.clients import client_effects
+from sparsona.core.errors import SparsonaError
+from sparsona.experiment.compare import resume_comparison
+from sparsona.experiment.run import views_in
+from sparsona.runs.files import checksum
+from sparsona.runs.folder import RunFolder
+from sparsona.runs.manifest import MANIFEST
+from sparsona.runs.records import Bounds, EvaluationRow, Records, explain_record_errors
+from sparsona.runs.verify import verify
+
+OPTIONS = {"epochs": 1, "batch_size": 4, "per_round": 3, "executor": "serial", "device": "cpu", "progress": False}
+SMALL = {**OPTIONS, "rounds": 2, "model": "mlp:hidden=0"}
+
+
+@pytest.fixture(scope="module")
+def federation() -> sp.Federation:
+    x, y = np.random.default_rng(0).normal(size=(3, 12, 4)).astype("float32"), np.arange(12) % 2
+    return sp.Federation.from_clients([(x[k, :8], y[:8], x[k, 8:], y[8:]) for k in range(3)])
+
+
+def train(method: str, federation: sp.Federation, out: Path, **options: object) -> Path:
+    return sp.train(method, federation, out=out, **{**SMALL, **options}).path
+
+
+@pytest.fixture(scope="module")
+def made(federation, tmp_path_factory) -> Path:
+    """A finished run, a stopped one, and one of another seed."""
+    folder = tmp_path_factory.mktemp("made")
+    train("fedavg", federation, folder / "finished")
+    train("fedavg", federation, folder / "stopped", max_seconds=1e-9)
+    train("fedavg", federation, folder / "other", max_seconds=1e-9, seed=5)
+    return folder
+
+
+@pytest.fixture
+def runs(made, tmp_path) -> Path:
+    shutil.copytree(made, tmp_path / "made")
+    return tmp_path / "made"
+
+
+def edit_json(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def execute(path: Path, *texts: str) -> None:
+    with contextlib.closing(sqlite3.connect(path / "records.sqlite")) as db:
+        for text in texts:
+            db.execute(text)
+        db.commit()
+
+
+def flip(path: Path, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+def exchange(path: Path, name: str) -> None:
+    target, source = path / name, path.parent / "other" / name
+    if source.is_dir():
+        shutil.rmtree(target)
+        shutil.copytree(source, target)
+    else:
+        shutil.copy(source, target)
+
+
+def other_labels(path: Path) -> None:
+    about = json.loads((path / "about.json").read_text())
+    about["label_counts"][0][0] += 1
+    edit_json(path / "about.json", **about)
+
+
+TAMPERED = {
+    "lr": (lambda path: edit_json(path / "config.json", options={"lr": 0.3}), r"config\.json' was edited .*options"),
+    "checkpoint": (lambda path: exchange(path, "checkpoint"), r"about\.json' differs since the run was started"),
+    "records": (lambda path: exchange(path, "records.sqlite"), r"records\.sqlite' differs since round 1"),
+    "turns": (lambda path: execute(path, "DELETE FROM turns WHERE round = 0"), "differs since round 1: the rows of"),
+    "correct": (lambda path: execute(path, "UPDATE evaluations SET correct = 0"), "what was evaluated after round 1"),
+    "more": (lambda path: execute(path, "INSERT INTO conditions (round) VALUES (0)"), "differs since round 1"),
+    "labels": (other_labels, r"about\.json' differs since the run was started"),
+    "environment": (lambda path: edit_json(path / "environment.json", torch="1"), r"environment\.json' differs"),
+    "gone": (lambda path: (path / "records.sqlite").unlink(), r"records\.sqlite' is missing"),
+}
+
+
+@pytest.mark.parametrize("case", TAMPERED)
+@pytest.mark.parametrize("state", ["stopped", "finished"])
+def test_what_does_not_belong_together_is_refused_and_named(runs, federation, case, state):
+    tamper, words = TAMPERED[case]
+    path = runs / state
+    tamper(path)
+    with pytest.raises(SparsonaError, match=words):
+        sp.resume(path, federation, progress=False)
+    with pytest.raises(SparsonaError, match=words):
+        views_in(path)
+    assert not verify(path).is_right
+
+
+def test_what_a_run_ends_with_is_sealed(runs, federation):
+    path = runs / "finished"
+    edit_json(path / "summary.json", rounds=9)
+    with pytest.raises(SparsonaError, match=r"summary\.json' differs since the run was finished"):
+        sp.load(path)
+    model = path / "global.safetensors"
+    flip(model, 8 * (model.stat().st_size - 2))
+    with pytest.raises(SparsonaError, match=r"global\.safetensors' differs since the run was finished"):
+        sp.train("fedavg", federation, out=runs / "next", warm_start=str(path), **SMALL)
+    wrong = {one.file for one in verify(path).findings if one.state == "wrong"}
+    assert wrong == {"summary.json", "global.safetensors"}
+
+
+def test_a_right_run_and_the_command(runs, say, monkeypatch):
+    monkeypatch.chdir(runs)
+    for name in ("finished", "stopped"):
+        assert sp.load(runs / name).verify().is_right
+    assert {one.state for one in verify(runs / "finished").findings} == {"right"}
+    said = say("verify", runs / "finished", runs / "stopped")
+    assert said.code == 0, said.err
+    assert "records.sqlite" in said.out
+    execute(runs / "stopped", "DELETE FROM turns WHERE client = 2")
+    said = say("verify", runs / "finished", runs / "stopped", "--json")
+    assert said.code == 1
+    right, wrong = json.loads(said.out)
+    assert (right["right"], wrong["right"]) == (True, False)
+    (found,) = [one for one in wrong["findings"] if one["state"] == "wrong"]
+    assert found["file"] == "records.sqlite"
+    assert "differs since round 1" in found["what"]
+    say("report", runs / "stopped").refused("records.sqlite' differs since round 1")
+
+
+def test_limits_may_be_edited_and_that_is_said(runs, federation, capsys):
+    path = runs / "stopped"
+    edit_json(path / "config.json", max_seconds=100.0)
+    assert [one.file for one in verify(path).findings if one.state == "wrong"] == ["config.json"]
+    assert sp.resume(path, federation, progress=False).summary["rounds"] == 2
+    assert "was edited: max_seconds, which may be" in capsys.readouterr().err
+    assert verify(path).is_right
+
+
+def test_a_run_of_an_older_version_loads_and_is_sealed_when_it_goes_on(runs, federation, capsys):
+    path = runs / "stopped"
+    unseal(path)
+    assert sp.load(path).summary["rounds"] == 1
+    found = verify(path)
+    assert found.is_right
+    assert {one.file for one in found.findings if one.state == "unknown"} >= {str(MANIFEST), "records.sqlite"}
+    assert sp.resume(path, federation, progress=False).summary["rounds"] == 2
+    assert "made by a version that did not seal runs" in capsys.readouterr().err
+    assert {one.state for one in verify(path).findings} == {"right"}
+
+
+def test_a_viewer_may_write_the_file_anew(runs):
+    """Its bytes are others then, its rows are not."""
+    execute(runs / "finished", "PRAGMA journal_mode = WAL")
+    with contextlib.closing(sqlite3.connect(runs / "finished" / "records.sqlite")) as db:
+        db.execute("VACUUM")
+    assert views_in(runs / "finished")
+    assert verify(runs / "finished").is_right
+
+
+# Folders that come from somebody else.
+
+
+def victim(place: Path) -> Path:
+    (place / "victim").mkdir()
+    for name in ("precious", "client-0.1.safetensors"):
+        (place / "victim" / name).write_text("mine")
+    return place / "victim"
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "lock", "records.sqlite", "about.json", "summary.json", "config.json"])
+def test_links_are_not_followed(runs, federation, name):
+    path, target = runs / "stopped", victim(runs)
+    there = path / name
+    shutil.rmtree(there) if there.is_dir() else there.unlink()
+    there.symlink_to(target if name == "checkpoint" else target / "precious")
+    with pytest.raises(SparsonaError, match=f"{name}' is a link"):
+        sp.resume(path, federation, progress=False)
+    assert not verify(path).is_right
+    assert sorted(one.read_text() for one in target.iterdir()) == ["mine", "mine"]
+
+
+def test_pipes_and_folders_are_not_read(runs):
+    (runs / "stopped" / "summary.json").unlink()
+    os.mkfifo(runs / "stopped" / "summary.json")
+    with pytest.raises(SparsonaError, match=r"summary\.json' is a pipe"):
+        sp.load(runs / "stopped")
+    (runs / "finished" / "environment.json").unlink()
+    (runs / "finished" / "environment.json").mkdir()
+    with pytest.raises(SparsonaError, match=r"environment\.json' is a folder"):
+        sp.load(runs / "finished")
+
+
+def test_only_what_a_checkpoint_made_is_removed(runs, federation):
+    """Drafts that are links are not written through; folders and files of others stay, and stop nothing."""
+    path, target = runs / "stopped", victim(runs)
+    folder = path / "checkpoint"
+    for place in (path / ".summary.json.part", folder / ".manifest.json.part"):
+        place.symlink_to(target / "precious")
+    (folder / ".ipynb_checkpoints").mkdir()
+    (folder / "notes.txt").write_text("mine")
+    (folder / "client-0.99.safetensors").symlink_to(target / "precious")
+    (folder / "client-1.99.safetensors").write_text("left by a killed process")
+    assert sp.resume(path, federation, progress=False).summary["rounds"] == 2
+    assert sorted(one.read_text() for one in target.iterdir()) == ["mine", "mine"]
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert (folder / ".ipynb_checkpoints").is_dir()
+    assert not (folder / "client-1.99.safetensors").exists()
+    assert (folder / "client-0.99.safetensors").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["../../x", "/tmp/x", "", "..", "a/b", 3, "a\nb"])
+def test_runs_of_a_comparison_are_inside_it(tmp_path, federation, name):
+    (tmp_path / "both").mkdir()
+    (tmp_path / "both" / "comparison.json").write_text(json.dumps([{"folder": name, "config": {}}]))
+    for act in (views_in, lambda path: resume_comparison(path, federation, progress=False)):
+        with pytest.raises(SparsonaError, match="is no folder in that of the comparison"):
+            act(tmp_path / "both")
+
+
+def test_a_comparison_is_bound_to_its_runs(tmp_path, federation):
+    both = sp.compare(["local", "fedavg"], federation, out=tmp_path / "both", **{**SMALL, "rounds": 1})
+    assert both.verify().is_right
+    path = tmp_path / "both"
+    text = (path / "comparison.json").read_text()
+    (path / "comparison.json").write_text(text.replace('"seed": 0', '"seed": 1', 1))
+    with pytest.raises(SparsonaError, match="'local-seed0' was edited since the comparison was started"):
+        resume_comparison(path, federation, progress=False)
+    assert not verify(path).is_right
+    (path / "comparison.json").write_text(text)
+    shutil.rmtree(path / "local-seed0")
+    train("local", federation, path / "local-seed0", rounds=1, seed=7)
+    for act in (views_in, lambda path: resume_comparison(path, federation, progress=False)):
+        with pytest.raises(
+            SparsonaError, match="local-seed0' is not the run that its comparison was started with: seed"
+        ):
+            act(path)
+    assert not verify(path).is_right
+
+
+# Records are data.
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CREATE TRIGGER more AFTER INSERT ON rounds BEGIN UPDATE rounds SET bytes_up = 0; END",
+        "CREATE VIEW conditions2 AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n",
+        "CREATE TABLE other (a INTEGER)",
+        "CREATE INDEX fast ON turns (loss)",
+        "ALTER TABLE turns ADD COLUMN more INTEGER AS (abs(-1))",
+    ],
+)
+def test_records_hold_our_tables_and_nothing_else(runs, federation, text):
+    path = runs / "stopped"
+    unseal(path)  # as a stranger would
+    execute(path, text)
+    for act in (views_in, lambda path: sp.resume(path, federation, progress=False)):
+        with pytest.raises(SparsonaError, match="which is not one of a run's tables"):
+            act(path)
+
+
+def test_a_view_in_place_of_a_table_hangs_nobody(runs):
+    path = runs / "stopped"
+    unseal(path)
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS round FROM n"
+    execute(path, "DROP TABLE rounds", f"CREATE VIEW rounds AS {endless}")
+    with pytest.raises(SparsonaError, match="holds view 'rounds'"):
+        views_in(path)
+
+
+def test_a_query_of_a_forged_file_ends(tmp_path, monkeypatch):
+    records = Records(tmp_path / "records.sqlite")
+    records.add([EvaluationRow(1, 0, "received", 1, 2, 0.5)])
+    records.close()
+    monkeypatch.setattr(Records, "_count_steps", lambda self: 1)
+    monkeypatch.setattr("sparsona.runs.records._STEPS", 1)
+    with pytest.raises(SparsonaError, match="took longer than any file of this size needs"):
+        records.evaluations()
+
+
+@pytest.mark.parametrize(
+    "blob", [zlib.compress(bytes(5000)), zlib.compress(bytes(400))[:-1], b"none", zlib.compress(bytes(12))]
+)
+def test_blobs_are_no_larger_than_a_run_can_have_them(tmp_path, blob):
+    records = Records(tmp_path / "records.sqlite", Bounds(confusion=400))
+    records.add([EvaluationRow(1, 0, "received", 1, 2, 0.5, blob)])
+    records.close()
+    with pytest.raises(SparsonaError, match="the records are damaged"):
+        records.confusions(1, "received")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "UPDATE turns SET client = client + 99",
+        "UPDATE rounds SET bytes_up = 'a'",
+        "UPDATE evaluations SET point = x'00'",
+    ],
+)
+def test_odd_values_are_refused(runs, text):
+    path = runs / "stopped"
+    unseal(path)
+    execute(path, text)
+    with pytest.raises(SparsonaError, match="that no run records"):
+        views_in(path)
+
+
+def test_a_journal_that_names_another_file_is_not_used(runs):
+    path = runs / "stopped" / "records.sqlite-journal"
+    path.write_bytes(bytes(64) + bytes.fromhex("d9d505f920a163d7"))
+    with pytest.raises(SparsonaError, match="names another file"):
+        views_in(runs / "stopped")
+
+
+def test_a_program_that_holds_the_records_is_named(tmp_path):
+    with pytest.raises(SparsonaError, match="another program has them open") as caught, explain_record_errors(tmp_path):
+        raise sqlite3.OperationalError("database is locked")
+    assert caught.value.hint.startswith("close it, then `sparsona resume`")
+
+
+# The manifest.
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"files": {"client/x": "client-x.1.safetensors 00000000"}},
+        {"files": {"client/99": "client-99.1.safetensors 00000000"}},
+        {"files": {"client/0": "../../etc/passwd 00000000"}},
+        {"files": []},
+        {"losses": {"a": 1}},
+        {"completed": "1"},
+        {"completed": -1},
+        {"number": None},
+        {"sealed": []},
+        {"sealed": {"files": {}, "limits": {}, "records": {"rounds": {}, "evaluations": {}, "kept": 3, "file": 1}}},
+    ],
+)
+def test_odd_manifests_with_a_good_checksum(runs, federation, values):
+    path = runs / "stopped"
+    found = json.loads((path / MANIFEST).read_text()) | values
+    del found["checksum"]
+    if "sealed" not in values:
+        del found["sealed"]  # as a stranger would
+    (path / MANIFEST).write_text(json.dumps(found | {"checksum": checksum(found)}))
+    with pytest.raises(SparsonaError, match="checkpoint"):
+        sp.resume(path, federation, progress=False)
+
+
+# Figures of one round.
+
+
+def test_figures_of_different_rounds_are_not_compared(tmp_path, federation):
+    """Where the shared model was last evaluated in another round than the headline's, both would be compared."""
+    path = train("dispfl", federation, tmp_path / "run", points=["consensus"], graph="full", density=0.9)
+    assert client_effects(RunFolder.open(path)).changes
+    unseal(path)
+    execute(path, "DELETE FROM evaluations WHERE completed = 2 AND point = 'consensus'")
+    with pytest.raises(SparsonaError, match="at consensus after round 1"):
+        client_effects(RunFolder.open(path))
+    assert views_in(path)[0].effects is None
+
+
+# Flipped bits.
+
+
+def results(path: Path, federation: sp.Federation) -> list[object]:
+    """What a person would see of a run: its report's numbers, and where it goes on to."""
+    (view,) = views_in(path)
+    view.summary.pop("seconds"), view.summary.pop("run")
+    run = sp.resume(path, federation, progress=False)
+    turns = run._folder.records.turns()
+    weights = [value.tolist() for value in run.personal_model(0).state_dict().values()]
+    summary = {key: value for key, value in run.summary.items() if key not in ("seconds", "run")}
+    return [
+        view.summary,
+        view.curves,
+        view.train_loss,
+        view.correct.tolist(),
+        view.environment,
+        summary,
+        turns,
+        weights,
+    ]
+
+
+def silent_flips(made: Path, federation: sp.Federation, place: Path, count: int) -> list[str]:
+    """Flips after which nothing is said and something is different."""
+    chance, found = random.Random(count), []
+    references = {}
+    for name in ("finished", "stopped"):
+        shutil.copytree(made / name, place / "copy")
+        references[name] = results(place / "copy", federation)
+        shutil.rmtree(place / "copy")
+    files = [file for name in references for file in sorted((made / name).rglob("*")) if file.is_file()]
+    files = [file for file in files if file.stat().st_size]
+    for number in range(count):
+        file = files[number % len(files)]
+        bit = chance.randrange(8 * file.stat().st_size)
+        name = file.relative_to(made).parts[0]
+        shutil.copytree(made / name, place / "copy")
+        flip(place / "copy" / file.relative_to(made / name), bit)
+        with contextlib.suppress(SparsonaError):
+            if verify(place / "copy").is_right and results(place / "copy", federation) != references[name]:
+                found.append(f"{file.relative_to(made)} bit {bit}")
+        shutil.rmtree(place / "copy")
+    return found
+
+
+def test_no_flipped_bit_is_silent(made, federation, tmp_path):
+    assert silent_flips(made, federation, tmp_path, 60) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_none_of_a_thousand_flipped_bits_is_silent(made, federation, tmp_path):
+    assert silent_flips(made, federation, tmp_path, 1000) == []
+
+
+def test_a_report_of_a_damaged_run_refuses_without_being_asked_to_verify(made, federation, tmp_path):
+    """Every byte of the records, and of what describes the run, is covered when it is read."""
+    chance = random.Random(1)
+    for name in ("records.sqlite", "about.json", "summary.json", "environment.json"):
+        for _ in range(6):
+            shutil.copytree(made / "finished", tmp_path / "copy")
+            file = tmp_path / "copy" / name
+            flip(file, chance.randrange(8 * file.stat().st_size))
+            try:
+                (view,) = views_in(tmp_path / "copy")
+            except SparsonaError:
+                pass
+            else:  # in a page of the database that holds no row
+                assert name == "records.sqlite"
+                assert view.curves == views_in(made / "finished")[0].curves
+            shutil.rmtree(tmp_path / "copy")
