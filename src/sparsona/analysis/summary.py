@@ -22,6 +22,7 @@ from sparsona.analysis.outcomes import (
     novel,
     pipeline,
 )
+from sparsona.analysis.privacy import spent as spent_privacy
 from sparsona.analysis.statistics import ACCURACIES, accuracy_summary, mean_of_last
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.points import GUARDED, NOVEL, PERSONAL, POINTS, RECEIVED, TUNED, on
@@ -95,6 +96,8 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
         summary.setdefault(name, value)  # what the method measured of turns, such as pFedGate's density_used
     if (found := heard(folder)) is not None:
         summary["heard"] = found
+    if (private := spent_privacy(folder)) is not None:
+        summary["privacy"] = private.brief()
     for name, block in (("conditions", conditions(folder)), ("early_stop", early_stop(folder))):
         if block is not None:
             summary[name] = block
@@ -306,6 +309,8 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
         text += " Owners left out: " + ", ".join(f"{num:,} with {lack}" for lack, num in lacking.items()) + "."
     if (chain := read_transforms(config.get("transform", ()))) and not facts.alone:
         text += f" {describe(chain, facts.peers)}"
+    if (private := spent_privacy(folder)) is not None:
+        text += f" {private.sentence()}"
     if known := facts.warm_start:
         text += f" Training began with the model of '{known.run}' ({known.method}, {known.rounds} rounds)"
         new = known.of - known.taken

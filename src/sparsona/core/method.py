@@ -200,6 +200,8 @@ class ServerHalf:
         needs_every_update: what the server knows of clients is wrong once one trains and its update is not added, so
             that a run in which all train and some are aggregated is refused. (A client whose update is lost is no such
             case: it keeps its old State.)
+        takes_mean: of the values in updates, `step` uses nothing but their mean over all updates, by `Update.weight`,
+            and `add` takes values that cover every entry: what one client can change is then known.
     """
 
     init: Callable[[Tree, tuple[Client, ...], Seeds], Server]
@@ -212,6 +214,7 @@ class ServerHalf:
     is_partial: Callable[[tuple[Client, ...]], bool] = never
     client_memory: tuple[str, ...] = ()
     needs_every_update: bool = False
+    takes_mean: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,6 +51,7 @@ from sparsona.runs.warm_start import WarmStart, check_layout
 from sparsona.sparsity.masks import random_mask
 from sparsona.sparsity.search import mask_counts
 from sparsona.transforms import read_transforms
+from sparsona.transforms.privacy import private_maker, read_privacy
 
 BY_CLIENT = ("client_lr_scale", "client_epochs", "speeds")  # options that a dict may give by client
 
@@ -422,8 +423,12 @@ def default_model(config: RunConfig, federation: Federation) -> str:
 
 
 def method_maker(config: RunConfig, row: MethodCard, method_config: BaseModel) -> Callable[[Task], Method]:
-    """A function that makes the method of a run for a task, with the transforms of its messages."""
-    return with_chain(partial(methods.make, row=row, config=method_config), read_transforms(config.transform))
+    """A function that makes the method of a run for a task, with its privacy and the transforms of its messages."""
+    make: Callable[[Task], Method] = partial(methods.make, row=row, config=method_config)
+    if config.privacy is not None:
+        # Nearest to the method: what transforms do to noised changes tells nobody more, and a sum is of what arrived.
+        make = private_maker(make, read_privacy(config.privacy), _sampled(config, row.peers))
+    return with_chain(make, read_transforms(config.transform))
 
 
 def make_context(

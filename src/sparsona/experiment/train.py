@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sparsona import methods
 from sparsona.analysis import summary as summaries
+from sparsona.analysis.privacy import accountant
 from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
 from sparsona.core.targets import LOSSES, given_name
@@ -71,6 +72,7 @@ from sparsona.runs.warm_start import (
     warm_start_from,
     with_initial_weights,
 )
+from sparsona.transforms.privacy import sent_in_the_clear
 
 RUNS = Path("runs")
 
@@ -177,6 +179,8 @@ def describe_run(
     executor: str | None = None,
 ) -> tuple[RunConfig, RunFacts]:
     """The config with its defaults resolved, and the facts of the run; `executor` None: what suits it here."""
+    if config.privacy is not None:
+        accountant()  # before training: without it, nobody would learn what was spent
     resolved = {"clients": context.federation.num_clients, "device": context.device.type}
     resolved["novel"] = context.plan.num_novel
     resolved["executor"] = executor or choose(config.executor, context)
@@ -224,6 +228,7 @@ def describe_run(
         client_names=federation.client_names or (),
         class_names=federation.class_names or (),
         functions={key: function_digest(one) for key, one in config.functions.items()},
+        in_the_clear=() if config.privacy is None else sent_in_the_clear(method, task.layout),
     )
     if task.gives_probabilities:
         warn(

@@ -111,7 +111,8 @@ class RunFacts:
     none. `differing`: in which versions and parts of machines the sides of a run on several machines differ, and what
     is in use. `availability` is a digest of a trace. `config` has a digest of each option in config.json, and is empty
     in runs of older versions; `extensions` are the rounds that were added later. `functions` has digests of the code
-    of functions from Python, by option and name.
+    of functions from Python, by option and name. `in_the_clear`: in a run with differential privacy, the parts of
+    messages that noise does not cover.
     """
 
     method: str
@@ -155,6 +156,7 @@ class RunFacts:
     class_names: tuple[str, ...] = ()
     differing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     functions: Mapping[str, str] = field(default_factory=dict)
+    in_the_clear: tuple[str, ...] = ()
     format: int = field(default=FORMAT)
 
     @property
@@ -198,6 +200,7 @@ class RunFacts:
             known["label_counts"] = None if known["label_counts"] is None else _freeze(known["label_counts"])
             known["differing"] = {name: tuple(values) for name, values in known.get("differing", {}).items()}
             known["novel"], known["metrics"] = (tuple(known.get(name, ())) for name in ("novel", "metrics"))
+            known["in_the_clear"] = tuple(map(str, known.get("in_the_clear", ())))
             if known.get("class_weights") is not None:
                 known["class_weights"] = tuple(map(float, known["class_weights"]))
             for name, what, count in (
