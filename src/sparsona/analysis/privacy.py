@@ -187,10 +187,6 @@ class Spent:
             return text + "Noise is drawn from each client's own secret."
         return text + "The noise is simulated: drawn from the run's seed, repeatable, and no protection."
 
-    def sentences(self) -> list[str]:
-        """What the table does not show."""
-        return [self.sentence()]
-
     def brief(self) -> dict[str, Any]:
         """For a summary: without a number for each client."""
         return {
