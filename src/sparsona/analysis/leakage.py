@@ -1,7 +1,7 @@
 """What masks tell about labels: how well someone who knows the classes of some clients guesses those of others.
 
-The attacker fits ridge regression on masks alone, one for each class, on some clients, and is judged on others, never on
-those that it was fitted to. Chance is measured by the same attack with the clients' classes exchanged at random.
+The attacker fits ridge regression on masks alone, one for each class, on some clients, and is judged on others, never
+on those that it was fitted to. Chance is measured by the same attack with the clients' classes exchanged at random.
 """
 
 from __future__ import annotations

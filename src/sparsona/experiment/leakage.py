@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 DENSITY = 0.5  # of the masks that updates are attacked behind, where a method has none
 USUAL_NOISE = 1.0  # the noise multiplier of an update, where a run has none
-SMOOTHNESS = 1e-2  # weight of the total variation in what the attacker minimises
+SMOOTHNESS = 1e-3  # weight of the total variation in what the attacker minimises
 STARTS = 2  # of each search: the one whose gradient fits best is kept
 
 
@@ -98,15 +98,15 @@ class Leakage:
         texts = []
         if self.presence is not None:
             texts.append(
-                f"Masks of {self.presence.clients} clients: the attacker is fitted to some clients and judged on others; "
+                f"Masks of {self.presence.clients} clients: the attacker is fitted to some and judged on others; "
                 "0.5 is chance, measured by exchanging the clients' classes."
             )
         elif self.why_not:
             texts.append(self.why_not)
         if self.inversions:
             texts.append(
-                "Updates of one step from the initial model; the attacker knows model, mask and labels. PSNR, mean over "
-                f"pictures; noise of {self.noise:g} norms on a change of that norm."
+                "Updates of one step from the initial model; the attacker knows model, mask and labels. PSNR, mean "
+                f"over pictures; noise of {self.noise:g} norms on a change of that norm."
             )
         if self.private is None:
             texts.append("Epsilon: none, the run has no differential privacy.")
