@@ -60,10 +60,10 @@ def test_one_picture_is_found_in_its_update_and_not_in_noise():
     batch = Batch(smooth, torch.tensor([2]), torch.ones(1), one, one[0])
     update = visible_update(TASK, params, buffers, batch, None)
     blind = Batch(torch.zeros_like(smooth), batch.targets, batch.weight, batch.index, batch.noise)
-    found = invert(TASK, params, buffers, update, blind, steps=100)
+    found = invert(TASK, params, buffers, update, blind, steps=60)
     assert psnr(found[0], smooth[0], 1.0) > 25
     hidden = with_noise(update, None, 1.0, random)
-    lost = invert(TASK, params, buffers, hidden, blind, steps=100)
+    lost = invert(TASK, params, buffers, hidden, blind, steps=60)
     assert psnr(lost[0], smooth[0], 1.0) < 15
 
 

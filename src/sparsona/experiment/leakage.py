@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 DENSITY = 0.5  # of the masks that updates are attacked behind, where a method has none
 USUAL_NOISE = 1.0  # the noise multiplier of an update, where a run has none
 SMOOTHNESS = 1e-3  # weight of the total variation in what the attacker minimises
-STARTS = 2  # of each search: the one whose gradient fits best is kept
+STARTS = 4  # of each search, every other one by the signs of gradients: the one that fits best is kept
 
 
 @dataclass(frozen=True)
@@ -347,7 +347,8 @@ def invert(
             flat = flat if sent is None else flat * sent
             apart = 1 - (flat * aim).sum() / flat.norm().clamp(min=1e-20)
             rough = (guess.diff(dim=-1).abs().mean() + guess.diff(dim=-2).abs().mean()) / (high - low)
-            (guess.grad,) = torch.autograd.grad(apart + SMOOTHNESS * rough, [guess])
+            (slope,) = torch.autograd.grad(apart + SMOOTHNESS * rough, [guess])
+            guess.grad = slope.sign() if start % 2 else slope
             optimizer.step()
             schedule.step()
             with torch.no_grad():
