@@ -384,6 +384,16 @@ COLUMNS = (
         shown="if known",
     ),
     Column(
+        "epsilon",
+        "epsilon",
+        "differential privacy of one client's whole data, of the values in updates; less is more private. Its delta, "
+        "and what it does not cover, are in the protocol",
+        _entry("privacy", "epsilon"),
+        "{:.3g}".format,
+        shown="if known",
+        is_first=True,
+    ),
+    Column(
         "evaluation_bytes_down",
         "eval. down",
         "server to clients for evaluations alone, no part of bytes down; a simulation counts what it would send",

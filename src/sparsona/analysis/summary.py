@@ -30,6 +30,7 @@ from sparsona.analysis.outcomes import (
     novel,
     pipeline,
 )
+from sparsona.analysis.privacy import spent as spent_privacy
 from sparsona.analysis.statistics import ACCURACIES, accuracy_summary, mean_of_last
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.points import GUARDED, NOVEL, PERSONAL, POINTS, RECEIVED, TUNED, on
@@ -103,7 +104,9 @@ def _summarize(folder: RunFolder, seconds: float) -> dict[str, Any]:
     for name, value in mean_measures(folder).items():
         summary.setdefault(name, value)  # what the method measured of turns, such as pFedGate's density_used
     blocks = {"heard": heard(folder), "diverged": divergences(folder), "conditions": conditions(folder)}
-    for name, block in {**blocks, "early_stop": early_stop(folder)}.items():
+    private = spent_privacy(folder)
+    blocks |= {"privacy": None if private is None else private.brief(), "early_stop": early_stop(folder)}
+    for name, block in blocks.items():
         if block is not None:
             summary[name] = block
     summary["protocol"] = _protocol(folder, summary)
@@ -319,6 +322,8 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
         text += mean.describe(facts.peers)
     if attack := config.get("attack"):
         text += read_attack(attack).describe(len(facts.attackers), took_part, len(tested))
+    if (private := spent_privacy(folder)) is not None:
+        text += f" {private.sentence()}"
     if known := facts.warm_start:
         text += f" Training began with the model of '{known.run}' ({known.method}, {known.rounds} rounds)"
         new = known.of - known.taken

@@ -35,6 +35,7 @@ from sparsona.cli.options import (
 )
 from sparsona.cli.peers import gather as gather_peers
 from sparsona.cli.peers import peer
+from sparsona.cli.privacy import leakage, privacy
 from sparsona.cli.replay import replay
 from sparsona.cli.reproduce import reproduce
 from sparsona.cli.signals import exit_code, stop_on_signals
@@ -367,6 +368,8 @@ cli.add_command(reproduce)
 cli.add_command(targets)
 cli.add_command(figure)
 cli.add_command(bounds)
+cli.add_command(privacy)
+cli.add_command(leakage)
 cli.add_command(watch)
 cli.add_command(table)
 cli.add_command(keys)

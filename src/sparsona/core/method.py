@@ -201,6 +201,8 @@ class ServerHalf:
             that a run in which all train and some are aggregated is refused. (A client whose update is lost is no such
             case: it keeps its old State.)
         comparable: clients' numbers mean the same, entry by entry, so that they can be judged by a robust mean.
+        takes_mean: of the values in updates, `step` uses nothing but their mean over all updates, by `Update.weight`,
+            and `add` takes values that cover every entry: what one client can change is then known.
     """
 
     init: Callable[[Tree, tuple[Client, ...], Seeds], Server]
@@ -214,6 +216,7 @@ class ServerHalf:
     client_memory: tuple[str, ...] = ()
     needs_every_update: bool = False
     comparable: bool = True
+    takes_mean: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

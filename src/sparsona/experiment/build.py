@@ -56,6 +56,7 @@ from sparsona.runs.warm_start import WarmStart, check_layout
 from sparsona.sparsity.masks import random_mask
 from sparsona.sparsity.search import mask_counts
 from sparsona.transforms import read_transforms
+from sparsona.transforms.privacy import private_maker, read_privacy
 
 BY_CLIENT = ("client_lr_scale", "client_epochs", "speeds")  # options that a dict may give by client
 
@@ -436,12 +437,17 @@ def default_model(config: RunConfig, federation: Federation) -> str:
 def method_maker(
     config: RunConfig, row: MethodCard, method_config: BaseModel, lying: frozenset[int] = frozenset()
 ) -> Callable[[Task], Method]:
-    """A function that makes the method of a run for a task, with its mean, the transforms of its messages, and the
-    clients that lie. Lies go through transforms as what is true does; a mean is of what the method would have read."""
+    """A function that makes the method of a run for a task, with its mean, its privacy, the transforms of its messages,
+    and the clients that lie. Lies go through privacy and transforms as what is true does; a mean is of what the method
+    would have read."""
     make: Callable[[Task], Method] = partial(methods.make, row=row, config=method_config)
     if lying and config.attack is not None:
         make = with_attackers(make, read_attack(config.attack), lying)
-    return with_chain(with_robust_mean(make, read_mean(config.mean)), read_transforms(config.transform))
+    make = with_robust_mean(make, read_mean(config.mean))
+    if config.privacy is not None:
+        # Before transforms: what they do to noised changes tells nobody more, and a sum is of what arrived.
+        make = private_maker(make, read_privacy(config.privacy), _sampled(config, row.peers))
+    return with_chain(make, read_transforms(config.transform))
 
 
 def make_context(
@@ -583,6 +589,9 @@ def make_plan(config: RunConfig, num_clients: int, peers: bool) -> Plan:
         "ends_after": None,
         "attack": None if config.attack is None else read_attack(config.attack),
     }
+    if config.privacy is not None and read_privacy(config.privacy).kind == "central":
+        # Leaving out whom the others' median makes an outlier would let one client change more than its clipped update.
+        worked_out["divergence_factor"] = None
     return Plan(
         **{
             field.name: worked_out[field.name] if field.name in worked_out else getattr(config, field.name)

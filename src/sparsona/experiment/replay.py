@@ -127,10 +127,11 @@ def _terms(folder: RunFolder) -> Terms:
             hint="start its server again with the same --out: it goes on",
         )
     terms = Terms.read(folder.path / FEDERATION_FILE)
-    if any(spec.parse("transform", text).name == "noise" for text in terms.config.transform):
+    config = terms.config
+    if config.privacy is not None or any(spec.parse("transform", text).name == "noise" for text in config.transform):
         raise SparsonaError(
             f"'{folder.path}' has noise that each client draws from a secret of its own",
-            expected="a run without --transform noise",
+            expected="a run without --transform noise or --privacy",
             hint="that nobody can repeat it is what the noise is for",
         )
     if terms.row.peers and (folder.records.failures() or folder.records.evaluation_failures()):

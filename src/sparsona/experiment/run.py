@@ -36,9 +36,11 @@ if TYPE_CHECKING:
     from sparsona.analysis.figures import Drawn
     from sparsona.analysis.gates import Gates
     from sparsona.analysis.numbers import Per
+    from sparsona.analysis.privacy import Spent
     from sparsona.analysis.similarity import Similarity
     from sparsona.analysis.targets import Targets
     from sparsona.experiment.export import Exported, Exporter
+    from sparsona.experiment.leakage import Leakage
     from sparsona.experiment.new_data import NewResults
     from sparsona.runs.verify import Verification
 
@@ -397,6 +399,57 @@ class Run:
         check_traits(context, of)
         traits = read_traits(context, self._progress(context).population, compared_clients(context), of)
         return similarity_of(self._folder, traits.kind, traits.clients, traits.distances(), of)
+
+    def privacy(self) -> Spent | None:
+        """What this run has spent of differential privacy so far; needs the extra `privacy`.
+
+        Returns:
+            Epsilon of the run and of each client; None for a run without --privacy.
+
+        Example:
+            >>> import sparsona as sp
+            >>> run = sp.train("fedavg", clients=4, rounds=1, data_rate=0.1, privacy="local:noise=2.0")
+            >>> round(run.privacy().epsilon, 2)
+            4.38
+        """
+        from sparsona.analysis.privacy import spent
+
+        return spent(self._folder)
+
+    def leakage(
+        self,
+        *,
+        batch_sizes: Sequence[int] = (1, 4, 8),
+        batches: int = 2,
+        steps: int = 300,
+        noise: float | None = None,
+        seed: int = 0,
+        listen: Callable[[int, int], None] | None = None,
+    ) -> Leakage:
+        """What this run reveals, by attacks: classes from its clients' last masks, pictures from updates of one step.
+
+        Args:
+            batch_sizes: of the updates whose pictures are searched; empty: masks alone are attacked.
+            batches: how many batches of each size.
+            steps: of each search.
+            noise: the noise multiplier of updates with noise; None: the run's, or 1.
+            seed: of everything that is drawn.
+            listen: called with the searches done and their number.
+
+        Returns:
+            What was reached, beside what an attacker reaches without the messages, and epsilon.
+
+        Example:
+            >>> import sparsona as sp
+            >>> run = sp.train("fedspa", clients=8, rounds=1, data_rate=0.2, partition="shards:2")
+            >>> [row["attack"] for row in run.leakage(batch_sizes=()).rows()]
+            ['class present, from masks']
+        """
+        from sparsona.experiment.leakage import leakage_of
+
+        context = self._make_context()
+        population = self._progress(context).population
+        return leakage_of(self._folder, context, population, batch_sizes, batches, steps, noise, seed, listen)
 
     def union_density(self) -> float | None:
         """The share of the model's entries that are in the last mask of any client; None: clients have no masks."""

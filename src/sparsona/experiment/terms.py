@@ -28,6 +28,7 @@ from sparsona.experiment.train import NETWORK
 from sparsona.methods import MethodCard
 from sparsona.runs.options import RunConfig
 from sparsona.runs.validation import merge_errors, validate
+from sparsona.transforms.privacy import CENTRAL, read_privacy
 
 _OF_TASK = ("classes", "input", "predicts")
 
@@ -73,6 +74,12 @@ class Terms:
         config = validate(RunConfig, values | {"data": GIVEN, "partition": GIVEN, "test": GIVEN}, f"'{path}'")
         if found := config.conflicts():
             raise merge_errors(found)
+        if config.privacy is not None and read_privacy(config.privacy).kind == CENTRAL:
+            raise SparsonaError(
+                f"'{path}' has central privacy",
+                expected="local noise: the server's would be drawn from the run's seed, which every client has",
+                hint="privacy = 'local:noise=1.0,clip=0.5'",
+            )
         row = methods.card(config.method)
         own = validate(methods.factory(row)[1], config.options, config.method)
         try:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sparsona import methods
 from sparsona.analysis import summary as summaries
+from sparsona.analysis.privacy import accountant
 from sparsona.core import spec
 from sparsona.core.arguments import place, truth
 from sparsona.core.errors import SparsonaError
@@ -72,6 +73,7 @@ from sparsona.runs.warm_start import (
     warm_start_from,
     with_initial_weights,
 )
+from sparsona.transforms.privacy import sent_in_the_clear
 
 RUNS = Path("runs")
 
@@ -180,6 +182,8 @@ def describe_run(
     executor: str | None = None,
 ) -> tuple[RunConfig, RunFacts]:
     """The config with its defaults resolved, and the facts of the run; `executor` None: what suits it here."""
+    if config.privacy is not None:
+        accountant()  # before training: without it, nobody would learn what was spent
     resolved = {"clients": context.federation.num_clients, "device": ",".join(context.devices) or context.device.type}
     resolved["novel"] = context.plan.num_novel
     resolved["executor"] = executor or choose(config.executor, context)
@@ -228,6 +232,7 @@ def describe_run(
         class_names=federation.class_names or (),
         functions={key: function_digest(one) for key, one in config.functions.items()},
         attackers=tuple(sorted(attackers(context.plan, len(context.clients)))),
+        in_the_clear=() if config.privacy is None else sent_in_the_clear(method, task.layout),
     )
     if task.gives_probabilities:
         warn(

@@ -260,6 +260,7 @@ def fedalt(task: Task, config: FedAltConfig) -> Method:
         add=add,
         step=step,
         merge=WeightedSum.merge,
+        takes_mean=True,
         global_model=lambda server: parts.join(server.shared, server.rest),
         is_partial=lambda clients: bool(parts.own.slots),
     )

@@ -132,6 +132,7 @@ def fedavg(task: Task, config: FedAvgConfig) -> Method:
         add=add,
         step=step,
         merge=WeightedSum.merge,
+        takes_mean=True,
         global_model=lambda server: server.params,
     )
     return Method(

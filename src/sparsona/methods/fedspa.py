@@ -179,6 +179,7 @@ def fedspa(task: Task, config: FedSpaConfig) -> Method:
         merge=merge,
         global_model=lambda server: server.params,
         client_memory=("masks",),
+        takes_mean=True,
     )
     return Method(
         init_client=init_client,

@@ -123,5 +123,5 @@ def subsampling(task: Task, config: SubsamplingConfig) -> Method:
         params, moments = server_step(config, server.params, mean, server.moments)
         return replace(server, params=params, moments=moments)
 
-    server = replace(base.server, add=add, step=step)
+    server = replace(base.server, add=add, step=step, takes_mean=False)
     return replace(base, receive=receive, finish=finish, cost=cost, server=server)

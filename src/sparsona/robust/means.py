@@ -170,7 +170,8 @@ def _server_half(half: ServerHalf, mean: Mean) -> ServerHalf:
             summed = half.add(server, summed, update)
         return half.step(server, summed, round_)
 
-    return replace(half, zero=zero, add=add, step=step, merge=merge)
+    # How much one client can move a robust mean is not known: `takes_mean` would promise that it is.
+    return replace(half, zero=zero, add=add, step=step, merge=merge, takes_mean=False)
 
 
 def _peer_half(half: PeerHalf, mean: Mean) -> PeerHalf:

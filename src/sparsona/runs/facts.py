@@ -112,6 +112,7 @@ class RunFacts:
     is in use. `availability` is a digest of a trace. `config` has a digest of each option in config.json, and is empty
     in runs of older versions; `extensions` are the rounds that were added later. `functions` has digests of the code
     of functions from Python, by option and name. `attackers` are the clients that attack, where some do.
+    `in_the_clear`: in a run with differential privacy, the parts of messages that noise does not cover.
     """
 
     method: str
@@ -156,6 +157,7 @@ class RunFacts:
     differing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     functions: Mapping[str, str] = field(default_factory=dict)
     attackers: tuple[int, ...] = ()
+    in_the_clear: tuple[str, ...] = ()
     format: int = field(default=FORMAT)
 
     @property
@@ -201,6 +203,7 @@ class RunFacts:
             known["differing"] = {name: tuple(values) for name, values in known.get("differing", {}).items()}
             known["novel"], known["metrics"] = (tuple(known.get(name, ())) for name in ("novel", "metrics"))
             known["attackers"] = tuple(map(int, known.get("attackers", ())))
+            known["in_the_clear"] = tuple(map(str, known.get("in_the_clear", ())))
             if known.get("class_weights") is not None:
                 known["class_weights"] = tuple(map(float, known["class_weights"]))
             for name, what, count in (

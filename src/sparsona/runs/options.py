@@ -36,6 +36,7 @@ from sparsona.robust import ATTACKS, MEANS, PLAIN, read_attack, read_mean
 from sparsona.runs.declaration import Option, as_int, as_tuple, option, options_of
 from sparsona.runs.stopping import Stopping
 from sparsona.transforms import TRANSFORMS, read_transforms, split_transforms
+from sparsona.transforms.privacy import read_privacy
 
 MOST_CLIENTS = MOST_ROUNDS = 10_000_000
 NUM_CLIENTS = 20  # if neither the user nor the partition says how many
@@ -88,6 +89,16 @@ def check_attack(text: str | None) -> str | None:
     try:
         if text is not None:
             read_attack(text)
+    except SparsonaError as error:
+        raise ValueError(str(error)) from error
+    return text
+
+
+def check_privacy(text: str | None) -> str | None:
+    """Check who adds how much noise."""
+    try:
+        if text is not None:
+            read_privacy(text)
     except SparsonaError as error:
         raise ValueError(str(error)) from error
     return text
@@ -328,6 +339,13 @@ class RunConfig(Stopping):
         PLAIN,
         f"how clients' updates become one, see docs/robustness.md: {_any_of(card.example for card in MEANS.values())}",
         flag="--mean NAME",
+    )
+    privacy: Annotated[str | None, AfterValidator(check_privacy)] = _plan(
+        None,
+        "differential privacy: changes clipped to a norm, and noise of so many norms on each (local) or on their sum "
+        "(central): local:noise=1.0,clip=0.5 | central:noise=1.0,clip=0.5,delta=1e-5",
+        none="no noise, no epsilon",
+        flag="--privacy KIND:...",
     )
     batch_size: int = _plan(16, "examples in a training batch", flag=True, cost=True, ge=1)
     drop_last: bool = _plan(
@@ -601,6 +619,21 @@ class RunConfig(Stopping):
         always = (eval_points.RECEIVED, eval_points.TUNED)
         return (eval_points.RECEIVED, *(point for point in dict.fromkeys(self.points) if point not in always))
 
+    def _privacy_conflicts(self) -> Iterable[SparsonaError]:
+        doubled = [name for text in self.transform if (name := spec.parse("transform", text).name) in ("clip", "noise")]
+        if doubled:
+            yield SparsonaError(
+                f"--transform {doubled[0]} with --privacy, which clips and adds noise itself",
+                expected="one of the two",
+                hint=f"leave --transform {doubled[0]} out",
+            )
+        if self.sampler == "loss":
+            yield SparsonaError(
+                "--privacy with sampler=loss: clients would send their losses without noise, and be chosen by them",
+                expected="clients that are drawn whatever they have learned",
+                hint="leave sampler out",
+            )
+
     def conflicts(self) -> list[SparsonaError]:
         """Errors in combinations of fields."""
         found = []
@@ -622,6 +655,8 @@ class RunConfig(Stopping):
                     hint="--set deadline=1.5, and --set speeds=lognormal:0.5 for clients of different speeds",
                 )
             )
+        if self.privacy is not None:
+            found.extend(self._privacy_conflicts())
         if self.patience is not None and self.evaluate == "participants":
             found.append(
                 SparsonaError(

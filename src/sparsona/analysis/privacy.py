@@ -1,0 +1,260 @@
+"""What a run spends of differential privacy: epsilon at its delta, of the run and of each client, by its records.
+
+Two runs are neighbours if they differ in one client's whole data, replaced by any other data. A clipped change then
+moves by at most twice the norm, so that noise of `noise` norms is `noise` / 2 of what it has to hide. Epsilons are
+those of the package dp-accounting (extra `privacy`): of Gaussian mechanisms exact (Balle and Wang, ICML 2018), of
+cohorts drawn without replacement by Renyi divergences (Wang, Balle, Kasiviswanathan, AISTATS 2019).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparsona.analysis.extra import import_extra
+from sparsona.analysis.format import plural
+from sparsona.core.errors import SparsonaError
+from sparsona.runs.folder import RunFolder
+from sparsona.transforms.privacy import CENTRAL, LOCAL, Privacy, read_privacy
+
+MOST_EPSILON = 1e6  # above it, epsilon is infinite for every purpose
+NETWORK = "network"  # the executor of a run on several machines
+
+
+def accountant() -> Any:
+    """The package that epsilons are computed by, or a SparsonaError that says how to install it."""
+    return import_extra("dp_accounting", "epsilons", "'sparsona[privacy]'")
+
+
+def gaussian_epsilon(noise: float, delta: float, releases: int) -> float:
+    """The epsilon of a client that took part in so many releases, each with noise, when everybody knows in which.
+
+    Args:
+        noise: the noise multiplier: standard deviations in units of the norm that changes are clipped to.
+        delta: the probability with which it may be exceeded.
+        releases: how many there were.
+
+    Returns:
+        Epsilon; infinity above 1e6.
+
+    Example:
+        >>> round(gaussian_epsilon(noise=2.0, delta=1e-5, releases=1), 2)
+        4.38
+    """
+    if not releases:
+        return 0.0
+    sigma = noise / 2 / math.sqrt(releases)
+    if sigma < 1 / math.sqrt(2 * MOST_EPSILON):  # epsilon is about 1 / (2 sigma^2) then
+        return math.inf
+    found = float(accountant().get_epsilon_gaussian(sigma, delta))
+    return found if found <= MOST_EPSILON else math.inf
+
+
+def sampled_epsilon(noise: float, delta: float, releases: int, cohort: int, clients: int) -> float:
+    """The epsilon of noise on a sum over clients that are drawn without replacement, when nobody knows which.
+
+    Args:
+        noise: the noise multiplier.
+        delta: the probability with which it may be exceeded.
+        releases: how many rounds there were.
+        cohort: the clients drawn in a round.
+        clients: how many they are drawn from.
+
+    Returns:
+        Epsilon: never above that of a client that takes part in every round.
+
+    Example:
+        >>> sampled_epsilon(2.0, 1e-5, 10, cohort=10, clients=1000) < gaussian_epsilon(2.0, 1e-5, 10)
+        True
+    """
+    always = gaussian_epsilon(noise, delta, releases)
+    if cohort >= clients or not releases or math.isinf(always):
+        return always
+    dp = accountant()
+    # REPLACE_ONE wants the multiplier against what replacing one client changes: twice the norm.
+    event = dp.SampledWithoutReplacementDpEvent(clients, cohort, dp.GaussianDpEvent(noise / 2))
+    one = dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+    return min(always, float(one.compose(event, releases).get_epsilon(delta)))
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """What epsilon depends on before a run.
+
+    Args:
+        privacy: who adds how much noise.
+        rounds: how many rounds.
+        cohort: clients in a round.
+        clients: clients that take part in the run.
+    """
+
+    privacy: Privacy
+    rounds: int
+    cohort: int
+    clients: int
+
+    def epsilon(self) -> float:
+        """What the run will have spent at its end; with local noise, of a client that takes part in every round."""
+        noise, delta = self.privacy.noise, self.privacy.delta
+        if self.privacy.kind == LOCAL:
+            return gaussian_epsilon(noise, delta, self.rounds)
+        return sampled_epsilon(noise, delta, self.rounds, self.cohort, self.clients)
+
+
+def noise_for(epsilon: float, plan: PrivacyPlan) -> float:
+    """The least noise multiplier, to three digits, with which a run spends at most this epsilon.
+
+    Args:
+        epsilon: the aim.
+        plan: the run; its noise does not matter.
+
+    Returns:
+        The noise multiplier.
+
+    Raises:
+        SparsonaError: no epsilon, or none that noise could reach.
+    """
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise SparsonaError(f"epsilon {epsilon:g}", expected="a finite number above 0", hint="for example --epsilon 3")
+
+    def spends(noise: float) -> float:
+        privacy = Privacy(plan.privacy.kind, noise, plan.privacy.clip, plan.privacy.delta)
+        return PrivacyPlan(privacy, plan.rounds, plan.cohort, plan.clients).epsilon()
+
+    low, high = 1e-2, 1e-1
+    while spends(high) > epsilon:
+        low, high = high, 4 * high
+        if high > 1e6:
+            raise SparsonaError(
+                f"epsilon {epsilon:g} in {plan.rounds} rounds", expected="one that noise of 1e6 norms can reach"
+            )
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if spends(middle) > epsilon else (low, middle)
+    return math.ceil(high * 1000) / 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Spent:
+    """What a run has spent so far.
+
+    Args:
+        privacy: who adds how much noise.
+        epsilon: of the run: with local noise the largest of a client; with central noise of any client.
+        releases: with local noise the most of one client, with central noise rounds.
+        clients: each client's own, by the turns it had, when everybody knows which those were.
+        drawn_from: how many clients a cohort was drawn from, where that it is not known who was drawn is counted; None:
+            it is not.
+        cohort: clients wanted in a round.
+        in_the_clear: parts of messages that noise does not cover.
+        secret: noise came from clients' own secrets; otherwise from the run's seed.
+    """
+
+    privacy: Privacy
+    epsilon: float
+    releases: int
+    clients: np.ndarray
+    drawn_from: int | None
+    cohort: int
+    in_the_clear: tuple[str, ...]
+    secret: bool
+
+    def rows(self) -> list[dict[str, str]]:
+        """Epsilon of the run, and of the clients with the least, the median and the most."""
+        texts = {"run": self.epsilon}
+        if len(self.clients):
+            texts |= {"client with the least": self.clients.min(), "median client": float(np.median(self.clients))}
+            texts |= {"client with the most": self.clients.max()}
+        return [{"of": name, "epsilon": show_epsilon(value)} for name, value in texts.items()]
+
+    def sentence(self) -> str:
+        """In words, for the protocol."""
+        one = self.privacy
+        what = plural(self.releases, "round") if one.kind == CENTRAL else f"up to {plural(self.releases, 'update')}"
+        text = (
+            f"Differential privacy ({one.kind}): {one.describe()}. Epsilon is {show_epsilon(self.epsilon)} at delta "
+            f"{one.delta:g} after {what}, for one client's whole data replaced by any other"
+        )
+        if self.drawn_from is not None:
+            text += f", if nobody knows which {self.cohort} of the {self.drawn_from} clients are drawn in a round"
+        clear = f"{', '.join(self.in_the_clear)} (sent in the clear), " if self.in_the_clear else ""
+        text += f". It covers values in updates; not {clear}numbers of examples, losses and results of evaluations. "
+        if self.secret:
+            return text + "Noise is drawn from each client's own secret."
+        return text + "The noise is simulated: drawn from the run's seed, repeatable, and no protection."
+
+    def brief(self) -> dict[str, Any]:
+        """For a summary: without a number for each client."""
+        return {
+            "kind": self.privacy.kind,
+            "noise": self.privacy.noise,
+            "clip": self.privacy.clip,
+            "delta": self.privacy.delta,
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+            "releases": self.releases,
+            "drawn_from": self.drawn_from,
+            "cohort": self.cohort,
+            "in_the_clear": list(self.in_the_clear),
+            "secret": self.secret,
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for JSON; an infinite epsilon is null."""
+        each = [value if math.isfinite(value) else None for value in self.clients.tolist()]
+        return {**self.brief(), "clients": each}
+
+
+def show_epsilon(epsilon: float) -> str:
+    """Epsilon in words that fit a table."""
+    return f"{epsilon:.3g}" if math.isfinite(epsilon) else f"above {MOST_EPSILON:g}"
+
+
+def spent(folder: RunFolder) -> Spent | None:
+    """What a run has spent by its records, also if it was stopped.
+
+    Every turn counts, also one whose update was lost or refused: noise was added once, and somebody may have read it.
+
+    Args:
+        folder: the run.
+
+    Returns:
+        What it spent; None for a run without privacy.
+    """
+    if not (text := folder.config.get("privacy")):
+        return None
+    privacy, config = read_privacy(text), folder.config
+    last, records = folder.last_round, folder.records
+    turns = {(row.round, row.client): bool(row.aggregated) for row in records.turns() if row.round < last}
+    for failed in records.failures():
+        if failed.round < last:
+            turns.setdefault((failed.round, failed.client), False)
+    took_part = Counter(client for _, client in turns)
+    by_number = {num: gaussian_epsilon(privacy.noise, privacy.delta, num) for num in set(took_part.values())}
+    clients = np.array([by_number.get(took_part[client], 0.0) for client in range(len(folder.facts.sizes))])
+    num = len(clients) - len(folder.facts.novel)
+    cohort = config.get("per_round") or max(1, num // 2)
+    drawn_from = None
+    if privacy.kind == LOCAL:
+        releases = max(took_part.values(), default=0)
+        epsilon = float(clients.max(initial=0.0))
+    else:
+        releases = len({round_ for (round_, _), aggregated in turns.items() if aggregated})
+        # Only of a uniform draw from all clients is it known how little a round tells about who was in it.
+        if config.get("sampler", "uniform") == "uniform" and not config.get("availability") and cohort < num:
+            drawn_from, epsilon = num, sampled_epsilon(privacy.noise, privacy.delta, releases, cohort, num)
+        else:
+            epsilon = float(clients.max(initial=0.0))
+    return Spent(
+        privacy,
+        epsilon,
+        releases,
+        clients,
+        drawn_from,
+        cohort,
+        folder.facts.in_the_clear,
+        config.get("executor") == NETWORK,
+    )

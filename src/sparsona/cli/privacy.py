@@ -1,0 +1,159 @@
+"""`sparsona privacy` and `sparsona leakage`: what a run spends of differential privacy, and what it reveals."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from sparsona.cli.analysis import JSON
+from sparsona.cli.terminal import print_table, print_text
+from sparsona.core.errors import SparsonaError
+
+
+@click.command()
+@click.argument("path", metavar="[RUN]", required=False)
+@click.option("--privacy", "text", metavar="KIND:...", help="As of `sparsona run`, without a RUN.  [central]")
+@click.option("--clients", type=click.IntRange(1), help="Clients that take part, without a RUN.")
+@click.option("--per-round", type=click.IntRange(1), help="Clients in a round.  [half of them]")
+@click.option("--rounds", type=click.IntRange(1), help="Rounds, without a RUN.")
+@click.option("--epsilon", type=float, help="Find the noise with which so much is spent.")
+@JSON
+def privacy(
+    path: str | None,
+    text: str | None,
+    clients: int | None,
+    per_round: int | None,
+    rounds: int | None,
+    epsilon: float | None,
+    as_json: bool,
+) -> None:
+    """Show what RUN has spent of differential privacy, or what a run would spend; needs the extra `privacy`.
+
+    \b
+      sparsona run fedavg --privacy central:noise=1.0,clip=0.5 --out runs/private
+      sparsona privacy private
+      sparsona privacy --clients 100 --per-round 10 --rounds 200 --privacy central:noise=2
+      sparsona privacy --clients 100 --per-round 10 --rounds 200 --epsilon 3
+    """
+    if path is not None:
+        if given := [
+            name
+            for name, value in {
+                "--privacy": text,
+                "--clients": clients,
+                "--per-round": per_round,
+                "--rounds": rounds,
+                "--epsilon": epsilon,
+            }.items()
+            if value is not None
+        ]:
+            raise SparsonaError(f"{given[0]} beside a RUN", expected="one of the two", hint="a RUN has its own options")
+        _show_run(path, as_json)
+        return
+    if clients is None or rounds is None:
+        raise SparsonaError(
+            "neither a RUN nor --clients and --rounds",
+            expected="a run, or the size of one",
+            hint="sparsona privacy --clients 100 --per-round 10 --rounds 200 --epsilon 3",
+        )
+    cohort = max(1, clients // 2) if per_round is None else per_round
+    if cohort > clients:
+        raise SparsonaError(f"--per-round {cohort} of {clients} clients", expected=f"1 to {clients}")
+    _show_forecast(_forecast(text or "central", clients, cohort, rounds, epsilon), as_json)
+
+
+@click.command()
+@click.argument("path", metavar="RUN")
+@click.option("--batches", default="1,4,8", show_default=True, help="Sizes of batches to invert; none: masks alone.")
+@click.option("--pictures", type=click.IntRange(1), default=2, show_default=True, help="Batches of each size.")
+@click.option("--steps", type=click.IntRange(1), default=300, show_default=True, help="Steps of each search.")
+@click.option("--noise", type=float, help="Noise multiplier of updates with noise.  [RUN's, or 1]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of all that is drawn.")
+@JSON
+def leakage(path: str, batches: str, pictures: int, steps: int, noise: float | None, seed: int, as_json: bool) -> None:
+    """Show what RUN reveals, by attacks on its last masks and on updates of one step, beside epsilon.
+
+    Masks: someone who knows the classes of some clients guesses, from masks alone, which others have a class (AUC; 0.5
+    is chance). Updates: pictures are searched whose gradient is the update (PSNR, beside that of another picture of the
+    class); of a dense update, one inside a mask, and both with noise. docs/privacy.md says how to read them.
+
+    \b
+      sparsona run fedspa --partition shards:2 --out runs/spa
+      sparsona leakage spa
+      sparsona leakage spa --batches none
+    """
+    from sparsona.experiment import train as api
+    from sparsona.runs.listing import find_run
+
+    try:
+        sizes = () if batches == "none" else tuple(int(part) for part in batches.split(","))
+    except ValueError:
+        raise SparsonaError(f"--batches {batches}", expected="whole numbers, or none", hint="--batches 1,4,8") from None
+    found = api.load(find_run(path)).leakage(batch_sizes=sizes, batches=pictures, steps=steps, noise=noise, seed=seed)
+    if as_json:
+        click.echo(json.dumps(found.as_dict()))
+        return
+    click.echo(found.title)
+    if rows := found.rows():
+        print_table(rows)
+    for sentence in found.sentences():
+        print_text(sentence)
+
+
+def _show_run(path: str, as_json: bool) -> None:
+    from sparsona.analysis.privacy import spent
+    from sparsona.runs.folder import RunFolder
+    from sparsona.runs.listing import find_run
+
+    found = spent(RunFolder.open(find_run(path)))
+    if found is None:
+        raise SparsonaError(
+            f"'{path}' has no differential privacy",
+            expected="a run with --privacy",
+            hint="sparsona leakage RUN measures what a run reveals, with or without",
+        )
+    if as_json:
+        click.echo(json.dumps(found.as_dict()))
+    else:
+        print_table(found.rows())
+        print_text(found.sentence())
+
+
+def _forecast(text: str, clients: int, cohort: int, rounds: int, epsilon: float | None) -> dict[str, Any]:
+    from dataclasses import replace
+
+    from sparsona.analysis.privacy import PrivacyPlan, noise_for
+    from sparsona.transforms.privacy import read_privacy
+
+    plan = PrivacyPlan(read_privacy(text), rounds, cohort, clients)
+    if epsilon is not None:
+        plan = replace(plan, privacy=replace(plan.privacy, noise=noise_for(epsilon, plan)))
+    return {
+        "privacy": plan.privacy.kind,
+        "noise": plan.privacy.noise,
+        "delta": plan.privacy.delta,
+        "clients": clients,
+        "per_round": cohort,
+        "rounds": rounds,
+        "epsilon": plan.epsilon(),
+    }
+
+
+def _show_forecast(found: dict[str, Any], as_json: bool) -> None:
+    """A forecast as a table of one row, or as JSON, in which an infinite epsilon is null."""
+    import math
+
+    from sparsona.analysis.privacy import show_epsilon
+
+    if as_json:
+        finite = math.isfinite(found["epsilon"])
+        click.echo(json.dumps(found | {"epsilon": found["epsilon"] if finite else None}))
+        return
+    shown = {key.replace("_", " "): f"{value:g}" if isinstance(value, float) else value for key, value in found.items()}
+    print_table([{key: str(value) for key, value in shown.items()} | {"epsilon": show_epsilon(found["epsilon"])}])
+    if found["privacy"] == "local":
+        click.echo("of a client that takes part in every round; one that takes part in fewer spends less")
+    elif found["per_round"] < found["clients"]:
+        click.echo("if nobody knows which clients are drawn in a round")

@@ -1,0 +1,151 @@
+"""Epsilon: against closed forms and published figures, and from the records of runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from statistics import NormalDist
+
+import dp_accounting
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import sparsona as sp
+from sparsona.analysis import extra
+from sparsona.analysis.privacy import PrivacyPlan, gaussian_epsilon, noise_for, sampled_epsilon
+from sparsona.cli.app import cli
+from sparsona.core.errors import SparsonaError
+from sparsona.experiment import build
+from sparsona.experiment.train import describe_run
+from sparsona.methods import card
+from sparsona.transforms.privacy import Privacy
+
+below = NormalDist().cdf
+
+
+def gaussian_delta(epsilon: float, sensitivity: float) -> float:
+    """Balle and Wang, theorem 8: the delta of noise of standard deviation 1 on a value of this sensitivity."""
+    half, far = sensitivity / 2, epsilon / sensitivity
+    return below(half - far) - math.exp(epsilon) * below(-half - far)
+
+
+@pytest.mark.parametrize(("noise", "releases"), [(1.0, 1), (4.0, 7), (20.0, 100)])
+def test_full_participation_is_the_gaussian_mechanism(noise, releases):
+    """Replacing a client moves its clipped change by up to two norms in each release: 2 sqrt(releases) / noise."""
+    found = gaussian_epsilon(noise, 1e-5, releases)
+    assert gaussian_delta(found, 2 * math.sqrt(releases) / noise) == pytest.approx(1e-5, rel=1e-3)
+
+
+def test_the_accountant_has_the_published_figures():
+    """Abadi et al., CCS 2016, section 3.2: sampling 0.01, noise 4, 10,000 steps, delta 1e-5 spend epsilon 1.26, by the
+    conversion of the paper (theorem 2.2); the package's own conversion is tighter."""
+    one = dp_accounting.rdp.RdpAccountant()
+    one.compose(dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(4.0)), 10_000)
+    theirs = min(r + math.log(1e5) / (a - 1) for a, r in zip(one._orders, one._rdp, strict=True) if a > 1)
+    assert theirs == pytest.approx(1.26, abs=0.01)
+    assert one.get_epsilon(1e-5) < theirs
+
+
+def sampled_delta(epsilon: float, noise: float, share: float) -> float:
+    """A lower bound of the delta of one round: a client of one, drawn with this probability, whose change is one norm
+    this way or that; by summation over outcomes."""
+    at = np.linspace(-12 * noise, 12 * noise, 200_001)
+
+    def density(middle: float) -> np.ndarray:
+        return np.exp(-(((at - middle) / noise) ** 2) / 2) / (noise * math.sqrt(2 * math.pi))
+
+    one, other = ((1 - share) * density(0.0) + share * density(change) for change in (1.0, -1.0))
+    return float(np.maximum(one - math.exp(epsilon) * other, 0).sum() * (at[1] - at[0]))
+
+
+@pytest.mark.parametrize(("noise", "cohort"), [(1.0, 50), (4.0, 50)])
+def test_sampling_is_neither_counted_too_much_nor_for_nothing(noise, cohort):
+    """The exact figure of one round, in norms of 1, must not be above what is reported."""
+    found = sampled_epsilon(noise, 1e-5, 1, cohort, 100)
+    assert found <= gaussian_epsilon(noise, 1e-5, 1)
+    assert sampled_delta(found, noise, cohort / 100) <= 1e-5
+    half = sampled_epsilon(2 * noise, 1e-5, 1, cohort, 100)  # what would be reported if replacing moved one norm only
+    assert sampled_delta(half, noise, cohort / 100) > 1e-5
+
+
+def test_epsilon_follows_noise_rounds_and_share():
+    base = sampled_epsilon(4.0, 1e-5, 50, 10, 100)
+    assert base < sampled_epsilon(4.0, 1e-5, 100, 10, 100)
+    assert sampled_epsilon(4.0, 1e-5, 50, 5, 100) < base < gaussian_epsilon(4.0, 1e-5, 50)
+    assert gaussian_epsilon(2.0, 1e-5, 5) > gaussian_epsilon(3.0, 1e-5, 5) > gaussian_epsilon(3.0, 1e-4, 5)
+    assert gaussian_epsilon(1e-8, 1e-5, 10) == math.inf
+    assert gaussian_epsilon(1.0, 1e-5, 0) == 0.0
+
+
+@pytest.mark.parametrize("kind", ["local", "central"])
+def test_the_noise_for_an_epsilon_spends_it(kind):
+    plan = PrivacyPlan(Privacy(kind), 20, 20, 20)
+    noise = noise_for(3.0, plan)
+    spends = PrivacyPlan(Privacy(kind, noise), 20, 20, 20).epsilon()
+    assert 2.98 < spends <= 3.0
+    with pytest.raises(SparsonaError, match="epsilon"):
+        noise_for(math.nan, plan)
+
+
+TINY = {"clients": 4, "per_round": 2, "rounds": 3, "epochs": 1, "data_rate": 0.1, "executor": "serial"}
+
+
+@pytest.fixture(scope="module")
+def private_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("private") / "run"
+    return sp.train("fedspa", **TINY, drop_rate=0.7, privacy="local:noise=3.0,clip=0.5", out=folder)
+
+
+def test_a_client_spends_by_its_turns_also_if_updates_were_lost(private_run):
+    turns = private_run._folder.records.turns()
+    numbers = [sum(row.client == client for row in turns) for client in range(4)]
+    assert any(row.dropped for row in turns)
+    assert len(set(numbers)) > 1
+    found = private_run.privacy()
+    assert found.clients.tolist() == [gaussian_epsilon(3.0, 1e-5, num) for num in numbers]
+    assert found.epsilon == max(found.clients)
+    assert private_run.summary["privacy"]["epsilon"] == found.epsilon
+
+
+def test_the_protocol_says_what_is_covered(private_run):
+    text = private_run.protocol
+    assert f"Epsilon is {private_run.privacy().epsilon:.3g} at delta 1e-05" in text
+    assert "not mask (sent in the clear)" in text
+    assert "simulated" in text
+    assert "epsilon" in sp.load(private_run.path)._alone.table()[0]
+
+
+def test_commands_print_what_was_and_what_would_be_spent(private_run):
+    run = CliRunner().invoke(cli, ["privacy", str(private_run.path), "--json"])
+    assert json.loads(run.output)["clients"] == private_run.privacy().clients.tolist()
+    args = ["privacy", "--clients", "20", "--per-round", "20", "--rounds", "20"]
+    found = json.loads(CliRunner().invoke(cli, [*args, "--epsilon", "3", "--json"]).output)
+    assert found["epsilon"] <= 3.0
+    shown = CliRunner().invoke(cli, [*args, "--privacy", f"local:noise={found['noise']}"]).output
+    assert f"{found['epsilon']:.3g}" in shown
+
+
+def test_central_counts_sampling_only_where_it_is_uniform(tmp_path):
+    spent = {
+        sampler: sp.train(
+            "fedavg", **TINY, sampler=sampler, privacy="central:noise=8.0", out=tmp_path / sampler
+        ).privacy()
+        for sampler in ("uniform", "round-robin")
+    }
+    assert spent["uniform"].drawn_from == 4
+    assert spent["uniform"].epsilon == sampled_epsilon(8.0, 1e-5, 3, 2, 4)
+    assert spent["round-robin"].drawn_from is None
+    assert spent["round-robin"].epsilon == gaussian_epsilon(8.0, 1e-5, 2)  # nobody took part in all three rounds
+
+
+def test_without_the_extra_a_run_is_refused_before_it_trains(monkeypatch):
+    config = build.make_config("fedavg", {**TINY, "privacy": "local"})
+    context = build.make_context(config)
+
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(extra, "import_module", missing)
+    with pytest.raises(SparsonaError, match=r"sparsona\[privacy\]"):
+        describe_run(config, context, card("fedavg"))
