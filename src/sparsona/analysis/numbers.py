@@ -235,7 +235,8 @@ def _chosen(views: Sequence[RunView], every: bool) -> tuple[list[str], list[tupl
 
 def _check_label(label: str) -> None:
     r"""A label is read as it is by \ref: what would have to be escaped is refused."""
-    if wrong := sorted({one for one in label if one in LATEX and one != "_" or one in ",'\"" or not one.isprintable()}):
+    refused = (LATEX.keys() - {"_"}) | set(",'\"")
+    if wrong := sorted({one for one in label if one in refused or not one.isprintable()}):
         raise SparsonaError(
             f"the label {label!r} has {', '.join(map(repr, wrong))}",
             expected="letters, digits and : - _ . /, as \\ref takes them",

@@ -29,6 +29,7 @@ from sparsona.cli.options import (
     check_reserved,
     gather,
     gather_each,
+    in_shell,
     run_flags,
     table_for,
     with_table,
@@ -481,7 +482,7 @@ def main() -> None:
     except SparsonaError as error:
         if debug:
             raise
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"error: {in_shell(str(error))}", err=True)
         sys.exit(1)
     except BrokenPipeError:
         sys.exit(141)  # the reader of our output is gone

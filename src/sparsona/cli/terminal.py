@@ -62,6 +62,7 @@ def print_results(views: Sequence[RunView]) -> None:
     )
     if left_out := [column.title for i, column in enumerate(columns) if i not in kept]:
         print_text(f"more columns in the report and with --json: {', '.join(left_out)}")
+    click.echo("words: docs/glossary.md, and at the end of the report")
 
 
 def terminal_width() -> int:
