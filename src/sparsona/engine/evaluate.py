@@ -70,7 +70,7 @@ def evaluate(
                 cells = confusion_cells(task, outputs, batch.targets)
                 confusion += torch.bincount(cells, minlength=confusion.numel()).view_as(confusion).int()
     if not point or points.point(point).data == "test":
-        check_tested(label or str(client), count)
+        check_tested(label or client, count)
     return Evaluation(
         client,
         point,
@@ -111,7 +111,7 @@ def confusion_cells(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
     return targets * columns + (predicted if columns == rows else (predicted == targets).long())
 
 
-def check_tested(label: str, count: int) -> None:
+def check_tested(label: str | int, count: int) -> None:
     if not count:
         raise SparsonaError(f"client {label} has no test data to be evaluated on", expected="at least one example")
 

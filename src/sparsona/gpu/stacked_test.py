@@ -37,7 +37,7 @@ def evaluate_stacked(
     """`evaluate` for several clients at once, at no point yet: `predict` takes inputs [clients, N, ...]."""
     counts, device = [test.num_examples for test in tests], tests[0].targets.device
     for client, count in zip(clients, counts, strict=True):
-        check_tested(str(client), count)
+        check_tested(client, count)
     sums = torch.zeros(4, len(clients), dtype=torch.float64, device=device)  # right, of, loss, weight
     confusion = None
     rows_and_columns = confusion_shape(task)
