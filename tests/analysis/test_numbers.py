@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sparsona.analysis.numbers import numbers, to_csv, to_latex, to_markdown
+from sparsona.analysis.numbers import numbers, to_csv, to_latex, to_markdown, to_text
 from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError
 
@@ -56,7 +56,32 @@ def test_markdown_and_latex(make_comparison: MakeComparison) -> None:
     assert text.startswith("\\begin{table}")
     assert r"Fed|Avg\_2\% \& more\textless{}img src=x\textgreater{} & " in text
     assert r"\caption{100\% of 5}" in text
+    assert r"\label{tab:x}" in text
+    alone = to_latex(views, label="tab:a_b")
+    assert alone.startswith("\\begin{table}\n\\centering\n\\label{tab:a_b}\n\\begin{tabular}")
+    for label in ("x}\\input{secret", "50%", "a,b"):
+        with pytest.raises(SparsonaError, match="the label"):
+            to_latex(views, label=label)
     body = text[text.index(r"\midrule") : text.index(r"\bottomrule")].splitlines()[1:]
     assert all(line.count(" & ") == 6 and line.endswith(r"\\") and "±" not in line for line in body)
     assert "%" not in text.replace(r"\%", "")  # one would comment out the rest of its line
     assert to_markdown(views, every=True).count("|") > to_markdown(views).count("|")
+
+
+def test_a_small_table_for_a_prompt(make_comparison: MakeComparison) -> None:
+    views = [
+        dataclasses.replace(view, config={**view.config, "options": {"density": 0.5}})
+        if "FedSpa" in view.title
+        else view
+        for view in make_comparison(seeds=1)
+    ]
+    lines = to_text(views).splitlines()
+    assert lines[0].split() == ["method", "accuracy", "bottom", "decile", "density", "bytes", "sent"]
+    assert len(lines) == 6
+    assert len({len(line) for line in lines}) == 1
+    assert len(lines[0]) < 80
+    place = lines[0].index("density") + len("density")
+    density = {line.split("  ")[0]: line[:place].split()[-1] for line in lines[1:]}
+    assert {value for name, value in density.items() if "FedSpa" in name} == {"0.5"}
+    assert density["FedAvg"] == "–"  # it has no such option
+    assert to_text(views, most=2).splitlines()[-1] == "... and 3 more"

@@ -407,3 +407,10 @@ def test_lists_survive_a_damaged_run(say, run):
     said = say("runs", "--in", ".")
     assert said.code == 0
     assert "damaged: " in said.out
+
+
+def test_hints_are_written_as_options_of_the_shell(say):
+    np.savez("rows.npz", x=np.zeros((8, 3), np.float32), y=np.eye(8, 3, dtype=np.int64))
+    found = say("run", "local", "--data", "rows.npz", "--rounds", 1)
+    assert "--set task=multilabel" in found.err
+    assert 'task="' not in found.err

@@ -81,7 +81,7 @@ def test_evaluate(call, folder):
     assert found == json.loads(json.dumps(expected.as_dict()))
     assert json.loads(call("evaluate", "spa", "--client", "1", "--data", "split.npz", "--json")) == found
     text = call("evaluate", "spa", "--client", "1", "--data", "new.npz")
-    assert f"{expected.rows()[0]['accuracy']:.1%}" in text
+    assert f"{expected.rows()[0]['accuracy']:.2%}" in text
     assert "recall" in text
     assert "predictions, true classes by row" in text
     several = call("evaluate", "spa", "--client", "all", "--global", "--data", "new.npz")
@@ -95,3 +95,16 @@ def test_evaluate(call, folder):
     ):
         with pytest.raises(SparsonaError, match=words):
             call("evaluate", "spa", *args)
+
+
+def test_evaluate_writes_each_figure_as_the_table_does(call, folder):
+    rng = np.random.default_rng(0)
+    x, y = rng.random((12, 3), dtype=np.float32), np.arange(12) % 2
+    federation = sp.Federation.from_clients({"north": (x, y), "south": (x, y)})
+    sp.train("local", federation, rounds=1, metrics=["f1", "auc"], out=folder / "runs" / "named", device="cpu")
+    np.savez(folder / "named.npz", x=x, y=y)
+    row = sp.load(folder / "runs" / "named").evaluate("south", x, y).rows()[0]
+    text = call("evaluate", "named", "--client", "south", "--data", "named.npz")
+    line = next(line for line in text.splitlines() if "south" in line)
+    assert line.split()[2] == f"{row['accuracy']:.2%}"
+    assert line.split()[-2:] == [f"{row['f1']:.2%}", f"{row['auc']:.4g}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
@@ -15,11 +16,12 @@ import sparsona as sp
 from sparsona.cli.app import cli
 from sparsona.cli.watch import make_server
 from sparsona.core.errors import SparsonaError
+from sparsona.report import live
 
 
 @contextmanager
 def served(folder: Path) -> Iterator[int]:
-    server = make_server(folder)
+    server = make_server(folder, every=0)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
@@ -40,26 +42,40 @@ def get(port: int, path: str = "/", host: str | None = None) -> tuple[HTTPRespon
         connection.close()
 
 
+def wait_for(port: int, text: str) -> tuple[HTTPResponse, str]:
+    """The page that has this text: a page is served while a newer one is made."""
+    for _ in range(300):
+        response, page = get(port)
+        if text in page:
+            return response, page
+        time.sleep(0.05)
+    raise AssertionError(page[:2000])
+
+
 def test_a_page_that_follows_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    seen: list[str] = []
     with served(folder) as port:
         response, page = get(port)
         assert (response.status, response.headers["Refresh"]) == (200, "5")
         assert "There is no run in this folder yet." in page
         folder.rmdir()
-        assert f"Waiting for &#x27;{folder}&#x27;, which is not there yet." in get(port)[1]
+        wait_for(port, f"Waiting for &#x27;{folder}&#x27;, which is not there yet.")
         options = {"clients": 4, "rounds": 2, "data_rate": 0.2, "device": "cpu"}
+        running = "Running. 0 of 1 run finished. FedAvg: 1 of 2 rounds"
         with pytest.raises(KeyboardInterrupt):
-            sp.train("fedavg", **options, out=folder, observers=[_StopAfter(1, lambda: seen.append(get(port)[1]))])
-        assert "Running. 0 of 1 run finished. FedAvg: 1 of 2 rounds" in seen[0]
-        response, page = get(port)
+            sp.train("fedavg", **options, out=folder, observers=[_StopAfter(1, lambda: wait_for(port, running))])
+        stopped = f"Stopped; `sparsona resume {folder}` continues it. 0 of 1 run finished. FedAvg: 1 of 2 rounds"
+        response, page = wait_for(port, stopped)
         assert response.headers["Refresh"] == "5"
-        assert f"Stopped; `sparsona resume {folder}` continues it. 0 of 1 run finished. FedAvg: 1 of 2 rounds" in page
         assert "FedAvg serves clients with" in page
         sp.resume(folder)
-        response, page = get(port)
+        response, page = wait_for(port, "after round 2 of 2")
+        for _ in range(100):
+            if response.headers["Refresh"] is None:
+                break
+            time.sleep(0.05)
+            response, page = get(port)
         assert response.headers["Refresh"] is None
         assert 'role="status"' not in page
         assert get(port, "/../config.json")[0].status == 404
@@ -90,3 +106,35 @@ def test_a_folder_that_is_not_there_is_waited_for(tmp_path: Path, monkeypatch: p
     assert "waiting for 'runs/spq', which is not there yet; did you mean 'runs/spa'?" in found.output
     assert "waiting" not in CliRunner().invoke(cli, ["watch", "spa"], catch_exceptions=False).output
     assert "waiting for 'else/where'" in CliRunner().invoke(cli, ["watch", "else/where"]).output
+
+
+def test_a_page_is_served_while_the_next_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, made, may_end = [0], [], threading.Event()
+
+    def make(folder: Path) -> live.LivePage:
+        number = state[0]
+        made.append(number)
+        if number:
+            assert may_end.wait(30)
+        return live.LivePage(f"page {number}", is_final=True)
+
+    monkeypatch.setattr(live, "live_page", make)
+    monkeypatch.setattr(live, "last_change", lambda folder: state[0])
+    pages = live.Pages(lambda: tmp_path, every=0)
+    assert pages.current() == live.LivePage("page 0", True)
+    state[0] = 1
+    for _ in range(5):  # none waits, the second page is made once, and the browser asks again
+        assert pages.current() == live.LivePage("page 0", False)
+    may_end.set()
+    for _ in range(200):
+        if pages.current().html == "page 1":
+            break
+        time.sleep(0.02)
+    assert pages.current() == live.LivePage("page 1", True)
+    assert made == [0, 1]
+    slow = live.Pages(lambda: tmp_path, every=3600)
+    slow.current()
+    state[0] = 2
+    for _ in range(3):
+        assert slow.current().html == "page 1"
+    assert made == [0, 1, 1]  # not again so soon

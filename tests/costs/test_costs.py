@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lenet5 import HALF, MASK, SIZE
 from method_lines import anywhere
+from PIL import Image
 from torch import nn
 
 import sparsona as sp
@@ -550,4 +552,27 @@ def test_what_has_costs_only_is_known_by_name(say):
     assert "graph = none" in told_options
     assert "rounds = 1000" in told_options  # as the papers have it
     assert "capacities = [1.0]" in told_options
-    assert "--samples instead" in say("cost", "fedavg", "--data", "arrays:x.npz").err
+
+
+def test_costs_of_my_own_data(say, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    x, y = np.zeros((60, 9, 16), np.float32), np.arange(60) % 3
+    np.savez("mine.npz", x=x, y=y)
+    np.savez("people.npz", x=x, y=y, owners=np.repeat(["a", "b", "c"], 20))
+    found = cost("fedavg", data="mine.npz", clients=10, per_round=5)
+    assert (found.model, found.input_shape, found.classes, found.samples) == ("signal-cnn", (9, 16), 3, 6)
+    assert found.samples_from == "60 examples / 10 clients, none held out for validation or testing"
+    by_person = cost("fedavg", data="arrays:people.npz")
+    assert (by_person.experiment.clients, by_person.per_round, by_person.samples) == (3, 3, 20)
+    assert cost("fedavg", data="people.npz", clients=6, per_round=2).samples == 10
+    assert "signal-cnn of" in say("cost", "fedavg", "--data", "mine.npz", "--clients", "10").out
+    assert "does not exist" in say("cost", "fedavg", "--data", "arrays:x.npz").err
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save("a.png")
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+        (tmp_path / "pets" / name / "a.png").write_bytes((tmp_path / "a.png").read_bytes())
+    pictures = cost("local", data="pets", clients=2, per_round=1)
+    assert (pictures.input_shape, pictures.classes, pictures.model) == ((1, 8, 8), 2, "digits-cnn")
+    np.savez("two.npz", x_age=np.zeros((8, 1), np.float32), x_dose=np.zeros((8, 2), np.float32), y=np.arange(8) % 2)
+    with pytest.raises(SparsonaError, match="no network fits examples"):
+        cost("fedavg", data="two.npz", clients=2, per_round=1)

@@ -1,4 +1,4 @@
-"""Who is awake: traces from files, days and nights, chains; and rounds in which few are, or nobody is."""
+"""Who is available: traces from files, days and nights, chains; and rounds in which few are, or nobody is."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from sparsona import methods
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Client
 from sparsona.core.seeds import Seeds
-from sparsona.engine.availability import awake_clients, read_availability
+from sparsona.engine.availability import available_clients, read_availability
 from sparsona.engine.plan import Plan, participation
 from sparsona.experiment import build
 
 SEEDS = Seeds(5)
 
 
-def awake(text: str, num: int, rounds: int, seeds: Seeds = SEEDS) -> list[set[int]]:
+def available(text: str, num: int, rounds: int, seeds: Seeds = SEEDS) -> list[set[int]]:
     found = read_availability(text, num)
-    return [set(awake_clients(found, num, index, seeds)) for index in range(rounds)]
+    return [set(available_clients(found, num, index, seeds)) for index in range(rounds)]
 
 
-def test_a_client_is_awake_for_its_share_of_every_period():
-    found = awake("diurnal:8:0.25", 50, 24)
+def test_a_client_is_available_for_its_share_of_every_period():
+    found = available("diurnal:8:0.25", 50, 24)
     for client in range(50):
         rounds = [index for index, one in enumerate(found) if client in one]
         assert len(rounds) == 6
         assert {index + 8 for index in rounds[:4]} == set(rounds[2:])
     assert len({min(index for index in range(8) if client in found[index]) for client in range(50)}) > 3
-    assert found != awake("diurnal:8:0.25", 50, 24, Seeds(6))
+    assert found != available("diurnal:8:0.25", 50, 24, Seeds(6))
 
 
-def test_a_chain_is_as_often_awake_as_its_probabilities_say_whatever_is_asked_first():
-    found = awake("markov:0.2:0.1", 400, 60)
+def test_a_chain_is_as_often_available_as_its_probabilities_say_whatever_is_asked_first():
+    found = available("markov:0.2:0.1", 400, 60)
     assert sum(map(len, found)) / (400 * 60) == pytest.approx(2 / 3, abs=0.02)
     fell = [len(before - after) / len(before) for before, after in pairwise(found)]
     assert sum(fell) / len(fell) == pytest.approx(0.1, abs=0.01)
     again = read_availability("markov:0.2:0.1", 400)
-    assert set(awake_clients(again, 400, 40, SEEDS)) == found[40]
-    assert awake("markov:1:0", 3, 3) == [{0, 1, 2}] * 3
+    assert set(available_clients(again, 400, 40, SEEDS)) == found[40]
+    assert available("markov:1:0", 3, 3) == [{0, 1, 2}] * 3
 
 
 def test_a_trace_of_windows_and_one_of_rows(tmp_path):
     windows, rows = tmp_path / "windows.csv", tmp_path / "rows.csv"
     windows.write_text("client,round_from,round_to\n0,0,1\n2,1,1\n0,3,9\n")
     rows.write_text("1,0\n0,0\n0, 1\n")
-    assert awake(f"file:{windows}", 3, 5) == [{0}, {0, 2}, set(), {0}, {0}]
-    assert awake(f"file:{rows}", 3, 4) == [{0}, {2}, {0}, {2}]  # it starts again
+    assert available(f"file:{windows}", 3, 5) == [{0}, {0, 2}, set(), {0}, {0}]
+    assert available(f"file:{rows}", 3, 4) == [{0}, {2}, {0}, {2}]  # it starts again
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_wrong_availability_is_refused(text):
         read_availability("file:nowhere.csv", 1)
 
 
-def test_rounds_go_on_with_those_that_are_awake_and_without_any(tmp_path):
+def test_rounds_go_on_with_those_that_are_available_and_without_any(tmp_path):
     """Also after a stop, on a server and among peers; and a trace that was changed is noticed."""
     trace = tmp_path / "trace.csv"
     trace.write_text("1,0,1\n1,0,1\n0,0,1\n0,0,1\n")
@@ -100,16 +100,16 @@ def test_rounds_go_on_with_those_that_are_awake_and_without_any(tmp_path):
     assert [one for one in turns["fedavg"] if one[0] < 2] == [(0, 0), (0, 1)]
     assert len(turns["fedavg"]) == 5
     trace.write_text("1\n1\n1\n1\n")
-    with pytest.raises(SparsonaError, match="the trace of who is awake is not that of"):
+    with pytest.raises(SparsonaError, match="the trace of who is available is not that of"):
         sp.resume(tmp_path / "fedavg")
 
 
-def test_everyone_that_is_awake_trains_where_everyone_does():
+def test_everyone_that_is_available_trains_where_everyone_does():
     plan = Plan(rounds=4, per_round=2, batch_size=4, seed=5, everyone_trains=True)
     plan = replace(plan, availability=read_availability("diurnal:4:0.5", 20))
     clients = tuple(Client(index, 4) for index in range(20))
     who = participation(plan, clients, 1)
-    assert set(who.trains) == awake("diurnal:4:0.5", 20, 2)[1]
+    assert set(who.trains) == available("diurnal:4:0.5", 20, 2)[1]
     assert len(who.aggregated) == 2
     assert who.aggregated <= set(who.trains)
 

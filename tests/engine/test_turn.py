@@ -16,7 +16,8 @@ from sparsona.core.task import Task
 from sparsona.core.tree import Tree, scale, subtract
 from sparsona.core.update import dense, message
 from sparsona.data.batches import Examples, in_order, shuffled
-from sparsona.engine.jobs import Tally
+from sparsona.engine.evaluate import check_tested
+from sparsona.engine.jobs import Job, Tally, unreadable
 from sparsona.engine.population import check_finite
 from sparsona.engine.turn import ClientProbe, run_phase
 
@@ -137,3 +138,11 @@ def test_batches_cover_every_example_once(examples):
     assert [len(b.targets) for b in in_order(examples, 4)] == [4, 4, 3]
     joined = [len(b.targets) for b in shuffled(examples, 5, 1, no_single=True)]
     assert joined == [5, 6]
+
+
+def test_errors_call_a_client_by_its_name():
+    with pytest.raises(SparsonaError, match="client ward 7 has no test data"):
+        check_tested("ward 7", 0)
+    job = Job("train", 3, Round(4, 5, 1.0, 8, Seeds(0)), ())
+    assert unreadable(job, "ward 7").what.startswith("client ward 7 cannot read its message of round 4")
+    assert unreadable(job).what.startswith("client 3 cannot read")

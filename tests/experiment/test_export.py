@@ -167,6 +167,7 @@ def test_an_onnx_file(loaded, run, federation, tmp_path):
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["zero.onnx", "zero.onnx.md"]
     session = onnxruntime.InferenceSession(made.path, providers=["CPUExecutionProvider"])
     assert session.get_modelmeta().custom_metadata_map["client"] == "0"
+    assert [one.shape[0] for one in (*session.get_inputs(), *session.get_outputs())] == ["batch", "batch"]
 
     def predict(x):
         return torch.from_numpy(session.run(None, {"inputs": x.numpy()})[0])
@@ -416,7 +417,7 @@ def test_a_run_of_an_older_version_still_needs_its_data(run, federation, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "method", ["fedspa", "fedavg-ft", "heterofl", "pfedgate", "fedem", "ditto", "subfedavg", "apfl"]
+    "method", ["fedspa", "fedavg-ft", "heterofl", "pfedgate", "fedem", "ditto", "sub-fedavg", "apfl"]
 )
 def test_every_format_of_every_kind_of_method(method, tmp_path):
     run = sp.train(method, out=tmp_path / "run", rounds=2, clients=4, data_rate=0.3, validation_rate=0.2)

@@ -24,7 +24,13 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 def test_what_a_prompt_prints(both: Comparison) -> None:
     assert repr(both).startswith("Comparison(2 runs, '")
     assert "serves clients best" in repr(both)
-    assert len(repr(both)) < 400
+    lines = repr(both).splitlines()
+    assert [line.split()[0] for line in lines[2:]] == ["method", "Local", "FedAvg"]
+    assert max(map(len, lines[1:])) < 120
+    first, second = repr(both.runs[1]).splitlines()
+    assert first.startswith("Run(fedavg, 2 rounds, accuracy ")
+    assert second.startswith("  bottom decile ")
+    assert second.endswith(" sent")
     page = both._repr_html_()
     assert "<script" not in page
     assert page.count("<tr>") == 3

@@ -17,6 +17,7 @@ from sparsona.executors.stacked import Stacked
 from sparsona.executors.workers import Workers
 from sparsona.experiment import export as exports
 from sparsona.experiment.build import make_config, make_context
+from sparsona.report.model_card import _feed
 
 NUM = 48
 Y = np.arange(NUM) % 3
@@ -100,6 +101,11 @@ def test_worker_processes_have_the_same_bits(by_name):
         assert played(context, workers, 2) == played(context, Serial(context), 2)
     finally:
         workers.close()
+
+
+def test_a_card_says_how_an_onnx_session_is_passed_them(by_name, in_order):
+    assert _feed(by_name.packing) == "inputs"
+    assert _feed(in_order.packing) == '{"input_0": inputs[0], "input_1": inputs[1], "input_2": inputs[2]}'
 
 
 @pytest.mark.parametrize("inputs", [INPUTS, tuple(INPUTS.values())], ids=["dict", "tuple"])

@@ -210,7 +210,12 @@ def test_a_regression_in_the_terminal_and_on_a_page(tmp_path, say):
         ({"metrics": "rmse"}, "where classes are predicted"),
         ({"metrics": ["acuracy"]}, "did you mean 'accuracy'"),
         ({"metrics": [best_two, best_two]}, "two metrics called 'best_two'"),
-        ({"class_weights": [1, 2]}, "3, one for each class"),
+        ({"metrics": ["f1-macro"]}, "did you mean 'f1'"),
+        ({"metrics": "roc_auc"}, "did you mean 'auc'"),
+        ({"class_weights": [1, 2]}, "3, one for each class, in this order: 0, 1, 2"),
+        ({"class_weights": {"1": 2.0, "3": 1.0}}, "class_weights of '3', which is no class\\n.*any of 0, 1, 2"),
+        ({"class_weights": "0=0,1=0,2=0"}, "all 0"),
+        ({"class_weights": {"1": -1.0}}, "0 or more"),
         ({"class_weights": [1, -2, 1]}, "0 or more"),
         ({"label_smoothing": 1.0}, "less than 1"),
         ({"task": "binary"}, "give it to sparsona.federate"),
@@ -221,12 +226,27 @@ def test_wrong_options(options, words, tmp_path):
         sp.train("fedavg", *federation_of("classes"), out=tmp_path / "run", **SMALL, **options)
 
 
+@pytest.mark.parametrize("weights", [{"wet": 3, "dry": 0.5}, "wet=3, dry=0.5"])
+def test_weights_by_the_names_of_classes(weights, tmp_path):
+    y = np.array(["dry", "mild", "wet"])[Z.argmax(1)]
+    federation = sp.federate(X, y, clients=4, seed=1, partition="iid")
+    run = sp.train("fedavg", federation, lambda: nn.Linear(4, 3), out=tmp_path, class_weights=weights, **SMALL)
+    assert run._folder.facts.class_weights == (0.5, 1.0, 3.0)
+    assert run.config["class_weights"] == {"wet": 3.0, "dry": 0.5}
+    assert sp.load(tmp_path, federation, lambda: nn.Linear(4, 3)).config == run.config
+    with pytest.raises(sp.SparsonaError, match="class_weights of 'wed', which is no class") as caught:
+        sp.train("fedavg", federation, lambda: nn.Linear(4, 3), class_weights={"wed": 2}, **SMALL)
+    assert "any of dry, mild, wet" in caught.value.expected
+    assert "'wet'" in caught.value.hint
+
+
 def test_what_several_machines_agree_on():
     run = agree("fedavg", {"class_weights": [1, 2]}, model="mlp", classes=1, input_shape=(4,), predicts="binary")
     assert (run["class_weights"], run["predicts"], run["metrics"]) == ([1.0, 2.0], "binary", None)
     for options, words in (
         ({"loss": focal}, "the function 'focal'"),
         ({"class_weights": "balanced"}, "label counts no side knows"),
+        ({"class_weights": {"0": 2}}, "class_weights by name"),
         ({"loss": "huber"}, "where one of two classes"),
         ({"metrics": ["mae"]}, "the metric 'mae'"),
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -319,3 +320,8 @@ def test_mistakes_are_named_before_a_folder_is_made(arguments, error, tmp_path):
     with pytest.raises(SparsonaError, match=error):
         sp.tune(["local"], **{**QUICK, **arguments}, out=tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_the_example_of_make_run_tunes_all_methods_alike():
+    path = Path(__file__).parents[2] / "examples" / "digits.toml"
+    assert len({table.get("tuned_with") for table in read_option_file(path).methods.values()}) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import re
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sparsona.analysis import glossary
 from sparsona.analysis.clients import Change, ClientEffects
 from sparsona.analysis.similarity import Similarity
 from sparsona.analysis.view import RunView
@@ -240,6 +242,18 @@ def test_a_tuned_headline_is_a_star(make_view: MakeView) -> None:
     assert list(star.y) == pytest.approx([100 * view.summary["accuracy"]["mean"]])
 
 
+def test_a_tuned_headline_is_a_star_in_curves_of_metrics(make_view: MakeView) -> None:
+    curves = {"f1": {"received": [(1, 0.5), (2, 0.6)], "tuned": [(2, 0.75)]}}
+    view = dataclasses.replace(make_view("FedAvg-FT"), metric_curves=curves, metrics={"f1": np.full(20, 0.75)})
+    line, star = plots.metric_curves([view], "f1").data
+    assert list(line.y) == pytest.approx([50, 60])
+    assert (star.marker.symbol, list(star.x), list(star.y)) == ("star", [2], [75.0])
+    assert (
+        "a metric is defined for, after each round. Stars are headlines measured once, after the last round "
+        "(FedAvg-FT: tuned); their lines show received"
+    ) in render_report([view])
+
+
 def test_every_point_that_was_evaluated_over_the_rounds_is_drawn(make_view: MakeView) -> None:
     curves = {"received": [(1, 0.5), (2, 0.6)], "consensus": [(1, 0.4), (2, 0.3)], "start": [(2, 0.1)]}
     line, consensus = plots.learning_curves([dataclasses.replace(make_view(), curves=curves)]).data
@@ -339,3 +353,14 @@ def test_effects_and_similarity_have_sections(make_view: MakeView) -> None:
     assert not {"effects", "similarity", "distances"} & {
         attributes.get("id") for _, attributes in Page(render_report([plain])).tags
     }
+
+
+def test_words_are_explained_on_the_page_and_in_the_docs_alike(make_view: MakeView) -> None:
+    page = render_report([make_view()])
+    assert '<small title="the personal model a client would use next">received' in page
+    words = page[page.index('<section id="words">') :]
+    shown = html.unescape(words)
+    for word, meaning in glossary.plain_words().items():
+        assert f'<th scope="row">{word}</th><td>{meaning}</td>' in shown
+    docs = Path(__file__).parents[2] / "docs" / "glossary.md"
+    assert docs.read_text(encoding="utf-8") == glossary.to_markdown()

@@ -223,3 +223,20 @@ def test_into_a_pipe_there_are_no_colours(capsys: pytest.CaptureFixture[str], mo
     assert "\x1b" not in text
     assert max(map(cell_len, text.splitlines())) <= 80
     assert text.startswith("a [bold]title[/bold] that")
+
+
+def test_names_of_classes_are_headers_where_they_fit() -> None:
+    counts = np.array([[3, 0, 5], [1, 2, 0]])
+    sizes = {"train": counts.sum(axis=1)}
+    short = Partition("any", sizes, counts, class_names=("sit", "walk", "run"))
+    lines = [line.plain for line in partition_lines(short, Terminal(80, False))]
+    assert next(line for line in lines if "client " in line and "train" in line).split() == [
+        *("client", "sit", "walk", "run", "train")
+    ]
+    assert not any(line.startswith("classes:") for line in lines)
+    long = Partition("any", sizes, counts, class_names=("a" * 40, "b" * 40, "c" * 40))
+    lines = [line.plain for line in partition_lines(long, Terminal(80, False))]
+    assert next(line for line in lines if "client " in line and "train" in line).split() == [
+        *("client", "0", "1", "2", "train")
+    ]
+    assert any(line.startswith("classes: 0: aaa") for line in lines)

@@ -72,7 +72,7 @@ def columns_for(views: Sequence[RunView], in_print: bool = True) -> tuple[Column
         return len(known) > (column.shown == "if different")
 
     # Clients that a method hurts are counted beside the accuracies, before what the method spends.
-    place = next(i for i, column in enumerate(COLUMNS) if column.name == "rounds")
+    place = next(i for i, column in enumerate(COLUMNS) if column.name == "density")
     judged = [*COLUMNS[:place], *_metric_columns(views)]
     if unwanted == "classes":  # the headline of a regression is a metric
         judged.sort(key=lambda column: not column.name.startswith("metric_"))
@@ -162,6 +162,13 @@ def _entry(*path: str) -> Callable[[RunView], float | None]:
         return float(found) if isinstance(found, int | float) else None
 
     return value
+
+
+def _option(view: RunView, name: str) -> float | None:
+    """A number among the method's own options."""
+    options = view.config.get("options")
+    found = options.get(name) if isinstance(options, dict) else None
+    return float(found) if isinstance(found, int | float) else None
 
 
 def _train_test_gap(view: RunView) -> float | None:
@@ -275,6 +282,15 @@ COLUMNS = (
         percent,
         "%",
         has_spread=True,
+        shown="if known",
+    ),
+    Column(
+        "density",
+        "density",
+        "the largest share of the parameters that a client's model keeps, as the method's option says",
+        lambda view: _option(view, "density"),
+        "{:.4g}".format,
+        better="neither",
         shown="if known",
     ),
     Column(

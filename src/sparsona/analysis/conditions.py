@@ -15,19 +15,19 @@ from sparsona.runs.stopping import recorded_patience, validation_point
 def conditions(folder: RunFolder) -> dict[str, Any] | None:
     """What was simulated of a run's rounds: time, late turns, rounds with few clients; None where nothing was.
 
-    `few` are rounds in which fewer clients were awake than were wanted, `empty` those with none.
+    `few` are rounds in which fewer clients were available than were wanted, `empty` those with none.
     """
     rows = folder.records.conditions()
     if not rows:
         return None
     times = [row.time for row in rows if row.time is not None]
-    awake = [row.num_awake for row in rows if row.num_awake is not None]
+    present = [row.num_awake for row in rows if row.num_awake is not None]
     wanted = _wanted(folder)
     return {
         "time": sum(times) if times else None,
         "late": sum(row.num_late for row in rows if row.num_late is not None) if folder.config["deadline"] else None,
-        "few": sum(num < wanted for num in awake) if awake else None,
-        "empty": sum(num == 0 for num in awake) if awake else None,
+        "few": sum(num < wanted for num in present) if present else None,
+        "empty": sum(num == 0 for num in present) if present else None,
     }
 
 
@@ -71,7 +71,7 @@ def conditions_sentence(folder: RunFolder, summary: Mapping[str, Any]) -> str:
     if availability := config.get("availability"):
         kind = availability.partition(":")[0]
         shown = availability if kind != "file" else "a trace"
-        text += f" Not all clients are always awake ({shown}: {KINDS[kind].text})"
+        text += f" Not all clients are always available ({shown}: {KINDS[kind].text})"
         text += f": in {found.get('few') or 0} rounds fewer than were wanted, in {found.get('empty') or 0} none."
     if config.get("speeds") or config.get("deadline") is not None:
         text += _time_sentence(config, found)
@@ -79,8 +79,10 @@ def conditions_sentence(folder: RunFolder, summary: Mapping[str, Any]) -> str:
         text += f" Rounds were added to the {one.rounds} it had, up to {one.total}"
         text += f", of which {' and '.join(one.changed)} followed the progress of each." if one.changed else "."
     if stop := summary.get("early_stop"):
-        said = early_stop_sentence(stop)
-        text += f" {said[0].upper()}{said[1:]}: {config['patience']} evaluations in a row were not better, by the mean "
+        ended = early_stop_sentence(stop)
+        text += (
+            f" {ended[0].upper()}{ended[1:]}: {config['patience']} evaluations in a row were not better, by the mean "
+        )
         text += "over clients on validation data. The result is that of the last round."
     return text
 

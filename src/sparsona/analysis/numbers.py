@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sparsona.analysis.columns import columns_for
+from sparsona.analysis.columns import Column, columns_for
 from sparsona.analysis.groups import group_views
 from sparsona.analysis.table import Row, figures, table
 from sparsona.analysis.view import RunView
-from sparsona.core.errors import unknown_name
+from sparsona.core.errors import SparsonaError, unknown_name
 
 Per = Literal["method", "client", "round"]
+SMALL = frozenset(("accuracy_mean", "accuracy_bottom_decile", "error_loss", "bytes_total", "density"))  # of a prompt
 LATEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -137,6 +138,33 @@ def to_csv(views: Sequence[RunView], per: Per = "method") -> str:
     return text.getvalue()
 
 
+def to_text(views: Sequence[RunView], most: int = 20) -> str:
+    """What methods are judged by, their traffic and density as plain text, for a prompt.
+
+    Args:
+        views: the runs.
+        most: methods that are listed; of more, the number is said.
+
+    Returns:
+        Aligned lines without a line break at the end.
+    """
+    columns, rows = columns_for(views), table(views)
+    kept = [i for i, column in enumerate(columns) if column.name in SMALL or _is_judged_by(column, views)]
+    lines = [["method", *(columns[i].title for i in kept)]]
+    lines += [[row.label, *(row.cells[i].text for i in kept)] for row in rows[:most]]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    shown = [
+        "  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))])
+        for first, *cells in lines
+    ]
+    more = [f"... and {len(rows) - most} more"] if len(rows) > most else []
+    return "\n".join([*shown, *more])
+
+
+def _is_judged_by(column: Column, views: Sequence[RunView]) -> bool:
+    return column.name in {f"metric_{view.measure.name.replace('-', '_')}" for view in views}
+
+
 def escape_markdown(text: str) -> str:
     r"""A text that Markdown shows as it is, on one line: no markup, link, image or cell of a table begins in it.
 
@@ -179,7 +207,7 @@ def to_latex(views: Sequence[RunView], every: bool = False, caption: str = "", l
         views: the runs.
         every: all columns instead of the first ones.
         caption: with one, the tabular stands in a table.
-        label: of that table, for \ref.
+        label: of that table, for \ref; the table stands in one with a label alone, too.
 
     Returns:
         Text that ends with a line break.
@@ -191,8 +219,10 @@ def to_latex(views: Sequence[RunView], every: bool = False, caption: str = "", l
         shown = [rf"\textbf{{{_escape(cell.text)}}}" if cell.best else _escape(cell.text) for cell in cells]
         lines.append(" & ".join([_escape(row.label), *shown]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
-    if caption:
-        inner = [rf"\caption{{{_escape(caption)}}}", *([rf"\label{{{label}}}"] if label else [])]
+    if caption or label:
+        _check_label(label)
+        inner = [rf"\caption{{{_escape(caption)}}}"] if caption else []
+        inner += [rf"\label{{{label}}}"] if label else []
         lines = [r"\begin{table}", r"\centering", *inner, *lines, r"\end{table}"]
     return "\n".join(lines) + "\n"
 
@@ -201,6 +231,17 @@ def _chosen(views: Sequence[RunView], every: bool) -> tuple[list[str], list[tupl
     columns = columns_for(views)
     kept = [i for i, column in enumerate(columns) if every or column.is_first]
     return [columns[i].title for i in kept], [(row, [row.cells[i] for i in kept]) for row in table(views)]
+
+
+def _check_label(label: str) -> None:
+    r"""A label is read as it is by \ref: what would have to be escaped is refused."""
+    refused = (LATEX.keys() - {"_"}) | set(",'\"")
+    if wrong := sorted({one for one in label if one in refused or not one.isprintable()}):
+        raise SparsonaError(
+            f"the label {label!r} has {', '.join(map(repr, wrong))}",
+            expected="letters, digits and : - _ . /, as \\ref takes them",
+            hint="for example tab:digits",
+        )
 
 
 def _escape(text: str) -> str:

@@ -29,6 +29,7 @@ from sparsona.cli.options import (
     check_reserved,
     gather,
     gather_each,
+    in_shell,
     run_flags,
     table_for,
     with_table,
@@ -515,7 +516,7 @@ def _main() -> None:
     except SparsonaError as error:
         if debug:
             raise
-        echo(f"error: {error}", err=True)
+        echo(f"error: {in_shell(str(error))}", err=True)
         sys.exit(1)
     except BrokenPipeError:
         sys.exit(141)  # the reader of our output is gone

@@ -30,7 +30,7 @@ def _cost_flags() -> list[click.Option]:
 @click.argument("methods", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON, in decimal MB and GB, unrounded.")
 def cost(methods: tuple[str, ...], config: Path | None, pairs: tuple[str, ...], as_json: bool, **flags: Any) -> None:
-    """Show what METHODS would cost: bytes, FLOPs, memory. Nothing is trained, and no data is read.
+    """Show what METHODS would cost: bytes, FLOPs, memory. Nothing is trained, and no data is read but your own.
 
     Each is a row of `sparsona methods`, with options of its own after a colon if you like, or one of which only the
     costs are known yet (`sparsona methods` names them). Several are set side by side; an option that only some of them
@@ -42,6 +42,7 @@ def cost(methods: tuple[str, ...], config: Path | None, pairs: tuple[str, ...], 
       sparsona cost fedavg fedspa fedspa:density=0.2 --data cifar10
       sparsona cost fedspa:search=rsm --model vgg11 --quirk phantom-screening
       sparsona cost dispfl --model resnet18 --classes 10 --graph ring
+      sparsona cost fedspa --data mine.npz --clients 20
     """
     from sparsona.core.errors import unknown_name
     from sparsona.costs import cost as find_cost

@@ -19,6 +19,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print everything as
 GUARDED = click.option(
     "--guarded", is_flag=True, help="The shared model for a client that keeps it; a run with --guard."
 )
+SHARES = ("accuracy", "low", "high", "recall", "precision")
 CLIENT = "Number or name of the client; may be given again. 'all': every client."
 
 
@@ -148,7 +149,16 @@ def evaluate(path: str, clients: tuple[str, ...], is_shared: bool, data: Path, g
     if as_json:
         echo(json.dumps(found.as_dict()))
         return
-    print_table([{key: _figure(key, value) for key, value in row.items()} for row in found.rows()])
+    clients_of = found.client_names
+    print_table(
+        [
+            {
+                key: _figure(key, clients_of[value] if key == "client" and clients_of and value != "shared" else value)
+                for key, value in row.items()
+            }
+            for row in found.rows()
+        ]
+    )
     if len(found.results) > 1:
         return
     (only,) = found.results
@@ -175,6 +185,9 @@ def evaluate(path: str, clients: tuple[str, ...], is_shared: bool, data: Path, g
 def _figure(key: str, value: Any) -> str:
     if value is None:
         return "–"
-    if key in ("accuracy", "low", "high", "recall", "precision"):
-        return f"{value:.1%}"
-    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, float):
+        from sparsona.analysis.measure import ACCURACY, measure_of_metric
+
+        measure = ACCURACY if key in SHARES else measure_of_metric(key)  # units and digits as in the table
+        return f"{measure.show(value)}{measure.unit}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

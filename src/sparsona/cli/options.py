@@ -5,6 +5,7 @@ The tables are read only when a command runs or prints its help: `sparsona --hel
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -215,3 +216,20 @@ def check_reserved(function: Callable[..., Any], options: Mapping[str, Any]) -> 
             expected="options, in a config file and in --set",
             hint="methods, --out, --seeds, --match and --profile are given on the command line itself",
         )
+
+
+def in_shell(message: str) -> str:
+    """A message whose hints are Python's, with options as they are written on a command line.
+
+    Args:
+        message: the text of an error.
+
+    Returns:
+        The same with --set in place of a keyword argument.
+
+    Example:
+        >>> in_shell('hint: task="multilabel" for labels')
+        'hint: --set task=multilabel for labels'
+    """
+    message = re.sub(r'\btask="(\w+)"', r"--set task=\1", message)
+    return re.sub(r"\bclass_weights=\{'(.+?)': ([\d.]+)\}", r"--set 'class_weights=\1=\2'", message)

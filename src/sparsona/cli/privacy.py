@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from sparsona.cli.analysis import JSON
-from sparsona.cli.terminal import print_table, print_text
+from sparsona.cli.terminal import echo, print_table, print_text
 from sparsona.core.errors import SparsonaError
 
 
@@ -93,9 +93,9 @@ def leakage(path: str, batches: str, pictures: int, steps: int, noise: float | N
         raise SparsonaError(f"--batches {batches}", expected="whole numbers, or none", hint="--batches 1,4,8") from None
     found = api.load(find_run(path)).leakage(batch_sizes=sizes, batches=pictures, steps=steps, noise=noise, seed=seed)
     if as_json:
-        click.echo(json.dumps(found.as_dict()))
+        echo(json.dumps(found.as_dict()))
         return
-    click.echo(found.title)
+    echo(found.title)
     if rows := found.rows():
         print_table(rows)
     for sentence in found.sentences():
@@ -115,7 +115,7 @@ def _show_run(path: str, as_json: bool) -> None:
             hint="sparsona leakage RUN measures what a run reveals, with or without",
         )
     if as_json:
-        click.echo(json.dumps(found.as_dict()))
+        echo(json.dumps(found.as_dict()))
     else:
         print_table(found.rows())
         print_text(found.sentence())
@@ -149,11 +149,11 @@ def _show_forecast(found: dict[str, Any], as_json: bool) -> None:
 
     if as_json:
         finite = math.isfinite(found["epsilon"])
-        click.echo(json.dumps(found | {"epsilon": found["epsilon"] if finite else None}))
+        echo(json.dumps(found | {"epsilon": found["epsilon"] if finite else None}))
         return
     shown = {key.replace("_", " "): f"{value:g}" if isinstance(value, float) else value for key, value in found.items()}
     print_table([{key: str(value) for key, value in shown.items()} | {"epsilon": show_epsilon(found["epsilon"])}])
     if found["privacy"] == "local":
-        click.echo("of a client that takes part in every round; one that takes part in fewer spends less")
+        echo("of a client that takes part in every round; one that takes part in fewer spends less")
     elif found["per_round"] < found["clients"]:
-        click.echo("if nobody knows which clients are drawn in a round")
+        echo("if nobody knows which clients are drawn in a round")

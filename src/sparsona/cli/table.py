@@ -30,20 +30,22 @@ from sparsona.core.errors import SparsonaError
 )
 @click.option("--all", "every", is_flag=True, help="All columns instead of the first ones (csv always has all).")
 @click.option("--caption", default="", help="latex: put the tabular into a table with this caption.")
+@click.option("--label", default="", help=r"latex: put the tabular into a table with this label, for \ref.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write to this file instead of stdout.")
-def table(paths: tuple[str, ...], kind: str, per: str, every: bool, caption: str, out: Path | None) -> None:
+def table(paths: tuple[str, ...], kind: str, per: str, every: bool, caption: str, label: str, out: Path | None) -> None:
     """Print the results of RUN... (folders, names in ./runs, or comparisons) for a paper or another program.
 
     \b
-      sparsona table runs/compare-1 --format latex --caption 'Digits, 20 clients'
+      sparsona table runs/compare-1 --format latex --caption 'Digits, 20 clients' --label tab:digits
       sparsona table runs/compare-1 --format csv --per client --out clients.csv
     """
     if kind != "csv" and per != "method":
         raise SparsonaError(
             f"--per {per} of {kind}", expected="--format csv", hint="tables have a line for each method"
         )
-    if caption and kind != "latex":
-        raise SparsonaError(f"--caption of {kind}", expected="--format latex", hint="leave it out")
+    for name, text in (("--caption", caption), ("--label", label)):
+        if text and kind != "latex":
+            raise SparsonaError(f"{name} of {kind}", expected="--format latex", hint="leave it out")
     from sparsona.analysis.numbers import to_csv, to_latex, to_markdown
     from sparsona.core.files import replace_file
 
@@ -51,7 +53,7 @@ def table(paths: tuple[str, ...], kind: str, per: str, every: bool, caption: str
     if kind == "csv":
         text = to_csv(views, per)  # type: ignore[arg-type]  # click has checked it
     else:
-        text = to_latex(views, every, caption) if kind == "latex" else to_markdown(views, every)
+        text = to_latex(views, every, caption, label) if kind == "latex" else to_markdown(views, every)
     if out is None:
         echo(text, nl=False)
         return

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from sparsona.cli.terminal import print_table
+from sparsona.cli.terminal import echo, print_table
 
 
 @click.command()
@@ -29,10 +29,10 @@ def verify(paths: tuple[str, ...], as_json: bool) -> None:
 
     found = [check(find_run(path)) for path in paths]
     if as_json:
-        click.echo(json.dumps([one.as_dict() for one in found], indent=2))
+        echo(json.dumps([one.as_dict() for one in found], indent=2))
     else:
         for one in found:
-            click.echo(f"{one.path}: {'right' if one.is_right else 'wrong'}")
+            echo(f"{one.path}: {'right' if one.is_right else 'wrong'}")
             print_table(one.rows())
     if not all(one.is_right for one in found):
         sys.exit(1)

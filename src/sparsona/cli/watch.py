@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from http.server import ThreadingHTTPServer
 
 HOST = "127.0.0.1"
-EVERY = 5  # seconds between refreshes
+EVERY = 5  # seconds between refreshes, and the fewest between pages that are made
 
 
 @click.command()
@@ -28,7 +28,8 @@ EVERY = 5  # seconds between refreshes
 def watch(path: str, port: int, opens: bool) -> None:
     """Show the report of RUN (a folder, a name in ./runs, or a comparison) in a browser while it trains.
 
-    The page is served on this machine alone (127.0.0.1), to all of its users, and is made again as rounds are recorded.
+    The page is served on this machine alone (127.0.0.1), to all of its users, and is made again as rounds are recorded:
+    the last one is shown while the next is made.
     It only reads: watching changes nothing. Ctrl-C ends it, and not the run.
 
     A folder that is not there yet is waited for.
@@ -40,9 +41,6 @@ def watch(path: str, port: int, opens: bool) -> None:
     if not 0 <= port <= 65535:
         raise SparsonaError(f"--port {port}", expected="0 to 65535; 0 takes a free one")
     places = _places(path)
-    from sparsona.report.live import live_page
-
-    live_page(_first(places))  # a folder that cannot be read is an error here, not in the browser
     server = make_server(*places, port=port)
     address = f"http://{HOST}:{server.server_address[1]}/"
     echo(f"{address}  (Ctrl-C ends it)")
@@ -60,31 +58,23 @@ def watch(path: str, port: int, opens: bool) -> None:
         server.server_close()
 
 
-def make_server(*places: Path, port: int = 0) -> ThreadingHTTPServer:
+def make_server(*places: Path, port: int = 0, every: float = EVERY) -> ThreadingHTTPServer:
     """A server of the page of a folder's runs, on loopback.
 
     Args:
         places: where the folder of a run or a comparison may be; the first that is there counts.
         port: 0 takes a free one.
+        every: the fewest seconds between two pages that are made.
 
     Returns:
         The server, which listens and does not answer before `serve_forever` is called.
     """
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer  # here: they take 40 ms
 
-    from sparsona.report.live import LivePage, last_change, live_page
+    from sparsona.report.live import Pages
 
-    lock = threading.Lock()
-    kept: dict[object, LivePage] = {}
-
-    def page() -> LivePage:
-        with lock:  # several windows, one page
-            folder = _first(places)
-            changed = (folder, last_change(folder))
-            if changed not in kept:
-                kept.clear()
-                kept[changed] = live_page(folder)
-            return kept[changed]
+    pages = Pages(lambda: _first(places), every)
+    pages.current()  # a folder that cannot be read is an error here, not in the browser
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -97,7 +87,7 @@ def make_server(*places: Path, port: int = 0) -> ThreadingHTTPServer:
                 self.send_error(404)
                 return
             try:
-                found = page()
+                found = pages.current()
             except (SparsonaError, OSError) as error:  # in the middle of a write, or the folder is gone
                 self.send_error(503, "the run cannot be read now", str(error))
                 return

@@ -82,6 +82,17 @@ ELSEWHERE = {
     "fine-tuning": "fedavg-ft",
     "centralized": "fedavg",
     "standalone": "local",
+    "acc": "accuracy",
+    "balanced_acc": "balanced-accuracy",
+    "bacc": "balanced-accuracy",
+    "f1_macro": "f1",
+    "f1_score": "f1",
+    "macro_f1": "f1",
+    "auroc": "auc",
+    "roc_auc": "auc",
+    "mse": "rmse",
+    "mean_absolute_error": "mae",
+    "r2_score": "r2",
 }
 
 

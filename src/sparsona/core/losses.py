@@ -190,7 +190,7 @@ def make_losses(
         raise SparsonaError(
             f"the loss '{loss}' where {WHAT[targets]}",
             expected=" or ".join(LOSSES[targets]),
-            hint=_HINTS.get((loss, targets), "leave --set loss out, or say what the targets are with the option task"),
+            hint=_HINTS.get((loss, targets), "leave loss out, or say what the targets are with the option task"),
         )
     if targets == "numbers":
         _refuse_shaping(f"the loss '{loss}'", class_weights, label_smoothing)

@@ -19,7 +19,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from sparsona import data, methods, models
-from sparsona.core import spec
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.layout import Layout
 from sparsona.core.outline import Outline
@@ -27,6 +26,7 @@ from sparsona.core.round import Client, Round
 from sparsona.core.seeds import Seeds
 from sparsona.core.transform import transform_cost
 from sparsona.core.update import Cost, PartSize
+from sparsona.costs.own import OwnSource, read_own
 from sparsona.costs.report import CostReport, Flops, Memory, Number, Traffic
 from sparsona.costs.rules import COST_RULES, RuleCard
 from sparsona.data import catalog
@@ -269,7 +269,11 @@ def _report(
     given: Set[str],
     published: Set[str],
 ) -> CostReport:
-    source = _source(run.data if "data" in given else None)
+    source = _source(run, "data" in given)
+    if isinstance(source, OwnSource) and source.num_owners and not {"clients", "partition"} & given:
+        # As in a run, every owner is a client.
+        most = None if run.per_round is None else min(run.per_round, source.num_owners)
+        run = run.model_copy(update={"clients": source.num_owners, "per_round": most})
     samples, samples_from = _samples(source, run, options, published)
     label, outline = _outline(model if model is not None else run.model, source, options)
     whole = outline.layout
@@ -324,20 +328,15 @@ def _report(
     )
 
 
-def _source(name: str | None) -> data.SourceCard | None:
-    if name is None:
+def _source(run: RunConfig, is_given: bool) -> data.SourceCard | OwnSource | None:
+    if not is_given:
         return None
-    if spec.parse("data set", name).argument is not None:
-        raise SparsonaError(
-            f"costs of '{name}', which would have to be read",
-            expected="a row of `sparsona data`, or no data at all",
-            hint="give --input, --classes and --samples instead",
-        )
-    return catalog.get(name)
+    name, path = catalog.parse_spec(run.data)
+    return read_own(run) if path else catalog.get(name)
 
 
 def _samples(
-    source: data.SourceCard | None, run: RunConfig, options: CostOptions, published: Set[str]
+    source: data.SourceCard | OwnSource | None, run: RunConfig, options: CostOptions, published: Set[str]
 ) -> tuple[int, str]:
     """How many examples a client trains on, and where that number comes from if it was not given.
 
@@ -353,27 +352,34 @@ def _samples(
         )
     assert run.clients is not None
     splits_all = "test" in published and run.test == "split"
-    total, what = (source.num_train, "published training") if source.num_train else (source.num_examples, "published")
+    published_by = "" if isinstance(source, OwnSource) else "published "
+    total, what = (source.num_train, "training ") if source.num_train else (source.num_examples, "")
     if splits_all:
-        total, what = source.num_examples, "published"
+        total, what = source.num_examples, ""
     used = run.data_rate if "data_rate" in published else 1.0
     held = {
         "validation": run.validation_rate if "validation_rate" in published else 0.0,
         "testing": run.test_rate if splits_all else 0.0,
     }
     rates = " and ".join(f"{rate:.0%} for {purpose}" for purpose, rate in held.items() if rate)
-    of = f"{f'{used:.0%} of ' if used < 1 else ''}{total:,} {what} examples / {run.clients:,} clients"
+    of = f"{f'{used:.0%} of ' if used < 1 else ''}{total:,} {published_by}{what}examples / {run.clients:,} clients"
     of += f", held out: {rates}" if rates else ", none held out for validation or testing"
     dealt = math.floor(total * used) // run.clients
     return max(1, dealt - sum(round(dealt * rate) for rate in held.values())), of
 
 
-def _outline(model: Any, source: data.SourceCard | None, options: CostOptions) -> tuple[str, Any]:
+def _outline(model: Any, source: data.SourceCard | OwnSource | None, options: CostOptions) -> tuple[str, Any]:
     """The model's name and outline."""
     usual: Any = source
     if model is None or isinstance(model, str):
         if not model and source is None:
             raise SparsonaError("no model", expected="--model or --data", hint="for example --model vgg11")
+        if model is None and usual.default_model is None:
+            raise SparsonaError(
+                f"no network fits examples of shape {usual.input_shape} of '{usual.name}'",
+                expected="a row of `sparsona models`, or from Python a torch.nn.Module",
+                hint="name it: --model NAME",
+            )
         model = model or usual.default_model
         usual = usual or models.read_spec(model)[0]
     elif not callable(model):

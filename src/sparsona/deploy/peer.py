@@ -62,7 +62,7 @@ MOST_HELD = 30.0  # seconds that a question waits here before it is answered tha
 KEPT = 16  # messages that are kept for others, at most, besides the last one
 PEERS = "peers.json"
 # States of an answer: the message is in it; it is no longer kept; the round is not played yet, and why.
-SAID, GONE, WAITS, WORKS = "said", "gone", "waits", "works"
+SENT, GONE, WAITS, WORKS = "said", "gone", "waits", "works"  # what peers write of any version
 
 
 # Torch's random numbers and number of threads belong to the process: peers in one process compute one after another.
@@ -134,7 +134,9 @@ class Peer:
         self._changed = Condition()
         self._completed = sum(entry.kind == "turn" for entry in self._entries)
         made = {entry.round for entry in self._entries if entry.kind == "turn" and entry.message}
-        self._said = sorted(one for one in made if self._message_path(one).exists())  # rounds of the messages kept
+        for old in self.vault.folder.glob("said-*.message"):  # of an older version
+            old.replace(old.with_name(old.name.replace("said-", "sent-", 1)))
+        self._sent = sorted(one for one in made if self._message_path(one).exists())  # rounds of the messages kept
         self._done: dict[int, int] = {}  # what each peer never asks for again: anything before this round
         self._held: dict[int, object] = {}  # the last question of each peer
         self._heard_at = time.monotonic()
@@ -203,8 +205,8 @@ class Peer:
 
     def _hold(self, frame: Frame) -> bytes | None:
         """This peer's last message before a round, once it has played the round before; or that it has not yet."""
-        told = frame.head.get("hold")
-        seconds = min(float(told), MOST_HELD) if isinstance(told, int | float) else 0.0
+        hold = frame.head.get("hold")
+        seconds = min(float(hold), MOST_HELD) if isinstance(hold, int | float) else 0.0
         ends, question = time.monotonic() + seconds, object()
         with self._changed:
             self._held[frame.sender] = question  # one for each peer: a question that comes again takes its place
@@ -217,21 +219,21 @@ class Peer:
                     state = WAITS if self._is_waiting else WORKS
                     return self._answer(frame, {"state": state, "completed": self._completed})
                 self._changed.wait(left)
-            found = [one for one in self._said if one < frame.round]
+            found = [one for one in self._sent if one < frame.round]
         try:
             message = self._message_path(found[-1]).read_bytes() if found else None
         except FileNotFoundError:  # removed in this moment
             message = None
         if message is None:
             return self._answer(frame, {"state": GONE})
-        return self._answer(frame, {"state": SAID, "made": found[-1]}, (message,))
+        return self._answer(frame, {"state": SENT, "made": found[-1]}, (message,))
 
     # Who is there.
 
     def _hello(self) -> dict[str, Any]:
         mine = self.greeting
-        told = opening_head(mine.layout, mine.start, mine.environment)
-        return {**told, "sizes": list(mine.sizes), "done": self._completed}
+        head = opening_head(mine.layout, mine.start, mine.environment)
+        return {**head, "sizes": list(mine.sizes), "done": self._completed}
 
     def _learn(self, frame: Frame) -> None:
         """Take note of a greeting; SparsonaError if its sender cannot take part."""
@@ -424,7 +426,7 @@ class Peer:
 
     def _checked(self, answer: Frame, peer: int, index: int) -> bytes:
         """The message in an answer, if its sender can have made it honestly."""
-        if answer.head.get("state") != SAID or len(answer.blobs) != 1:
+        if answer.head.get("state") != SENT or len(answer.blobs) != 1:
             raise SparsonaError("an answer without a message", expected="its last message before the round")
         made, reported = self.calendar.made(peer, index), answer.head.get("made")
         assert made is not None
@@ -508,7 +510,7 @@ class Peer:
             for peer in members_of(self.context.server_side)
             if peer != self.client and self.calendar.made(peer, index) is not None
         }
-        if before := [made for made in self._said if made < index]:
+        if before := [made for made in self._sent if made < index]:
             messages[self.client] = self._message_path(before[-1]).read_bytes()
         while missing := [
             peer for peer in self._needed(index, Population(None, states, messages)) if not messages[peer]
@@ -636,13 +638,13 @@ class Peer:
             if entry.kind == "turn":
                 self._completed = entry.round + 1
                 if entry.message:
-                    self._said.append(entry.round)
+                    self._sent.append(entry.round)
             self._changed.notify_all()
 
     # What others still need of this peer.
 
     def _message_path(self, made: int) -> Path:
-        return self.vault.folder / f"said-{made}.message"
+        return self.vault.folder / f"sent-{made}.message"
 
     def _claimants(self, made: int, until: int) -> set[int]:
         """Who may still ask for the message of a round, which was this peer's last one up to round `until`."""
@@ -660,7 +662,7 @@ class Peer:
         """Remove messages that nobody needs any more. Others that are far behind are waited for, for a while."""
 
         def claimed() -> list[tuple[int, set[int]]]:
-            found = [(made, self._claimants(made, following)) for made, following in pairwise(self._said)]
+            found = [(made, self._claimants(made, following)) for made, following in pairwise(self._sent)]
             return [(made, peers) for made, peers in found if peers]
 
         def is_room() -> bool:
@@ -672,9 +674,9 @@ class Peer:
                     if not self._changed.wait_for(is_room, self.deadline):
                         self._absent.update(*(peers for _, peers in claimed()))
             needed = [made for made, _ in claimed()][-KEPT:]
-            kept = {*needed, *self._said[-1:]}
-            removed = [made for made in self._said if made not in kept]
-            self._said = [made for made in self._said if made in kept]
+            kept = {*needed, *self._sent[-1:]}
+            removed = [made for made in self._sent if made not in kept]
+            self._sent = [made for made in self._sent if made in kept]
         for made in removed:
             self._message_path(made).unlink(missing_ok=True)
 
@@ -725,7 +727,7 @@ def _refusals(entries: Iterable[Entry]) -> dict[int, int]:
 
 
 class _Turns:
-    """The executor of a peer: its turns have its secret seeds, and results of a few examples are not told."""
+    """The executor of a peer: its turns have its secret seeds, and results of a few examples are not reported."""
 
     def __init__(self, context: ClientContext, secret: bytes, sizes: tuple[int, int, int], fewest: int) -> None:
         self._serial, self._secret, self._sizes, self._fewest = Serial(context), secret, sizes, fewest
@@ -734,10 +736,10 @@ class _Turns:
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         for job in jobs:
-            told, withheld = reported_points(job.points, self._sizes, self._fewest)
+            reported, withheld = reported_points(job.points, self._sizes, self._fewest)
             self._withheld += withheld
             round_ = replace(job.round, seeds=replace(job.round.seeds, key=self._secret))
-            for outcome in self._serial.run([replace(job, round=round_, points=told)]):
+            for outcome in self._serial.run([replace(job, round=round_, points=reported)]):
                 yield replace(outcome, withheld=withheld)
 
     def take_withheld(self) -> tuple[str, ...]:

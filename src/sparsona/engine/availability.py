@@ -1,4 +1,4 @@
-"""Which clients are awake in a round: a pure function of the options, the seed and the round. Imported without torch.
+"""Which clients are available in a round: a pure function of the options, seed and round. Imported without torch.
 
 A kind of availability is a row of `KINDS`.
 """
@@ -18,13 +18,13 @@ from sparsona.core.reading import MOST_BYTES, expand, read_text
 from sparsona.core.seeds import Seeds, generator
 from sparsona.core.spec import Spec
 
-Awake = frozenset[int]
+Available = frozenset[int]
 COLUMNS = ["client", "round_from", "round_to"]
 
 
 @dataclass(frozen=True)
 class Availability:
-    """When clients are awake.
+    """When clients are available.
 
     Args:
         kind: a row of `KINDS`.
@@ -53,7 +53,7 @@ class Kind:
     form: str
     text: str
     read: Callable[[Spec, int], Availability | None]
-    awake: Callable[[Availability, int, int, Seeds], Awake]
+    available: Callable[[Availability, int, int, Seeds], Available]
     expected: str
     example: str
 
@@ -85,8 +85,8 @@ def check_availability(text: str) -> None:
         raise found.wrong(KINDS["file"].expected, f"--set availability={KINDS['file'].example}")
 
 
-def awake_clients(found: Availability, num_clients: int, index: int, seeds: Seeds) -> Awake:
-    """The clients that are awake in the round of this index.
+def available_clients(found: Availability, num_clients: int, index: int, seeds: Seeds) -> Available:
+    """The clients that are available in the round of this index.
 
     Args:
         found: the availability.
@@ -94,10 +94,10 @@ def awake_clients(found: Availability, num_clients: int, index: int, seeds: Seed
         index: the round, from 0.
         seeds: those of the run.
     """
-    return KINDS[found.kind].awake(found, num_clients, index, seeds)
+    return KINDS[found.kind].available(found, num_clients, index, seeds)
 
 
-# Diurnal: every client is awake for the same share of a period, from a phase of its own.
+# Diurnal: every client is available for the same share of a period, from a phase of its own.
 
 
 def _read_diurnal(found: Spec, _num: int) -> Availability | None:
@@ -116,14 +116,14 @@ def _phases(num: int, period: int, seed: int) -> tuple[int, ...]:
     return tuple(torch.randint(period, (num,), generator=generator(seed)).tolist())
 
 
-def _diurnal(found: Availability, num: int, index: int, seeds: Seeds) -> Awake:
+def _diurnal(found: Availability, num: int, index: int, seeds: Seeds) -> Available:
     period, share = int(found.numbers[0]), found.numbers[1]
     hours = max(1, round(period * share))
     phases = _phases(num, period, seeds.shared("diurnal"))
     return frozenset(client for client, phase in enumerate(phases) if (index + phase) % period < hours)
 
 
-# Markov: a client that sleeps wakes with one probability in each round, one that is awake falls asleep with another.
+# Markov: an absent client returns with one probability in each round, an available one leaves with another.
 
 
 def _read_markov(found: Spec, _num: int) -> Availability | None:
@@ -133,12 +133,12 @@ def _read_markov(found: Spec, _num: int) -> Availability | None:
 
 
 @lru_cache(maxsize=4)
-def _history(num: int, up: float, down: float, root: int) -> list[Awake]:
+def _history(num: int, up: float, down: float, root: int) -> list[Available]:
     """The rounds that were drawn so far: each follows from the one before."""
     return []
 
 
-def _markov(found: Availability, num: int, index: int, seeds: Seeds) -> Awake:
+def _markov(found: Availability, num: int, index: int, seeds: Seeds) -> Available:
     import torch
 
     up, down = found.numbers
@@ -146,12 +146,12 @@ def _markov(found: Availability, num: int, index: int, seeds: Seeds) -> Awake:
     while len(history) <= index:
         at = seeds.at(len(history)).shared("markov")
         drawn = torch.rand(num, generator=generator(at), dtype=torch.float64).tolist()
-        if not history:  # as often awake as in the long run
+        if not history:  # as often available as in the long run
             history.append(frozenset(client for client, one in enumerate(drawn) if one < up / (up + down)))
             continue
         before = history[-1]
         stays = (one >= down if client in before else one < up for client, one in enumerate(drawn))
-        history.append(frozenset(client for client, awake in enumerate(stays) if awake))
+        history.append(frozenset(client for client, stays_on in enumerate(stays) if stays_on))
     return history[index]
 
 
@@ -209,7 +209,7 @@ def _from_matrix(path: Path, rows: list[list[str]], num: int) -> Availability:
     return Availability("file", windows=windows, length=length)
 
 
-def _file(found: Availability, _num: int, index: int, _seeds: Seeds) -> Awake:
+def _file(found: Availability, _num: int, index: int, _seeds: Seeds) -> Available:
     place = index % found.length if found.length else index
     return frozenset(
         client for client, windows in enumerate(found.windows) if any(first <= place <= last for first, last in windows)
@@ -221,7 +221,7 @@ KINDS = {
     for row in (
         Kind(
             "diurnal:PERIOD:SHARE",
-            "awake for a share of every PERIOD rounds, from a phase drawn for each client",
+            "available for a share of every PERIOD rounds, from a phase drawn for each client",
             _read_diurnal,
             _diurnal,
             "a period in rounds and a share above 0 and at most 1",
@@ -229,7 +229,7 @@ KINDS = {
         ),
         Kind(
             "markov:P_UP:P_DOWN",
-            "in each round a sleeping client wakes with probability P_UP, one that is awake falls asleep with P_DOWN",
+            "in each round an absent client returns with probability P_UP, an available one leaves with P_DOWN",
             _read_markov,
             _markov,
             "two probabilities, the first above 0",

@@ -44,8 +44,10 @@ class Evaluation:
     metrics: Mapping[str, float] = field(default_factory=dict)  # those that are defined for this client
 
 
-def evaluate(client: int, point: str, predict: Callable[[Tensor], Tensor], task: Task, test: Examples) -> Evaluation:
-    """Run a prediction function over the client's test data."""
+def evaluate(
+    client: int, point: str, predict: Callable[[Tensor], Tensor], task: Task, test: Examples, label: str = ""
+) -> Evaluation:
+    """Run a prediction function over the test data of a client, which errors call `label` or by its number."""
     correct = count = 0
     loss_sum = 0.0
     weight_sum = 0.0
@@ -68,7 +70,7 @@ def evaluate(client: int, point: str, predict: Callable[[Tensor], Tensor], task:
                 cells = confusion_cells(task, outputs, batch.targets)
                 confusion += torch.bincount(cells, minlength=confusion.numel()).view_as(confusion).int()
     if not point or points.point(point).data == "test":
-        check_tested(client, count)
+        check_tested(label or client, count)
     return Evaluation(
         client,
         point,
@@ -109,9 +111,9 @@ def confusion_cells(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
     return targets * columns + (predicted if columns == rows else (predicted == targets).long())
 
 
-def check_tested(client: int, count: int) -> None:
+def check_tested(label: str | int, count: int) -> None:
     if not count:
-        raise SparsonaError(f"client {client} has no test data to be evaluated on", expected="at least one example")
+        raise SparsonaError(f"client {label} has no test data to be evaluated on", expected="at least one example")
 
 
 def judge(task: Task, outputs: Tensor, batch: Batch) -> tuple[Tensor, ...]:
@@ -150,7 +152,9 @@ def at_points(job: Job, found: Evaluation) -> tuple[Evaluation, ...]:
 def evaluate_own(context: ClientContext, client: int, work: Work) -> Evaluation:
     """A client's own model on its test data, at no point yet."""
     test = context.federation.packed_examples(client, "test")
-    return evaluate(client, "", partial(context.method.predict, work), context.task, test)
+    return evaluate(
+        client, "", partial(context.method.predict, work), context.task, test, context.clients[client].label
+    )
 
 
 def evaluate_other_points(context: ClientContext, job: Job, state: State, work: Work | None) -> tuple[Evaluation, ...]:
@@ -167,7 +171,8 @@ def evaluate_other_points(context: ClientContext, job: Job, state: State, work: 
             predict = partial(_predict_plainly, context.task, model, state.buffers)
         examples = context.federation.packed_examples(job.client, point.data)
         with context.clock.measure("evaluate"):
-            found.append(evaluate(job.client, name, predict, context.task, examples))
+            label = context.clients[job.client].label
+            found.append(evaluate(job.client, name, predict, context.task, examples, label))
     return tuple(found)
 
 

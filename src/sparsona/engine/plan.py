@@ -13,7 +13,7 @@ from sparsona.core.points import RECEIVED, point, select
 from sparsona.core.round import Client, Round
 from sparsona.core.seeds import Seeds, generator
 from sparsona.core.targets import given_name
-from sparsona.engine.availability import Availability, awake_clients
+from sparsona.engine.availability import Availability, available_clients
 from sparsona.engine.graphs import Graph
 from sparsona.engine.pace import PerClient, is_late
 from sparsona.engine.sampling import SAMPLERS, Draw, Sampler, call_sampler
@@ -55,11 +55,10 @@ class Plan:
     deadline: float | None = None  # of a round, in simulated time: engine/pace.py
     late: Literal["drop", "partial"] = "drop"  # what becomes of clients that would not make it
     sampler: str = "uniform"  # a row of engine.sampling.SAMPLERS, or a function from Python
-    availability: Availability | None = None  # who is awake; None: everybody always is
+    availability: Availability | None = None  # who is available; None: everybody always is
     turn_seconds: float | None = None  # of real time, after which a client loses its turn; None: no limit
-    on_divergence: Literal["drop", "stop"] = (
-        "stop"  # a client whose training diverges: left out of the round, or an error
-    )
+    # What becomes of a client whose training diverges: it is left out of the round, or the run ends with an error.
+    on_divergence: Literal["drop", "stop"] = "stop"
     divergence_factor: float | None = None  # times the median norm of a round's updates that one may be; None: any
     ends_after: int | None = None  # a run that stopped early ends after so many of its rounds
     attack: Attack | None = None  # what some clients do in place of what they should; None: all are honest
@@ -114,7 +113,7 @@ class Participation:
     """Three different sets: who trains, whose update is aggregated, whose update is lost.
 
     `late` are those that would not make the deadline. `num_awake`: of the clients that take part in the run, how many
-    are awake; None: all always are.
+    are available; None: all always are.
     """
 
     trains: tuple[int, ...]
@@ -202,7 +201,7 @@ def participation(
             was learned.
 
     Returns:
-        Who trains, and whose update counts. Where fewer clients are awake than are wanted, all that are.
+        Who trains, and whose update counts. Where fewer clients are available than are wanted, all that are.
     """
     held_out = novel_clients(plan, clients)
     pool: Sequence[int] = range(len(clients))  # a client's index is its position
@@ -210,8 +209,8 @@ def participation(
         pool = [place for place in pool if place not in held_out]
     members, num_awake = pool, None
     if plan.availability is not None:
-        awake = awake_clients(plan.availability, len(clients), index, plan.seeds)
-        pool = [place for place in pool if place in awake]
+        present = available_clients(plan.availability, len(clients), index, plan.seeds)
+        pool = [place for place in pool if place in present]
         num_awake = len(pool)
     seeds = plan.seeds.at(index)
     random = generator(seeds.shared("sample"))

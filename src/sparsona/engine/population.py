@@ -85,7 +85,7 @@ class RoundRecord:
 
     `evaluations` are of models after the round, and `log` is about those that took messages of their own. `earlier` are
     of models that clients received in the round to train on: evaluations after the rounds before it. `withheld` are
-    the clients that did not tell these. `time` is the simulated one, `num_awake` how many clients were awake, and
+    the clients that did not tell these. `time` is the simulated one, `num_awake` how many clients were available, and
     `num_late` how many of those that trained would not have made the deadline; None: not simulated.
     """
 

@@ -130,6 +130,6 @@ def call_sampler(sampler: Sampler, round_: Round, draw: Draw) -> list[int]:
         raise SparsonaError(
             f"the sampler chose {what} in round {round_.index}",
             expected="different clients of those in `available`",
-            hint="choose among `available`: it has those that are awake",
+            hint="choose among `available`: clients that are not in it cannot be sampled",
         )
     return chosen[: draw.num]

@@ -177,7 +177,7 @@ def begin(context: ClientContext, job: Job) -> OpenTurn:
     try:
         return _begin(context, job.again())
     except MaskMismatchError:
-        raise unreadable(job) from None
+        raise unreadable(job, context.clients[job.client].label) from None
 
 
 def _begin(context: ClientContext, job: Job) -> OpenTurn:

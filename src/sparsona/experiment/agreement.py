@@ -90,6 +90,12 @@ def _check_task(config: RunConfig, predicted: str) -> None:
             hint=f"`sparsona run --help` lists those of {option}",
         )
     weights = config.class_weights
+    if isinstance(weights, dict):
+        raise SparsonaError(
+            "class_weights by name in a run on several machines, whose classes have numbers",
+            expected="a number for each class, in order",
+            hint="--set class_weights=1,2.5",
+        )
     if weights == "balanced":
         raise SparsonaError(
             "class_weights = balanced in a run on several machines, whose label counts no side knows",

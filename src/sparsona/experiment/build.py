@@ -16,7 +16,7 @@ from sparsona import data, methods, models
 from sparsona.core import points as eval_points
 from sparsona.core import spec
 from sparsona.core.arguments import place, plain
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.losses import check_losses, make_losses
 from sparsona.core.method import Method
 from sparsona.core.metrics import make_metrics
@@ -382,10 +382,25 @@ def _class_weights(config: RunConfig, kind: ExampleKind, federation: Federation 
                 hint="--set class_weights=1,2.5",
             )
         return federation.balanced_weights()
+    what = "label" if kind.targets == "labels" else "class"
+    names = None if federation is None else federation.class_names
+    order = [name_of(names, number) for number in range(kind.num_labels)]
+    listed = ", ".join(order[:20]) + (", ..." if len(order) > 20 else "")
+    if isinstance(weights, dict):
+        for key in weights:
+            if key not in order:
+                error = unknown_name(what, key, order)
+                raise SparsonaError(
+                    f"class_weights of '{key}', which is no {what}", expected=f"any of {listed}", hint=error.hint
+                )
+        if not any(found := tuple(float(weights.get(name, 1.0)) for name in order)):
+            raise SparsonaError("class_weights that are all 0", expected="one that is more")
+        return found
     if len(weights) != kind.num_labels:
         raise SparsonaError(
             f"{len(weights)} class_weights",
-            expected=f"{kind.num_labels}, one for each {'label' if kind.targets == 'labels' else 'class'}",
+            expected=f"{kind.num_labels}, one for each {what}, in this order: {listed}",
+            hint=f"by name: class_weights={{'{order[0]}': 2.0}}, others have 1",
         )
     return weights
 

@@ -288,8 +288,8 @@ def _plan_runs(
             )
     trials = {one.text: given[one.text].get("tuned_with") for one in entries}
     if len(set(trials.values())) > 1:
-        said = ", ".join(f"{text} {'not tuned' if number is None else number}" for text, number in trials.items())
-        warn(f"options were tuned with different numbers of trials: {said}")
+        tried = ", ".join(f"{text} {'not tuned' if number is None else number}" for text, number in trials.items())
+        warn(f"options were tuned with different numbers of trials: {tried}")
     if unused := set(options) - used:
         known = set(OPTIONS).union(*(methods.factory(entry.row)[1].model_fields for entry in entries))
         raise unknown_name(f"option of {', '.join(entry.text for entry in entries)}", sorted(unused)[0], known)
@@ -326,10 +326,10 @@ def _share_conditions(
     for one in without:
         mine = {key: value for key, value in shared.items() if key in _conditions(one, given, entries)}
         given[one.text] = {**mine, **given[one.text]}
-    told = ", ".join(f"{key}={value}" for key, value in shared.items())
+    conditions = ", ".join(f"{key}={value}" for key, value in shared.items())
     warn(
         f"{', '.join(one.text for one in without)} without the preset '{preset}', which they do not have"
-        + (f", but under its conditions: {told}" if told else "")
+        + (f", but under its conditions: {conditions}" if conditions else "")
     )
 
 
@@ -548,10 +548,10 @@ def play_in_processes(
 
     Args:
         planned: folder, options, and the method's own options if they were validated.
-        titles: what observers are told of the run in a folder.
+        titles: what observers call the run in a folder.
         federation: as for `compare`.
         model: as for `compare`.
-        observers: told of the progress.
+        observers: receive the progress.
         jobs: runs at a time.
 
     Returns:

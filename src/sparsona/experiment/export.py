@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -535,7 +536,9 @@ def _as_onnx(module: nn.Module, trial: Trial, about: dict[str, str], sparse: boo
             made = torch.onnx.export(program, dynamo=True, input_names=names, output_names=["outputs"], verbose=False)
             assert made is not None
             made.model.metadata_props.update(about)
-            data: bytes = made.model_proto.SerializeToString()
+            proto = made.model_proto
+            _name_batch(proto)
+            data: bytes = proto.SerializeToString()
         except Exception as error:  # an operator without a counterpart, say, or more than the 2 GB of a file
             raise SparsonaError(
                 f"ONNX cannot express this network: {_first_line(error)}",
@@ -549,6 +552,18 @@ def _as_onnx(module: nn.Module, trial: Trial, about: dict[str, str], sparse: boo
         return torch.from_numpy(session.run(None, {name: value.numpy() for name, value in given.items()})[0])
 
     return data, trial.check(predict, "the ONNX file"), count(kept)
+
+
+def _name_batch(proto: Any) -> None:
+    """Call the axis of examples "batch" in an ONNX graph, which has the tracer's symbol for it."""
+    first = [dims[0].dim_param for one in proto.graph.input if (dims := one.type.tensor_type.shape.dim)]
+    symbols = {name for name in first if name}
+    for one in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        for dim in one.type.tensor_type.shape.dim:
+            if dim.dim_param:  # also of an expression, such as 4*s85
+                dim.dim_param = re.sub(
+                    r"[A-Za-z_]\w*", lambda found: "batch" if found[0] in symbols else found[0], dim.dim_param
+                )
 
 
 _MAKERS: dict[str, Callable[[nn.Module, Trial, dict[str, str], bool], Made]] = {

@@ -68,6 +68,7 @@ class NewResults:
     results: tuple[NewResult, ...]
     class_names: tuple[str, ...] | None = None
     has_loss: bool = True
+    client_names: tuple[str, ...] | None = None
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each model: its client, examples, accuracy with a 95% interval, and loss."""
@@ -111,7 +112,7 @@ def evaluate_models(
     if not results:
         raise SparsonaError("no client to evaluate", expected="one or more")
     is_unknown = isinstance(task.losses, GivenLoss) and task.losses.function is unknown_loss
-    return NewResults(tuple(results), federation.class_names, has_loss=not is_unknown)
+    return NewResults(tuple(results), federation.class_names, not is_unknown, federation.client_names)
 
 
 def read_examples(federation: Federation, x: Any, y: Any) -> Examples:

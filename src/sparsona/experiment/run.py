@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparsona.analysis import summary as summaries
+from sparsona.analysis.format import human_bytes
 from sparsona.analysis.measure import measure_curve, measure_of_metric, metric_values
 from sparsona.analysis.view import RunView, read_view
 from sparsona.core.errors import SparsonaError, unknown_name
@@ -78,8 +79,14 @@ class Run:
         for key, title in (("mse", "MSE"), ("loss", "loss")):
             if accuracy is None and reached == "not evaluated" and error.get(key) is not None:
                 reached = f"{title} {error[key]:.4g}"
-        shown = f"Run({self.summary['method']}, {self.summary['rounds']} rounds, {reached}, '{self.path}')"
-        return printable(shown, kept="")
+        first = f"Run({self.summary['method']}, {self.summary['rounds']} rounds, {reached}, '{self.path}')"
+        more = [f"{human_bytes(self.summary['bytes']['total'])} sent"]
+        if accuracy is not None:
+            spread = {"bottom decile": "bottom_decile", "worst": "worst"}
+            more = [f"{name} {self.summary['accuracy'][key]:.1%}" for name, key in spread.items()] + more
+        if (density := self.config["options"].get("density")) is not None:
+            more.append(f"density {density:g}")
+        return f"{printable(first, kept='')}\n  {printable(', '.join(more), kept='')}"
 
     @property
     def protocol(self) -> str:
@@ -597,9 +604,11 @@ class Comparison:
 
     def __repr__(self) -> str:
         from sparsona.analysis.answer import answer
+        from sparsona.analysis.numbers import to_text
 
-        failed = f", {len(self.missing)} failed" if self.missing else ""
-        return printable(f"Comparison({len(self.runs)} runs{failed}, '{self.path}': {answer(self.views())})")
+        views, failed = self.views(), f", {len(self.missing)} failed" if self.missing else ""
+        first = printable(f"Comparison({len(self.runs)} runs{failed}, '{self.path}')", kept="")
+        return printable(f"{first}\n{answer(views)}\n{to_text(views)}") if views else first
 
     def to_frame(self, per: Per = "method") -> DataFrame:
         """Results as a pandas DataFrame of numbers; pandas must be installed.
@@ -650,7 +659,7 @@ class Comparison:
             path: a file to write as well.
             every: all columns instead of the first ones.
             caption: with one, the tabular stands in a table.
-            label: of that table, for \\ref.
+            label: of that table, for \\ref; with a label alone the tabular stands in a table as well.
 
         Returns:
             The text.

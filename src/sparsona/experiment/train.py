@@ -562,7 +562,7 @@ def _rebuild_context(
     trace = context.plan.availability
     if (None if trace is None else trace.digest) != folder.facts.availability:
         raise SparsonaError(
-            f"the trace of who is awake is not that of '{folder.path}'",
+            f"the trace of who is available is not that of '{folder.path}'",
             expected="the same rounds for each client",
             hint=f"restore '{config.availability}' as it was when the run was started",
         )

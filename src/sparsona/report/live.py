@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sparsona.analysis.format import plural
 from sparsona.analysis.summary import has_results
 from sparsona.analysis.view import RunView, read_view
+from sparsona.core.errors import SparsonaError
 from sparsona.report.page import render_report
 from sparsona.runs.comparison import COMPARISON_FILE, read_comparison
 from sparsona.runs.failed import read_failed
@@ -67,6 +72,48 @@ def live_page(path: Path) -> LivePage:
         text = state if planned else text
         return LivePage(WAITING.format(title=html.escape(path.name), text=html.escape(text)), False)
     return LivePage(render_report(views, status=state, missing=[*failed.values()]), is_final)
+
+
+class Pages:
+    """The page of a folder's runs: the last one that was made, at once, while a newer one is made behind it.
+
+    Args:
+        folder: returns where the runs are now.
+        every: the fewest seconds from the end of making one page to the beginning of the next.
+    """
+
+    def __init__(self, folder: Callable[[], Path], every: float) -> None:
+        self._folder, self._every = folder, every
+        self._lock = threading.Lock()
+        self._page: LivePage | None = None
+        self._of: object = None  # the state of the folder that the page shows
+        self._is_making = False
+        self._made_at = 0.0
+
+    def current(self) -> LivePage:
+        """The last page that was made; only the first is waited for."""
+        with self._lock:  # several windows, one page
+            folder = self._folder()
+            state = (folder, last_change(folder))
+            if self._page is None:
+                self._page, self._of, self._made_at = live_page(folder), state, time.monotonic()
+            is_due = state != self._of and time.monotonic() - self._made_at >= self._every
+            if is_due and not self._is_making:
+                self._is_making = True
+                threading.Thread(target=self._make, args=(folder, state), daemon=True).start()
+            # While there is something newer, the page asks to be loaded again.
+            return self._page if state == self._of else replace(self._page, is_final=False)
+
+    def _make(self, folder: Path, state: object) -> None:
+        made = None
+        try:
+            with suppress(SparsonaError, OSError):  # in the middle of a write: a later request tries again
+                made = live_page(folder)
+        finally:
+            with self._lock:
+                if made is not None:
+                    self._page, self._of = made, state
+                self._is_making, self._made_at = False, time.monotonic()
 
 
 def last_change(path: Path) -> tuple[object, ...]:

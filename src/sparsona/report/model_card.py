@@ -52,7 +52,7 @@ outputs = net({how})  # {like}
 import onnxruntime
 
 session = onnxruntime.InferenceSession({file})
-(outputs,) = session.run(None, {feed})  # {like}
+(outputs,) = session.run(None, {feed})  # {like}, as numpy arrays
 ```""",
 }
 
@@ -285,8 +285,17 @@ def _use(card: Card) -> str:
         model="".join(one if one.isprintable() else " " for one in card.about["model"]),
         how=how,
         like=_like(card),
-        feed='{"inputs": inputs}' if how == "inputs" else "inputs",
+        feed=_feed(packing),
     )
+
+
+def _feed(packing: Packing | None) -> str:
+    """What an ONNX session is passed: its inputs by name."""
+    if packing is None:
+        return '{"inputs": inputs}'
+    if packing.has_names:
+        return "inputs"  # a dict already
+    return "{" + ", ".join(f'"input_{place}": inputs[{place}]' for place in range(len(packing.fields))) + "}"
 
 
 def _limits(card: Card) -> list[str]:

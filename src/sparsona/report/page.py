@@ -16,6 +16,7 @@ from sparsona.analysis.curves import drawn_point
 from sparsona.analysis.extra import import_extra
 from sparsona.analysis.figures import FIGURES, Drawn
 from sparsona.analysis.format import plural
+from sparsona.analysis.glossary import plain_words
 from sparsona.analysis.groups import Group, flatten, group_views, same_clients, shared_and_differing
 from sparsona.analysis.measure import ACCURACY
 from sparsona.analysis.partition import PARTS, Partition
@@ -25,6 +26,7 @@ from sparsona.analysis.view import RunView
 from sparsona.core.errors import SparsonaError
 from sparsona.core.files import replace_file
 from sparsona.core.points import POINTS
+from sparsona.core.points import point as point_of
 from sparsona.core.targets import GIVEN, TITLES
 from sparsona.report import plots
 from sparsona.report.palette import COLOURS, DARK
@@ -149,6 +151,8 @@ def render_report(
         ]
         if views
         else [],
+        points={view.point: point_of(view.point).text for view in views},
+        words=plain_words(),
         dark=(COLOURS[0], DARK[COLOURS[0]]),
         plotly=_inline_script(plotly.get_plotlyjs()),
     )
@@ -210,7 +214,7 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
             "sorted; above 0 it is better off. A mean can improve while some clients lose.",
             _drop_missing({group.label: plots.client_differences(views, i) for i, group in enumerate(groups) if i}),
         ),
-        *_metric_charts(views, many),
+        *_metric_charts(views, many, star),
         Chart(
             "partition",
             "Who holds what",
@@ -257,7 +261,7 @@ def _charts(views: Sequence[RunView], groups: Sequence[Group]) -> list[Chart]:
     return [chart for chart in charts if chart.pictures or any(figure.data for figure in chart.figures.values())]
 
 
-def _metric_charts(views: Sequence[RunView], many: bool) -> list[Chart]:
+def _metric_charts(views: Sequence[RunView], many: bool, star: str) -> list[Chart]:
     """Metrics over the rounds, and client by client; what the runs are judged by is drawn already."""
     names = dict.fromkeys(name for view in views for name in view.metric_curves if name != view.measure.name)
     titles = {name: TITLES.get(name, name) for name in names}
@@ -266,7 +270,7 @@ def _metric_charts(views: Sequence[RunView], many: bool) -> list[Chart]:
         Chart(
             "metrics",
             "Metrics",
-            "The mean over the clients that a metric is defined for, after each round.",
+            f"The mean over the clients that a metric is defined for, after each round.{star}",
             {title: plots.metric_curves(views, name) for name, title in titles.items()},
         ),
         Chart(

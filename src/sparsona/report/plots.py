@@ -7,7 +7,7 @@ Names come from users: they are escaped, because plotly reads a subset of HTML i
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -18,7 +18,7 @@ from sparsona.analysis.curves import common_rounds, drawn_point, spent_by
 from sparsona.analysis.extra import import_extra
 from sparsona.analysis.format import cut, human_bytes
 from sparsona.analysis.groups import Group, group_views, pairs
-from sparsona.analysis.measure import measure_of_metric
+from sparsona.analysis.measure import Measure, measure_of_metric
 from sparsona.analysis.partition import drawn_counts
 from sparsona.analysis.view import RunView
 from sparsona.core.points import POINTS, TUNED
@@ -80,7 +80,7 @@ def learning_curves(
         group, point = groups[index], drawn_point(groups[index])
         _add_line(figure, group, index, x, values, notes, level, measure.unit, width=width)
         if point != group.views[0].point:
-            _add_headline(figure, group, index, against)
+            _add_headline(figure, group, index, measure, [view.curves for view in group.views], against)
         for other in group.views[0].curves:
             if other not in (point, group.views[0].point):
                 _add_point(figure, group, index, other, against)
@@ -200,7 +200,10 @@ def client_accuracies(views: Sequence[RunView]) -> Figure:
 
 
 def metric_curves(views: Sequence[RunView], name: str) -> Figure:
-    """The mean of a metric over the clients that it is defined for against rounds, one line per method."""
+    """The mean of a metric over the clients that it is defined for against rounds, one line per method.
+
+    A headline that is measured once, after the last round, is a star, as in `learning_curves`.
+    """
     figure, measure = _figure(height=340), measure_of_metric(name)
     for index, group in enumerate(group_views(views)):
         found = [view.metric_curves.get(name, {}) for view in group.views]
@@ -210,6 +213,8 @@ def metric_curves(views: Sequence[RunView], name: str) -> Figure:
             values = measure.scale * np.array([[curve[r] for r in rounds] for curve in curves])
             notes = [f"{at}, round {r}" for r in rounds]
             _add_line(figure, group, index, rounds, values, notes, unit=measure.unit)
+            if at != group.views[0].point:
+                _add_headline(figure, group, index, measure, found)
     figure.update_xaxes(title_text="completed rounds", rangemode="tozero")
     figure.update_yaxes(title_text=f"{html.escape(measure.title)}, mean over clients", ticksuffix=measure.unit)
     return figure
@@ -379,12 +384,19 @@ def _widths(lines: Sequence[tuple[Sequence[float], np.ndarray]]) -> list[float]:
     return found
 
 
-def _add_headline(figure: Figure, group: Group, index: int, against: str) -> None:
+def _add_headline(
+    figure: Figure,
+    group: Group,
+    index: int,
+    measure: Measure,
+    curves: Sequence[Mapping[str, Sequence[tuple[int, float]]]],
+    against: str = "rounds",
+) -> None:
+    """A star where the headline was measured once; `curves` are those of each seed, by point."""
     point = group.views[0].point
-    last = [view.curves[point][-1] for view in group.views if view.curves.get(point)]
+    last = [found[point][-1] for found in curves if found.get(point)]
     if not last:
         return
-    measure = group.views[0].measure
     value = measure.scale * float(np.mean([accuracy for _, accuracy in last]))
     figure.add_scatter(
         # Final tuning is recorded as one more round, whose bytes and steps led to this point.

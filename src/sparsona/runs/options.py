@@ -142,15 +142,23 @@ def check_metrics(names: tuple[str, ...] | None) -> tuple[str, ...] | None:
 
 
 def _read_weights(value: Any) -> Any:
-    """Numbers as a tuple, also from text: "1,2.5"."""
+    """Numbers as a tuple, also from text: "1,2.5"; by class: "cat=1,dog=2.5"."""
     if isinstance(value, str) and value != "balanced":
-        value = tuple(value.split(","))
-    return value
+        parts = [part.strip() for part in value.split(",")]
+        if any("=" in part for part in parts):
+            pairs = [part.rpartition("=") for part in parts]
+            return {name.strip(): weight for name, _, weight in pairs}
+        return tuple(parts)
+    return {str(name): weight for name, weight in value.items()} if isinstance(value, Mapping) else value
 
 
 def check_weights(weights: Any) -> Any:
     """Check weights of classes."""
-    if isinstance(weights, tuple) and (not all(0 <= one < float("inf") for one in weights) or not any(weights)):
+    found = tuple(weights.values()) if isinstance(weights, dict) else weights
+    # A class without a weight of its own has 1.
+    if isinstance(found, tuple) and not all(0 <= one < float("inf") for one in found):
+        raise ValueError("finite weights of 0 or more, not all of them 0")
+    if isinstance(weights, tuple) and not any(weights):
         raise ValueError("finite weights of 0 or more, not all of them 0")
     return weights
 
@@ -321,11 +329,13 @@ class RunConfig(Stopping):
         none="cross-entropy for classes, bce for one logit and for labels, squared-error for numbers",
     )
     class_weights: Annotated[
-        Literal["balanced"] | tuple[float, ...] | None, BeforeValidator(_read_weights), AfterValidator(check_weights)
+        Literal["balanced"] | tuple[float, ...] | dict[str, float] | None,
+        BeforeValidator(_read_weights),
+        AfterValidator(check_weights),
     ] = _plan(
         None,
-        "factor of the loss of each class, of labels where they apply; balanced: by the counts in all clients' "
-        "training data",
+        "factor of the loss of each class, of labels where they apply: numbers in the order of classes, or by name "
+        "(cat=2,dog=0.5; others 1); balanced: by the counts in all clients' training data",
         none="1 for all",
     )
     label_smoothing: float = _plan(0.0, "share of a label that is spread over all classes", ge=0, lt=1)
@@ -501,10 +511,10 @@ class RunConfig(Stopping):
     )
     availability: str | None = _plan(
         None,
-        f"who is awake in a round, see docs/experiments.md: {_any_of(row.form for row in AVAILABILITY.values())}",
+        f"who is available in a round, see docs/experiments.md: {_any_of(row.form for row in AVAILABILITY.values())}",
         none="all are, always",
         condition=True,
-        cost="leave it out: every round is charged as if enough clients were awake",
+        cost="leave it out: every round is charged as if enough clients were available",
         paths=("file",),
     )
 

@@ -115,7 +115,7 @@ class FailureRow:
 
 @dataclass(frozen=True, slots=True)
 class ConditionRow:
-    """What was simulated of a round: its time, how many clients were awake, how many of those that trained were late.
+    """What was simulated of a round: its time, how many clients were available, how many that trained were late.
 
     None: not simulated. Rounds of runs that simulate none of them have no row.
     """

@@ -407,7 +407,7 @@ def dropped_evaluations(plan: Plan, completed: int) -> list[int]:
 
 
 def round_result(played: RoundRecord, seconds: float) -> RoundResult:
-    """What observers are told of a round."""
+    """What observers receive of a round."""
     turns = tuple(
         TurnResult(
             client=turn.client,
@@ -442,7 +442,7 @@ def round_result(played: RoundRecord, seconds: float) -> RoundResult:
 def evaluation_result(
     facts: RunFacts, completed: int, found: Sequence[Evaluation], log: EvaluationLog, is_final: bool = False
 ) -> EvaluationResult | None:
-    """What observers are told of evaluations after so many rounds; None: nothing happened."""
+    """What observers receive of evaluations after so many rounds; None: nothing happened."""
     if not found and not log.jobs and not log.failures:
         return None
     shown = facts.point if any(one.point == facts.point for one in found) else RECEIVED
@@ -451,7 +451,7 @@ def evaluation_result(
 
 
 def earlier_result(facts: RunFacts, played: RoundRecord) -> EvaluationResult | None:
-    """What observers are told of evaluations before clients trained in a round."""
+    """What observers receive of evaluations before clients trained in a round."""
     withheld = EvaluationLog(failures=dict.fromkeys(played.withheld, WITHHELD))
     return evaluation_result(facts, played.index, played.earlier, withheld)
 

@@ -32,6 +32,7 @@ def test_folder(tmp_path):
     assert np.array_equal(pool.x, x[[2, 1, 0, 3]].transpose(0, 3, 1, 2))
     assert pool.y.tolist() == [0, 1, 1, 2]
     assert (pool.name, pool.num_classes, pool.num_train, pool.view) == ("pets", 3, None, View())
+    assert pool.class_names == ("ant", "cat", "dog")
     assert read(f"folder:{tmp_path / 'pets'}", resize=4).x.shape == (4, 3, 4, 4)
     assert read(f"folder:{tmp_path / 'pets'}", augment=True).view == View(pad=4, flip=True)
     assert read(f"folder:{tmp_path / 'pets'}", crop=3).view == View(crop=3)

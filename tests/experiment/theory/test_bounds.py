@@ -417,7 +417,7 @@ def first_client(round_, clients, available, random):
     [
         ({"sampler": "size"}, SAMPLED, "sampler=size"),
         ({"sampler": first_client}, SAMPLED, "the sampler is a function, first_client"),
-        ({"availability": "markov:0.9:0.1"}, SAMPLED, "availability: not all clients are always awake"),
+        ({"availability": "markov:0.9:0.1"}, SAMPLED, "availability: not all clients are always available"),
         ({"speeds": (1, 1, 1, 0.1), "deadline": 2}, SAMPLED, "deadline=2: late updates are lost"),
         ({"client_lr_scale": {1: 0.5}}, "all clients have the same step size", "client_lr_scale: from 0.5 to 1"),
         ({"deadline": 2}, SAMPLED, None),

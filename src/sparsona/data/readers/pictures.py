@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparsona.core.errors import SparsonaError
+from sparsona.data.names import clean_names
 from sparsona.data.pool import Array, Pool
 from sparsona.data.readers.decoded import decode_once
 from sparsona.data.readers.files import Request, damaged, require
@@ -74,7 +75,9 @@ def read_folder(request: Request) -> Pool:
     x = decode_pictures(request, folder, paths, shape, request.resize)
     y = np.array([classes.index(label) for _, label in train + test], dtype=np.int64)
     view = make_view(request, shape)
-    return Pool(folder.resolve().name, x, y, len(classes), len(train) if is_split else None, None, view)
+    names = clean_names(classes, "classes")
+    num_train = len(train) if is_split else None
+    return Pool(folder.resolve().name, x, y, len(classes), num_train, None, view, class_names=names)
 
 
 def read_tiny_imagenet(request: Request) -> Pool | None:

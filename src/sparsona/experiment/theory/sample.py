@@ -212,7 +212,7 @@ def _uneven_sampling(plan: Plan, clients: Sequence[Client]) -> list[str]:
         own = given_name(plan.sampler)
         found.append(f"sampler={plan.sampler}" if own is None else f"the sampler is a function, {own}")
     if plan.availability is not None:
-        found.append("availability: not all clients are always awake")
+        found.append("availability: not all clients are always available")
     if plan.late == "drop" and any(is_late(plan, client) for client in clients):
         found.append(f"deadline={plan.deadline:g}: late updates are lost")
     return found

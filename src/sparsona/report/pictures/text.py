@@ -68,8 +68,9 @@ def partition_lines(partition: Partition, terminal: Terminal) -> list[Text]:
     left = max(6, len(str(len(totals) - 1)), *map(len, names))
     room = max(8, width - left - 2 - sum(2 + wide for wide in widths.values()))
     scale: list[Text] = []
+    is_named = False
     if partition.counts is not None and partition.num_classes:
-        heading, middles, scale = _class_cells(partition.counts[rows], terminal, room)
+        heading, middles, scale, is_named = _class_cells(partition.counts[rows], terminal, room, partition.class_names)
     else:
         heading, middles = "examples", [terminal.bar(totals[k] / max(totals.max(), 1), room) for k in rows]
     room = max(len(heading), *map(len, middles))
@@ -86,7 +87,7 @@ def partition_lines(partition: Partition, terminal: Terminal) -> list[Text]:
     if hidden := len(totals) - len(rows):
         lines.append(Text(f"... {hidden:,} more; shown: evenly spaced, largest to smallest", "dim"))
     lines += [Text(), *scale] if scale else []
-    if partition.class_names and partition.counts is not None:
+    if partition.class_names and partition.counts is not None and not is_named:
         listed = ", ".join(f"{c}: {cut(name, 40)}" for c, name in enumerate(partition.class_names[:40]))
         more = len(partition.class_names) - 40
         listed = f"classes: {listed}" + (f", {more:,} more" if more > 0 else "")
@@ -96,11 +97,16 @@ def partition_lines(partition: Partition, terminal: Terminal) -> list[Text]:
     return lines
 
 
-def _class_cells(counts: np.ndarray, terminal: Terminal, room: int) -> tuple[str, list[Text], list[Text]]:
-    """The heading, a text per row, and the line that explains colours or shades."""
+def _class_cells(
+    counts: np.ndarray, terminal: Terminal, room: int, names: Sequence[str] | None
+) -> tuple[str, list[Text], list[Text], bool]:
+    """The heading, a text per row, the line that explains colours or shades, and whether the names of classes are the
+    heading: they are where all fit."""
     merged, group = merge_classes(counts, room)
     highest = max(int(merged.max()), 1)
-    wide = min(room // merged.shape[1], 7)
+    longest = max(map(len, names)) + 1 if names and group == 1 else 0
+    is_named = 0 < longest <= room // merged.shape[1]
+    wide = min(room // merged.shape[1], max(7, longest if is_named else 0))
     has_numbers = wide > len(str(highest))
     shares = np.sqrt(merged / highest)  # the root shows small counts
     rows = [
@@ -112,12 +118,13 @@ def _class_cells(counts: np.ndarray, terminal: Terminal, room: int) -> tuple[str
         name, at = f"{c:>{max(wide - 1, 0)}}", wide * (c // group)
         if at + len(name) <= len(heading):
             heading[at : at + len(name)] = name
+    shown = "".join(f"{name:>{wide - 1}} " for name in names) if names and is_named else "".join(heading)
     if has_numbers and not terminal.has_colours:
-        return "".join(heading), rows, []
+        return shown, rows, [], is_named
     what = "a class" if group == 1 else f"{group} classes"
     levels = np.linspace(0, 1, len(TERMINAL_SCALE) if terminal.has_colours else len(SHADES))
     scale = Text(f"training examples of {what}: 0 ").append_text(terminal.cells(levels, 1)).append(f" {highest:,}")
-    return "".join(heading), rows, [scale]
+    return shown, rows, [scale], is_named
 
 
 def _histogram(totals: np.ndarray, terminal: Terminal) -> list[Text]:
