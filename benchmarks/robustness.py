@@ -146,20 +146,30 @@ def loss(found: dict[Key, dict[str, Any]], method: str, attack: str, mean: str) 
     return sum(scores) / len(scores), sum(costs) / len(costs)
 
 
+def complete(found: dict[Key, dict[str, Any]], method: str) -> list[int]:
+    """The seeds under which every run of a method is there: others would change some rows of a table and not others."""
+    seeds = sorted({seed for name, _, _, seed in found if name == method})
+    return [
+        seed
+        for seed in seeds
+        if all((method, attack, mean, seed) in found for attack in attacks_of(method) for mean in MEANS)
+    ]
+
+
 def table(args: argparse.Namespace) -> None:
     """Print the tables and what became of the goal, as Markdown."""
-    found = read(args.files)
-    seeds = len({key[3] for key in found})
-    methods = [method for method in METHODS if any(key[0] == method for key in found)]
-    verdicts = []
-    for method in methods:
-        print(f"\n## {method}\n\nAccuracy of honest clients, %, mean over {seeds} seed{'s' * (seeds > 1)}.\n")
-        print("| attack | " + " | ".join(MEANS) + " |\n|---" * 1 + "|---:" * len(MEANS) + "|")
+    everything, verdicts = read(args.files), []
+    for method in METHODS:
+        if not (seeds := complete(everything, method)):
+            continue
+        found = {key: row for key, row in everything.items() if key[0] == method and key[3] in seeds}
+        print(f"\n## {method}\n")
+        print(f"Accuracy of honest clients, %, {'seed' if len(seeds) == 1 else 'mean of seeds'} {_listed(seeds)}.\n")
+        print("| attack | " + " | ".join(MEANS) + " |\n|---" + "|---:" * len(MEANS) + "|")
         for attack in attacks_of(method):
             cells = [loss(found, method, attack, mean) for mean in MEANS]
-            known = [cost for _, cost in cells if cost is not None]
-            best = min(known, default=None)
-            texts = ["diverged" if score is None else _bold(score, cost == best) for score, cost in cells]
+            best = min((cost for _, cost in cells if cost is not None), default=None)
+            texts = ["failed" if score is None else _bold(score, cost == best) for score, cost in cells]
             print(f"| {attack or 'none'} | " + " | ".join(texts) + " |")
             if f":{RATES[-1]}" in attack and best is not None:
                 name = MEANS[[cost for _, cost in cells].index(best)]
@@ -167,15 +177,19 @@ def table(args: argparse.Namespace) -> None:
         print(f"\nThe worst that {100 * RATES[-1]:.0f}% attackers cost under one mean, over all attacks, in points:\n")
         for mean in MEANS:
             costs = [loss(found, method, attack, mean)[1] for attack in attacks_of(method) if f":{RATES[-1]}" in attack]
-            worst = "training diverged" if None in costs else f"{max(cost for cost in costs if cost is not None):.1f}"
+            worst = "a run failed" if None in costs else f"{max(cost for cost in costs if cost is not None):.1f}"
             print(f"- {mean}: {worst}")
     print(f"\n## {100 * RATES[-1]:.0f}% attackers cost at most {GOAL:g} points with the best mean\n")
-    print("The best mean is the best of this row of the table above, known afterwards.\n")
+    print("The best mean is the best of its row in the tables above, known afterwards.\n")
     print("| method | attack | best mean | cost, points | holds |\n|---|---|---|---:|---|")
     for method, attack, mean, cost in verdicts:
         print(f"| {method} | {attack} | {mean} | {cost:.1f} | {'yes' if cost <= GOAL else '**no**'} |")
     held = sum(cost <= GOAL for *_, cost in verdicts)
     print(f"\nThe goal holds in {held} of {len(verdicts)} cases.")
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
 
 
 def _bold(score: float, is_best: bool) -> str:
