@@ -222,7 +222,7 @@ def check_private(method: Method, privacy: Privacy, layout: Layout) -> None:
         raise SparsonaError(
             f"--privacy central for {method.name}, whose server does more with updates than take their mean",
             expected="a method whose server takes the mean over all updates: what one client changes is known then",
-            hint="use --privacy local, or fedavg, fedalt or fedspa",
+            hint="use --privacy local, or fedavg, fedalt or fedspa, without --mean",
         )
 
 
