@@ -17,9 +17,11 @@ import pytest
 import torch
 from processes import ForkedWorker, ForkServer
 
-# Started in the background of a script, this process ignores Ctrl-C, and so would every process the tests send it to.
+# Started in the background of a script, this process ignores Ctrl-C, and by `nohup` hang-ups; so would every process
+# that the tests send them to.
 if threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True, scope="session")

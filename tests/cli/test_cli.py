@@ -14,6 +14,7 @@ import click
 import numpy as np
 import pytest
 import torch
+from older_runs import unseal
 from processes import small, start, traces
 from pydantic import Field
 
@@ -92,6 +93,7 @@ def test_the_headline_is_the_last_round_and_never_the_best(say, tmp_path):
     assert [completed for completed, _ in curve] == list(range(1, 13))
     assert summary["accuracy"]["mean"] == pytest.approx(curve[-1][1], abs=1e-12)
     assert summary["accuracy"]["last10"] == pytest.approx(np.mean([value for _, value in curve[-10:]]), abs=1e-12)
+    unseal(tmp_path / "run")  # so that its records can be edited
     with contextlib.closing(sqlite3.connect(tmp_path / "run" / "records.sqlite")) as db:
         db.execute("UPDATE evaluations SET correct = count WHERE completed = 5")
         db.commit()

@@ -316,8 +316,8 @@ def test_capacities():
 
 
 def test_many_clients_take_no_longer():
-    found = cost("fedspa", **LENET, clients=10**12, capacities=(0.5, 1.0), tune_epochs=1)
-    assert found.paper.tuning == 10**12 * found.paper.down
+    found = cost("fedspa", **LENET, clients=10**7, capacities=(0.5, 1.0), tune_epochs=1)
+    assert found.paper.tuning == 10**7 * found.paper.down
 
 
 def test_capacities_that_are_not_kept_are_told():
@@ -473,6 +473,7 @@ def test_every_option_of_a_run_is_taken_or_refused_with_a_reason(name):
         "preset": "paper",
         "novel": 1,
         "availability": "markov:1:0",
+        "divergence_factor": 2.0,
     }
     found = {int: 2, float: 0.5, bool: True, str: OPTIONS[name].default}[OPTIONS[name].type]
     value = usual.get(name, 1.0 if name == "capacities" else found)

@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from older_runs import unseal
 from safetensors.torch import load_file, save_file
 from small_runs import played
 from torch import nn
@@ -157,6 +158,7 @@ def test_a_head_takes_the_backbone_along_that_it_was_trained_on(data, tmp_path, 
             torch.equal(*pair) for pair in zip(later.model().parameters(), first.model().parameters(), strict=True)
         )
     # A file of an older version has the trained parameters only.
+    unseal(tmp_path / "first")
     file = tmp_path / "first" / "global.safetensors"
     save_file({name: value for name, value in load_file(file).items() if name not in FROZEN}, file)
     if not thaw:

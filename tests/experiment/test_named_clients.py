@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from older_runs import unseal
 from torch import nn
 
 import sparsona as sp
@@ -136,6 +137,7 @@ def test_a_network_was_chosen_by_shape_and_written_down(runs, tmp_path):
 def test_facts_written_by_others_are_cleaned(runs, tmp_path):
     """A folder may come from somebody else: names in it are no safer than those of data."""
     copy = shutil.copytree(runs[0].path, tmp_path / "copy")
+    unseal(copy)
     about = json.loads((copy / "about.json").read_text())
     about["client_names"] = ["a", "b", "c\x1b[2J", "d"]
     (copy / "about.json").write_text(json.dumps(about))
@@ -294,7 +296,7 @@ def test_a_file_alone_is_data(file, monkeypatch):
     shown = CliRunner().invoke(main, ["data", "show", str(file)], catch_exceptions=False).output
     assert "har, natural" in shown
     assert "cy" in shown
-    assert "0: sit, 1: stand, 2: walk" in shown
+    assert all(name in shown for name in ("sit", "stand", "walk"))
 
 
 def test_own_data_is_listed():

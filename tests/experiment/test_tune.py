@@ -305,14 +305,14 @@ def test_command_writes_a_file_that_run_and_compare_take(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ({"trials": 0}, "trials is 0"),
+        ({"trials": 0}, "trials = 0"),
         ({"holdout_rate": 1.0}, "holdout_rate is 1.0"),
         ({"search": {"lrr": [1]}}, "lrr"),
         ({"search": {"rounds": [1, 2]}}, "a search over rounds"),
         ({"search": {"lr": []}}, "no values of lr"),
         ({"search": {"lr": [0.1, -1.0]}}, "lr"),
         ({"search": {"epochs": [1, 2]}, "match": "steps"}, "a search over epochs with --match steps"),
-        ({"trial_rounds": 0}, "trial_rounds is 0"),
+        ({"trial_rounds": 0}, "trial_rounds = 0"),
         ({"epohcs": 1}, "epohcs"),
     ],
 )

@@ -18,6 +18,7 @@ import sparsona.deploy.agent as agent_module
 import sparsona.deploy.federation_file as file_module
 import sparsona.deploy.vault as vault_module
 import sparsona.runs.checkpoint as checkpoint_module
+import sparsona.runs.files as run_files
 import sparsona.runs.folder as folder_module
 from sparsona.deploy.vault import Vault
 from sparsona.experiment.server_side import play_network
@@ -73,7 +74,7 @@ class Fate:
         for name in ("put", "keep", "remember", "visit"):
             around(Vault, name, name, self.client)
         monkeypatch.setattr(vault_module, "replace_file", self._torn(vault_module.replace_file, self.client))
-        for module in (folder_module, file_module):
+        for module in (run_files, file_module):
             monkeypatch.setattr(module, "replace_file", self._torn(module.replace_file, self.server))
         around(checkpoint_module, "write_atomically", "a checkpoint's file", self.server)
         around(Records, "flush", "flushing the records", self.server)

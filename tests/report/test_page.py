@@ -296,7 +296,7 @@ def test_no_runs_is_an_error(tmp_path: Path) -> None:
 
 def test_a_failed_write_leaves_the_old_report(make_view: MakeView, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(SparsonaError, match="could not be written"):
+    with pytest.raises(SparsonaError, match="is a folder"):
         write_report([make_view()], tmp_path / "folder")
     (tmp_path / "file").write_text("kept")
     with pytest.raises(SparsonaError, match="could not be written"):

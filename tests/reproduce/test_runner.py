@@ -339,7 +339,7 @@ def test_what_the_command_refuses(say, named):
     say("reproduce", "fedspa/own", "--rows", "C/*").refused("no row of fedspa/own is called 'C/*'", "A/local", "B/rule")
     say("reproduce", "fedspa/own", "--set", "rows=3").refused("'rows' in --set")
     say("reproduce", "fedspa/own", "--scale", 2).refused("a scale of 2")
-    say("reproduce", "fedspa/own", "--jobs", 0).refused("jobs is 0")
+    say("reproduce", "fedspa/own", "--jobs", 0).refused("jobs = 0")
     say("reproduce", "fedspa", "--rows", "A/*").refused("--rows without a table or figure")
     say("reproduce", "--set", "rounds=1").refused("--set without a table or figure")
 

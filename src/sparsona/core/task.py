@@ -762,7 +762,8 @@ def _parameter_layout(
             expected=f"{each}: a last dimension of {num_classes}",
             hint=f"give the last layer as many outputs as there are {noun}",
         )
-    if outputs.shape[:-1] != example.shape[: 2 if targets == "tokens" else 1]:
+    is_text = not example.is_floating_point()  # a class for each text, or for each of its tokens
+    if outputs.shape[:-1] not in (example.shape[: 2 if targets == "tokens" else 1], example.shape[: 1 + is_text]):
         expected = ("examples", "positions", noun) if targets == "tokens" else ("examples", noun)
         raise SparsonaError(
             f"the model's output for one example is {tuple(outputs.shape)}",

@@ -269,9 +269,11 @@ class RemoteClients:
     def keep(self, client: int) -> None:
         assert self._last is not None
         assert self._last[0] == client
-        self.connection.refusals.pop(client, None)
         if self._last[1] is not None:
             self.states[client] = self._last[1]
+
+    def used(self, client: int) -> None:
+        self.connection.refusals.pop(client, None)
 
     def refuses(self, client: int, error: SparsonaError) -> bool:
         connection = self.connection

@@ -43,6 +43,10 @@ class Clients(Protocol):
         """Commit the new State of the client whose outcome came last: its update has arrived."""
         ...
 
+    def used(self, client: int) -> None:
+        """The answer of this client was used: what was refused before no longer counts against it."""
+        ...
+
     def refuses(self, client: int, error: SparsonaError) -> bool:
         """Whether a round goes on without this client, whose message cannot be used; otherwise the error is raised."""
         ...
@@ -103,6 +107,9 @@ class LocalClients:
         if not self.context.plan.stateless:
             self.states[client] = self._last[1]
             self.context.spill_store.store(self._last[1])
+
+    def used(self, client: int) -> None:
+        pass  # nothing is refused here
 
     def refuses(self, client: int, error: SparsonaError) -> bool:
         return False  # a fault of this process, or of the method

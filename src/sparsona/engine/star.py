@@ -84,6 +84,7 @@ class Star:
             if outcome.failure:
                 record.turns.append(not_heard(outcome, traffic + up))
                 continue
+            clients.used(client)
             dropped = update is not None and client in who.dropped  # without an update, none can be lost
             record.turns.append(Turn(client, outcome.tally, traffic + up, aggregated, dropped, failure=outcome.note))
             if plan.sampler == "loss":

@@ -72,7 +72,7 @@ def wrong_kinds(kind: type[BaseModel], values: Mapping[str, Any]) -> dict[str, S
 
 def _strict(kind: type[BaseModel], name: str, value: Any) -> SparsonaError | None:
     """The error for what pydantic would convert in silence, or accept although nothing of that size can be: a truth
-    value is no number, a text is neither, 2.0 is no count, and there are no 10^20 rounds."""
+    value is no number, 2.0 is no count, and there are no 10^20 rounds. A number that is written as a text is one."""
     field = kind.model_fields.get(name)
     if field is None or value is None:
         return None
@@ -87,10 +87,8 @@ def _strict(kind: type[BaseModel], name: str, value: Any) -> SparsonaError | Non
         expected = "true or false"
     elif kinds == {str} and is_plain and not isinstance(value, str):
         expected = "a text"
-    elif isinstance(value, str | float) and kinds == {int} and is_plain:
+    elif isinstance(value, float) and kinds == {int} and is_plain:
         expected = "a whole number"
-    elif isinstance(value, str) and kinds and kinds <= {int, float} and is_plain:
-        expected = "a number"
     elif kinds & {int, float}:
         numbers = [one for one in _each(value) if isinstance(one, int)]
         most = MOST_NUMBER if float in kinds else next((one.le for one in field.metadata if hasattr(one, "le")), MOST)
