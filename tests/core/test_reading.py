@@ -31,8 +31,14 @@ def test_toml():
         with pytest.raises(ValueError, match=r"nests deeper|expected"):
             parse_toml(text)
     began = time.perf_counter()
-    for text in ("a" + ".a" * 50_000 + " = 1", "[a" + ".a" * 50_000 + "]", "x = {a" + ".a" * 50_000 + " = 1}"):
-        with pytest.raises(ValueError, match="line 1 has a key of more than 32 parts"):
+    for text in (
+        "a" + ".a" * 50_000 + " = 1",
+        "[a" + ".a" * 50_000 + "]",
+        "x = {a" + ".a" * 50_000 + " = 1}",
+        "b." * 40_000 + '"x,"=1',
+        '["x]"' + ".b" * 40_000 + "]",
+    ):
+        with pytest.raises(ValueError, match="line 1 has more than 2,000 dots"):
             parse_toml(text)
     assert time.perf_counter() - began < 5
     assert parse_toml("v = [" + "0.5, " * 500 + "]\n[a.b]\nc.d = 1.5") == {

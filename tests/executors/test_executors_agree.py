@@ -262,6 +262,18 @@ def test_a_process_that_ends_is_named_with_its_device(on_two):
         play(with_one_killed, "fedavg")
 
 
+def test_a_process_that_ends_between_rounds_is_named_too(on_two):
+    config = build.make_config("fedavg", {**COMMON, **FEWER}, None, smooth_net)
+    context = build.make_context(config, None, smooth_net)
+    executor = on_two(context)
+    star = simulate(context, executor)
+    population, _ = star.play(star.start(), 0)
+    executor._workers[1].process.kill()
+    executor._workers[1].process.wait()
+    with pytest.raises(SparsonaError, match=r"the process on (cpu|cuda:0) ended \(exit code -9\)"):
+        star.play(population, 1)
+
+
 @pytest.mark.parametrize("name", ["cuda:1", "cuda:1,cuda:0", "cuda:0,cpu", "cuda:0,", "gpu", "cpu,cpu"])
 def test_a_list_of_devices_has_gpus_and_begins_with_the_first(name):
     with pytest.raises(SparsonaError, match="begins with cuda:0"):

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from older_runs import unseal
 from torch import nn
 
 import sparsona as sp
@@ -200,3 +201,29 @@ def test_a_test_loss_that_is_not_a_number_ends_nothing(tmp_path):
 
 def test_reasons_have_a_kind():
     assert kind_of(f"{DIVERGED}client 1's loss is nan in round 0") == "diverged"
+
+
+def test_a_model_that_is_thrown_away_is_not_tested(tmp_path):
+    options = {**OPTIONS, "clip_norm": None, "points": ["trained"], "executor": "serial"}
+    run = sp.train("fedavg", federation(100.0), Squares, out=tmp_path / "run", **options)
+    left_out = {(row.round, row.client) for row in run._folder.records.failures()}
+    tested = {(row.completed - 1, row.client) for row in run._folder.records.evaluations(point="trained")}
+    assert left_out
+    assert not left_out & tested
+    assert len(left_out) + len(tested) == 12
+
+
+def test_a_run_of_an_older_version_goes_on_as_it_began(tmp_path):
+    """It knew no `drop`."""
+    limit = {"max_seconds": 1e-9}
+    first = sp.train("fedavg", federation(), Squares, out=tmp_path / "run", **OPTIONS, **limit)
+    unseal(tmp_path / "run")
+    config = json.loads((first.path / "config.json").read_text())
+    about = json.loads((first.path / "about.json").read_text())
+    for name in ("on_divergence", "divergence_factor"):
+        del config[name], about["config"][name]
+    (first.path / "config.json").write_text(json.dumps(config))
+    (first.path / "about.json").write_text(json.dumps(about))
+    run = sp.resume(first.path, federation(), Squares, progress=False)
+    plan = run._make_context().plan
+    assert (plan.on_divergence, plan.divergence_factor) == ("stop", None)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import pickle
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from processes import is_alive, wait_until
+
+from sparsona.core.errors import MachineError, SparsonaError
+from sparsona.experiment.parallel import is_of_machine
+from sparsona.runs.files import explain_disk_errors
+from sparsona.runs.records import explain_record_errors
 
 # A pool of two whose processes sleep; torch is a stub, which takes them seconds less. Each child has said its number.
 POOL = """
@@ -89,3 +98,13 @@ def test_stopped_by_a_signal_with_one_child_stopped(pool, sign):
     assert time.monotonic() - began < 5
     assert not any(map(is_alive, children))
     assert (folder / "pids.saved").read_text() == "saved\n"  # the other one had its time
+
+
+def test_errors_of_the_machine_are_known_as_such_in_another_process():
+    with pytest.raises(MachineError) as caught, explain_disk_errors(Path("somewhere")):
+        raise OSError(errno.ENOSPC, "no space")
+    assert is_of_machine(pickle.loads(pickle.dumps(caught.value)))
+    with pytest.raises(MachineError) as caught, explain_record_errors(Path("somewhere")):
+        raise sqlite3.OperationalError("database or disk is full")
+    assert is_of_machine(pickle.loads(pickle.dumps(caught.value)))
+    assert not is_of_machine(SparsonaError("of a method"))

@@ -8,6 +8,7 @@ half written.
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
 from pathlib import Path
 
@@ -87,10 +88,10 @@ class Fate:
     def _torn(self, real, kill):
         @contextlib.contextmanager
         def replaced(path: Path, **options):
-            draft = path.with_name(f".{path.name}.part")
-            left = None
+            draft, left = path.with_name(f".{path.name}.part"), None
             try:
                 with real(path, **options) as file:
+                    draft = Path(file.name)
                     yield file
                     file.flush()
                     left = draft.read_bytes()
@@ -129,6 +130,7 @@ def play(made: Made, folder: Path, fate: Fate) -> int:
             play_network(network, folder / "run")
             return starts
         except Killed:
+            gc.collect()  # a process that is killed holds no lock
             fate.is_over = starts > 100
             if fate.restarts_clients():
                 for site in sites:

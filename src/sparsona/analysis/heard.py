@@ -86,10 +86,7 @@ def divergence_sentence(folder: RunFolder) -> str:
     if found is None:
         return ""
     who = f" ({_listed(found['names'])})" if found["names"] else ""
-    return (
-        f" {divergence_note(found)}{who}: a client that diverges keeps what it had before the round, and that is "
-        "tested."
-    )
+    return f" {divergence_note(found)}{who}: a client that diverges keeps what it had before the round."
 
 
 def untested_sentence(folder: RunFolder, completed: int) -> str:

@@ -518,9 +518,9 @@ def _main() -> None:
             raise
         echo(f"error: {in_shell(str(error))}", err=True)
         sys.exit(1)
-    except BrokenPipeError:
-        sys.exit(141)  # the reader of our output is gone
     except (OSError, MemoryError, UnicodeEncodeError) as error:  # of the machine or a path, which no check foresaw
+        if isinstance(error, BrokenPipeError) and error is getattr(sys.stdout, "failure", None):
+            sys.exit(141)  # the reader of our output is gone
         if debug:
             raise
         what = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__

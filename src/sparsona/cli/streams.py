@@ -46,13 +46,12 @@ def printing() -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()
-    except BrokenPipeError:
-        abandon(sys.stdout)
-        raise
     except OSError as error:
         if error is not getattr(sys.stdout, "failure", None):
             raise  # of something else
         abandon(sys.stdout)
+        if isinstance(error, BrokenPipeError):
+            raise
         raise SparsonaError(
             f"the result could not be printed: {error.strerror or error}",
             expected="a stdout that can be written",

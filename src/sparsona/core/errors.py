@@ -41,6 +41,10 @@ class DivergedError(SparsonaError):
     """A client's training left the range of numbers that can be used: of finite ones, or of the other clients'."""
 
 
+class MachineError(SparsonaError):
+    """The machine's fault, such as a full disk: whatever else runs on it would meet it, too."""
+
+
 class DataNeededError(SparsonaError):
     """A client's data was read where only its sizes and shapes are stored."""
 

@@ -19,9 +19,9 @@ MOST_BYTES = 256 << 20  # of a file that sparsona wrote: facts of a million clie
 MOST_BYTES_TYPED = 4 << 20  # of one that somebody typed or made, of options or of edges
 MOST_DEPTH = 32  # of lists and tables in each other
 MOST_NUMBER = 10**40
-MOST_KEYS = 32  # parts of a dotted key: tomllib takes time by their square
+MOST_DOTS = 2_000  # in a line: tomllib takes time by the square of the parts of a key
 
-_HEADER = re.compile(r"\s*\[\[?([^,\]]*)")
+_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'')
 
 
 def expand(path: str | Path) -> Path:
@@ -101,10 +101,9 @@ def parse_toml(text: str) -> dict[str, Any]:
         {'rounds': 3}
     """
     for number, line in enumerate(text.splitlines(), 1):
-        header = _HEADER.match(line)
-        keys = [re.split("[,{]", piece)[-1] for piece in line.split("=")[:-1]] + ([header[1]] if header else [])
-        if any(key.count(".") >= MOST_KEYS for key in keys):
-            raise ValueError(f"line {number} has a key of more than {MOST_KEYS} parts")
+        # Dots outside of texts are those of keys and of numbers; telling them apart takes the parser.
+        if _TEXT.sub("", line).count(".") > MOST_DOTS:
+            raise ValueError(f"line {number} has more than {MOST_DOTS:,} dots outside of texts")
     found: dict[str, Any] = _parse(lambda: tomllib.loads(text))
     return found
 

@@ -118,6 +118,9 @@ class Star:
                     what = f"client {label}'s update in round {index} is {times:.3g} times as large as their median"
                     _take_back(clients, before, outcome.client)
                     outcome = diverged(outcome, DivergedError(f"{DIVERGED}{what}"))
+                    # Results of the model that it trained are those of a model which is thrown away.
+                    kept = tuple(one for one in outcome.evaluations if point(one.point).when == "round")
+                    outcome = replace(outcome, evaluations=kept)
                 yield outcome, update, up
             waiting.clear()
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import MachineError, SparsonaError
 from sparsona.engine.failures import DIED
 from sparsona.engine.jobs import Job, Outcome, settle
 from sparsona.executors.worker import pack
@@ -103,7 +103,7 @@ class Backlog:
 
 def not_started(cause: str) -> SparsonaError:
     """The error for processes that die before they can do anything."""
-    return SparsonaError(
+    return MachineError(
         f"worker processes do not start: {cause}",
         expected="workers that start; -9 usually means that memory ran out",
         hint="use --executor serial, or free some memory",

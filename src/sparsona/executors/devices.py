@@ -68,7 +68,10 @@ class Devices:
                     continue
                 # What stays with the sender is for jobs that may lack a mask: here the masks are in the messages.
                 if group := [replace(job, resend=None) for job in islice(waiting, self._size)]:
-                    worker.send(PackedJob(taken, group[0], pack(("jobs", group), self._by_value), False))
+                    try:
+                        worker.send(PackedJob(taken, group[0], pack(("jobs", group), self._by_value), False))
+                    except OSError:
+                        raise self._ended(worker) from None
                     taken += 1
             # Yielded after groups were sent: GPUs do not wait while the caller uses outcomes.
             while given in ready:
@@ -91,12 +94,7 @@ class Devices:
             try:
                 answer = worker.receive()
             except EOFError:
-                worker.process.wait()
-                raise SparsonaError(
-                    f"the process on {self._names[place]} ended (exit code {worker.process.returncode})",
-                    expected="a GPU with enough free memory",
-                    hint="resume the run; --device cuda uses one GPU alone",
-                ) from None
+                raise self._ended(worker) from None
             if worker.opening:
                 worker.opening = False
                 if not any(other.opening for other in self._workers):
@@ -104,6 +102,14 @@ class Devices:
             else:
                 assert worker.job is not None
                 ready[worker.job[0]], worker.job = answer, None
+
+    def _ended(self, worker: Worker) -> SparsonaError:
+        name = self._names[self._workers.index(worker)]
+        return SparsonaError(
+            f"the process on {name} ended (exit code {worker.process.wait()})",
+            expected="a GPU with enough free memory",
+            hint="resume the run; --device cuda uses one GPU alone",
+        )
 
     def close(self) -> None:
         end_workers(self._workers)

@@ -41,7 +41,7 @@ from sparsona.runs.comparison import COMPARISON_FILE, check_member, read_compari
 from sparsona.runs.failed import failed_run, read_failed, write_failed
 from sparsona.runs.folder import RunFolder, make_empty_folder, warn
 from sparsona.runs.observers import ObserverList, ProgressUpdate
-from sparsona.runs.options import CONDITIONS, MATCHES, OF_DATA, OPTIONS, Matched, RunConfig
+from sparsona.runs.options import BEFORE, CONDITIONS, MATCHES, OF_DATA, OPTIONS, Matched, RunConfig
 from sparsona.runs.progress import shown_progress
 from sparsona.runs.request import parse_method
 from sparsona.runs.validation import merge_errors, validate
@@ -487,7 +487,8 @@ def resume_comparison(
             if (folder / "config.json").exists():
                 check_member(RunFolder.open(folder), values)
         runs = [
-            (folder, validate(RunConfig, values, where).with_functions(functions), None) for folder, values in planned
+            (folder, validate(RunConfig, {**BEFORE, **values}, where).with_functions(functions), None)
+            for folder, values in planned
         ]
         return _compare(path, runs, federation, model, ObserverList(everyone), jobs)
 

@@ -64,7 +64,7 @@ class Network:
     ) -> None:
         self.terms, self._report, self._present, self._hello = terms, report, present, hello
         self.guests: dict[int, Guest] = {}
-        self.known: dict[int, Guest] = {}  # what those who took part before a restart is_reported then
+        self.known: dict[int, Guest] = {}  # what those who took part before a restart reported then
         self.admitted: dict[int, int] = {}  # with how many completed rounds that is in the records
         self._cards = Cards(terms.file.clients)
         self.connection = Connection(
@@ -108,7 +108,7 @@ class Network:
     # Who is there.
 
     def wait(self, at_least: int, seconds: float | None, listen: Callable[[int, int], None]) -> None:
-        """Wait until so many clients have is_reported that they are there.
+        """Wait until so many clients have reported that they are there.
 
         Args:
             at_least: how many.

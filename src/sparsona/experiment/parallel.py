@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from sparsona.core.arguments import whole
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import MachineError, SparsonaError
 from sparsona.core.parents import end_with_parent, parent_to_die_with
 
-STOP_SECONDS = 3.5  # that runs have, together, to write their checkpoints and end before their processes are killed
+STOP_SECONDS = 2.5  # that runs have, together, to write their checkpoints and end before their processes are killed
 
 
 class InThisProcess(Executor):
@@ -109,19 +109,24 @@ def _begin(threads: int, parent: int | None) -> None:
 
 
 _is_stopped = False
+_is_begun = False  # whether a job was begun
 
 
 def _stop(*_: Any) -> None:
     global _is_stopped
     _is_stopped = True
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: the run writes its checkpoint now
+    if not _is_begun:
+        os._exit(1)  # in the middle of an import there is nothing to save
     raise KeyboardInterrupt
 
 
 def unless_stopped(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function in a process of a pool; one that was told to end begins nothing that waits in its queue."""
+    global _is_begun
     if _is_stopped:
         raise KeyboardInterrupt
+    _is_begun = True
     return function(*args)
 
 
@@ -129,7 +134,8 @@ def is_of_machine(error: BaseException) -> bool:
     """Whether an error is the machine's fault, such as a full disk: other runs on it would meet it, too."""
     from torch import OutOfMemoryError
 
-    return any(isinstance(one, OSError | MemoryError | OutOfMemoryError) for one in (error, error.__cause__))
+    # By type: an error that comes from another process has lost its cause.
+    return isinstance(error, MachineError | OSError | MemoryError | OutOfMemoryError)
 
 
 def usual_jobs(has_gpu: bool) -> int:

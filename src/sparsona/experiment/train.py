@@ -58,7 +58,7 @@ from sparsona.runs.facts import Extension, RunFacts
 from sparsona.runs.folder import CONFIG_FILE, GLOBAL_FILE, SUMMARY_FILE, RunFolder, environment, reached, warn
 from sparsona.runs.functions import changed_functions, function_digest
 from sparsona.runs.observers import ObserverList, ProgressUpdate
-from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, dump
+from sparsona.runs.options import BEFORE, OF_DATA, OPTIONS, RunConfig, dump
 from sparsona.runs.profile import is_profiled
 from sparsona.runs.progress import shown_progress
 from sparsona.runs.request import samples_all
@@ -381,7 +381,9 @@ def resume_run(
             if folder.facts.peers
             else f"`sparsona resume {path}`, or sparsona.experiment.server_side.resume_served",
         )
-    config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'").with_functions(functions or {})
+    config = validate(RunConfig, {**BEFORE, **folder.config}, f"'{folder.path / 'config.json'}'").with_functions(
+        functions or {}
+    )
     row = _find_row(folder, config.method, method)
     if folder.seal is None and reached(path).completed:
         warn(f"'{path}' was made by a version that did not seal runs: its files are taken as they are")
@@ -502,7 +504,9 @@ def load_run(
     functions: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Run:
     folder = RunFolder.open(path)
-    config = validate(RunConfig, folder.config, f"'{folder.path / 'config.json'}'").with_functions(functions or {})
+    config = validate(RunConfig, {**BEFORE, **folder.config}, f"'{folder.path / 'config.json'}'").with_functions(
+        functions or {}
+    )
 
     def context() -> ClientContext:
         if config.executor == NETWORK:

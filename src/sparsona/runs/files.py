@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsona.core import reading
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import MachineError, SparsonaError
 from sparsona.core.files import replace_file
 
 RESTORE = "restore it from a copy, or start the run again in another folder"
@@ -32,12 +32,12 @@ def explain_disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise SparsonaError(
+            raise MachineError(
                 f"the disk is full: '{path}' could not be written",
                 expected="free space",
                 hint="free some space, then `sparsona resume` this run: what was written before is intact",
             ) from error
-        raise SparsonaError(
+        raise MachineError(
             f"'{path}' cannot be written: {error.strerror or error}",
             expected="a place where files can be made",
             hint="choose another folder with --out, or change the permissions of this one",

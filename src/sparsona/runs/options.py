@@ -39,6 +39,8 @@ from sparsona.transforms import TRANSFORMS, read_transforms, split_transforms
 from sparsona.transforms.privacy import read_privacy
 
 MOST_CLIENTS = MOST_ROUNDS = 10_000_000
+# What runs did whose configurations lack these options: they go on as they began.
+BEFORE = {"on_divergence": "stop", "divergence_factor": None}
 NUM_CLIENTS = 20  # if neither the user nor the partition says how many
 KNOW_THEIR_CLIENTS = ("natural", "file")  # partitions
 

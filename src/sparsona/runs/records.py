@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sparsona.core.errors import SparsonaError
+from sparsona.core.errors import MachineError, SparsonaError
 from sparsona.engine.failures import DIVERGED, WITHHELD
 from sparsona.runs.files import RESTORE, WRITTEN, check_plain
 
@@ -914,9 +914,8 @@ def explain_record_errors(path: Path) -> Iterator[None]:
             hint = "close it, then `sparsona resume` this run: what was written before is intact"
         elif "interrupted" in text:
             said = "read: a query took longer than any file of this size needs"
-        raise SparsonaError(
-            f"the records in '{path}' could not be {said} ({text})", expected=expected, hint=hint
-        ) from error
+        kind = MachineError if full or locked else SparsonaError
+        raise kind(f"the records in '{path}' could not be {said} ({text})", expected=expected, hint=hint) from error
 
 
 def pack_confusion(confusion: Any) -> bytes | None:
