@@ -130,11 +130,11 @@ def play(made: Made, folder: Path, fate: Fate) -> int:
             play_network(network, folder / "run")
             return starts
         except Killed:
-            gc.collect()  # a process that is killed holds no lock
             fate.is_over = starts > 100
             if fate.restarts_clients():
                 for site in sites:
                     site.start()
+        gc.collect()  # a process that is killed holds no lock
     raise AssertionError("it never came to an end")
 
 
