@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from sparsona.cli.analysis import JSON
-from sparsona.cli.terminal import echo, print_table, print_text
+from sparsona.cli.terminal import decoding_bar, echo, print_table, print_text
 from sparsona.core.errors import SparsonaError
 
 
@@ -77,7 +77,8 @@ def leakage(path: str, batches: str, pictures: int, steps: int, noise: float | N
 
     Masks: someone who knows the classes of some clients guesses, from masks alone, which others have a class (AUC; 0.5
     is chance). Updates: pictures are searched whose gradient is the update (PSNR, beside that of another picture of the
-    class); of a dense update, one inside a mask, and both with noise. docs/privacy.md says how to read them.
+    class); of a dense update, one inside a mask, and both with noise. docs/privacy.md says how to read them. The search
+    takes minutes: `--batches 1` is the shortest.
 
     \b
       sparsona run fedspa --partition shards:2 --out runs/spa
@@ -91,7 +92,9 @@ def leakage(path: str, batches: str, pictures: int, steps: int, noise: float | N
         sizes = () if batches == "none" else tuple(int(part) for part in batches.split(","))
     except ValueError:
         raise SparsonaError(f"--batches {batches}", expected="whole numbers, or none", hint="--batches 1,4,8") from None
-    found = api.load(find_run(path)).leakage(batch_sizes=sizes, batches=pictures, steps=steps, noise=noise, seed=seed)
+    run, options = api.load(find_run(path)), {"batches": pictures, "steps": steps, "noise": noise, "seed": seed}
+    with decoding_bar("searching for pictures") as listen:
+        found = run.leakage(batch_sizes=sizes, listen=listen, **options)
     if as_json:
         echo(json.dumps(found.as_dict()))
         return

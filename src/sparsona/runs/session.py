@@ -256,8 +256,8 @@ class Session:
             found = self._records.fruitless()
         if found and len(found) >= most:
             raise DivergedError(
-                f"{found[-1]}, and so did every other client in {len(found)} round{'s' * (len(found) > 1)} in a row "
-                f"({self.context.method.name})",
+                f"the training of every client diverged, {len(found)} round{'s' * (len(found) > 1)} in a row "
+                f"({self.context.method.name}); one of them: {found[-1].removeprefix(DIVERGED)}",
                 expected="finite numbers from one client or more",
                 hint="lower the learning rate (--lr), or clip gradients (--set clip_norm=1); --on-divergence stop ends "
                 "a run with the first client that diverges, and says more of why",
