@@ -1,7 +1,7 @@
 """Generated bad input for every command: each ends with an exit code of 0, 1 or 2 and a message that helps.
 
 Commands, flags and options are read from the command line itself and from the tables of options, so that new ones are
-among them. Some are tried with every run of the suite, 2,000 with `pytest -m slow`.
+among them. Some are tried with every run of the suite, 2,000 with `pytest -m slow`, which also plays a round of some.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import io
 import os
 import sys
 import unicodedata
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -23,7 +24,9 @@ import sparsona as sp
 from sparsona.cli import app
 from sparsona.core.errors import SparsonaError
 from sparsona.methods import METHODS, factory
+from sparsona.robust import ATTACKS, MEANS, read_attack, read_mean
 from sparsona.runs.options import OPTIONS
+from sparsona.transforms.privacy import KINDS, Privacy, read_privacy
 
 NUMBERS = ["-1", "0", "1", "2", "2.0", "1.5", "-0", "1e400", "nan", "inf", "-inf", "1" * 30, "9" * 5000, "1" + "0" * 11]
 NUMBERS += [
@@ -129,13 +132,58 @@ VALUES = st.one_of(
     st.builds(str.__add__, st.sampled_from(PREFIXES), st.sampled_from(NAMES)),
 )
 VALUES = st.one_of(VALUES, VALUES, ANY_TEXT, st.integers().map(str), st.floats().map(str))
+# Names that are known, with numbers at and beyond the ends of what they may be: most texts above end at the name.
+EDGES = ["0", "-0.0", "1e-320", "1e-9", "0.2", "0.5", "0.999999", "1", "2", "3", "1e9", "3.3e38", "-3.3e38", "1e39"]
+EDGES += [
+    "1e300",
+    "-1e308",
+    "9223372036854775807",
+    "-9223372036854775808",
+    "9" * 400,
+    "0." + "0" * 400 + "1",
+    "nan",
+    "2,3",
+]
+SHARES = st.sampled_from(["0.2", "0.2", "0.5", "1e-300", "0.9", *EDGES])
+EDGE = st.sampled_from(EDGES)
+LONG = st.builds(
+    lambda sign, digit, num: sign + digit * num,
+    st.sampled_from(["", "-", "+", "0."]),
+    st.sampled_from("019"),
+    st.integers(19, 700),
+)
+
+
+def specs(names, options, argument=EDGE, least: int = 0, most: int = 1) -> st.SearchStrategy[str]:
+    """Texts `name:number,option=number` of a table; `options` has those of a name."""
+
+    def written(name: str) -> st.SearchStrategy[str]:
+        keys = st.sampled_from([*options(name), *options(name), "x"])
+        pairs = st.lists(st.builds("{}={}".format, keys, EDGE), max_size=2 if options(name) else 0)
+        values = st.lists(argument, min_size=least, max_size=most)
+        return st.builds(lambda given, some: ":".join([name, ",".join([*given, *some])]).rstrip(":"), values, pairs)
+
+    return st.sampled_from(sorted(names)).flatmap(written)
+
+
+SPECS = {
+    "mean": specs(MEANS, lambda name: ()),
+    "attack": specs(ATTACKS, lambda name: tuple(ATTACKS[name].options), SHARES, least=1),
+    "privacy": specs(KINDS, lambda name: [one.name for one in fields(Privacy)][1:], most=0),
+}
 RUN_LIKE = {"RUN", "RUN...", "path", "paths"}
 
 
 def values_of(parameter: click.Parameter, command: tuple[str, ...]) -> st.SearchStrategy[str]:
     """What a parameter is given: mostly something wrong, at times something right, so that other checks are reached."""
     if parameter.name == "pairs":
-        return st.builds("{}={}".format, st.sampled_from(KEYS), VALUES)
+        known = [text.map(f"{key}={{}}".format) for key, text in SPECS.items()]
+        long = st.builds("{}={}".format, st.sampled_from(KEYS), LONG)
+        return st.one_of(st.builds("{}={}".format, st.sampled_from(KEYS), VALUES), st.one_of(known), long)
+    if parameter.name in SPECS:
+        return st.one_of(SPECS[parameter.name], SPECS[parameter.name], VALUES)
+    if isinstance(parameter.type, click.types.IntParamType | click.types.FloatParamType):
+        return st.one_of(VALUES, EDGE, LONG)
     if command == ("data", "get"):
         return st.sampled_from(["nothing", *TEXTS])  # nothing is downloaded
     if isinstance(parameter, click.Argument):
@@ -168,6 +216,34 @@ def lines(draw) -> list[str]:
             found += [draw(values_of(one, name)) for _ in range(1 if one.nargs == 1 else draw(st.integers(0, 2)))]
     if name == ("reproduce",):
         found.append("--dry-run")
+    return found
+
+
+TINY = ["--clients", "4", "--rounds", "1", "--executor", "serial", "--model", "mlp", "--epochs", "1"]
+TINY += ["--set", "data_rate=0.05", "--set", "min_size=2"]
+TRAINING = [
+    "lr",
+    "momentum",
+    "weight_decay",
+    "lr_decay",
+    "density",
+    "batch_size",
+    "per_round",
+    "seed",
+    "partition_seed",
+]
+TRAINING += ["drop_rate", "clip_norm", "label_smoothing", "divergence_factor", "min_updates", "novel"]
+
+
+@st.composite
+def played_lines(draw) -> list[str]:
+    """A run of one round on a tiny federation, with attackers, a mean, noise, or a number at an edge."""
+    found = ["run", draw(st.sampled_from(["fedavg", "fedspa", "fedalt", "dispfl", *sorted(METHODS)])), *TINY]
+    chosen = draw(st.lists(st.sampled_from(sorted(SPECS)), min_size=1, max_size=2, unique=True))
+    for name in chosen:
+        found += [f"--{name}", draw(SPECS[name])]
+    for name in draw(st.lists(st.sampled_from(TRAINING), max_size=1)):
+        found += ["--set", f"{name}={draw(st.one_of(EDGE, LONG))}"]
     return found
 
 
@@ -235,6 +311,36 @@ def test_generated_lines(untrained, line):
 
 @pytest.mark.slow
 @given(lines())
-@settings(max_examples=2000, **HOW)
+@settings(max_examples=1800, **HOW)
 def test_many_generated_lines(untrained, line):
     check_line(line)
+
+
+@given(played_lines())
+@settings(max_examples=4, **HOW)
+def test_a_round_of_generated_lines(place, line):
+    check_line(line)
+
+
+@pytest.mark.slow
+@given(played_lines())
+@settings(max_examples=200, **HOW)
+def test_a_round_of_many_generated_lines(place, line):
+    check_line(line)
+
+
+@pytest.mark.parametrize(
+    ("texts", "read"), [(SPECS["mean"], read_mean), (SPECS["attack"], read_attack), (SPECS["privacy"], read_privacy)]
+)
+def test_generated_texts_are_read(texts, read) -> None:
+    """Many of these texts are right, so that what comes after reading is reached."""
+    right = []
+
+    @given(texts)
+    @settings(max_examples=100, **HOW)
+    def collect(text: str) -> None:
+        with contextlib.suppress(SparsonaError):
+            right.append(read(text))
+
+    collect()
+    assert len(right) > 10

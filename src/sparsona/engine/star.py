@@ -65,9 +65,7 @@ class Star:
         total = half.zero(server, round_) if half else None
         num_added, losses = 0, dict(population.losses)
         jobs = (
-            replace(
-                self._job("train", c, server, round_, points.get(c, ()), sent), is_aggregated=c in who.aggregated
-            )
+            replace(self._job("train", c, server, round_, points.get(c, ()), sent), is_aggregated=c in who.aggregated)
             for c in who.trains
         )
         for outcome, update, up in self._arrivals(clients, jobs, who, index):

@@ -647,7 +647,11 @@ class RunConfig(Stopping):
         if self.attack is not None and read_privacy(self.privacy).kind == LOCAL:
             name = read_attack(self.attack).name
             if name != LABEL_FLIP:
-                how = "without clip and noise" if name == LITTLE else "with clip and noise, which nobody can force on them"
+                how = (
+                    "without clip and noise"
+                    if name == LITTLE
+                    else "with clip and noise, which nobody can force on them"
+                )
                 yield SparsonaError(
                     f"--attack {name} with --privacy local: attackers would send their lies {how}",
                     expected=f"{LABEL_FLIP}, whose attackers send what they should, or central, which clips at the "
