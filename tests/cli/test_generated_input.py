@@ -154,23 +154,35 @@ LONG = st.builds(
 )
 
 
-def specs(names, options, argument=EDGE, least: int = 0, most: int = 1) -> st.SearchStrategy[str]:
-    """Texts `name:number,option=number` of a table; `options` has those of a name."""
+INSIDE = st.sampled_from(["1e-320", "1e-9", "0.2", "0.4", "1", "2", "3", "1e9", "-1e9", "3.3e38", "-3.3e38"])
+
+
+def specs(names, options, numbers=EDGE, shares=SHARES, odd=("x",)) -> st.SearchStrategy[str]:
+    """Texts `name:number,option=number` of a table. `options` has those of a name, and how many values it has to and
+    may be given."""
 
     def written(name: str) -> st.SearchStrategy[str]:
-        keys = st.sampled_from([*options(name), *options(name), "x"])
-        pairs = st.lists(st.builds("{}={}".format, keys, EDGE), max_size=2 if options(name) else 0)
-        values = st.lists(argument, min_size=least, max_size=most)
-        return st.builds(lambda given, some: ":".join([name, ",".join([*given, *some])]).rstrip(":"), values, pairs)
+        keys, least, most = options(name)
+        pairs = st.lists(st.builds("{}={}".format, st.sampled_from([*keys, *keys, *odd]), numbers), max_size=2)
+        values = st.lists(shares, min_size=least, max_size=most)
+        texts = st.tuples(values, pairs if keys else st.just([]))
+        return texts.map(lambda found: f"{name}:{','.join([*found[0], *found[1]])}".rstrip(":"))
 
     return st.sampled_from(sorted(names)).flatmap(written)
 
 
-SPECS = {
-    "mean": specs(MEANS, lambda name: ()),
-    "attack": specs(ATTACKS, lambda name: tuple(ATTACKS[name].options), SHARES, least=1),
-    "privacy": specs(KINDS, lambda name: [one.name for one in fields(Privacy)][1:], most=0),
-}
+def tables(**how) -> dict[str, st.SearchStrategy[str]]:
+    """Texts of each option that is a row of a table with numbers."""
+    noise = [one.name for one in fields(Privacy)][1:]
+    return {
+        "mean": specs(MEANS, lambda name: ((), MEANS[name].needs, MEANS[name].takes), **how),
+        "attack": specs(ATTACKS, lambda name: (tuple(ATTACKS[name].options), 1, 1), **how),
+        "privacy": specs(KINDS, lambda name: (noise, 0, 0), **how),
+    }
+
+
+SPECS = tables()
+PLAYED = tables(numbers=INSIDE, shares=st.sampled_from(["0.2", "0.3", "0.4", "1e-300"]), odd=())
 RUN_LIKE = {"RUN", "RUN...", "path", "paths"}
 
 
@@ -219,8 +231,21 @@ def lines(draw) -> list[str]:
     return found
 
 
-TINY = ["--clients", "4", "--rounds", "1", "--executor", "serial", "--model", "mlp", "--epochs", "1"]
-TINY += ["--set", "data_rate=0.05", "--set", "min_size=2"]
+TINY = [
+    "--clients",
+    "7",
+    "--per-round",
+    "7",
+    "--rounds",
+    "1",
+    "--executor",
+    "serial",
+    "--model",
+    "mlp",
+    "--epochs",
+    "1",
+]
+TINY += ["--set", "data_rate=0.08", "--set", "min_size=3"]
 TRAINING = [
     "lr",
     "momentum",
@@ -238,10 +263,10 @@ TRAINING += ["drop_rate", "clip_norm", "label_smoothing", "divergence_factor", "
 @st.composite
 def played_lines(draw) -> list[str]:
     """A run of one round on a tiny federation, with attackers, a mean, noise, or a number at an edge."""
-    found = ["run", draw(st.sampled_from(["fedavg", "fedspa", "fedalt", "dispfl", *sorted(METHODS)])), *TINY]
+    found = ["run", draw(st.sampled_from(["fedavg", "fedspa", "fedalt", "dispfl"] * 5 + sorted(METHODS))), *TINY]
     chosen = draw(st.lists(st.sampled_from(sorted(SPECS)), min_size=1, max_size=2, unique=True))
     for name in chosen:
-        found += [f"--{name}", draw(SPECS[name])]
+        found += [f"--{name}", draw(PLAYED[name])]
     for name in draw(st.lists(st.sampled_from(TRAINING), max_size=1)):
         found += ["--set", f"{name}={draw(st.one_of(EDGE, LONG))}"]
     return found
