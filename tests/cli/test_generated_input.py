@@ -1,7 +1,7 @@
 """Generated bad input for every command: each ends with an exit code of 0, 1 or 2 and a message that helps.
 
 Commands, flags and options are read from the command line itself and from the tables of options, so that new ones are
-among them. Some are tried with every run of the suite, 2,000 with `pytest -m slow`.
+among them. Some are tried with every run of the suite, 2,000 with `pytest -m slow`, which also plays a round of some.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import io
 import os
 import sys
 import unicodedata
+from dataclasses import fields
 from pathlib import Path
 
 import click
@@ -23,7 +24,9 @@ import sparsona as sp
 from sparsona.cli import app
 from sparsona.core.errors import SparsonaError
 from sparsona.methods import METHODS, factory
+from sparsona.robust import ATTACKS, MEANS, read_attack, read_mean
 from sparsona.runs.options import OPTIONS
+from sparsona.transforms.privacy import KINDS, Privacy, read_privacy
 
 NUMBERS = ["-1", "0", "1", "2", "2.0", "1.5", "-0", "1e400", "nan", "inf", "-inf", "1" * 30, "9" * 5000, "1" + "0" * 11]
 NUMBERS += [
@@ -129,13 +132,70 @@ VALUES = st.one_of(
     st.builds(str.__add__, st.sampled_from(PREFIXES), st.sampled_from(NAMES)),
 )
 VALUES = st.one_of(VALUES, VALUES, ANY_TEXT, st.integers().map(str), st.floats().map(str))
+# Names that are known, with numbers at and beyond the ends of what they may be: most texts above end at the name.
+EDGES = ["0", "-0.0", "1e-320", "1e-9", "0.2", "0.5", "0.999999", "1", "2", "3", "1e9", "3.3e38", "-3.3e38", "1e39"]
+EDGES += [
+    "1e300",
+    "-1e308",
+    "9223372036854775807",
+    "-9223372036854775808",
+    "9" * 400,
+    "0." + "0" * 400 + "1",
+    "nan",
+    "2,3",
+]
+SHARES = st.sampled_from(["0.2", "0.2", "0.5", "1e-300", "0.9", *EDGES])
+EDGE = st.sampled_from(EDGES)
+LONG = st.builds(
+    lambda sign, digit, num: sign + digit * num,
+    st.sampled_from(["", "-", "+", "0."]),
+    st.sampled_from("019"),
+    st.integers(19, 700),
+)
+
+
+INSIDE = st.sampled_from(["1e-320", "1e-9", "0.2", "0.4", "1", "2", "3", "1e9", "-1e9", "3.3e38", "-3.3e38"])
+
+
+def specs(names, options, numbers=EDGE, shares=SHARES, odd=("x",)) -> st.SearchStrategy[str]:
+    """Texts `name:number,option=number` of a table. `options` has those of a name, and how many values it has to and
+    may be given."""
+
+    def written(name: str) -> st.SearchStrategy[str]:
+        keys, least, most = options(name)
+        pairs = st.lists(st.builds("{}={}".format, st.sampled_from([*keys, *keys, *odd]), numbers), max_size=2)
+        values = st.lists(shares, min_size=least, max_size=most)
+        texts = st.tuples(values, pairs if keys else st.just([]))
+        return texts.map(lambda found: f"{name}:{','.join([*found[0], *found[1]])}".rstrip(":"))
+
+    return st.sampled_from(sorted(names)).flatmap(written)
+
+
+def tables(**how) -> dict[str, st.SearchStrategy[str]]:
+    """Texts of each option that is a row of a table with numbers."""
+    noise = [one.name for one in fields(Privacy)][1:]
+    return {
+        "mean": specs(MEANS, lambda name: ((), MEANS[name].needs, MEANS[name].takes), **how),
+        "attack": specs(ATTACKS, lambda name: (tuple(ATTACKS[name].options), 1, 1), **how),
+        "privacy": specs(KINDS, lambda name: (noise, 0, 0), **how),
+    }
+
+
+SPECS = tables()
+PLAYED = tables(numbers=INSIDE, shares=st.sampled_from(["0.2", "0.3", "0.4", "1e-300"]), odd=())
 RUN_LIKE = {"RUN", "RUN...", "path", "paths"}
 
 
 def values_of(parameter: click.Parameter, command: tuple[str, ...]) -> st.SearchStrategy[str]:
     """What a parameter is given: mostly something wrong, at times something right, so that other checks are reached."""
     if parameter.name == "pairs":
-        return st.builds("{}={}".format, st.sampled_from(KEYS), VALUES)
+        known = [text.map(f"{key}={{}}".format) for key, text in SPECS.items()]
+        long = st.builds("{}={}".format, st.sampled_from(KEYS), LONG)
+        return st.one_of(st.builds("{}={}".format, st.sampled_from(KEYS), VALUES), st.one_of(known), long)
+    if parameter.name in SPECS:
+        return st.one_of(SPECS[parameter.name], SPECS[parameter.name], VALUES)
+    if isinstance(parameter.type, click.types.IntParamType | click.types.FloatParamType):
+        return st.one_of(VALUES, EDGE, LONG)
     if command == ("data", "get"):
         return st.sampled_from(["nothing", *TEXTS])  # nothing is downloaded
     if isinstance(parameter, click.Argument):
@@ -171,6 +231,48 @@ def lines(draw) -> list[str]:
     return found
 
 
+TINY = [
+    "--clients",
+    "7",
+    "--per-round",
+    "7",
+    "--rounds",
+    "1",
+    "--executor",
+    "serial",
+    "--model",
+    "mlp",
+    "--epochs",
+    "1",
+]
+TINY += ["--set", "data_rate=0.08", "--set", "min_size=3"]
+TRAINING = [
+    "lr",
+    "momentum",
+    "weight_decay",
+    "lr_decay",
+    "density",
+    "batch_size",
+    "per_round",
+    "seed",
+    "partition_seed",
+    "drop_rate",
+]
+TRAINING += ["clip_norm", "label_smoothing", "divergence_factor", "min_updates", "novel"]
+
+
+@st.composite
+def played_lines(draw) -> list[str]:
+    """A run of one round on a tiny federation, with attackers, a mean, noise, or a number at an edge."""
+    found = ["run", draw(st.sampled_from(["fedavg", "fedspa", "fedalt", "dispfl"] * 5 + sorted(METHODS))), *TINY]
+    chosen = draw(st.lists(st.sampled_from(sorted(SPECS)), min_size=1, max_size=2, unique=True))
+    for name in chosen:
+        found += [f"--{name}", draw(PLAYED[name])]
+    for name in draw(st.lists(st.sampled_from(TRAINING), max_size=1)):
+        found += ["--set", f"{name}={draw(st.one_of(EDGE, LONG))}"]
+    return found
+
+
 def run_line(line: list[str]) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
     argv, sys.argv = sys.argv, ["sparsona", *line]
@@ -197,7 +299,7 @@ def check_line(line: list[str]) -> int:
     assert "Traceback" not in err, where
     assert "this is a bug" not in err, where
     assert not hidden_characters(out + err), where
-    if code == 1 and line[0] != "replay":
+    if code == 1 and line[0] not in ("replay", "verify"):  # whose findings are their output
         assert "error: " in err, where
         assert "expected: " in err or "hint: " in err, where
     elif code == 2:
@@ -214,6 +316,7 @@ def untrained(place, monkeypatch):
     """Whatever is accepted ends where training, serving or listening would begin."""
     monkeypatch.setattr("sparsona.runs.session.Session.play", no_training)
     monkeypatch.setattr("sparsona.experiment.tune._tune", no_training)
+    monkeypatch.setattr("sparsona.experiment.leakage._inversions", no_training)
     monkeypatch.setattr("sparsona.experiment.theory.sample.Sample.__init__", no_training, raising=False)
     monkeypatch.setattr("http.server.ThreadingHTTPServer.serve_forever", no_training)
     monkeypatch.setattr("signal.signal", lambda *_: None)
@@ -234,7 +337,39 @@ def test_generated_lines(untrained, line):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @given(lines())
-@settings(max_examples=2000, **HOW)
+@settings(max_examples=1800, **HOW)
 def test_many_generated_lines(untrained, line):
     check_line(line)
+
+
+@given(played_lines())
+@settings(max_examples=4, **HOW)
+def test_a_round_of_generated_lines(place, line):
+    check_line(line)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@given(played_lines())
+@settings(max_examples=200, **HOW)
+def test_a_round_of_many_generated_lines(place, line):
+    check_line(line)
+
+
+@pytest.mark.parametrize(
+    ("texts", "read"), [(SPECS["mean"], read_mean), (SPECS["attack"], read_attack), (SPECS["privacy"], read_privacy)]
+)
+def test_generated_texts_are_read(texts, read) -> None:
+    """Many of these texts are right, so that what comes after reading is reached."""
+    right = []
+
+    @given(texts)
+    @settings(max_examples=100, **HOW)
+    def collect(text: str) -> None:
+        with contextlib.suppress(SparsonaError):
+            right.append(read(text))
+
+    collect()
+    assert len(right) > 10

@@ -67,6 +67,9 @@ def test_yes_or_no_and_labels() -> None:
 
 
 def test_names_are_shown_and_escaped(federation: Federation) -> None:
+    odd = replace(federation, name="a\u202eb\x1b[2J\u2028c")._repr_html_()
+    assert "a\\u202eb\\x1b[2J\\u2028c: " in odd
+    assert odd.isprintable()
     assert "3 clients (&lt;i&gt;, b, c), " in replace(federation, client_names=("<i>", "b", "c"))._repr_html_()
     many = tuple(f"person {number}" for number in range(5))
     x = np.zeros((5, 12, 1), dtype=np.float32)

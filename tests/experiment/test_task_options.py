@@ -226,6 +226,14 @@ def test_wrong_options(options, words, tmp_path):
         sp.train("fedavg", *federation_of("classes"), out=tmp_path / "run", **SMALL, **options)
 
 
+@pytest.mark.parametrize("name", ["wet\x1b[2J", "wet\\x1b[2J"])
+def test_a_class_is_named_as_it_was_given_or_as_it_is_shown(name, tmp_path):
+    y = np.array(["dry", "mild", "wet\x1b[2J"])[Z.argmax(1)]
+    federation = sp.federate(X, y, clients=4, seed=1, partition="iid")
+    run = sp.train("fedavg", federation, lambda: nn.Linear(4, 3), out=tmp_path, class_weights={name: 3}, **SMALL)
+    assert run._folder.facts.class_weights == (1.0, 1.0, 3.0)
+
+
 @pytest.mark.parametrize("weights", [{"wet": 3, "dry": 0.5}, "wet=3, dry=0.5"])
 def test_weights_by_the_names_of_classes(weights, tmp_path):
     y = np.array(["dry", "mild", "wet"])[Z.argmax(1)]

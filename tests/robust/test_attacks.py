@@ -19,6 +19,7 @@ from sparsona.engine.plan import attackers
 from sparsona.engine.rounds import engine_for
 from sparsona.executors.serial import Serial
 from sparsona.experiment.agreement import agree
+from sparsona.experiment.build import make_config
 from sparsona.robust import little_z, read_attack
 from sparsona.robust.attacks import collude
 
@@ -76,8 +77,7 @@ def test_attackers_change_their_change(honest, name: str, attack: str) -> None:
             torch.testing.assert_close(lie, 10 * true, rtol=1e-4, atol=1e-5)
         elif attack == "random":
             assert abs(float(torch.nn.functional.cosine_similarity(true, lie, dim=0))) < 0.2
-            if name == "fedavg":  # inside a mask it is shorter
-                torch.testing.assert_close(lie.norm(), true.norm(), rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(lie.norm(), true.norm(), rtol=1e-3, atol=1e-5)
         else:
             torch.testing.assert_close(lie, torch.ones_like(lie), rtol=1e-4, atol=1e-5)
     # A lie has the size of the truth, takes no more FLOPs, and passes the gate.
@@ -115,7 +115,38 @@ def test_a_little_is_the_attackers_mean_less_some_of_their_spread(honest) -> Non
         else:
             assert torch.equal(change(messages[client]), change(honest["fedavg"][0][client]))
     assert little_z(50, 24) == pytest.approx(1.4260768)  # s = 2, and Phi(z) = 24 / 26
-    assert little_z(20, 2) == 0
+    assert little_z(20, 2) == little_z(5, 4) == little_z(2, 2) == little_z(0, 0) == 0
+    assert little_z(50, 30) == pytest.approx(1.6448536)  # that of s = 1: Phi(z) = 19 / 20
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"per_round": 3, "attack": "little:0.6"},
+        {"per_round": 2, "attack": "little:0.6", "everyone_trains": True},
+        {"per_round": 5, "attack": "little:0.4", "drop_rate": 0.4},
+    ],
+)
+def test_z_is_of_the_updates_that_a_round_aggregates(monkeypatch, more: dict) -> None:
+    """A round in which attackers are the majority by chance has a z, too."""
+    asked = []
+
+    def noted(num: int, attackers: int) -> float:
+        asked.append((num, attackers))
+        return little_z(num, attackers)
+
+    monkeypatch.setattr("sparsona.engine.collusion.little_z", noted)
+    context = context_of("fedavg", **{**SENDING, "rounds": 6, **more})
+    star, liars = engine_for(context.server_side, LocalClients(context, Serial(context))), attackers(context.plan, 5)
+    population, expected = star.start(), []
+    for index in range(6):
+        who = plans.participation(context.plan, context.clients, index)
+        if set(who.trains) & liars:
+            expected.append((len(who.aggregated), len(who.aggregated & liars)))
+        population, record = star.play(population, index)
+        assert {turn.client for turn in record.turns if turn.aggregated} == set(who.aggregated)
+    assert asked == expected
+    assert any(2 * found > num for num, found in asked) or "drop_rate" in more
 
 
 def test_masked_attackers_agree_on_what_they_hold(honest) -> None:
@@ -140,7 +171,7 @@ def test_what_one_attacker_does_not_hold_has_no_spread() -> None:
     updates = [
         Update(k, 0, 1.0, {"u": masked(tree, mask)}) for k, (tree, mask) in enumerate(zip(trees, masks, strict=True))
     ]
-    found = collude(updates, [{"u": mask} for mask in masks], read_attack("little:0.4,z=0.5"), 5)
+    found = collude(updates, [{"u": mask} for mask in masks], 0.5)
     assert [update.parts["u"].values.tolist() for update in found] == [[1.5, 2.0], [1.5, 5.0]]
 
 
@@ -194,7 +225,14 @@ def test_who_attacks_is_drawn_once_among_those_that_take_part() -> None:
         ("sign-flip", "the share of clients"),
         ("sign-flip:1", "the share of clients"),
         ("sign-flip:0.2,power=2", "option of the attack"),
-        ("sign-flip:0.2,factor=inf", "a finite number"),
+        ("sign-flip:0.2,factor=inf", "a number between"),
+        ("scaled:0.2,factor=-1e39", "a number between"),
+        ("same-value:0.2,value=1e39", "a number between"),
+        ("little:0.2,z=1e300", "a number between"),
+        ("random:0.2,norm=1e39", "above 0 and below"),
+        ("random:0.2,norm=0", "above 0 and below"),
+        ("label-flip:0.2,shift=1e300", "64 bits"),
+        ("label-flip:0.2,shift=9223372036854775808", "64 bits"),
         ("label-flip:0.2,shift=0.5", "a whole number"),
         ("ddos:0.2", "unknown attack"),
     ],
@@ -218,6 +256,14 @@ def test_what_names_no_attack_is_refused(text: str, said: str) -> None:
 def test_attacks_that_do_not_fit_are_refused(name: str, attack: str, more: dict, said: str) -> None:
     with pytest.raises(SparsonaError, match=said):
         context_of(name, attack=attack, **more)
+
+
+def test_nobody_makes_a_liar_clip_and_noise_its_lies() -> None:
+    for attack in ("scaled:0.2", "little:0.2"):
+        with pytest.raises(SparsonaError, match="with --privacy local"):
+            make_config("fedavg", {"attack": attack, "privacy": "local:noise=1"})
+        make_config("fedavg", {"attack": attack, "privacy": "central:noise=1"})
+    make_config("fedavg", {"attack": "label-flip:0.2", "privacy": "local:noise=1"})
 
 
 def test_a_federation_file_takes_a_mean_and_no_attack() -> None:

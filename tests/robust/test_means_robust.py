@@ -19,7 +19,7 @@ from sparsona.engine.rounds import simulate
 from sparsona.executors.serial import Serial
 from sparsona.executors.workers import Workers
 from sparsona.robust import Mean, read_mean
-from sparsona.robust.means import RULES, judged_inbox, norms, squared_distances
+from sparsona.robust.means import RULES, judged_inbox, median, norms, squared_distances
 
 NUM, SIZE = 7, 11
 RANDOM = np.random.default_rng(0)
@@ -61,6 +61,21 @@ def distances(held: np.ndarray) -> np.ndarray:
             both = held[one] & held[other]
             found[one, other] = SIZE * np.mean((VALUES[one, both].astype(float) - VALUES[other, both]) ** 2)
     return found
+
+
+def test_krum_is_not_won_by_one_well_chosen_entry() -> None:
+    random = torch.Generator().manual_seed(0)
+    held = torch.rand((NUM, 200), generator=random) < 0.4
+    values = torch.randn((NUM, 200), generator=random).where(held, 0.0)
+    entry = int(held.sum(0).argmax())
+    held[2] = torch.arange(200) == entry
+    values[2, entry] = float(median(values, held, read_mean("median"))[entry])
+    found = squared_distances(values, held)
+    assert found[2].isinf().sum() == found[:, 2].isinf().sum() == NUM - 1
+    others = [row for row in range(NUM) if row != 2]
+    assert found[others][:, others].isfinite().all()
+    chosen = RULES["krum"](values, held, read_mean("krum:1"))
+    assert any(torch.equal(chosen[held[row]], values[row, held[row]]) for row in others)
 
 
 @pytest.mark.parametrize("held", [None, HELD], ids=["dense", "masked"])

@@ -45,6 +45,7 @@ def as_html(federation: Federation) -> str:
     head = f"{federation.name}: {_count(federation.num_clients, 'client')}{_names(federation.client_names)}, "
     head += f"{_count(_examples(federation), 'example')}, {_inputs(federation)}, {_outputs(federation)}"
     head += f"{_names(federation.class_names)}; test examples: {federation.tested_on}"
+    head = printable(head, kept="")
     rows = dict(zip((f"{part} examples" for part in PARTS), federation.sizes().numpy().T, strict=True))
     is_known = federation.has_examples or federation.train_counts is not None
     if is_known and (counts := federation.label_counts("train")) is not None:

@@ -13,7 +13,7 @@ from sparsona.core.update import Part, mask_digest
 from sparsona.engine.context import ClientContext
 from sparsona.engine.jobs import Executor, Job, Outcome, open_message
 from sparsona.engine.plan import attackers
-from sparsona.robust import LITTLE
+from sparsona.robust import LITTLE, little_z
 from sparsona.robust.attacks import collude
 from sparsona.wire.codec import encode
 
@@ -36,11 +36,14 @@ def collude_in_round(context: ClientContext, executor: Executor, jobs: Iterable[
         return
     lying = attackers(context.plan, len(context.clients))
     trained: dict[int, Job] = {}
+    counted: set[int] = set()
 
     def noted() -> Iterator[Job]:
         for job in chain((first,), coming):
             if job.client in lying:
                 trained[job.client] = job
+            if job.is_aggregated:
+                counted.add(job.client)
             yield job
 
     outcomes, updates = list[Outcome](), dict[int, Update]()
@@ -60,7 +63,10 @@ def collude_in_round(context: ClientContext, executor: Executor, jobs: Iterable[
             }
             for client, update in updates.items()
         ]
-        lies = collude(list(updates.values()), known, context.plan.attack, context.plan.per_round)
+        counted &= {outcome.client for outcome in outcomes if outcome.message is not None}
+        z = context.plan.attack.option("z")
+        z = little_z(len(counted), len(counted & lying)) if z is None else z
+        lies = collude(list(updates.values()), known, z)
         updates = dict(zip(updates, lies, strict=True))
     for outcome in outcomes:
         if (lie := updates.get(outcome.client)) is None:

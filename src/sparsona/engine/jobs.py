@@ -48,13 +48,14 @@ class Job:
     points: tuple[str, ...] = ()
     shared_model: Tree | None = None  # for points of a shared model
     epochs: int = 0  # of tuning
+    is_aggregated: bool = True  # False: it trains, and nobody waits for its update
     # Stays with the sender: makes the same job with masks in its messages, for a client that does not have them.
     resend: Callable[[], Job] | None = None
 
     def again(self) -> Job:
         """The same job with the masks in its messages."""
         assert self.resend is not None
-        return replace(self.resend(), state=self.state, resend=None)
+        return replace(self.resend(), state=self.state, resend=None, is_aggregated=self.is_aggregated)
 
     def packed(self) -> Job:
         """The job for another process: messages as bytes, and without what stays with the sender."""

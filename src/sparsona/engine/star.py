@@ -64,7 +64,10 @@ class Star:
         server = population.server
         total = half.zero(server, round_) if half else None
         num_added, losses = 0, dict(population.losses)
-        jobs = (self._job("train", c, server, round_, points.get(c, ()), sent) for c in who.trains)
+        jobs = (
+            replace(self._job("train", c, server, round_, points.get(c, ()), sent), is_aggregated=c in who.aggregated)
+            for c in who.trains
+        )
         for outcome, update, up in self._arrivals(clients, jobs, who, index):
             client, traffic = outcome.client, sent.pop(outcome.client)
             aggregated = update is not None and client in who.aggregated and not outcome.failure

@@ -21,6 +21,7 @@ from sparsona.core.losses import check_losses, make_losses
 from sparsona.core.method import Method
 from sparsona.core.metrics import make_metrics
 from sparsona.core.packing import Packing
+from sparsona.core.printable import printable
 from sparsona.core.reading import expand
 from sparsona.core.round import client_kinds
 from sparsona.core.seeds import Seeds
@@ -387,6 +388,7 @@ def _class_weights(config: RunConfig, kind: ExampleKind, federation: Federation 
     order = [name_of(names, number) for number in range(kind.num_labels)]
     listed = ", ".join(order[:20]) + (", ..." if len(order) > 20 else "")
     if isinstance(weights, dict):
+        weights = {printable(key, kept=""): value for key, value in weights.items()}  # as names of classes are kept
         for key in weights:
             if key not in order:
                 error = unknown_name(what, key, order)

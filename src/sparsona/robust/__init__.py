@@ -165,6 +165,14 @@ class Attack:
         )
 
 
+# Of options: above which, below which, in words. Messages are float32, and labels int64.
+RANGES = {
+    "": (-3.4e38, 3.4e38, "a number between -3.4e38 and 3.4e38"),
+    "norm": (0.0, 3.4e38, "a number above 0 and below 3.4e38"),
+    "shift": (-(2.0**63), 2.0**63, "a whole number of 64 bits"),
+}
+
+
 def read_attack(text: str) -> Attack:
     """The attack that a text names.
 
@@ -188,8 +196,8 @@ def read_attack(text: str) -> Attack:
         if key not in card.options:
             raise unknown_name(f"option of the attack '{card.name}'", key, card.options)
         number = spec.as_number(value)
-        if number is None or (key == "shift" and number != int(number)) or (key == "norm" and number <= 0):
-            wanted = {"shift": "a whole number", "norm": "a number above 0"}.get(key, "a finite number")
+        lowest, highest, wanted = RANGES.get(key, RANGES[""])
+        if number is None or not lowest < number < highest or (key == "shift" and number != int(number)):
             raise SparsonaError(f"'{spec.shorten(value)}' for '{key}' of the attack '{card.name}'", expected=wanted)
         given[key] = number
     return Attack(card.name, rate, tuple(given.items()))
@@ -199,28 +207,19 @@ def little_z(num: int, attackers: int) -> float:
     """How many standard deviations stay unnoticed: Baruch et al., A Little Is Enough, NeurIPS 2019, algorithm 3.
 
     The attackers need s = floor(n / 2 + 1) - f honest updates that are farther from the mean than theirs, and z is the
-    quantile of the normal distribution that leaves so many.
+    quantile of the normal distribution that leaves so many. Where sampling makes attackers the majority of a round,
+    which the paper has no z for, it is that of s = 1.
 
     Args:
-        num: the updates of a round, n.
+        num: the updates that a round aggregates, n.
         attackers: those of attackers among them, f.
 
     Returns:
-        z, at least 0.
-
-    Raises:
-        SparsonaError: attackers are the majority.
+        z, at least 0; 0 where fewer than two of the updates are honest.
 
     Example:
-        >>> round(little_z(50, 24), 3)
-        1.426
+        >>> round(little_z(50, 24), 3), round(little_z(5, 3), 3), round(little_z(50, 30), 3)
+        (1.426, 0.0, 1.645)
     """
-    honest, supporters = num - attackers, num // 2 + 1 - attackers
-    if supporters < 1:
-        raise SparsonaError(
-            f"little: {attackers} of {num} updates are the attackers', who need no supporters then",
-            expected="less than half of them, or how many standard deviations to go",
-            hint="little:0.5,z=1.5",
-        )
-    share = (honest - supporters) / honest
-    return max(0.0, NormalDist().inv_cdf(share)) if share > 0 else 0.0
+    honest, supporters = num - attackers, max(1, num // 2 + 1 - attackers)
+    return max(0.0, NormalDist().inv_cdf((honest - supporters) / honest)) if honest > supporters else 0.0

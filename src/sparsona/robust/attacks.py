@@ -18,7 +18,7 @@ from sparsona.core.method import Cost, Inbox, Method, Probe, Round, State, Tree,
 from sparsona.core.seeds import generator
 from sparsona.core.tree import counts, map_parts
 from sparsona.core.update import Part, Support, places
-from sparsona.robust import FORGED_MASK, LABEL_FLIP, LITTLE, Attack, little_z
+from sparsona.robust import FORGED_MASK, LABEL_FLIP, LITTLE, Attack
 from sparsona.sparsity.masks import random_mask
 
 if TYPE_CHECKING:
@@ -119,21 +119,29 @@ def _lies(attack: Attack, numbers: Mapping[str, Part], start: Mapping[str, Part]
 
     whole = {name: part.tree() if part.whole is None else part.whole for name, part in numbers.items()}
     before, change = {}, {}
+    held: dict[str, Tensor | None] = {}
     for name, tree in whole.items():
         other = start.get(name)
         before[name] = torch.zeros_like(tree.flat) if other is None or other.whole is None else other.whole.flat
         found = tree.flat - before[name]
         mask = numbers[name].mask
-        change[name] = found if mask is None else found.where(mask.flat.to(found.device), 0.0)
-    lie = _lie(attack, change, round_)
+        held[name] = None if mask is None else mask.flat.to(found.device)
+        change[name] = _inside(found, held[name])
+    lie = _lie(attack, change, held, round_)
     return {
         name: replace(part, arrived=None, whole=whole[name].like((before[name] + lie[name]).to(whole[name].dtype)))
         for name, part in numbers.items()
     }
 
 
-def _lie(attack: Attack, change: Mapping[str, Tensor], round_: Round) -> dict[str, Tensor]:
-    """What is sent in place of a change."""
+def _inside(values: Tensor, mask: Tensor | None) -> Tensor:
+    return values if mask is None else values.where(mask, 0.0)
+
+
+def _lie(
+    attack: Attack, change: Mapping[str, Tensor], held: Mapping[str, Tensor | None], round_: Round
+) -> dict[str, Tensor]:
+    """What is sent in place of a change; of its norm counts what is inside the masks that it is sent with."""
     import torch
 
     if attack.name in ("sign-flip", "scaled"):
@@ -144,7 +152,10 @@ def _lie(attack: Attack, change: Mapping[str, Tensor], round_: Round) -> dict[st
         return {name: torch.full_like(value, attack.option("value") or 0.0) for name, value in change.items()}
     assert attack.name == "random"
     random = generator(round_.seeds.own("attack"))
-    drawn = {name: torch.randn(value.shape, generator=random).to(value.device) for name, value in change.items()}
+    drawn = {
+        name: _inside(torch.randn(value.shape, generator=random).to(value.device), held[name])
+        for name, value in change.items()
+    }
     norm = attack.option("norm")
     length = (attack.option("factor") or 0.0) * _norm(change) if norm is None else norm
     scale = length / max(_norm(drawn), 1e-30)
@@ -197,22 +208,19 @@ def _order(numbers: Sequence[int], seed: int) -> Tensor:
     return torch.cat(found)
 
 
-def collude(updates: Sequence[Update], masks: Sequence[Mapping[str, Tree]], attack: Attack, num: int) -> list[Update]:
+def collude(updates: Sequence[Update], masks: Sequence[Mapping[str, Tree]], z: float) -> list[Update]:
     """The messages of attackers that know each other's: a-little-is-enough.
 
     Args:
         updates: the attackers' honest messages of a round.
         masks: of each, the masks of its parts that have one.
-        attack: the attack, with `z` if it was given.
-        num: how many updates the round has, those of honest clients included.
+        z: how many standard deviations to go.
 
     Returns:
         The messages to send: for each entry the mean of those who hold it, less z of their standard deviations.
     """
     import torch
 
-    given = attack.option("z")
-    z = little_z(num, len(updates)) if given is None else given
     lies = [dict(update.parts) for update in updates]
     for name in [name for name, part in updates[0].parts.items() if not part.is_mask]:
         groups: dict[bytes, list[int]] = {}
@@ -271,5 +279,5 @@ def flip_labels(federation: Federation, attack: Attack, attackers: frozenset[int
     elif shift is None:
         y[mine] = federation.num_labels - 1 - old
     else:
-        y[mine] = (old.long() + int(shift)).remainder(federation.num_labels).to(y.dtype)
+        y[mine] = (old.long() + int(shift) % federation.num_labels).remainder(federation.num_labels).to(y.dtype)
     return replace(federation, y=y)

@@ -2,7 +2,8 @@
 
 `with_mean` makes a new method of a method, as `with_transforms` does. The updates of a round (or the messages that a
 peer received) are judged together; then the method's own mean gets them with the robust value in place of theirs. A
-weighted mean of equal values is that value, so that sums, server optimizers and masks need not know of it.
+weighted mean of equal values is that value, so that sums, server optimizers and masks need not know of it. Where a
+method divides a masked entry by more clients than hold it (FedSpa), it is that value times their share, as without.
 
 An entry is judged among those who hold it: an update whose mask leaves it out says nothing about it. Clients whose
 parts have other shapes (HeteroFL's widths) are judged among themselves. Flags are never changed. Updates are held until
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 CHUNK = 2**22  # numbers that are sorted or subtracted at a time
 WEISZFELD_STEPS = 10
+LEAST_OVERLAP = 0.1  # of the median over pairs of updates: with less in common, two cannot be compared
 SMALLEST = 1e-6  # distance that counts, of the geometric median: nearer ones count as this
 
 
@@ -385,7 +387,8 @@ def norms(values: Tensor, held: Tensor | None, centre: Tensor, per_entry: bool =
 
 def squared_distances(values: Tensor, held: Tensor | None) -> Tensor:
     """Squared distances between updates. Of masked ones, the mean over the entries that both hold times the number of
-    all entries, so that a small overlap is not a small distance; infinite for those that hold nothing in common."""
+    all entries, so that a small overlap is not a small distance; infinite for those that hold nothing in common, or
+    less than a share of what two updates of this round usually do: a few entries can be chosen to be near."""
     import torch
 
     num, size = values.shape
@@ -402,7 +405,8 @@ def squared_distances(values: Tensor, held: Tensor | None) -> Tensor:
             total[row] += gap.sum(1)
     if held is None:
         return total
-    scaled = (total * size / common.clamp(min=1)).where(common > 0, math.inf)
+    usual = common[*torch.triu_indices(num, num, 1)].quantile(0.5) if num > 1 else common.new_zeros(())
+    scaled = (total * size / common.clamp(min=1)).where((common > 0) & (common >= LEAST_OVERLAP * usual), math.inf)
     return scaled.fill_diagonal_(0.0)
 
 

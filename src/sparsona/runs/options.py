@@ -32,11 +32,11 @@ from sparsona.engine.pace import LOGNORMAL, read_sigma
 from sparsona.engine.sampling import SAMPLERS, check_sampler
 from sparsona.executors import EXECUTORS
 from sparsona.learning.schedule import SCHEDULES, lr_schedule
-from sparsona.robust import ATTACKS, MEANS, PLAIN, read_attack, read_mean
+from sparsona.robust import ATTACKS, LABEL_FLIP, LITTLE, MEANS, PLAIN, read_attack, read_mean
 from sparsona.runs.declaration import Option, as_int, as_tuple, option, options_of
 from sparsona.runs.stopping import Stopping
 from sparsona.transforms import TRANSFORMS, read_transforms, split_transforms
-from sparsona.transforms.privacy import read_privacy
+from sparsona.transforms.privacy import LOCAL, read_privacy
 
 MOST_CLIENTS = MOST_ROUNDS = 10_000_000
 # What runs did whose configurations lack these options: they go on as they began.
@@ -645,6 +645,21 @@ class RunConfig(Stopping):
                 expected="clients that are drawn whatever they have learned",
                 hint="leave sampler out",
             )
+        assert self.privacy is not None
+        if self.attack is not None and read_privacy(self.privacy).kind == LOCAL:
+            name = read_attack(self.attack).name
+            if name != LABEL_FLIP:
+                how = (
+                    "without clip and noise"
+                    if name == LITTLE
+                    else "with clip and noise, which nobody can force on them"
+                )
+                yield SparsonaError(
+                    f"--attack {name} with --privacy local: attackers would send their lies {how}",
+                    expected=f"{LABEL_FLIP}, whose attackers send what they should, or central, which clips at the "
+                    "server",
+                    hint="leave one of them out",
+                )
 
     def conflicts(self) -> list[SparsonaError]:
         """Errors in combinations of fields."""
