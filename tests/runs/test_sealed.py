@@ -88,6 +88,23 @@ def other_labels(path: Path) -> None:
     edit_json(path / "about.json", **about)
 
 
+def add_wal(path: Path) -> None:
+    """Rows beside a file that stays as it was: SQLite reads them first."""
+    copy = path.parent / "copy.sqlite"
+    shutil.copy(path / "records.sqlite", copy)
+    with contextlib.closing(sqlite3.connect(copy)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("UPDATE evaluations SET correct = 0")
+        db.commit()
+        shutil.copy(copy.with_name("copy.sqlite-wal"), path / "records.sqlite-wal")
+
+
+def spoil_name(path: Path) -> None:
+    data = bytearray((path / "records.sqlite").read_bytes())
+    data[data.index(b"sqlite_autoindex_turns_1") + 13] ^= 0x80
+    (path / "records.sqlite").write_bytes(data)
+
+
 TAMPERED = {
     "lr": (lambda path: edit_json(path / "config.json", options={"lr": 0.3}), r"config\.json' was edited .*options"),
     "checkpoint": (lambda path: exchange(path, "checkpoint"), r"about\.json' differs since the run was started"),
@@ -97,6 +114,9 @@ TAMPERED = {
     "more": (lambda path: execute(path, "INSERT INTO conditions (round) VALUES (0)"), "differs since round 1"),
     "labels": (other_labels, r"about\.json' differs since the run was started"),
     "environment": (lambda path: edit_json(path / "environment.json", torch="1"), r"environment\.json' differs"),
+    "wal": (add_wal, "differs since round 1: what was evaluated after round 1"),
+    "name": (spoil_name, "records in .* could not be used"),
+    "no manifest": (lambda path: shutil.rmtree(path / "checkpoint"), r"manifest\.json' is missing"),
     "gone": (lambda path: (path / "records.sqlite").unlink(), r"records\.sqlite' is missing"),
 }
 
@@ -112,6 +132,38 @@ def test_what_does_not_belong_together_is_refused_and_named(runs, federation, ca
     with pytest.raises(SparsonaError, match=words):
         views_in(path)
     assert not verify(path).is_right
+
+
+def test_rounds_that_were_added_are_no_edit(runs, federation):
+    """Of a run whose process was killed while it was given more rounds the config is the old one, until they begin."""
+    path = runs / "finished"
+    sp.resume(path, federation, rounds=4, progress=False)
+    played = (path / "config.json").read_text()
+    for rounds in (2, 3):
+        edit_json(path / "config.json", rounds=rounds)
+        with pytest.raises(SparsonaError, match=r"config\.json' was edited after the run was made: rounds"):
+            RunFolder.open(path)
+        (path / "config.json").write_text(played)
+    assert RunFolder.open(path).last_round == 4
+
+
+def test_records_of_a_finished_run_are_compared_while_its_lock_is_held(runs):
+    path = runs / "finished"
+    with RunFolder.open(path):
+        assert views_in(path)
+        execute(path, "UPDATE evaluations SET correct = 0")
+        with pytest.raises(SparsonaError, match="what was evaluated after round 1"):
+            views_in(path)
+        assert [one.file for one in verify(path).findings if one.state == "wrong"] == ["records.sqlite"]
+
+
+def test_a_check_that_fails_is_a_finding(runs, monkeypatch):
+    def fail(*_: object) -> None:
+        raise IndexError("odd")
+
+    monkeypatch.setattr(Records, "compare", fail)
+    (found,) = [one for one in verify(runs / "finished").findings if one.state == "wrong"]
+    assert (found.file, found.what) == ("records.sqlite", "it cannot be read: IndexError: odd")
 
 
 def test_what_a_run_ends_with_is_sealed(runs, federation):

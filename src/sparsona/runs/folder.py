@@ -182,12 +182,12 @@ class RunFolder:
         """Raise SparsonaError if config.json is not what the run was made with; older runs have no digest."""
         made, now = self.facts.config, config_digests(self.config)
         changed = sorted(key for key in {*made, *now} if made.get(key) != now.get(key)) if made else []
-        if (
-            changed == ["rounds"]
-            and self.facts.extensions
-            and self.config["rounds"] == self.facts.extensions[-1].rounds
-        ):
-            return  # rounds were being added when the process was killed: they were not yet
+        if changed == ["rounds"] and self.facts.extensions:
+            added = self.facts.extensions[-1]
+            before, after = ({"rounds": number} for number in (added.rounds, added.total))
+            is_before = now["rounds"] == config_digests(before)["rounds"] and reached(self.path).completed <= added.rounds
+            if is_before and made.get("rounds") == config_digests(after)["rounds"]:
+                return  # rounds were being added when the process was killed: they were not yet
         if changed:
             raise SparsonaError(
                 f"'{self.path / CONFIG_FILE}' was edited after the run was made: {', '.join(changed)}",
@@ -276,12 +276,12 @@ class RunFolder:
             pass
 
     def _check_records(self, db: sqlite3.Connection) -> None:
-        """While another process plays the run its records change, and are not compared."""
+        """While another process plays the run its records change, and are not compared until it is finished."""
         manifest = read_manifest(self.path)
         seal = None if manifest is None or manifest.seal is None else manifest.seal.records
-        same = seal is not None and seal.file is not None and seal.file == file_digest(self.records.path)
+        same = seal is not None and self.records.is_file(seal.file)
         used = False if same or self._lock.is_locked else is_used(self.path)
-        if used:
+        if used and (manifest is None or not manifest.finished):
             return
         if manifest is not None and seal is not None and not same:
             try:
@@ -437,7 +437,9 @@ def _bounds(facts: RunFacts) -> Bounds:
     if facts.examples is not None:
         classes = max(classes, facts.examples.num_outputs)
     numbers = max(1 << 16, 8 * (facts.num_parameters + facts.num_frozen))
-    return Bounds(len(facts.sizes), 4 * classes**2 if classes else Bounds.confusion, numbers)
+    # The facts may be a stranger's, too: no run needs more than the default of a matrix, or this of numbers.
+    matrix = min(4 * classes**2, Bounds.confusion) if classes else Bounds.confusion
+    return Bounds(len(facts.sizes), matrix, min(numbers, 1 << 28))
 
 
 def _json(value: dict[str, Any]) -> bytes:

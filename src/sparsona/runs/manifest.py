@@ -25,11 +25,13 @@ from sparsona.runs.files import (
     without_checksum,
     write_atomically,
 )
+from sparsona.runs.records import NAME as RECORDS
 from sparsona.runs.records import RecordSeal
 
 FORMAT = 1
 FOLDER = "checkpoint"
 MANIFEST = Path(FOLDER) / "manifest.json"
+_LATER = (RECORDS, "summary.json")  # what no run has before its first manifest
 _OWNER = re.compile(r"server|(?:server|client|message|tuned)/(?:0|[1-9][0-9]{0,8})")
 _ENTRY = re.compile(r"(?P<owner>server|(?:server|client|message|tuned)-[0-9]{1,9})\.[0-9]{1,12}\.safetensors")
 
@@ -125,12 +127,20 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a run folder; None: it has no checkpoint yet."""
+    """The manifest of a run folder; None: it has no checkpoint yet. Of one that has lost it nothing can be known."""
     check_plain(folder / FOLDER, is_folder=True)
     path = folder / MANIFEST
     check_plain(path)
     if not path.exists():
-        return None
+        has_begun = any((folder / name).exists() for name in _LATER)
+        if not has_begun:
+            return None
+        if not path.exists():  # else it was written while we looked
+            raise SparsonaError(
+                f"'{path}' is missing",
+                expected="the manifest that belongs to the records and the result of this run",
+                hint=RESTORE,
+            )
     values = read_json(path)
     if values.get("format") != FORMAT:
         raise SparsonaError(

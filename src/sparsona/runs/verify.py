@@ -13,7 +13,7 @@ from typing import Any, Literal
 from sparsona.core.errors import SparsonaError
 from sparsona.core.files import drafted_name
 from sparsona.runs.comparison import COMPARISON_FILE, check_member, read_comparison
-from sparsona.runs.files import check_plain, file_digest, read_file, read_json, without_checksum
+from sparsona.runs.files import check_plain, read_file, read_json, without_checksum
 from sparsona.runs.folder import (
     CONFIG_FILE,
     ENDED,
@@ -149,6 +149,8 @@ def _find(file: str, check: Callable[[], str | None]) -> Finding:
         return Finding(file, "wrong", error.what)
     except OSError as error:
         return Finding(file, "wrong", f"it cannot be read: {error.strerror or error}")
+    except Exception as error:  # of a file that is damaged in a way that nobody thought of
+        return Finding(file, "wrong", f"it cannot be read: {type(error).__name__}: {error}")
     return Finding(file, "unknown", why) if why else Finding(file, "right")
 
 
@@ -217,7 +219,7 @@ def _checkpoint(path: Path, manifest: Manifest) -> Iterator[Finding]:
 
 def _records(folder: RunFolder, manifest: Manifest | None) -> Finding:
     seal = None if manifest is None or manifest.seal is None else manifest.seal.records
-    if is_used(folder.path):
+    if not (manifest is not None and manifest.finished) and is_used(folder.path):
         return Finding(RECORDS, "unknown", "a process plays this run: verify it when it has stopped")
 
     def check() -> str | None:
@@ -230,7 +232,7 @@ def _records(folder: RunFolder, manifest: Manifest | None) -> Finding:
     found = _find(RECORDS, check)
     if found.state != "right" or seal is None:
         return found
-    same = seal.file == file_digest(folder.records.path)
+    same = folder.records.is_file(seal.file)
     return Finding(RECORDS, "right", "row by row" if same else "row by row; the file itself was written since")
 
 
