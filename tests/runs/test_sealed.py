@@ -9,6 +9,7 @@ import random
 import shutil
 import sqlite3
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from sparsona.experiment.compare import resume_comparison
 from sparsona.experiment.run import views_in
 from sparsona.runs.files import checksum
 from sparsona.runs.folder import RunFolder
+from sparsona.runs.listing import list_runs
 from sparsona.runs.manifest import MANIFEST
 from sparsona.runs.records import Bounds, EvaluationRow, Records, explain_record_errors
 from sparsona.runs.verify import verify
@@ -374,6 +376,87 @@ def test_odd_values_are_refused(runs, text):
     execute(path, text)
     with pytest.raises(SparsonaError, match="that no run records"):
         views_in(path)
+
+
+def edit_summary(block: str, **values: object) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        summary = json.loads((path / "summary.json").read_text())
+        edit_json(path / "summary.json", **{block: {**summary[block], **values}})
+
+    return edit
+
+
+def without(*names: str) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        found = json.loads((path / "summary.json").read_text())
+        block = found if len(names) == 1 else found[names[0]]
+        del block[names[-1]]
+        (path / "summary.json").write_text(json.dumps(found))
+
+    return edit
+
+
+def edit_about(**values: object) -> Callable[[Path], None]:
+    return lambda path: edit_json(path / "about.json", **values)
+
+
+def set_confusion(*matrices: object) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        with contextlib.closing(sqlite3.connect(path / "records.sqlite")) as db:
+            for client, matrix in enumerate(matrices):
+                blob = zlib.compress(np.asarray(matrix, "<i4").tobytes())
+                db.execute("UPDATE evaluations SET confusion = ? WHERE client = ?", (blob, client))
+            db.commit()
+
+    return edit
+
+
+ODD = {
+    "accuracy": edit_summary("accuracy", mean="high"),
+    "steps": edit_summary("steps", total="many"),
+    "bytes": edit_summary("bytes", total=10**400),
+    "no protocol": without("protocol"),
+    "no accuracy": without("accuracy"),
+    "no total": without("bytes", "total"),
+    "classes": lambda path: edit_json(path / "summary.json", classes={"unseen": 3}),
+    "parameters": edit_about(num_parameters=None),
+    "float labels": edit_about(label_counts=1.5),
+    "large labels": edit_about(label_counts=[[1e39, 1]] * 3),
+    "few labels": edit_about(label_counts=[[1, 1]]),
+    "flat sizes": edit_about(sizes=[1, 2, 3]),
+    "title": edit_about(title=3),
+    "novel": edit_about(novel=[7]),
+    "seconds": lambda path: execute(path, "UPDATE rounds SET seconds = 9e999"),
+    "empty confusion": set_confusion([]),
+    "two confusions": set_confusion([1], [[1, 2], [3, 4]]),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_odd_values_of_an_unsealed_run_are_refused(runs, say, case):
+    """One such folder does not hide the others from a list."""
+    path = runs / "finished"
+    unseal(path)
+    ODD[case](path)
+    with pytest.raises(SparsonaError, match="damaged|cannot be read|that no run records"):
+        repr(sp.load(path))
+        views_in(path)
+    say("report", path, "--out", path / "page.html").refused("")
+    assert {row["run"] for row in list_runs(runs)} == {"finished", "stopped", "other"}
+
+
+def test_what_is_unpacked_is_bounded_whatever_the_facts_say(runs):
+    path = runs / "finished"
+    unseal(path)
+    about = json.loads((path / "about.json").read_text())
+    assert RunFolder.open(path).records.bounds.confusion == 16
+    wide = {**about["examples"], "num_outputs": 40_000}
+    edit_json(path / "about.json", examples=wide)
+    with pytest.raises(SparsonaError, match="label counts of 2 classes, and 40000 outputs"):
+        RunFolder.open(path)
+    edit_json(path / "about.json", label_counts=None, num_parameters=10**15)
+    bounds = RunFolder.open(path).records.bounds
+    assert (bounds.confusion, bounds.numbers) == (1 << 24, 1 << 28)
 
 
 def test_a_journal_that_names_another_file_is_not_used(runs):

@@ -28,9 +28,12 @@ from sparsona.core.version import VERSION
 from sparsona.runs import records
 from sparsona.runs.facts import FORMAT, RunFacts
 from sparsona.runs.files import (
+    FIGURE,
     RESTORE,
     WRITTEN,
+    Shape,
     check_plain,
+    check_shape,
     digest,
     explain_disk_errors,
     file_digest,
@@ -39,7 +42,7 @@ from sparsona.runs.files import (
     read_json,
     write_atomically,
 )
-from sparsona.runs.manifest import Seal, read_manifest
+from sparsona.runs.manifest import Seal, find_manifest, read_manifest
 from sparsona.runs.records import Bounds, Kept, Records
 from sparsona.runs.stopping import MEASURES
 
@@ -53,6 +56,27 @@ GLOBAL_FILE = "global.safetensors"  # a finished run's shared model, by the name
 # What a run is started with, and what it ends with; the manifest has digests of them.
 STARTED = (FACTS_FILE, ENVIRONMENT_FILE, START_FILE, INITIAL_FILE, FEDERATION_FILE)
 ENDED = (SUMMARY_FILE, GLOBAL_FILE)
+# What is used of options and results where no seal vouches for them, as `check_shape` has it.
+_CONFIG: Shape = {"method?": (str,), "seed?": (int,), "rounds?": (int,), "options?": {}}
+_EFFORT: Shape = {"total": (int,), "*": FIGURE}
+_OF_CLASSES: Shape = {"mean": FIGURE, "clients": (int,), "examples": (int,), "*": FIGURE}
+_SUMMARY: Shape = {
+    "method": (str,),
+    "protocol": (str,),
+    "rounds": (int,),
+    "seconds?": (int, float),
+    "accuracy": {"mean": FIGURE, "*": FIGURE},
+    "bytes": _EFFORT,
+    "flops?": {"*": FIGURE},
+    "turns?": _EFFORT,
+    "steps?": _EFFORT,
+    "error?": {"*": FIGURE},
+    "metrics?": {"*": {"mean": FIGURE, "clients": (int,), "tested": (int,), "*": (*FIGURE, str)}},
+    "classes?": {"seen": _OF_CLASSES, "unseen": _OF_CLASSES},
+    "diverged?": {"turns": (int,), "of": (int,), "receivers": (int,), "first": (str,)},
+    "early_stop?": {"after": FIGURE, "of": FIGURE, "best": FIGURE},
+    **dict.fromkeys(("heard?", "conditions?", "privacy?", "novel?", "guard?"), {}),
+}
 
 
 def environment() -> dict[str, Any]:
@@ -167,7 +191,7 @@ class RunFolder:
                 expected="a folder made by `sparsona run`, with a config.json inside",
                 hint="`sparsona runs` lists the runs in ./runs",
             )
-        manifest = read_manifest(path)
+        manifest = find_manifest(path)
         about, seal = _read(path / FACTS_FILE), None if manifest is None else manifest.seal
         folder = cls(path, RunFacts.from_json(parse_json(about, path / FACTS_FILE), str(path)), seal)
         if seal is not None:
@@ -365,7 +389,7 @@ class RunFolder:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The options of the run."""
-        return read_json(self.path / CONFIG_FILE)
+        return check_shape(read_json(self.path / CONFIG_FILE), _CONFIG, self.path / CONFIG_FILE)
 
     @cached_property
     def environment(self) -> dict[str, Any]:
@@ -377,7 +401,7 @@ class RunFolder:
         """The result, or None while the run is unfinished."""
         if not self.has(SUMMARY_FILE):
             return None
-        found = parse_json(self.read(SUMMARY_FILE), self.path / SUMMARY_FILE)
+        found = parse_summary(self.read(SUMMARY_FILE), self.path / SUMMARY_FILE)
         return found | {"run": str(self.path)}  # folders are moved
 
     def write_summary(self, summary: dict[str, Any]) -> None:
@@ -395,6 +419,11 @@ def config_digests(config: dict[str, Any]) -> dict[str, str]:
         key: hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=6).hexdigest()
         for key, value in flat.items()
     }
+
+
+def parse_summary(data: bytes, path: Path) -> dict[str, Any]:
+    """The result in a file, with figures where figures are used; `path` is for errors."""
+    return check_shape(parse_json(data, path), _SUMMARY, path)
 
 
 def make_empty_folder(path: Path) -> None:

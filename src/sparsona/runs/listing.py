@@ -9,9 +9,9 @@ from typing import Any
 from sparsona.core.errors import SparsonaError
 from sparsona.core.reading import expand
 from sparsona.core.spec import shorten
-from sparsona.runs.files import parse_json, read_file, read_json
-from sparsona.runs.folder import SUMMARY_FILE, is_used
-from sparsona.runs.manifest import read_manifest
+from sparsona.runs.files import read_file, read_json
+from sparsona.runs.folder import SUMMARY_FILE, is_used, parse_summary
+from sparsona.runs.manifest import find_manifest
 
 
 def find_run(text: str | Path) -> Path:
@@ -39,14 +39,14 @@ def _row(folder: Path, where: Path) -> dict[str, Any]:
     row: dict[str, Any] = {"run": str(folder.relative_to(where)), "path": str(folder)}
     try:
         config = read_json(folder / "config.json")
-        found = read_manifest(folder)
+        found = find_manifest(folder)
         completed, finished, seal = (0, False, None) if found is None else (found.completed, found.finished, found.seal)
         path, summary = folder / SUMMARY_FILE, None
         if path.exists() and (seal is None or SUMMARY_FILE in seal.files):
             data = read_file(path)
             if seal is not None:
                 seal.check(path, data, "the run was finished" if finished else f"round {completed}")
-            summary = parse_json(data, path)
+            summary = parse_summary(data, path)
         mean = summary["accuracy"]["mean"] if summary else None
         accuracy = "–" if mean is None else f"{mean:.1%}"
         if mean is None and summary and (metrics := summary.get("metrics")):  # of a regression, its first metric
@@ -61,6 +61,6 @@ def _row(folder: Path, where: Path) -> dict[str, Any]:
             "accuracy": accuracy,
             "state": "finished" if finished else "running" if is_used(folder) else "unfinished: resume it",
         }
-    except (SparsonaError, KeyError, TypeError) as error:
+    except (SparsonaError, OSError, LookupError, TypeError, ValueError) as error:
         blank = dict.fromkeys(("method", "seed", "rounds", "steps", "accuracy"), "–")
         return row | blank | {"state": f"damaged: {str(error).splitlines()[0]}"}

@@ -127,20 +127,12 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a run folder; None: it has no checkpoint yet. Of one that has lost it nothing can be known."""
+    """The manifest of a run folder; None: it has no checkpoint yet."""
     check_plain(folder / FOLDER, is_folder=True)
     path = folder / MANIFEST
     check_plain(path)
     if not path.exists():
-        has_begun = any((folder / name).exists() for name in _LATER)
-        if not has_begun:
-            return None
-        if not path.exists():  # else it was written while we looked
-            raise SparsonaError(
-                f"'{path}' is missing",
-                expected="the manifest that belongs to the records and the result of this run",
-                hint=RESTORE,
-            )
+        return None
     values = read_json(path)
     if values.get("format") != FORMAT:
         raise SparsonaError(
@@ -153,6 +145,20 @@ def read_manifest(folder: Path) -> Manifest | None:
         return _parse(values)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise SparsonaError(f"'{path}' is damaged: {error!r}", expected=WRITTEN, hint=RESTORE) from None
+
+
+def find_manifest(folder: Path) -> Manifest | None:
+    """The same of a folder that may be anybody's: without its manifest, nothing vouches for records and a result."""
+    found = read_manifest(folder)
+    if found is None and any((folder / name).exists() for name in _LATER):
+        found = read_manifest(folder)  # it may have been written while we looked
+        if found is None:
+            raise SparsonaError(
+                f"'{folder / MANIFEST}' is missing",
+                expected="the manifest that belongs to the records and the result of this run",
+                hint=RESTORE,
+            )
+    return found
 
 
 def is_checkpoint_file(name: str) -> bool:

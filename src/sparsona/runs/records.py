@@ -735,7 +735,10 @@ class Records:
         query = "SELECT * FROM evaluations WHERE completed = ? AND point = ? AND confusion IS NOT NULL ORDER BY client"
         rows = self._rows(EvaluationRow, query, (completed, point))
         most = self.bounds.confusion
-        return {row.client: unpack_confusion(row.confusion, most) for row in rows if row.confusion is not None}
+        found = {row.client: unpack_confusion(row.confusion, most) for row in rows if row.confusion is not None}
+        if len(shapes := {matrix.shape for matrix in found.values()}) > 1:
+            raise _damaged(f"matrices of {' and '.join(map(str, sorted(shapes)))} entries")
+        return found
 
     def classes(self, completed: int, point: str) -> list[ClassesRow]:
         """Each client's counts on classes that it has and has not, where no matrix was kept."""
@@ -901,6 +904,9 @@ def _odd_values(kind: type[Any], table: str, clients: int) -> tuple[str, tuple[i
         if one.name in ("client", "round", "completed"):
             odd.append(f"{one.name} NOT BETWEEN 0 AND ?")
             values.append(clients - 1 if one.name == "client" else 1 << 31)
+        if one.name in ("seconds", "time", "lr_scale"):
+            odd.append(f"{one.name} NOT BETWEEN 0 AND ?")
+            values.append(1 << 53)  # infinitely many are none
     return f"SELECT 1 FROM {table} WHERE {' OR '.join(odd)} LIMIT 1", tuple(values)
 
 
@@ -935,7 +941,7 @@ def unpack_confusion(blob: bytes, most: int = Bounds.confusion) -> np.ndarray:
     """The inverse of pack_confusion."""
     flat = unpack_numbers(blob, "<i4", most)
     side = int(len(flat) ** 0.5)
-    if side * side != len(flat):
+    if side * side != len(flat) or not side:
         raise _damaged(f"a matrix of {len(flat)} entries")
     return flat.reshape(side, side)
 

@@ -25,7 +25,7 @@ from sparsona.runs.folder import (
     RunFolder,
     is_used,
 )
-from sparsona.runs.manifest import FOLDER, MANIFEST, Manifest, is_checkpoint_file, read_manifest
+from sparsona.runs.manifest import FOLDER, MANIFEST, Manifest, find_manifest, is_checkpoint_file
 from sparsona.runs.profile import NAME as PROFILE
 from sparsona.runs.profile import read_profile
 from sparsona.runs.records import NAME as RECORDS
@@ -160,7 +160,7 @@ def _run(path: Path) -> Iterator[Finding]:
         return
     manifest: Manifest | None = None
     try:
-        manifest = read_manifest(path)
+        manifest = find_manifest(path)
     except SparsonaError as error:
         yield Finding(str(MANIFEST), "wrong", error.what)
         return
