@@ -8,8 +8,10 @@ import os
 import random
 import shutil
 import sqlite3
+import sys
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,8 @@ from sparsona.analysis.clients import client_effects
 from sparsona.core.errors import SparsonaError
 from sparsona.experiment.compare import resume_comparison
 from sparsona.experiment.run import views_in
+from sparsona.experiment.tune import resume_tuning
+from sparsona.runs.failed import failed_run, read_failed, write_failed
 from sparsona.runs.files import checksum
 from sparsona.runs.folder import RunFolder
 from sparsona.runs.listing import list_runs
@@ -123,6 +127,10 @@ TAMPERED = {
 }
 
 
+NAMED = {"lr": "config.json", "gone": "records.sqlite", "name": "records.sqlite", "no manifest": str(MANIFEST)}
+NAMED |= {"labels": "about.json", "environment": "environment.json", "wal": "records.sqlite"}
+
+
 @pytest.mark.parametrize("case", TAMPERED)
 @pytest.mark.parametrize("state", ["stopped", "finished"])
 def test_what_does_not_belong_together_is_refused_and_named(runs, federation, case, state):
@@ -133,7 +141,10 @@ def test_what_does_not_belong_together_is_refused_and_named(runs, federation, ca
         sp.resume(path, federation, progress=False)
     with pytest.raises(SparsonaError, match=words):
         views_in(path)
-    assert not verify(path).is_right
+    found = verify(path)
+    assert not found.is_right
+    if case in NAMED:
+        assert [one.file for one in found.findings if one.state == "wrong"] == [NAMED[case]]
 
 
 def test_rounds_that_were_added_are_no_edit(runs, federation):
@@ -181,6 +192,37 @@ def test_what_a_run_ends_with_is_sealed(runs, federation):
     assert wrong == {"summary.json", "global.safetensors"}
 
 
+def test_a_run_that_is_played_meanwhile_is_checked_again(runs, federation, monkeypatch):
+    """A checkpoint removes the files of the one before, and drafts come and go."""
+    path, read, scan = runs / "stopped", sys.modules[verify.__module__].read_file, os.scandir
+
+    def play_meanwhile(file: Path) -> bytes:
+        if file.suffix == ".safetensors":
+            monkeypatch.undo()
+            sp.resume(path, federation, progress=False)
+        return read(file)
+
+    monkeypatch.setattr("sparsona.runs.verify.read_file", play_meanwhile)
+    assert {one.state for one in verify(path).findings} == {"right"}
+
+    class Gone:
+        name = ".config.json.part"
+
+        def stat(self, follow_symlinks: bool) -> os.stat_result:
+            raise FileNotFoundError
+
+    monkeypatch.setattr(os, "scandir", lambda place: contextlib.nullcontext([*scan(place), Gone()]))
+    assert verify(path).is_right
+
+
+@pytest.mark.parametrize("name", ["start.safetensors", "initial.safetensors", "federation.toml", "guests.json"])
+def test_a_new_run_seals_nothing_that_it_did_not_write(federation, tmp_path, name):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).write_text("of somebody else")
+    with pytest.raises(SparsonaError, match="is already used"):
+        train("fedavg", federation, tmp_path / "run")
+
+
 def test_a_right_run_and_the_command(runs, say, monkeypatch):
     monkeypatch.chdir(runs)
     for name in ("finished", "stopped"):
@@ -203,7 +245,11 @@ def test_a_right_run_and_the_command(runs, say, monkeypatch):
 def test_limits_may_be_edited_and_that_is_said(runs, federation, capsys):
     path = runs / "stopped"
     edit_json(path / "config.json", max_seconds=100.0)
-    assert [one.file for one in verify(path).findings if one.state == "wrong"] == ["config.json"]
+    found = verify(path)
+    assert found.is_right
+    assert ["edited limits: max_seconds; they may be"] == [
+        one.what for one in found.findings if one.file == "config.json"
+    ]
     assert sp.resume(path, federation, progress=False).summary["rounds"] == 2
     assert "was edited: max_seconds, which may be" in capsys.readouterr().err
     assert verify(path).is_right
@@ -308,6 +354,46 @@ def test_a_comparison_is_bound_to_its_runs(tmp_path, federation):
         ):
             act(path)
     assert not verify(path).is_right
+
+
+def test_the_note_of_failed_runs(tmp_path, federation):
+    """It names runs of its comparison, has a checksum, and what it says is listed."""
+    path = tmp_path / "both"
+    sp.compare(["local", "fedavg"], federation, out=path, **{**SMALL, "max_seconds": 1e-9})
+    note = failed_run(path / "local-seed0", "Local", 0, SparsonaError("no data"))
+    write_failed(path, {note.folder: note})
+    assert read_failed(path) == {note.folder: note}
+    states = {one.file: one.state for one in verify(path).findings}
+    assert states["failed.json"] == "right"
+    assert {row["run"]: row["state"] for row in list_runs(tmp_path)} == {
+        "both/local-seed0": "failed: no data",
+        "both/fedavg-seed0": "unfinished: resume it",
+    }
+    text = (path / "failed.json").read_text()
+    (path / "failed.json").write_text(json.dumps(json.loads(text)["failed"]))  # as older versions wrote it
+    assert read_failed(path) == {note.folder: note}
+    assert {one.file: one.state for one in verify(path).findings}["failed.json"] == "unknown"
+    write_failed(path, {"x": replace(note, folder="../x")})
+    strange = (path / "failed.json").read_text()
+    for odd, words in ((text.replace("no data", "no time"), "checksum"), (strange, "no run of the comparison")):
+        (path / "failed.json").write_text(odd)
+        with pytest.raises(SparsonaError, match=words):
+            views_in(path)
+        assert [one.file for one in verify(path).findings if one.state == "wrong"] == ["failed.json"]
+    assert len(list_runs(tmp_path)) == 2
+
+
+def test_the_refit_of_a_search_is_no_link(tmp_path, federation):
+    options = {key: value for key, value in SMALL.items() if key not in ("progress", "rounds")}
+    path = tmp_path / "search"
+    sp.tune(["local"], federation, out=path, trials=1, rounds=1, refit_seeds=1, **options)
+    (path / "refit").rename(tmp_path / "elsewhere")
+    (path / "refit").symlink_to(tmp_path / "elsewhere")
+    (found,) = [one for one in verify(path).findings if one.state == "wrong"]
+    assert found.file == "refit"
+    assert "is a link" in found.what
+    with pytest.raises(SparsonaError, match="refit' is a link"):
+        resume_tuning(path, federation)
 
 
 # Records are data.

@@ -76,7 +76,7 @@ def read_file(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def read_json(path: Path, kind: type = dict) -> Any:
+def read_json(path: Path, kind: type | tuple[type, ...] = dict) -> Any:
     """Read a file that sparsona wrote, or raise an error that says what is wrong with it."""
     try:
         if (size := path.stat().st_size) > reading.MOST_BYTES:
@@ -90,14 +90,15 @@ def read_json(path: Path, kind: type = dict) -> Any:
         raise SparsonaError(f"'{path}' cannot be read: {error}", expected=WRITTEN, hint=RESTORE) from None
 
 
-def parse_json(data: bytes, path: Path, kind: type = dict) -> Any:
+def parse_json(data: bytes, path: Path, kind: type | tuple[type, ...] = dict) -> Any:
     """The value of a file that sparsona wrote; `path` is for errors."""
     try:
         value = reading.parse_json(data.decode("utf-8"))
     except ValueError as error:
         raise SparsonaError(f"'{path}' cannot be read: {error}", expected=WRITTEN, hint=RESTORE) from None
     if not isinstance(value, kind):
-        raise SparsonaError(f"'{path}' holds no {kind.__name__}", expected=WRITTEN, hint=RESTORE)
+        names = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+        raise SparsonaError(f"'{path}' holds no {names}", expected=WRITTEN, hint=RESTORE)
     return value
 
 

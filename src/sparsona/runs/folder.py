@@ -12,7 +12,7 @@ import os
 import platform
 import sqlite3
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -161,8 +161,14 @@ class RunFolder:
         folder._acquire()
         try:
             _check_unused(path)  # again, now that no other process can write to it
+            options = json.loads(config)
+            own = {FACTS_FILE, ENVIRONMENT_FILE}
+            own |= {name for name, data in ((START_FILE, start), (INITIAL_FILE, initial)) if data is not None}
+            # Of a run on several machines these two are there before it.
+            own |= {FEDERATION_FILE, GUESTS_FILE} if options.get("executor") == "network" else set()
+            _check_unused(path, own)  # what it does not write it does not seal
             write_atomically(path / ENVIRONMENT_FILE, _json(environment()))
-            folder.learn(replace(facts, config=config_digests(json.loads(config))))
+            folder.learn(replace(facts, config=config_digests(options)))
             for name, data in ((START_FILE, start), (INITIAL_FILE, initial)):
                 if data is not None:
                     write_atomically(path / name, data)
@@ -209,7 +215,9 @@ class RunFolder:
         if changed == ["rounds"] and self.facts.extensions:
             added = self.facts.extensions[-1]
             before, after = ({"rounds": number} for number in (added.rounds, added.total))
-            is_before = now["rounds"] == config_digests(before)["rounds"] and reached(self.path).completed <= added.rounds
+            is_before = (
+                now["rounds"] == config_digests(before)["rounds"] and reached(self.path).completed <= added.rounds
+            )
             if is_before and made.get("rounds") == config_digests(after)["rounds"]:
                 return  # rounds were being added when the process was killed: they were not yet
         if changed:
@@ -438,9 +446,10 @@ def make_empty_folder(path: Path) -> None:
 _BEFORE_CONFIG = {"lock", *STARTED, GUESTS_FILE, CONFIG_FILE}
 
 
-def _check_unused(path: Path) -> None:
+def _check_unused(path: Path, own: Collection[str] = _BEFORE_CONFIG) -> None:
+    """Refuse a folder that holds anything but what the run writes, which `own` names, or a draft of it."""
     names = {drafted_name(entry.name) or entry.name for entry in path.iterdir()} if path.is_dir() else {""}
-    if not names <= _BEFORE_CONFIG or (path / CONFIG_FILE).exists():
+    if not names <= {"lock", CONFIG_FILE, *own} or (path / CONFIG_FILE).exists():
         raise SparsonaError(
             f"'{path}' is already used",
             expected="a folder that does not exist yet, or an empty one",
