@@ -79,7 +79,7 @@ def _read(path: Path) -> tuple[list[FailedRun], bool]:
         return [], True
     values = read_json(file, (dict, list))
     is_sealed = isinstance(values, dict)
-    entries = without_checksum(values, file).get("failed") if isinstance(values, dict) else values
+    entries = without_checksum(values, file).get("failed", 0) if isinstance(values, dict) else values
     planned = {folder.name for folder, _ in read_comparison(path)} if (path / COMPARISON_FILE).exists() else None
     try:
         found = [FailedRun(**entry) for entry in entries]

@@ -75,7 +75,7 @@ _SUMMARY: Shape = {
     "classes?": {"seen": _OF_CLASSES, "unseen": _OF_CLASSES},
     "diverged?": {"turns": (int,), "of": (int,), "receivers": (int,), "first": (str,)},
     "early_stop?": {"after": FIGURE, "of": FIGURE, "best": FIGURE},
-    **dict.fromkeys(("heard?", "conditions?", "privacy?", "novel?", "guard?"), {}),
+    **{key: {} for key in ("heard?", "conditions?", "privacy?", "novel?", "guard?")},
 }
 
 
