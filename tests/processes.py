@@ -174,9 +174,10 @@ def traces(run: Path) -> dict[str, Any]:
         tensors[owner] = state.hexdigest()
     with contextlib.closing(sqlite3.connect(run / "records.sqlite")) as db:
         rows = {}
-        for table in ("rounds", "turns", "evaluations"):
+        for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
             columns = [row[1] for row in db.execute(f"PRAGMA table_info({table})") if row[1] != "seconds"]
-            rows[table] = db.execute(f"SELECT {', '.join(columns)} FROM {table} ORDER BY 1, 2, 3").fetchall()
+            order = ", ".join(str(place + 1) for place in range(len(columns)))
+            rows[table] = db.execute(f"SELECT {', '.join(columns)} FROM {table} ORDER BY {order}").fetchall()
     summary = json.loads((run / "summary.json").read_text())
     for where_and_when in ("run", "seconds"):
         del summary[where_and_when]

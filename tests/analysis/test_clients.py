@@ -21,6 +21,7 @@ from sparsona.report.palette import BETTER, WORSE
 from sparsona.report.pictures import draw
 from sparsona.report.pictures.text import Terminal, clients_lines
 from sparsona.runs.folder import RunFolder
+from sparsona.runs.manifest import Manifest
 from sparsona.runs.records import EvaluationRow
 
 SIZES = [[10, 1, 4], [20, 1, 4], [30, 1, 4], [40, 1, 4]]
@@ -41,6 +42,8 @@ def make_run(path: Path, points: dict[str, list[int | None]], title: str = "FedS
         ]
         folder.records.add(rows)
         folder.records.add([EvaluationRow(1, 0, "received", 0, 4, 0.5)])  # an earlier round: nobody asks for it
+    (path / "checkpoint").mkdir()
+    Manifest(2, False, 0.0, 1, {}).write(path)
     return RunFolder.open(path)
 
 

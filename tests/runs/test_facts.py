@@ -45,7 +45,7 @@ def test_facts_cannot_be_changed():
     ("change", "words"),
     [
         ({"title": None}, "it lacks title"),
-        ({"sizes": "many"}, "invalid literal"),
+        ({"sizes": "many"}, "in 0 dimensions"),
         ({"warm_start": {"run": "x"}}, "missing"),
         ({"examples": {"shape": [2], "dtype": "float32"}}, "missing"),
         ({"examples": {"shape": [2], "dtype": "nn", "num_outputs": 2}}, "examples of"),

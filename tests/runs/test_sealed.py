@@ -8,7 +8,10 @@ import os
 import random
 import shutil
 import sqlite3
+import sys
 import zlib
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +23,11 @@ from sparsona.analysis.clients import client_effects
 from sparsona.core.errors import SparsonaError
 from sparsona.experiment.compare import resume_comparison
 from sparsona.experiment.run import views_in
+from sparsona.experiment.tune import resume_tuning
+from sparsona.runs.failed import failed_run, read_failed, write_failed
 from sparsona.runs.files import checksum
 from sparsona.runs.folder import RunFolder
+from sparsona.runs.listing import list_runs
 from sparsona.runs.manifest import MANIFEST
 from sparsona.runs.records import Bounds, EvaluationRow, Records, explain_record_errors
 from sparsona.runs.verify import verify
@@ -88,6 +94,23 @@ def other_labels(path: Path) -> None:
     edit_json(path / "about.json", **about)
 
 
+def add_wal(path: Path) -> None:
+    """Rows beside a file that stays as it was: SQLite reads them first."""
+    copy = path.parent / "copy.sqlite"
+    shutil.copy(path / "records.sqlite", copy)
+    with contextlib.closing(sqlite3.connect(copy)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("UPDATE evaluations SET correct = 0")
+        db.commit()
+        shutil.copy(copy.with_name("copy.sqlite-wal"), path / "records.sqlite-wal")
+
+
+def spoil_name(path: Path) -> None:
+    data = bytearray((path / "records.sqlite").read_bytes())
+    data[data.index(b"sqlite_autoindex_turns_1") + 13] ^= 0x80
+    (path / "records.sqlite").write_bytes(data)
+
+
 TAMPERED = {
     "lr": (lambda path: edit_json(path / "config.json", options={"lr": 0.3}), r"config\.json' was edited .*options"),
     "checkpoint": (lambda path: exchange(path, "checkpoint"), r"about\.json' differs since the run was started"),
@@ -97,8 +120,15 @@ TAMPERED = {
     "more": (lambda path: execute(path, "INSERT INTO conditions (round) VALUES (0)"), "differs since round 1"),
     "labels": (other_labels, r"about\.json' differs since the run was started"),
     "environment": (lambda path: edit_json(path / "environment.json", torch="1"), r"environment\.json' differs"),
+    "wal": (add_wal, "differs since round 1: what was evaluated after round 1"),
+    "name": (spoil_name, "records in .* could not be used"),
+    "no manifest": (lambda path: shutil.rmtree(path / "checkpoint"), r"manifest\.json' is missing"),
     "gone": (lambda path: (path / "records.sqlite").unlink(), r"records\.sqlite' is missing"),
 }
+
+
+NAMED = {"lr": "config.json", "gone": "records.sqlite", "name": "records.sqlite", "no manifest": str(MANIFEST)}
+NAMED |= {"labels": "about.json", "environment": "environment.json", "wal": "records.sqlite"}
 
 
 @pytest.mark.parametrize("case", TAMPERED)
@@ -111,7 +141,42 @@ def test_what_does_not_belong_together_is_refused_and_named(runs, federation, ca
         sp.resume(path, federation, progress=False)
     with pytest.raises(SparsonaError, match=words):
         views_in(path)
-    assert not verify(path).is_right
+    found = verify(path)
+    assert not found.is_right
+    if case in NAMED:
+        assert [one.file for one in found.findings if one.state == "wrong"] == [NAMED[case]]
+
+
+def test_rounds_that_were_added_are_no_edit(runs, federation):
+    """Of a run whose process was killed while it was given more rounds the config is the old one, until they begin."""
+    path = runs / "finished"
+    sp.resume(path, federation, rounds=4, progress=False)
+    played = (path / "config.json").read_text()
+    for rounds in (2, 3):
+        edit_json(path / "config.json", rounds=rounds)
+        with pytest.raises(SparsonaError, match=r"config\.json' was edited after the run was made: rounds"):
+            RunFolder.open(path)
+        (path / "config.json").write_text(played)
+    assert RunFolder.open(path).last_round == 4
+
+
+def test_records_of_a_finished_run_are_compared_while_its_lock_is_held(runs):
+    path = runs / "finished"
+    with RunFolder.open(path):
+        assert views_in(path)
+        execute(path, "UPDATE evaluations SET correct = 0")
+        with pytest.raises(SparsonaError, match="what was evaluated after round 1"):
+            views_in(path)
+        assert [one.file for one in verify(path).findings if one.state == "wrong"] == ["records.sqlite"]
+
+
+def test_a_check_that_fails_is_a_finding(runs, monkeypatch):
+    def fail(*_: object) -> None:
+        raise IndexError("odd")
+
+    monkeypatch.setattr(Records, "compare", fail)
+    (found,) = [one for one in verify(runs / "finished").findings if one.state == "wrong"]
+    assert (found.file, found.what) == ("records.sqlite", "it cannot be read: IndexError: odd")
 
 
 def test_what_a_run_ends_with_is_sealed(runs, federation):
@@ -125,6 +190,37 @@ def test_what_a_run_ends_with_is_sealed(runs, federation):
         sp.train("fedavg", federation, out=runs / "next", warm_start=str(path), **SMALL)
     wrong = {one.file for one in verify(path).findings if one.state == "wrong"}
     assert wrong == {"summary.json", "global.safetensors"}
+
+
+def test_a_run_that_is_played_meanwhile_is_checked_again(runs, federation, monkeypatch):
+    """A checkpoint removes the files of the one before, and drafts come and go."""
+    path, read, scan = runs / "stopped", sys.modules[verify.__module__].read_file, os.scandir
+
+    def play_meanwhile(file: Path) -> bytes:
+        if file.suffix == ".safetensors":
+            monkeypatch.undo()
+            sp.resume(path, federation, progress=False)
+        return read(file)
+
+    monkeypatch.setattr("sparsona.runs.verify.read_file", play_meanwhile)
+    assert {one.state for one in verify(path).findings} == {"right"}
+
+    class Gone:
+        name = ".config.json.part"
+
+        def stat(self, follow_symlinks: bool) -> os.stat_result:
+            raise FileNotFoundError
+
+    monkeypatch.setattr(os, "scandir", lambda place: contextlib.nullcontext([*scan(place), Gone()]))
+    assert verify(path).is_right
+
+
+@pytest.mark.parametrize("name", ["start.safetensors", "initial.safetensors", "federation.toml", "guests.json"])
+def test_a_new_run_seals_nothing_that_it_did_not_write(federation, tmp_path, name):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).write_text("of somebody else")
+    with pytest.raises(SparsonaError, match="is already used"):
+        train("fedavg", federation, tmp_path / "run")
 
 
 def test_a_right_run_and_the_command(runs, say, monkeypatch):
@@ -149,7 +245,10 @@ def test_a_right_run_and_the_command(runs, say, monkeypatch):
 def test_limits_may_be_edited_and_that_is_said(runs, federation, capsys):
     path = runs / "stopped"
     edit_json(path / "config.json", max_seconds=100.0)
-    assert [one.file for one in verify(path).findings if one.state == "wrong"] == ["config.json"]
+    found = verify(path)
+    assert found.is_right
+    (config,) = [one for one in found.findings if one.file == "config.json"]
+    assert config.what == "edited limits: max_seconds; they may be"
     assert sp.resume(path, federation, progress=False).summary["rounds"] == 2
     assert "was edited: max_seconds, which may be" in capsys.readouterr().err
     assert verify(path).is_right
@@ -256,6 +355,46 @@ def test_a_comparison_is_bound_to_its_runs(tmp_path, federation):
     assert not verify(path).is_right
 
 
+def test_the_note_of_failed_runs(tmp_path, federation):
+    """It names runs of its comparison, has a checksum, and what it says is listed."""
+    path = tmp_path / "both"
+    sp.compare(["local", "fedavg"], federation, out=path, **{**SMALL, "max_seconds": 1e-9})
+    note = failed_run(path / "local-seed0", "Local", 0, SparsonaError("no data"))
+    write_failed(path, {note.folder: note})
+    assert read_failed(path) == {note.folder: note}
+    states = {one.file: one.state for one in verify(path).findings}
+    assert states["failed.json"] == "right"
+    assert {row["run"]: row["state"] for row in list_runs(tmp_path)} == {
+        "both/local-seed0": "failed: no data",
+        "both/fedavg-seed0": "unfinished: resume it",
+    }
+    text = (path / "failed.json").read_text()
+    (path / "failed.json").write_text(json.dumps(json.loads(text)["failed"]))  # as older versions wrote it
+    assert read_failed(path) == {note.folder: note}
+    assert {one.file: one.state for one in verify(path).findings}["failed.json"] == "unknown"
+    write_failed(path, {"x": replace(note, folder="../x")})
+    strange = (path / "failed.json").read_text()
+    for odd, words in ((text.replace("no data", "no time"), "checksum"), (strange, "no run of the comparison")):
+        (path / "failed.json").write_text(odd)
+        with pytest.raises(SparsonaError, match=words):
+            views_in(path)
+        assert [one.file for one in verify(path).findings if one.state == "wrong"] == ["failed.json"]
+    assert len(list_runs(tmp_path)) == 2
+
+
+def test_the_refit_of_a_search_is_no_link(tmp_path, federation):
+    options = {key: value for key, value in SMALL.items() if key not in ("progress", "rounds")}
+    path = tmp_path / "search"
+    sp.tune(["local"], federation, out=path, trials=1, rounds=1, refit_seeds=1, **options)
+    (path / "refit").rename(tmp_path / "elsewhere")
+    (path / "refit").symlink_to(tmp_path / "elsewhere")
+    (found,) = [one for one in verify(path).findings if one.state == "wrong"]
+    assert found.file == "refit"
+    assert "is a link" in found.what
+    with pytest.raises(SparsonaError, match="refit' is a link"):
+        resume_tuning(path, federation)
+
+
 # Records are data.
 
 
@@ -322,6 +461,88 @@ def test_odd_values_are_refused(runs, text):
     execute(path, text)
     with pytest.raises(SparsonaError, match="that no run records"):
         views_in(path)
+
+
+def edit_summary(block: str, **values: object) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        summary = json.loads((path / "summary.json").read_text())
+        edit_json(path / "summary.json", **{block: {**summary[block], **values}})
+
+    return edit
+
+
+def without(*names: str) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        found = json.loads((path / "summary.json").read_text())
+        block = found if len(names) == 1 else found[names[0]]
+        del block[names[-1]]
+        (path / "summary.json").write_text(json.dumps(found))
+
+    return edit
+
+
+def edit_about(**values: object) -> Callable[[Path], None]:
+    return lambda path: edit_json(path / "about.json", **values)
+
+
+def set_confusion(*matrices: object) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        with contextlib.closing(sqlite3.connect(path / "records.sqlite")) as db:
+            for client, matrix in enumerate(matrices):
+                blob = zlib.compress(np.asarray(matrix, "<i4").tobytes())
+                db.execute("UPDATE evaluations SET confusion = ? WHERE client = ?", (blob, client))
+            db.commit()
+
+    return edit
+
+
+ODD = {
+    "accuracy": edit_summary("accuracy", mean="high"),
+    "steps": edit_summary("steps", total="many"),
+    "bytes": edit_summary("bytes", total=10**400),
+    "no protocol": without("protocol"),
+    "no accuracy": without("accuracy"),
+    "no total": without("bytes", "total"),
+    "classes": lambda path: edit_json(path / "summary.json", classes={"unseen": 3}),
+    "parameters": edit_about(num_parameters=None),
+    "float labels": edit_about(label_counts=1.5),
+    "large labels": edit_about(label_counts=[[1e39, 1]] * 3),
+    "few labels": edit_about(label_counts=[[1, 1]]),
+    "flat sizes": edit_about(sizes=[1, 2, 3]),
+    "title": edit_about(title=3),
+    "novel": edit_about(novel=[7]),
+    "seconds": lambda path: execute(path, "UPDATE rounds SET seconds = 9e999"),
+    "empty confusion": set_confusion([]),
+    "two confusions": set_confusion([1], [[1, 2], [3, 4]]),
+}
+
+
+@pytest.mark.parametrize("case", ODD)
+def test_odd_values_of_an_unsealed_run_are_refused(runs, say, case):
+    """One such folder does not hide the others from a list."""
+    path = runs / "finished"
+    unseal(path)
+    ODD[case](path)
+    with pytest.raises(SparsonaError, match=r"damaged|cannot be read|that no run records"):
+        views_in(path)
+    with contextlib.suppress(SparsonaError):  # where it is not of the records, whose rows are not needed for this
+        repr(sp.load(path))
+    say("report", path, "--out", path / "page.html").refused("")
+    assert {row["run"] for row in list_runs(runs)} == {"finished", "stopped", "other"}
+
+
+def test_what_is_unpacked_is_bounded_whatever_the_facts_say(runs):
+    path = runs / "finished"
+    unseal(path)
+    about = json.loads((path / "about.json").read_text())
+    assert RunFolder.open(path).records.bounds.confusion == 16
+    wide = {**about["examples"], "num_outputs": 40_000}
+    edit_json(path / "about.json", examples=wide)
+    with pytest.raises(SparsonaError, match="label counts of 2 classes, and 40000 outputs"):
+        RunFolder.open(path)
+    edit_json(path / "about.json", label_counts=None, num_parameters=10**15)
+    bounds = RunFolder.open(path).records.bounds
+    assert (bounds.confusion, bounds.numbers) == (1 << 24, 1 << 28)
 
 
 def test_a_journal_that_names_another_file_is_not_used(runs):

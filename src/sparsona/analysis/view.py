@@ -24,9 +24,12 @@ from sparsona.analysis.similarity import Similarity, recorded_distances, recorde
 from sparsona.analysis.summary import at, effort, headline, points, summary_of, weighted_curve
 from sparsona.core.points import FEW
 from sparsona.core.points import point as evaluation_point
-from sparsona.runs.folder import RunFolder
+from sparsona.runs.files import check_shape
+from sparsona.runs.folder import CONFIG_FILE, RunFolder
 from sparsona.runs.profile import search_time
 from sparsona.runs.records import RoundRow
+
+_USED = {"seed": (int,), "rounds": (int,)}  # of the options, which a folder of somebody else may lack
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +123,7 @@ def read_view(folder: RunFolder) -> RunView:
 
 
 def _read_view(folder: RunFolder) -> RunView:
-    facts, config = folder.facts, folder.config
+    facts, config = folder.facts, check_shape(folder.config, _USED, folder.path / CONFIG_FILE)
     # Effort comes from the records: the summaries of older runs lack it.
     summary = {**(folder.summary or summary_of(folder)), **effort(folder)}
     point, completed, correct, count = headline(folder)

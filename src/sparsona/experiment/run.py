@@ -83,7 +83,8 @@ class Run:
         more = [f"{human_bytes(self.summary['bytes']['total'])} sent"]
         if accuracy is not None:
             spread = {"bottom decile": "bottom_decile", "worst": "worst"}
-            more = [f"{name} {self.summary['accuracy'][key]:.1%}" for name, key in spread.items()] + more
+            known = {name: self.summary["accuracy"].get(key) for name, key in spread.items()}
+            more = [f"{name} {value:.1%}" for name, value in known.items() if value is not None] + more
         if (density := self.config["options"].get("density")) is not None:
             more.append(f"density {density:g}")
         return f"{printable(first, kept='')}\n  {printable(', '.join(more), kept='')}"

@@ -41,6 +41,7 @@ from sparsona.experiment.search import (
     written_value,
 )
 from sparsona.experiment.train import RUNS, hint_resume, timestamp
+from sparsona.runs.files import check_plain
 from sparsona.runs.folder import make_empty_folder, warn, write_atomically
 from sparsona.runs.options import MOST_ROUNDS, OPTIONS
 from sparsona.runs.request import parse_method, write_toml
@@ -501,6 +502,7 @@ def _tune(
     _write_config(result, request)
     if request.refit_seeds:
         refit = path / "refit"
+        check_plain(refit, is_folder=True)
         if listen is not None:
             done = sum(len(one.trials) for one in tuned.values())
             listen(done, done, "now training the chosen options on all training data")

@@ -13,6 +13,7 @@ import numpy as np
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.packing import Packing
+from sparsona.core.spec import shorten
 from sparsona.data.names import clean_name, clean_names
 
 FORMAT = 2  # of a run folder that this version writes and resumes
@@ -165,6 +166,26 @@ class RunFacts:
         """Whether the next token is predicted at each position; older runs have no label counts then."""
         return self.targets == "tokens" if self.targets else self.label_counts is None and not self.is_regression
 
+    def _check(self) -> None:
+        """Raise ValueError for values that no run has: about.json may be of anybody."""
+        for facts in (self, *self.extensions, *(() if self.warm_start is None else (self.warm_start,))):
+            for one in fields(facts):
+                kinds, value = _KINDS.get(str(one.type)), getattr(facts, one.name)
+                if kinds and (type(value) not in kinds or (type(value) is int and not 0 <= value < 1 << 62)):
+                    raise ValueError(f"{one.name} is {shorten(repr(value))}")
+        num, counts = len(self.sizes), self.label_counts
+        if self.sizes.shape != (num, 3) or (counts is not None and len(counts) != num):
+            raise ValueError("its sizes and label counts are not those of the same clients")
+        if counts is not None and self.examples is not None and self.examples.num_outputs != counts.shape[1]:
+            raise ValueError(f"label counts of {counts.shape[1]} classes, and {self.examples.num_outputs} outputs")
+        if not all(type(one) is int and 0 <= one < num for one in (*self.novel, *self.attackers)):
+            raise ValueError("it names clients that are none")
+        texts = (*self.metrics, *self.config.values(), *(text for values in self.differing.values() for text in values))
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError("a number where a text belongs")
+        if not all(type(count) is int for count in dict(self.left_out).values()):
+            raise ValueError("its numbers of owners that were left out are none")
+
     def as_json(self) -> dict[str, Any]:
         """Plain values, the format first."""
         plain = {one.name: getattr(self, one.name) for one in fields(self)}
@@ -221,8 +242,10 @@ class RunFacts:
             known["functions"] = {str(key): str(value) for key, value in dict(known.get("functions", {})).items()}
             if known.get("examples") is not None:
                 known["examples"] = ExampleFacts.from_json(known["examples"])
-            return cls(**known)
-        except (TypeError, ValueError, AttributeError, KeyError, SparsonaError) as error:
+            found = cls(**known)
+            found._check()
+            return found
+        except (TypeError, ValueError, AttributeError, KeyError, IndexError, OverflowError, SparsonaError) as error:
             raise SparsonaError(
                 f"'{where}' is damaged: its facts cannot be read ({error})",
                 expected="about.json as sparsona wrote it",
@@ -230,7 +253,19 @@ class RunFacts:
             ) from None
 
 
+_KINDS: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "str": (str,),
+    "bool": (bool,),
+    "int | None": (int, type(None)),
+    "str | None": (str, type(None)),
+}
+
+
 def _freeze(values: Any) -> np.ndarray:
-    found = np.array(values, dtype=np.int64)
+    """A table of whole numbers that nobody writes to."""
+    found = np.array(values)
+    if found.ndim != 2 or found.dtype != np.int64:
+        raise ValueError(f"a table of {found.dtype} in {found.ndim} dimensions")
     found.flags.writeable = False
     return found

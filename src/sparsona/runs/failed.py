@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sparsona.core.errors import SparsonaError
-from sparsona.runs.folder import reached, read_json, write_atomically
+from sparsona.runs.comparison import COMPARISON_FILE, read_comparison
+from sparsona.runs.files import check_plain, read_json, with_checksum, without_checksum, write_atomically
+from sparsona.runs.folder import reached
 
 NAME = "failed.json"
 NOT_PLAYED = "it was not begun: the comparison was stopped before"
@@ -59,24 +61,51 @@ def failed_run(folder: Path, method: str, seed: int, error: Exception) -> Failed
 
 def read_failed(path: Path) -> dict[str, FailedRun]:
     """The runs of the comparison in this folder that failed and have not been finished since, by their folders."""
-    if not (path / NAME).exists():
-        return {}
+    found, _ = _read(path)
+    return {one.folder: one for one in found if not reached(path / one.folder).finished}
+
+
+def check_failed(path: Path) -> str | None:
+    """Raise SparsonaError if the note in this comparison's folder is not what was written; why nothing is known."""
+    _, is_sealed = _read(path)
+    return None if is_sealed else "made by a version that wrote no checksum"
+
+
+def _read(path: Path) -> tuple[list[FailedRun], bool]:
+    """What is noted of runs of the comparison, and whether a checksum vouches for it: older versions wrote a list."""
+    file = path / NAME
+    check_plain(file)
+    if not file.exists():
+        return [], True
+    values = read_json(file, (dict, list))
+    is_sealed = isinstance(values, dict)
+    entries = without_checksum(values, file).get("failed", 0) if isinstance(values, dict) else values
+    planned = {folder.name for folder, _ in read_comparison(path)} if (path / COMPARISON_FILE).exists() else None
     try:
-        found = [FailedRun(**entry) for entry in read_json(path / NAME, list)]
-        if not all(isinstance(value, str) for one in found for value in (one.method, one.folder, one.error, one.trace)):
-            raise TypeError
+        found = [FailedRun(**entry) for entry in entries]
     except TypeError:
-        raise SparsonaError(
-            f"'{path / NAME}' is damaged",
-            expected="the file as sparsona wrote it",
-            hint="delete it: `sparsona resume` retries what is missing",
-        ) from None
-    return {one.folder: one for one in found if not reached(path / Path(one.folder).name).finished}
+        raise _damaged(file) from None
+    for one in found:
+        texts = (one.method, one.folder, one.error, one.trace)
+        if not all(isinstance(text, str) for text in texts) or type(one.seed) is not int:
+            raise _damaged(file)
+        if one.folder not in planned if planned is not None else one.folder != Path(one.folder).name:
+            raise _damaged(file, f": {one.folder!r} is no run of the comparison")
+    return found, is_sealed
+
+
+def _damaged(file: Path, what: str = "") -> SparsonaError:
+    return SparsonaError(
+        f"'{file}' is damaged{what}",
+        expected="the file as sparsona wrote it",
+        hint="delete it: `sparsona resume` retries what is missing",
+    )
 
 
 def write_failed(path: Path, found: Mapping[str, FailedRun]) -> None:
     """Note the runs that failed; without any, there is no file."""
     if found:
-        write_atomically(path / NAME, (json.dumps([asdict(one) for one in found.values()], indent=1) + "\n").encode())
+        values = with_checksum({"failed": [asdict(one) for one in found.values()]})
+        write_atomically(path / NAME, (json.dumps(values, indent=1) + "\n").encode())
     else:
         (path / NAME).unlink(missing_ok=True)

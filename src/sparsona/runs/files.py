@@ -15,7 +15,7 @@ import stat
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from sparsona.core import reading
 from sparsona.core.errors import MachineError, SparsonaError
@@ -23,6 +23,10 @@ from sparsona.core.files import replace_file
 
 RESTORE = "restore it from a copy, or start the run again in another folder"
 WRITTEN = "the file as sparsona wrote it"
+# What a file's values are: one of these types, or a dict by key. "name?" need not be there; "*": all other keys.
+Shape: TypeAlias = "tuple[type, ...] | Mapping[str, Shape]"
+FIGURE = (int, float, type(None))
+_NOTHING = object()
 
 
 @contextlib.contextmanager
@@ -72,7 +76,7 @@ def read_file(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def read_json(path: Path, kind: type = dict) -> Any:
+def read_json(path: Path, kind: type | tuple[type, ...] = dict) -> Any:
     """Read a file that sparsona wrote, or raise an error that says what is wrong with it."""
     try:
         if (size := path.stat().st_size) > reading.MOST_BYTES:
@@ -86,15 +90,40 @@ def read_json(path: Path, kind: type = dict) -> Any:
         raise SparsonaError(f"'{path}' cannot be read: {error}", expected=WRITTEN, hint=RESTORE) from None
 
 
-def parse_json(data: bytes, path: Path, kind: type = dict) -> Any:
+def parse_json(data: bytes, path: Path, kind: type | tuple[type, ...] = dict) -> Any:
     """The value of a file that sparsona wrote; `path` is for errors."""
     try:
         value = reading.parse_json(data.decode("utf-8"))
     except ValueError as error:
         raise SparsonaError(f"'{path}' cannot be read: {error}", expected=WRITTEN, hint=RESTORE) from None
     if not isinstance(value, kind):
-        raise SparsonaError(f"'{path}' holds no {kind.__name__}", expected=WRITTEN, hint=RESTORE)
+        names = " or ".join(one.__name__ for one in (kind if isinstance(kind, tuple) else (kind,)))
+        raise SparsonaError(f"'{path}' holds no {names}", expected=WRITTEN, hint=RESTORE)
     return value
+
+
+def check_shape(values: Any, shape: Shape, path: Path) -> Any:
+    """The values of a file, or SparsonaError if some are not what is used: `path` is for errors."""
+    if odd := sorted(_odd(values, shape, "")):
+        raise SparsonaError(f"'{path}' is damaged: {', '.join(odd)}", expected=WRITTEN, hint=RESTORE)
+    return values
+
+
+def _odd(value: Any, shape: Shape, where: str) -> Iterator[str]:
+    if isinstance(shape, tuple):
+        may_be_large = type(value) is float and type(None) in shape  # a loss may be infinite, a sum is not
+        is_large = type(value) in (int, float) and not abs(value) < 1 << 63
+        if type(value) not in shape or (is_large and not may_be_large):
+            yield where
+    elif not isinstance(value, dict):
+        yield where
+    else:
+        named = {key.removesuffix("?"): one for key, one in shape.items() if key != "*"}
+        for key, one in named.items():
+            if key in value or key in shape:
+                yield from _odd(value.get(key, _NOTHING), one, f"{where}.{key}".lstrip("."))
+        for key in value.keys() - named.keys() if "*" in shape else ():
+            yield from _odd(value[key], shape["*"], f"{where}.{key}".lstrip("."))
 
 
 def checksum(values: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import os
 import platform
 import sqlite3
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -28,9 +28,12 @@ from sparsona.core.version import VERSION
 from sparsona.runs import records
 from sparsona.runs.facts import FORMAT, RunFacts
 from sparsona.runs.files import (
+    FIGURE,
     RESTORE,
     WRITTEN,
+    Shape,
     check_plain,
+    check_shape,
     digest,
     explain_disk_errors,
     file_digest,
@@ -39,7 +42,7 @@ from sparsona.runs.files import (
     read_json,
     write_atomically,
 )
-from sparsona.runs.manifest import Seal, read_manifest
+from sparsona.runs.manifest import Seal, find_manifest, read_manifest
 from sparsona.runs.records import Bounds, Kept, Records
 from sparsona.runs.stopping import MEASURES
 
@@ -53,6 +56,27 @@ GLOBAL_FILE = "global.safetensors"  # a finished run's shared model, by the name
 # What a run is started with, and what it ends with; the manifest has digests of them.
 STARTED = (FACTS_FILE, ENVIRONMENT_FILE, START_FILE, INITIAL_FILE, FEDERATION_FILE)
 ENDED = (SUMMARY_FILE, GLOBAL_FILE)
+# What is used of options and results where no seal vouches for them, as `check_shape` has it.
+_CONFIG: Shape = {"method?": (str,), "seed?": (int,), "rounds?": (int,), "options?": {}}
+_EFFORT: Shape = {"total": (int,), "*": FIGURE}
+_OF_CLASSES: Shape = {"mean": FIGURE, "clients": (int,), "examples": (int,), "*": FIGURE}
+_SUMMARY: Shape = {
+    "method": (str,),
+    "protocol": (str,),
+    "rounds": (int,),
+    "seconds?": (int, float),
+    "accuracy": {"mean": FIGURE, "*": FIGURE},
+    "bytes": _EFFORT,
+    "flops?": {"*": FIGURE},
+    "turns?": _EFFORT,
+    "steps?": _EFFORT,
+    "error?": {"*": FIGURE},
+    "metrics?": {"*": {"mean": FIGURE, "clients": (int,), "tested": (int,), "*": (*FIGURE, str)}},
+    "classes?": {"seen": _OF_CLASSES, "unseen": _OF_CLASSES},
+    "diverged?": {"turns": (int,), "of": (int,), "receivers": (int,), "first": (str,)},
+    "early_stop?": {"after": FIGURE, "of": FIGURE, "best": FIGURE},
+    **{key: {} for key in ("heard?", "conditions?", "privacy?", "novel?", "guard?")},
+}
 
 
 def environment() -> dict[str, Any]:
@@ -137,8 +161,14 @@ class RunFolder:
         folder._acquire()
         try:
             _check_unused(path)  # again, now that no other process can write to it
+            options = json.loads(config)
+            own = {FACTS_FILE, ENVIRONMENT_FILE}
+            own |= {name for name, data in ((START_FILE, start), (INITIAL_FILE, initial)) if data is not None}
+            # Of a run on several machines these two are there before it.
+            own |= {FEDERATION_FILE, GUESTS_FILE} if options.get("executor") == "network" else set()
+            _check_unused(path, own)  # what it does not write it does not seal
             write_atomically(path / ENVIRONMENT_FILE, _json(environment()))
-            folder.learn(replace(facts, config=config_digests(json.loads(config))))
+            folder.learn(replace(facts, config=config_digests(options)))
             for name, data in ((START_FILE, start), (INITIAL_FILE, initial)):
                 if data is not None:
                     write_atomically(path / name, data)
@@ -167,7 +197,7 @@ class RunFolder:
                 expected="a folder made by `sparsona run`, with a config.json inside",
                 hint="`sparsona runs` lists the runs in ./runs",
             )
-        manifest = read_manifest(path)
+        manifest = find_manifest(path)
         about, seal = _read(path / FACTS_FILE), None if manifest is None else manifest.seal
         folder = cls(path, RunFacts.from_json(parse_json(about, path / FACTS_FILE), str(path)), seal)
         if seal is not None:
@@ -182,12 +212,14 @@ class RunFolder:
         """Raise SparsonaError if config.json is not what the run was made with; older runs have no digest."""
         made, now = self.facts.config, config_digests(self.config)
         changed = sorted(key for key in {*made, *now} if made.get(key) != now.get(key)) if made else []
-        if (
-            changed == ["rounds"]
-            and self.facts.extensions
-            and self.config["rounds"] == self.facts.extensions[-1].rounds
-        ):
-            return  # rounds were being added when the process was killed: they were not yet
+        if changed == ["rounds"] and self.facts.extensions:
+            added = self.facts.extensions[-1]
+            before, after = ({"rounds": number} for number in (added.rounds, added.total))
+            is_before = (
+                now["rounds"] == config_digests(before)["rounds"] and reached(self.path).completed <= added.rounds
+            )
+            if is_before and made.get("rounds") == config_digests(after)["rounds"]:
+                return  # rounds were being added when the process was killed: they were not yet
         if changed:
             raise SparsonaError(
                 f"'{self.path / CONFIG_FILE}' was edited after the run was made: {', '.join(changed)}",
@@ -276,12 +308,12 @@ class RunFolder:
             pass
 
     def _check_records(self, db: sqlite3.Connection) -> None:
-        """While another process plays the run its records change, and are not compared."""
+        """While another process plays the run its records change, and are not compared until it is finished."""
         manifest = read_manifest(self.path)
         seal = None if manifest is None or manifest.seal is None else manifest.seal.records
-        same = seal is not None and seal.file is not None and seal.file == file_digest(self.records.path)
+        same = seal is not None and self.records.is_file(seal.file)
         used = False if same or self._lock.is_locked else is_used(self.path)
-        if used:
+        if used and (manifest is None or not manifest.finished):
             return
         if manifest is not None and seal is not None and not same:
             try:
@@ -365,7 +397,7 @@ class RunFolder:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The options of the run."""
-        return read_json(self.path / CONFIG_FILE)
+        return check_shape(read_json(self.path / CONFIG_FILE), _CONFIG, self.path / CONFIG_FILE)
 
     @cached_property
     def environment(self) -> dict[str, Any]:
@@ -377,7 +409,7 @@ class RunFolder:
         """The result, or None while the run is unfinished."""
         if not self.has(SUMMARY_FILE):
             return None
-        found = parse_json(self.read(SUMMARY_FILE), self.path / SUMMARY_FILE)
+        found = parse_summary(self.read(SUMMARY_FILE), self.path / SUMMARY_FILE)
         return found | {"run": str(self.path)}  # folders are moved
 
     def write_summary(self, summary: dict[str, Any]) -> None:
@@ -397,6 +429,11 @@ def config_digests(config: dict[str, Any]) -> dict[str, str]:
     }
 
 
+def parse_summary(data: bytes, path: Path) -> dict[str, Any]:
+    """The result in a file, with figures where figures are used; `path` is for errors."""
+    return check_shape(parse_json(data, path), _SUMMARY, path)
+
+
 def make_empty_folder(path: Path) -> None:
     """Make it, or refuse one that holds anything."""
     with explain_disk_errors(path):
@@ -409,9 +446,10 @@ def make_empty_folder(path: Path) -> None:
 _BEFORE_CONFIG = {"lock", *STARTED, GUESTS_FILE, CONFIG_FILE}
 
 
-def _check_unused(path: Path) -> None:
+def _check_unused(path: Path, own: Collection[str] = _BEFORE_CONFIG) -> None:
+    """Refuse a folder that holds anything but what the run writes, which `own` names, or a draft of it."""
     names = {drafted_name(entry.name) or entry.name for entry in path.iterdir()} if path.is_dir() else {""}
-    if not names <= _BEFORE_CONFIG or (path / CONFIG_FILE).exists():
+    if not names <= {"lock", CONFIG_FILE, *own} or (path / CONFIG_FILE).exists():
         raise SparsonaError(
             f"'{path}' is already used",
             expected="a folder that does not exist yet, or an empty one",
@@ -437,7 +475,9 @@ def _bounds(facts: RunFacts) -> Bounds:
     if facts.examples is not None:
         classes = max(classes, facts.examples.num_outputs)
     numbers = max(1 << 16, 8 * (facts.num_parameters + facts.num_frozen))
-    return Bounds(len(facts.sizes), 4 * classes**2 if classes else Bounds.confusion, numbers)
+    # The facts may be a stranger's, too: no run needs more than the default of a matrix, or this of numbers.
+    matrix = min(4 * classes**2, Bounds.confusion) if classes else Bounds.confusion
+    return Bounds(len(facts.sizes), matrix, min(numbers, 1 << 28))
 
 
 def _json(value: dict[str, Any]) -> bytes:

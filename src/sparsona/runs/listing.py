@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 from sparsona.core.errors import SparsonaError
 from sparsona.core.reading import expand
 from sparsona.core.spec import shorten
-from sparsona.runs.files import parse_json, read_file, read_json
-from sparsona.runs.folder import SUMMARY_FILE, is_used
-from sparsona.runs.manifest import read_manifest
+from sparsona.runs.failed import FailedRun, read_failed
+from sparsona.runs.files import read_file, read_json
+from sparsona.runs.folder import SUMMARY_FILE, is_used, parse_summary
+from sparsona.runs.manifest import find_manifest
 
 
 def find_run(text: str | Path) -> Path:
@@ -32,35 +34,41 @@ def list_runs(where: Path) -> list[dict[str, Any]]:
     if not where.is_dir():
         return []
     configs = [*where.glob("*/config.json"), *where.glob("*/*/config.json")]
-    return [_row(path.parent, where) for path in sorted(configs, key=lambda path: path.stat().st_mtime, reverse=True)]
+    newest = sorted(configs, key=lambda path: path.stat().st_mtime, reverse=True)
+    failed: dict[Path, dict[str, FailedRun]] = {}
+    for place in {path.parent.parent for path in newest} - {where}:
+        with suppress(SparsonaError):  # of a damaged note `resume` and `verify` tell
+            failed[place] = read_failed(place)
+    return [_row(path.parent, where, failed.get(path.parent.parent, {})) for path in newest]
 
 
-def _row(folder: Path, where: Path) -> dict[str, Any]:
+def _row(folder: Path, where: Path, failed: Mapping[str, FailedRun]) -> dict[str, Any]:
     row: dict[str, Any] = {"run": str(folder.relative_to(where)), "path": str(folder)}
     try:
         config = read_json(folder / "config.json")
-        found = read_manifest(folder)
+        found = find_manifest(folder)
         completed, finished, seal = (0, False, None) if found is None else (found.completed, found.finished, found.seal)
         path, summary = folder / SUMMARY_FILE, None
         if path.exists() and (seal is None or SUMMARY_FILE in seal.files):
             data = read_file(path)
             if seal is not None:
                 seal.check(path, data, "the run was finished" if finished else f"round {completed}")
-            summary = parse_json(data, path)
+            summary = parse_summary(data, path)
         mean = summary["accuracy"]["mean"] if summary else None
         accuracy = "–" if mean is None else f"{mean:.1%}"
         if mean is None and summary and (metrics := summary.get("metrics")):  # of a regression, its first metric
             name = next(iter(metrics))
             accuracy = "–" if metrics[name]["mean"] is None else f"{name} {metrics[name]['mean']:.4g}"
         steps = summary["steps"]["total"] if summary and "steps" in summary else None  # older summaries lack them
+        stopped = f"failed: {failed[folder.name].what}" if folder.name in failed else "unfinished: resume it"
         return row | {
             "method": config["method"],
             "seed": config["seed"],
             "rounds": f"{completed}/{config['rounds']}",
             "steps": "–" if steps is None else f"{steps:,}",
             "accuracy": accuracy,
-            "state": "finished" if finished else "running" if is_used(folder) else "unfinished: resume it",
+            "state": "finished" if finished else "running" if is_used(folder) else stopped,
         }
-    except (SparsonaError, KeyError, TypeError) as error:
+    except (SparsonaError, OSError, LookupError, TypeError, ValueError) as error:
         blank = dict.fromkeys(("method", "seed", "rounds", "steps", "accuracy"), "–")
         return row | blank | {"state": f"damaged: {str(error).splitlines()[0]}"}

@@ -25,11 +25,13 @@ from sparsona.runs.files import (
     without_checksum,
     write_atomically,
 )
+from sparsona.runs.records import NAME as RECORDS
 from sparsona.runs.records import RecordSeal
 
 FORMAT = 1
 FOLDER = "checkpoint"
 MANIFEST = Path(FOLDER) / "manifest.json"
+_LATER = (RECORDS, "summary.json")  # what no run has before its first manifest
 _OWNER = re.compile(r"server|(?:server|client|message|tuned)/(?:0|[1-9][0-9]{0,8})")
 _ENTRY = re.compile(r"(?P<owner>server|(?:server|client|message|tuned)-[0-9]{1,9})\.[0-9]{1,12}\.safetensors")
 
@@ -143,6 +145,20 @@ def read_manifest(folder: Path) -> Manifest | None:
         return _parse(values)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise SparsonaError(f"'{path}' is damaged: {error!r}", expected=WRITTEN, hint=RESTORE) from None
+
+
+def find_manifest(folder: Path) -> Manifest | None:
+    """The same of a folder that may be anybody's: without its manifest, nothing vouches for records and a result."""
+    found = read_manifest(folder)
+    if found is None and any((folder / name).exists() for name in _LATER):
+        found = read_manifest(folder)  # it may have been written while we looked
+        if found is None:
+            raise SparsonaError(
+                f"'{folder / MANIFEST}' is missing",
+                expected="the manifest that belongs to the records and the result of this run",
+                hint=RESTORE,
+            )
+    return found
 
 
 def is_checkpoint_file(name: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import sqlite3
 import zlib
@@ -22,7 +23,7 @@ import numpy as np
 
 from sparsona.core.errors import MachineError, SparsonaError
 from sparsona.engine.failures import DIVERGED, WITHHELD
-from sparsona.runs.files import RESTORE, WRITTEN, check_plain
+from sparsona.runs.files import RESTORE, WRITTEN, check_plain, file_digest
 
 NAME = "records.sqlite"
 SCHEMA = """
@@ -406,6 +407,11 @@ class Records:
         """Whether anything was ever written."""
         return self.path.exists()
 
+    def is_file(self, known: str | None) -> bool:
+        """Whether the file is the one with this digest, and nothing beside it adds rows to it."""
+        beside = (self.path.with_name(f"{self.path.name}{suffix}") for suffix in ("-wal", "-journal"))
+        return known is not None and known == file_digest(self.path) and not any(map(os.path.lexists, beside))
+
     # Writing: only for the holder of the folder's lock.
 
     @property
@@ -451,7 +457,8 @@ class Records:
     def _check_schema(self, db: sqlite3.Connection) -> None:
         """Refuse triggers, views, virtual tables and whatever else is not ours, before it can do anything."""
         for kind, name, table, text in db.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"):
-            if kind == "index" and text is None and table in _TABLES.values() and name.startswith("sqlite_autoindex_"):
+            is_own = table in _TABLES.values() and str(name).startswith("sqlite_autoindex_")
+            if kind == "index" and text is None and is_own:
                 continue
             if kind != "table" or _MADE.get(name) != text or table != name:
                 raise SparsonaError(
@@ -728,7 +735,10 @@ class Records:
         query = "SELECT * FROM evaluations WHERE completed = ? AND point = ? AND confusion IS NOT NULL ORDER BY client"
         rows = self._rows(EvaluationRow, query, (completed, point))
         most = self.bounds.confusion
-        return {row.client: unpack_confusion(row.confusion, most) for row in rows if row.confusion is not None}
+        found = {row.client: unpack_confusion(row.confusion, most) for row in rows if row.confusion is not None}
+        if len(shapes := {matrix.shape for matrix in found.values()}) > 1:
+            raise _damaged(f"matrices of {' and '.join(map(str, sorted(shapes)))} entries")
+        return found
 
     def classes(self, completed: int, point: str) -> list[ClassesRow]:
         """Each client's counts on classes that it has and has not, where no matrix was kept."""
@@ -894,6 +904,9 @@ def _odd_values(kind: type[Any], table: str, clients: int) -> tuple[str, tuple[i
         if one.name in ("client", "round", "completed"):
             odd.append(f"{one.name} NOT BETWEEN 0 AND ?")
             values.append(clients - 1 if one.name == "client" else 1 << 31)
+        if one.name in ("seconds", "time", "lr_scale"):
+            odd.append(f"{one.name} NOT BETWEEN 0 AND ?")
+            values.append(1 << 53)  # infinitely many are none
     return f"SELECT 1 FROM {table} WHERE {' OR '.join(odd)} LIMIT 1", tuple(values)
 
 
@@ -902,7 +915,7 @@ def explain_record_errors(path: Path) -> Iterator[None]:
     """Turn SQLite errors into messages that a user can act on."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # a damaged file may have names that are no text
         text = str(error)
         full, locked = "full" in text or "disk I/O" in text, "locked" in text or "busy" in text
         said, expected, hint = "used", WRITTEN, "restore the file from a copy, or start the run again in another folder"
@@ -927,7 +940,7 @@ def unpack_confusion(blob: bytes, most: int = Bounds.confusion) -> np.ndarray:
     """The inverse of pack_confusion."""
     flat = unpack_numbers(blob, "<i4", most)
     side = int(len(flat) ** 0.5)
-    if side * side != len(flat):
+    if side * side != len(flat) or not side:
         raise _damaged(f"a matrix of {len(flat)} entries")
     return flat.reshape(side, side)
 

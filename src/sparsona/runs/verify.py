@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,11 +14,12 @@ from typing import Any, Literal
 from sparsona.core.errors import SparsonaError
 from sparsona.core.files import drafted_name
 from sparsona.runs.comparison import COMPARISON_FILE, check_member, read_comparison
-from sparsona.runs.files import check_plain, file_digest, read_file, read_json, without_checksum
+from sparsona.runs.failed import NAME as FAILED
+from sparsona.runs.failed import check_failed
+from sparsona.runs.files import check_plain, read_file, read_json, without_checksum
 from sparsona.runs.folder import (
     CONFIG_FILE,
     ENDED,
-    FACTS_FILE,
     GUESTS_FILE,
     SERVER_FILE,
     STARTED,
@@ -25,13 +27,14 @@ from sparsona.runs.folder import (
     RunFolder,
     is_used,
 )
-from sparsona.runs.manifest import FOLDER, MANIFEST, Manifest, is_checkpoint_file, read_manifest
+from sparsona.runs.manifest import FOLDER, MANIFEST, Manifest, Seal, find_manifest, is_checkpoint_file
 from sparsona.runs.profile import NAME as PROFILE
 from sparsona.runs.profile import read_profile
 from sparsona.runs.records import NAME as RECORDS
 
 SEARCH_FILE = "tune.json"
 OTHERS = {"lock", GUESTS_FILE, SERVER_FILE, "report.html"}  # written by us, and no part of a run's result
+_TRIES = 10  # to check a run between two of its checkpoints
 State = Literal["right", "wrong", "unknown"]
 
 
@@ -113,8 +116,9 @@ def _search(path: Path) -> Iterator[Finding]:
         yield _find(str(file.relative_to(path)), lambda file=file: read(file))  # type: ignore[misc]  # bound at once
     for config in sorted(path.glob("*/trial-*/config.json")):
         yield from _inside(config.parent, path, _run(config.parent))
-    if (path / "refit").exists():
-        yield from _inside(path / "refit", path, _comparison(path / "refit"))
+    if os.path.lexists(refit := path / "refit"):
+        place = _find("refit", lambda: check_plain(refit, is_folder=True))
+        yield from [place] if place.state == "wrong" else _inside(refit, path, _comparison(refit))
 
 
 def _comparison(path: Path) -> Iterator[Finding]:
@@ -125,17 +129,19 @@ def _comparison(path: Path) -> Iterator[Finding]:
         return
     has_checksums = all("checksum" in entry for entry in read_json(path / COMPARISON_FILE, list))
     yield Finding(COMPARISON_FILE, "right" if has_checksums else "unknown", f"{len(planned)} runs")
+    if os.path.lexists(path / FAILED):
+        yield _find(FAILED, lambda: check_failed(path))
     for folder, config in planned:
         if not (folder / CONFIG_FILE).exists():
             yield Finding(folder.name, "unknown", "not begun yet")
             continue
-        found = list(_run(folder))
-        yield from _inside(folder, path, iter(found))
+        found = _run(folder)
+        yield from _inside(folder, path, found)
         if all(one.state != "wrong" for one in found):
             yield _find(folder.name, lambda: check_member(RunFolder.open(folder), config))  # noqa: B023  # called at once
 
 
-def _inside(folder: Path, path: Path, findings: Iterator[Finding]) -> Iterator[Finding]:
+def _inside(folder: Path, path: Path, findings: Iterable[Finding]) -> Iterator[Finding]:
     name = folder.relative_to(path)
     for one in findings:
         yield Finding(str(name / one.file), one.state, one.what)
@@ -149,16 +155,37 @@ def _find(file: str, check: Callable[[], str | None]) -> Finding:
         return Finding(file, "wrong", error.what)
     except OSError as error:
         return Finding(file, "wrong", f"it cannot be read: {error.strerror or error}")
+    except Exception as error:  # of a file that is damaged in a way that nobody thought of
+        return Finding(file, "wrong", f"it cannot be read: {type(error).__name__}: {error}")
     return Finding(file, "unknown", why) if why else Finding(file, "right")
 
 
-def _run(path: Path) -> Iterator[Finding]:
+def _run(path: Path) -> list[Finding]:
+    """What is found in a run's folder. Where its manifest is another afterwards, files were written meanwhile, and what
+    seems wrong may be right."""
+    found: list[Finding] = []
+    for _ in range(_TRIES):
+        before = _content(path / MANIFEST)
+        found = list(_once(path))
+        if all(one.state != "wrong" for one in found) or _content(path / MANIFEST) == before:
+            return found
+    what = "a process plays this run: verify it when it has stopped"
+    return [Finding(one.file, "unknown", what) if one.state == "wrong" else one for one in found]
+
+
+def _content(path: Path) -> bytes | None:
+    with suppress(OSError, SparsonaError):
+        return read_file(path)
+    return None
+
+
+def _once(path: Path) -> Iterator[Finding]:
     if not (path / CONFIG_FILE).exists():
         yield Finding(CONFIG_FILE, "wrong", f"'{path}' is not a run: it has no {CONFIG_FILE}")
         return
     manifest: Manifest | None = None
     try:
-        manifest = read_manifest(path)
+        manifest = find_manifest(path)
     except SparsonaError as error:
         yield Finding(str(MANIFEST), "wrong", error.what)
         return
@@ -174,18 +201,19 @@ def _run(path: Path) -> Iterator[Finding]:
     try:
         folder = RunFolder.open(path)
     except SparsonaError as error:
-        named = {name for name in (*STARTED, *ENDED) if name in error.what}
-        if not named - {FACTS_FILE} or seal is None:  # of the others it is said below
-            yield Finding(CONFIG_FILE, "wrong", error.what)
+        named = [name for name in (*STARTED, *ENDED, RECORDS) if str(path / name) in error.what]
+        if not named or named[0] == RECORDS or seal is None or named[0] not in seal.files:  # else it is said below
+            yield Finding(named[0] if named else CONFIG_FILE, "wrong", error.what)
+        elif all(one.state == "right" for one in _sealed(path, seal, named)):  # sealed, and not to be read still
+            yield Finding(named[0], "wrong", error.what)
     else:
         edited = folder.edited_limits
-        what = f"edited, as limits of a session may be: {', '.join(edited)}" if edited else ""
-        yield Finding(CONFIG_FILE, "wrong" if edited else "right" if folder.facts.config else "unknown", what)
+        what = f"edited limits: {', '.join(edited)}; they may be" if edited else ""
+        yield Finding(CONFIG_FILE, "right" if folder.facts.config else "unknown", what)
+    if seal is not None:
+        yield from _sealed(path, seal, [name for name in (*STARTED, *ENDED) if name in seal.files])
     for name in (*STARTED, *ENDED):
-        if seal is not None and name in seal.files:
-            since = "the run was started" if name in STARTED else "it was written"
-            yield _find(name, lambda: seal.check(path / name, read_file(path / name), since))  # noqa: B023
-        elif (path / name).exists():
+        if (path / name).exists() and (seal is None or name not in seal.files):
             is_left = seal is not None and name in ENDED
             yield Finding(name, "unknown", "left by a process that was killed: not used" if is_left else "not sealed")
     if manifest is not None:
@@ -195,6 +223,12 @@ def _run(path: Path) -> Iterator[Finding]:
     if (path / PROFILE).exists():
         yield _find(PROFILE, lambda: None if "checksum" in read_profile(path) else "made without a checksum")
     yield from _others(path)
+
+
+def _sealed(path: Path, seal: Seal, names: Sequence[str]) -> Iterator[Finding]:
+    for name in names:
+        since = "the run was started" if name in STARTED else "it was written"
+        yield _find(name, lambda: seal.check(path / name, read_file(path / name), since))  # noqa: B023
 
 
 def _checkpoint(path: Path, manifest: Manifest) -> Iterator[Finding]:
@@ -217,7 +251,7 @@ def _checkpoint(path: Path, manifest: Manifest) -> Iterator[Finding]:
 
 def _records(folder: RunFolder, manifest: Manifest | None) -> Finding:
     seal = None if manifest is None or manifest.seal is None else manifest.seal.records
-    if is_used(folder.path):
+    if not (manifest is not None and manifest.finished) and is_used(folder.path):
         return Finding(RECORDS, "unknown", "a process plays this run: verify it when it has stopped")
 
     def check() -> str | None:
@@ -230,7 +264,7 @@ def _records(folder: RunFolder, manifest: Manifest | None) -> Finding:
     found = _find(RECORDS, check)
     if found.state != "right" or seal is None:
         return found
-    same = seal.file == file_digest(folder.records.path)
+    same = folder.records.is_file(seal.file)
     return Finding(RECORDS, "right", "row by row" if same else "row by row; the file itself was written since")
 
 
@@ -248,5 +282,7 @@ def _others(path: Path) -> Iterator[Finding]:
                 shown = ascii(entry.name)[1:-1] if place == path else f"{FOLDER}/{ascii(entry.name)[1:-1]}"
                 if not ours:
                     yield Finding(shown, "unknown", "not of this run: it is neither read nor removed")
-                elif not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode) and name != FOLDER:
-                    yield _find(shown, lambda: check_plain(Path(entry.path)))  # noqa: B023
+                    continue
+                with suppress(FileNotFoundError):  # a process that plays the run has removed it
+                    if not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode) and name != FOLDER:
+                        yield _find(shown, lambda: check_plain(Path(entry.path)))  # noqa: B023
