@@ -92,9 +92,9 @@ def leakage(path: str, batches: str, pictures: int, steps: int, noise: float | N
         sizes = () if batches == "none" else tuple(int(part) for part in batches.split(","))
     except ValueError:
         raise SparsonaError(f"--batches {batches}", expected="whole numbers, or none", hint="--batches 1,4,8") from None
-    run, options = api.load(find_run(path)), {"batches": pictures, "steps": steps, "noise": noise, "seed": seed}
+    run = api.load(find_run(path))
     with decoding_bar("searching for pictures") as listen:
-        found = run.leakage(batch_sizes=sizes, listen=listen, **options)
+        found = run.leakage(batch_sizes=sizes, batches=pictures, steps=steps, noise=noise, seed=seed, listen=listen)
     if as_json:
         echo(json.dumps(found.as_dict()))
         return
