@@ -25,7 +25,7 @@ class WarmStartFacts:
     """Where the weights come from that a run began with.
 
     `weights` and `federation` are digests; of the `of` parameters, `taken` come from that run; `same_data`: it was
-    trained on the same clients.
+    trained on the same clients. `data` is what its data set is called; "" in runs of older versions.
     """
 
     run: str
@@ -36,6 +36,7 @@ class WarmStartFacts:
     taken: int = 0
     of: int = 0
     same_data: bool = True
+    data: str = ""
 
 
 @dataclass(frozen=True)

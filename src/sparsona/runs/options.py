@@ -36,7 +36,7 @@ from sparsona.robust import ATTACKS, MEANS, PLAIN, read_attack, read_mean
 from sparsona.runs.declaration import Option, as_int, as_tuple, option, options_of
 from sparsona.runs.stopping import Stopping
 from sparsona.transforms import TRANSFORMS, read_transforms, split_transforms
-from sparsona.transforms.privacy import read_privacy
+from sparsona.transforms.privacy import CENTRAL, read_privacy
 
 MOST_CLIENTS = MOST_ROUNDS = 10_000_000
 NUM_CLIENTS = 20  # if neither the user nor the partition says how many
@@ -642,6 +642,12 @@ class RunConfig(Stopping):
                 "--privacy with sampler=loss: clients would send their losses without noise, and be chosen by them",
                 expected="clients that are drawn whatever they have learned",
                 hint="leave sampler out",
+            )
+        if self.min_updates and self.privacy is not None and read_privacy(self.privacy).kind == CENTRAL:
+            yield SparsonaError(
+                f"--privacy central with min_updates={self.min_updates}: one client would decide if a round has noise",
+                expected="rounds that all have an effect: clients that do not come count as no change",
+                hint="leave min_updates out",
             )
 
     def conflicts(self) -> list[SparsonaError]:
