@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import sparsona as sp
 from sparsona.analysis import extra
 from sparsona.analysis.privacy import PrivacyPlan, gaussian_epsilon, noise_for, sampled_epsilon
+from sparsona.analysis.table import figures
 from sparsona.cli.app import cli
 from sparsona.core.errors import SparsonaError
 from sparsona.experiment import build
@@ -166,6 +167,26 @@ def test_a_search_says_that_trials_spend_too(tmp_path, capsys):
     quick = {**TINY, "rounds": 1, "trials": 1, "refit_seeds": 0, "jobs": 1, "search": {"lr": [0.1]}}
     sp.tune(["fedavg:privacy=local:noise=9"], **quick, out=tmp_path / "tune")
     assert "every trial spends" in capsys.readouterr().err
+
+
+def test_an_epsilon_above_all_measure_is_shown(tmp_path):
+    runs = [
+        sp.train("fedavg", **{**TINY, "rounds": 1}, seed=seed, privacy="local:noise=1e-6", out=tmp_path / str(seed))
+        for seed in (0, 1)
+    ]
+    assert runs[0].privacy().epsilon == math.inf
+    (row,) = figures([run.view for run in runs])
+    assert row["epsilon"] == {"mean": None, "spread": None}  # JSON has no infinity
+    for args in ([str(run.path) for run in runs], [str(runs[0].path)]):
+        shown = CliRunner().invoke(cli, ["table", *args], env={"COLUMNS": "300"})
+        assert "above 1e+06" in shown.output
+
+
+def test_more_noise_than_the_accountant_can_tell_from_none():
+    assert sampled_epsilon(1e9, 1e-5, 5, 5, 10) == gaussian_epsilon(1e9, 1e-5, 5)
+    shown = CliRunner().invoke(cli, ["privacy", "--clients", "10", "--rounds", "5", "--privacy", "central:noise=1e9"])
+    assert shown.exit_code == 0
+    assert CliRunner().invoke(cli, ["privacy", "--clients", "10", "--rounds", "9" * 309]).exit_code == 2
 
 
 def test_without_the_extra_a_run_is_refused_before_it_trains(monkeypatch):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from sparsona.runs.folder import RunFolder, reached
 from sparsona.transforms.privacy import CENTRAL, LOCAL, Privacy, read_privacy
 
 MOST_EPSILON = 1e6  # above it, epsilon is infinite for every purpose
+MOST_NOISE = 1e6  # above it, the accountant's differences are lost to rounding: that clients are drawn is not counted
 NETWORK = "network"  # the executor of a run on several machines
 
 
@@ -72,7 +74,7 @@ def sampled_epsilon(noise: float, delta: float, releases: int, cohort: int, clie
         True
     """
     always = gaussian_epsilon(noise, delta, releases)
-    if cohort >= clients or not releases or math.isinf(always):
+    if cohort >= clients or not releases or math.isinf(always) or noise > MOST_NOISE:
         return always
     dp = accountant()
     # REPLACE_ONE wants the multiplier against what replacing one client changes: twice the norm.
@@ -128,7 +130,7 @@ def noise_for(epsilon: float, plan: PrivacyPlan) -> float:
     low, high = 1e-2, 1e-1
     while spends(high) > epsilon:
         low, high = high, 4 * high
-        if high > 1e6:
+        if high > MOST_NOISE:
             raise SparsonaError(
                 f"epsilon {epsilon:g} in {plan.rounds} rounds", expected="one that noise of 1e6 norms can reach"
             )
@@ -185,7 +187,11 @@ class Spent:
             text += f", if nobody knows which {self.cohort} of the {self.drawn_from} clients are drawn in a round"
         clear = f"{', '.join(self.in_the_clear)} (sent in the clear), " if self.in_the_clear else ""
         text += f". It covers values in updates; not {clear}numbers of examples, losses and results of evaluations"
-        text += f"; nor what the model of '{self.began_with}' tells, which training began with. " if self.began_with else ". "
+        text += (
+            f"; nor what the model of '{self.began_with}' tells, which training began with. "
+            if self.began_with
+            else ". "
+        )
         if self.secret:
             return text + "Noise is drawn from each client's own secret."
         return text + "The noise is simulated: drawn from the run's seed, repeatable, and no protection."
@@ -197,13 +203,22 @@ class Spent:
             "noise": self.privacy.noise,
             "clip": self.privacy.clip,
             "delta": self.privacy.delta,
-            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,  # null: above MOST_EPSILON
             "releases": self.releases,
             "drawn_from": self.drawn_from,
             "cohort": self.cohort,
             "in_the_clear": list(self.in_the_clear),
             "secret": self.secret,
+            "began_with": self.began_with,
         }
+
+    @classmethod
+    def of_brief(cls, found: Mapping[str, Any]) -> Spent:
+        """What `brief` wrote, without clients: nothing is computed again, and the extra is not needed."""
+        privacy = Privacy(found["kind"], found["noise"], found["clip"], found["delta"])
+        epsilon = math.inf if found["epsilon"] is None else found["epsilon"]
+        rest = [found[name] for name in ("drawn_from", "cohort", "in_the_clear", "secret")]
+        return cls(privacy, epsilon, found["releases"], np.empty(0), *rest, found.get("began_with", ""))
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON; an infinite epsilon is null."""
