@@ -217,8 +217,17 @@ class Spent:
         """What `brief` wrote, without clients: nothing is computed again, and the extra is not needed."""
         privacy = Privacy(found["kind"], found["noise"], found["clip"], found["delta"])
         epsilon = math.inf if found["epsilon"] is None else found["epsilon"]
-        rest = [found[name] for name in ("drawn_from", "cohort", "in_the_clear", "secret")]
-        return cls(privacy, epsilon, found["releases"], np.empty(0), *rest, found.get("began_with", ""))
+        return cls(
+            privacy,
+            epsilon,
+            found["releases"],
+            np.empty(0),
+            found["drawn_from"],
+            found["cohort"],
+            tuple(found["in_the_clear"]),
+            found["secret"],
+            found.get("began_with", ""),
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON; an infinite epsilon is null."""
@@ -246,7 +255,8 @@ def spent(folder: RunFolder) -> Spent | None:
         return None
     privacy, config = read_privacy(text), folder.config
     last, records = folder.last_round, folder.records
-    turns = {(row.round, row.client) for row in (*records.turns(), *records.failures()) if row.round < last}
+    turns = {(row.round, row.client) for row in records.turns() if row.round < last}
+    turns |= {(row.round, row.client) for row in records.failures() if row.round < last}
     took_part = Counter(client for _, client in turns)
     by_number = {num: gaussian_epsilon(privacy.noise, privacy.delta, num) for num in set(took_part.values())}
     clients = np.array([by_number.get(took_part[client], 0.0) for client in range(len(folder.facts.sizes))])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sparsona.analysis.leakage import Presence, label_presence, told_classes
 from sparsona.analysis.privacy import Spent, show_epsilon, spent
-from sparsona.core.arguments import number, plain, whole
+from sparsona.core import arguments
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Batch
 from sparsona.core.seeds import Seeds, generator
@@ -171,7 +171,7 @@ def check_arguments(
     batch_sizes: Any, batches: Any, steps: Any, noise: Any, seed: Any, listen: Any
 ) -> tuple[tuple[int, ...], int, int, float | None, int]:
     """The arguments of `Run.leakage` as plain values, or a SparsonaError that names a wrong one."""
-    sizes = plain(batch_sizes)
+    sizes = arguments.plain(batch_sizes)
     if not isinstance(sizes, list | tuple):
         raise SparsonaError(
             f"batch_sizes as a {type(batch_sizes).__name__}",
@@ -180,16 +180,16 @@ def check_arguments(
         )
     if listen is not None and not callable(listen):
         raise SparsonaError(f"listen as a {type(listen).__name__}", expected="a function", hint="leave it out")
-    if noise is not None and not 0 < (noise := number("noise", noise)) <= LARGEST:
+    if noise is not None and not 0 < (noise := arguments.number("noise", noise)) <= LARGEST:
         raise SparsonaError(
             f"noise of {noise:g} norms", expected=f"a number above 0, at most {LARGEST:g}", hint="--noise 1"
         )
     return (
-        tuple(whole("batch_sizes", one, 1, MOST) for one in sizes),
-        whole("batches", batches, 1, MOST),
-        whole("steps", steps, 1, MOST),
+        tuple(arguments.whole("batch_sizes", one, 1, MOST) for one in sizes),
+        arguments.whole("batches", batches, 1, MOST),
+        arguments.whole("steps", steps, 1, MOST),
         noise,
-        whole("seed", seed),
+        arguments.whole("seed", seed),
     )
 
 
