@@ -258,7 +258,7 @@ def _check_private_start(known: WarmStartFacts, data: str) -> None:
         raise SparsonaError(
             f"--privacy with a warm start from '{known.run}', which was trained on the same data, or may have been",
             expected="a start from another data set: what that model tells of this one is not in epsilon",
-            hint="leave --warm-start out; `sparsona resume RUN --rounds N` adds rounds to a private run, and counts all",
+            hint="leave --warm-start out; `sparsona resume RUN --rounds N` gives a private run more rounds",
         )
 
 
