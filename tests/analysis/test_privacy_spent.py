@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import sparsona as sp
 from sparsona.analysis import extra
 from sparsona.analysis.privacy import PrivacyPlan, gaussian_epsilon, noise_for, sampled_epsilon
+from sparsona.analysis.table import figures
 from sparsona.cli.app import cli
 from sparsona.core.errors import SparsonaError
 from sparsona.experiment import build
@@ -137,6 +138,55 @@ def test_central_counts_sampling_only_where_it_is_uniform(tmp_path):
     assert spent["uniform"].epsilon == sampled_epsilon(8.0, 1e-5, 3, 2, 4)
     assert spent["round-robin"].drawn_from is None
     assert spent["round-robin"].epsilon == gaussian_epsilon(8.0, 1e-5, 2)  # nobody took part in all three rounds
+
+
+def test_every_round_with_central_noise_counts_also_if_nobody_came(tmp_path):
+    run = sp.train("fedavg", **TINY, drop_rate=0.999, privacy="central:noise=8.0", out=tmp_path / "run")
+    assert not any(row.aggregated for row in run._folder.records.turns())
+    assert run.privacy().releases == 3
+    assert run.privacy().epsilon == sampled_epsilon(8.0, 1e-5, 3, 2, 4)
+
+
+def test_a_start_from_the_same_data_is_refused_and_another_is_named(tmp_path):
+    """What the first model tells is not in epsilon, so it must not be of the same clients."""
+    short = {**TINY, "rounds": 1}
+    first = sp.train("fedavg", **short, out=tmp_path / "first")
+    for more in ({}, {"seed": 1}):  # other clients of one data set have the same examples
+        with pytest.raises(SparsonaError, match="--privacy with a warm start"):
+            sp.train("fedavg", **short, **more, privacy="local:noise=9", warm_start=str(first.path))
+    arrays = sp.Federation.from_clients(
+        [(np.random.default_rng(k).random((20, 1, 8, 8), np.float32), np.arange(20) % 10) for k in range(4)]
+    )
+    options = {key: value for key, value in short.items() if key not in ("clients", "data_rate")}
+    start = str(first.path)
+    run = sp.train("fedavg", arrays, "digits-cnn", **options, privacy="local:noise=9", warm_start=start)
+    assert f"nor what the model of '{first.path}' tells" in run.protocol
+
+
+def test_a_search_says_that_trials_spend_too(tmp_path, capsys):
+    quick = {**TINY, "rounds": 1, "trials": 1, "refit_seeds": 0, "jobs": 1, "search": {"lr": [0.1]}}
+    sp.tune(["fedavg:privacy=local:noise=9"], **quick, out=tmp_path / "tune")
+    assert "every trial spends" in capsys.readouterr().err
+
+
+def test_an_epsilon_above_all_measure_is_shown(tmp_path):
+    runs = [
+        sp.train("fedavg", **{**TINY, "rounds": 1}, seed=seed, privacy="local:noise=1e-6", out=tmp_path / str(seed))
+        for seed in (0, 1)
+    ]
+    assert runs[0].privacy().epsilon == math.inf
+    (row,) = figures([run.view for run in runs])
+    assert row["epsilon"] == {"mean": None, "spread": None}  # JSON has no infinity
+    for args in ([str(run.path) for run in runs], [str(runs[0].path)]):
+        shown = CliRunner().invoke(cli, ["table", *args], env={"COLUMNS": "300"})
+        assert "above 1e+06" in shown.output
+
+
+def test_more_noise_than_the_accountant_can_tell_from_none():
+    assert sampled_epsilon(1e9, 1e-5, 5, 5, 10) == gaussian_epsilon(1e9, 1e-5, 5)
+    shown = CliRunner().invoke(cli, ["privacy", "--clients", "10", "--rounds", "5", "--privacy", "central:noise=1e9"])
+    assert shown.exit_code == 0
+    assert CliRunner().invoke(cli, ["privacy", "--clients", "10", "--rounds", "9" * 309]).exit_code == 2
 
 
 def test_without_the_extra_a_run_is_refused_before_it_trains(monkeypatch):

@@ -16,6 +16,7 @@ from sparsona.cli.app import cli
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Batch
 from sparsona.core.task import Task
+from sparsona.experiment import leakage
 from sparsona.experiment.leakage import invert, matched_psnr, psnr, visible_update, with_noise
 
 
@@ -84,3 +85,26 @@ def test_a_run_is_attacked_and_epsilon_stands_beside(tmp_path):
     assert [one["update"] for one in found["inversions"]] == ["dense", "masked", "dense, noised", "masked, noised"]
     assert found["noise"] == 5
     assert 0 <= found["presence"]["auc"] <= 1
+    for name, value in {"seed": -1, "noise": 1e300, "batches": 0, "steps": 1.5, "batch_sizes": 4, "listen": 1}.items():
+        with pytest.raises(SparsonaError, match=name):
+            run.leakage(**{name: value})
+    for args in (["--seed", "9" * 23], ["--seed", "-1"], ["--noise", "1e300"], ["--noise", "nan"]):
+        assert CliRunner().invoke(cli, ["leakage", str(run.path), *args]).exit_code not in (0, 70)
+
+
+def test_clients_that_share_all_classes_leave_the_other_attacks(tmp_path):
+    more = {"clients": 4, "rounds": 1, "epochs": 1, "data_rate": 0.5, "partition": "iid", "executor": "serial"}
+    run = sp.train("fedspa", **more, model="mlp:hidden=8", out=tmp_path / "run")
+    found = run.leakage(batch_sizes=np.array([2]), batches=1, steps=1)
+    assert found.presence is None
+    assert "no class that two clients have" in found.sentences()[0]
+    assert len(found.inversions) == 4
+
+
+def test_what_needs_no_update_is_matched_as_guesses_are(tmp_path, monkeypatch):
+    """Two pictures of one class, drawn in the other order: unmatched, they would look worse than they are."""
+    called = []
+    monkeypatch.setattr(leakage, "matched_psnr", lambda *args: called.append(len(args[0])) or matched_psnr(*args))
+    run = sp.train("fedavg", clients=4, rounds=1, epochs=1, data_rate=0.5, model="mlp:hidden=8", out=tmp_path / "run")
+    run.leakage(batch_sizes=[2], batches=1, steps=1)
+    assert called == [2] * 5  # four updates, and the pictures in place of them

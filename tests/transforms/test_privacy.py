@@ -110,6 +110,30 @@ def test_noise_on_the_sum_has_the_variance_that_epsilon_is_computed_for(name, ca
     assert noise[outside].std().item() == pytest.approx(1.0, rel=0.08)
 
 
+@pytest.mark.parametrize("name", ["fedavg", "fedalt", "fedspa", "fedspa-rsm"])
+def test_a_round_in_which_nobody_came_has_the_same_noise(name):
+    """Else one client's data would decide whether there is any."""
+    half = made(name, Privacy("central", noise=2.0, clip=0.5)).server
+    server = half.init(PARAMS, CLIENTS, Seeds(0))
+    after = half.step(server, half.zero(server, ROUND), ROUND)
+    tree, before = (after.shared, server.shared) if name == "fedalt" else (after.params, server.params)
+    assert ((tree.flat - before.flat).double() * 4).std().item() == pytest.approx(1.0, rel=0.05)
+    for memory in half.client_memory:
+        assert getattr(after, memory) == getattr(server, memory)
+    came = stepped(made(name, Privacy("central", noise=2.0, clip=0.5)), {1: (0, 0.0)}) if name == "fedavg" else None
+    assert came is None or torch.allclose(came, after.params.flat, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedspa"])
+def test_the_server_steps_in_a_round_whose_clients_all_diverge(name):
+    context = context_of(name, privacy="central:noise=1,clip=1", rounds=1, data_rate=0.2, lr=1e30)
+    engine = simulate(context, Serial(context))
+    start = engine.start()
+    after, record = engine.play(start, 0)
+    assert not any(turn.aggregated for turn in record.turns)
+    assert not torch.equal(after.server.params.flat, start.server.params.flat)
+
+
 def finished(name: str, privacy: Privacy, client: int = 1, key: bytes = b"", moved: float = 1.0):
     """What a client sends, less what it received, after a turn that moved its model."""
     method = made(name, privacy)
@@ -212,7 +236,12 @@ def test_a_text_can_have_plus_signs_between_its_options():
 
 
 @pytest.mark.parametrize(
-    ("more", "match"), [({"transform": "clip:1"}, "clips and adds noise itself"), ({"sampler": "loss"}, "losses")]
+    ("more", "match"),
+    [
+        ({"transform": "clip:1"}, "clips and adds noise itself"),
+        ({"sampler": "loss"}, "losses"),
+        ({"privacy": "central", "min_updates": 1}, "min_updates=1"),
+    ],
 )
 def test_options_that_do_not_go_with_it_are_refused(more, match):
     with pytest.raises(SparsonaError, match=match):

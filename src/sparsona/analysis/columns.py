@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -162,6 +163,12 @@ def _entry(*path: str) -> Callable[[RunView], float | None]:
         return float(found) if isinstance(found, int | float) else None
 
     return value
+
+
+def _epsilon(view: RunView) -> float | None:
+    """Epsilon; infinite where a summary, which is JSON, has null."""
+    found = view.summary.get("privacy")
+    return None if found is None else math.inf if found["epsilon"] is None else float(found["epsilon"])
 
 
 def _option(view: RunView, name: str) -> float | None:
@@ -404,8 +411,8 @@ COLUMNS = (
         "epsilon",
         "differential privacy of one client's whole data, of the values in updates; less is more private. Its delta, "
         "and what it does not cover, are in the protocol",
-        _entry("privacy", "epsilon"),
-        "{:.3g}".format,
+        _epsilon,
+        lambda value: f"{value:.3g}" if math.isfinite(value) else "above 1e+06",
         shown="if known",
         is_first=True,
     ),

@@ -54,6 +54,23 @@ def auc(scores: np.ndarray, positive: np.ndarray) -> float:
     return float((one > other).mean() + 0.5 * (one == other).mean())
 
 
+def told_classes(counts: np.ndarray) -> np.ndarray:
+    """Of each class, whether two clients have it and two have not: fewer leave nobody to judge an attack on.
+
+    Args:
+        counts: of each client (rows), how many training examples of each class it has.
+
+    Returns:
+        True or False for each class.
+
+    Example:
+        >>> told_classes(np.array([[1, 1], [1, 2], [0, 3], [0, 4]])).tolist()
+        [True, False]
+    """
+    present = np.asarray(counts) > 0
+    return np.minimum(present.sum(0), (~present).sum(0)) >= 2
+
+
 def label_presence(distances: np.ndarray, counts: np.ndarray, seed: int = 0) -> Presence:
     """How well masks tell which clients have a class.
 
@@ -75,7 +92,7 @@ def label_presence(distances: np.ndarray, counts: np.ndarray, seed: int = 0) -> 
         1.0
     """
     present = np.asarray(counts) > 0
-    enough = np.minimum(present.sum(0), (~present).sum(0)) >= 2
+    enough = told_classes(counts)
     if not enough.any():
         raise SparsonaError(
             f"{len(present)} clients, and no class that two of them have and two have not",

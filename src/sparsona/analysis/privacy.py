@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +19,11 @@ import numpy as np
 from sparsona.analysis.extra import import_extra
 from sparsona.analysis.format import plural
 from sparsona.core.errors import SparsonaError
-from sparsona.runs.folder import RunFolder
+from sparsona.runs.folder import RunFolder, reached
 from sparsona.transforms.privacy import CENTRAL, LOCAL, Privacy, read_privacy
 
 MOST_EPSILON = 1e6  # above it, epsilon is infinite for every purpose
+MOST_NOISE = 1e6  # above it, the accountant's differences are lost to rounding: that clients are drawn is not counted
 NETWORK = "network"  # the executor of a run on several machines
 
 
@@ -72,7 +74,7 @@ def sampled_epsilon(noise: float, delta: float, releases: int, cohort: int, clie
         True
     """
     always = gaussian_epsilon(noise, delta, releases)
-    if cohort >= clients or not releases or math.isinf(always):
+    if cohort >= clients or not releases or math.isinf(always) or noise > MOST_NOISE:
         return always
     dp = accountant()
     # REPLACE_ONE wants the multiplier against what replacing one client changes: twice the norm.
@@ -128,7 +130,7 @@ def noise_for(epsilon: float, plan: PrivacyPlan) -> float:
     low, high = 1e-2, 1e-1
     while spends(high) > epsilon:
         low, high = high, 4 * high
-        if high > 1e6:
+        if high > MOST_NOISE:
             raise SparsonaError(
                 f"epsilon {epsilon:g} in {plan.rounds} rounds", expected="one that noise of 1e6 norms can reach"
             )
@@ -152,6 +154,7 @@ class Spent:
         cohort: clients wanted in a round.
         in_the_clear: parts of messages that noise does not cover.
         secret: noise came from clients' own secrets; otherwise from the run's seed.
+        began_with: the run whose model training began with, of another data set; "": none.
     """
 
     privacy: Privacy
@@ -162,6 +165,7 @@ class Spent:
     cohort: int
     in_the_clear: tuple[str, ...]
     secret: bool
+    began_with: str = ""
 
     def rows(self) -> list[dict[str, str]]:
         """Epsilon of the run, and of the clients with the least, the median and the most."""
@@ -182,7 +186,12 @@ class Spent:
         if self.drawn_from is not None:
             text += f", if nobody knows which {self.cohort} of the {self.drawn_from} clients are drawn in a round"
         clear = f"{', '.join(self.in_the_clear)} (sent in the clear), " if self.in_the_clear else ""
-        text += f". It covers values in updates; not {clear}numbers of examples, losses and results of evaluations. "
+        text += f". It covers values in updates; not {clear}numbers of examples, losses and results of evaluations"
+        text += (
+            f"; nor what the model of '{self.began_with}' tells, which training began with. "
+            if self.began_with
+            else ". "
+        )
         if self.secret:
             return text + "Noise is drawn from each client's own secret."
         return text + "The noise is simulated: drawn from the run's seed, repeatable, and no protection."
@@ -194,13 +203,31 @@ class Spent:
             "noise": self.privacy.noise,
             "clip": self.privacy.clip,
             "delta": self.privacy.delta,
-            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,
+            "epsilon": self.epsilon if math.isfinite(self.epsilon) else None,  # null: above MOST_EPSILON
             "releases": self.releases,
             "drawn_from": self.drawn_from,
             "cohort": self.cohort,
             "in_the_clear": list(self.in_the_clear),
             "secret": self.secret,
+            "began_with": self.began_with,
         }
+
+    @classmethod
+    def of_brief(cls, found: Mapping[str, Any]) -> Spent:
+        """What `brief` wrote, without clients: nothing is computed again, and the extra is not needed."""
+        privacy = Privacy(found["kind"], found["noise"], found["clip"], found["delta"])
+        epsilon = math.inf if found["epsilon"] is None else found["epsilon"]
+        return cls(
+            privacy,
+            epsilon,
+            found["releases"],
+            np.empty(0),
+            found["drawn_from"],
+            found["cohort"],
+            tuple(found["in_the_clear"]),
+            found["secret"],
+            found.get("began_with", ""),
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON; an infinite epsilon is null."""
@@ -228,10 +255,8 @@ def spent(folder: RunFolder) -> Spent | None:
         return None
     privacy, config = read_privacy(text), folder.config
     last, records = folder.last_round, folder.records
-    turns = {(row.round, row.client): bool(row.aggregated) for row in records.turns() if row.round < last}
-    for failed in records.failures():
-        if failed.round < last:
-            turns.setdefault((failed.round, failed.client), False)
+    turns = {(row.round, row.client) for row in records.turns() if row.round < last}
+    turns |= {(row.round, row.client) for row in records.failures() if row.round < last}
     took_part = Counter(client for _, client in turns)
     by_number = {num: gaussian_epsilon(privacy.noise, privacy.delta, num) for num in set(took_part.values())}
     clients = np.array([by_number.get(took_part[client], 0.0) for client in range(len(folder.facts.sizes))])
@@ -242,7 +267,7 @@ def spent(folder: RunFolder) -> Spent | None:
         releases = max(took_part.values(), default=0)
         epsilon = float(clients.max(initial=0.0))
     else:
-        releases = len({round_ for (round_, _), aggregated in turns.items() if aggregated})
+        releases = min(last, reached(folder.path).completed)  # a round has noise also if nobody came
         # Only of a uniform draw from all clients is it known how little a round tells about who was in it.
         if config.get("sampler", "uniform") == "uniform" and not config.get("availability") and cohort < num:
             drawn_from, epsilon = num, sampled_epsilon(privacy.noise, privacy.delta, releases, cohort, num)
@@ -257,4 +282,5 @@ def spent(folder: RunFolder) -> Spent | None:
         cohort,
         folder.facts.in_the_clear,
         config.get("executor") == NETWORK,
+        "" if folder.facts.warm_start is None else folder.facts.warm_start.run,
     )

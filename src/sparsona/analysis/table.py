@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,6 +85,8 @@ def figures(views: Sequence[RunView]) -> list[dict[str, Any]]:
         found.append({"method": group.label, "point": group.views[0].point, "seeds": len(group.views)})
         for column in columns_for(views, in_print=False):
             mean, spread = _mean_and_spread(column, group) or (None, None)
+            if mean is not None and math.isinf(mean):  # an epsilon; JSON has no such number
+                mean = spread = None
             found[-1][column.name] = {"mean": mean, "spread": spread}
     return found
 

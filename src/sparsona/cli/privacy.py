@@ -15,9 +15,9 @@ from sparsona.core.errors import SparsonaError
 @click.command()
 @click.argument("path", metavar="[RUN]", required=False)
 @click.option("--privacy", "text", metavar="KIND:...", help="As of `sparsona run`, without a RUN.  [central]")
-@click.option("--clients", type=click.IntRange(1), help="Clients that take part, without a RUN.")
-@click.option("--per-round", type=click.IntRange(1), help="Clients in a round.  [half of them]")
-@click.option("--rounds", type=click.IntRange(1), help="Rounds, without a RUN.")
+@click.option("--clients", type=click.IntRange(1, 10**9), help="Clients that take part, without a RUN.")
+@click.option("--per-round", type=click.IntRange(1, 10**9), help="Clients in a round.  [half of them]")
+@click.option("--rounds", type=click.IntRange(1, 10**9), help="Rounds, without a RUN.")
 @click.option("--epsilon", type=float, help="Find the noise with which so much is spent.")
 @JSON
 def privacy(
@@ -67,10 +67,10 @@ def privacy(
 @click.command()
 @click.argument("path", metavar="RUN")
 @click.option("--batches", default="1,4,8", show_default=True, help="Sizes of batches to invert; none: masks alone.")
-@click.option("--pictures", type=click.IntRange(1), default=2, show_default=True, help="Batches of each size.")
-@click.option("--steps", type=click.IntRange(1), default=300, show_default=True, help="Steps of each search.")
+@click.option("--pictures", type=click.IntRange(1, 10**6), default=2, show_default=True, help="Batches of each size.")
+@click.option("--steps", type=click.IntRange(1, 10**6), default=300, show_default=True, help="Steps of each search.")
 @click.option("--noise", type=float, help="Noise multiplier of updates with noise.  [RUN's, or 1]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of all that is drawn.")
+@click.option("--seed", type=click.IntRange(0, 10**9), default=0, show_default=True, help="Of all that is drawn.")
 @JSON
 def leakage(path: str, batches: str, pictures: int, steps: int, noise: float | None, seed: int, as_json: bool) -> None:
     """Show what RUN reveals, by attacks on its last masks and on updates of one step, beside epsilon.

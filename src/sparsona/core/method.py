@@ -189,7 +189,8 @@ class ServerHalf:
         add: `add(server, total, update)` returns the Sum with one more update. It may modify `total` in place, which is
             not used afterwards, so that memory does not grow with the number of clients. Updates are added in client
             order.
-        step: `step(server, total, round)` returns the next Server; not called if nothing was added.
+        step: `step(server, total, round)` returns the next Server; not called if nothing was added, but for
+            `steps_always`.
         merge: `merge(one, other)` returns the Sum of everything added to either; None: the updates of a round must be
             added one by one.
         global_model: `global_model(server)` returns the shared model, where there is one. State.buffers are then those
@@ -203,6 +204,7 @@ class ServerHalf:
         comparable: clients' numbers mean the same, entry by entry, so that they can be judged by a robust mean.
         takes_mean: of the values in updates, `step` uses nothing but their mean over all updates, by `Update.weight`,
             and `add` takes values that cover every entry: what one client can change is then known.
+        steps_always: a round without any update is a step as well.
     """
 
     init: Callable[[Tree, tuple[Client, ...], Seeds], Server]
@@ -217,6 +219,7 @@ class ServerHalf:
     needs_every_update: bool = False
     comparable: bool = True
     takes_mean: bool = False
+    steps_always: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,7 +96,7 @@ class Star:
         record.evaluations.sort(key=lambda found: found.client)
         if half is not None and num_added < plan.min_updates:
             return population, without_effect(record, f"{num_added} of the {plan.min_updates} {TOO_FEW}")
-        if half is not None and num_added:
+        if half is not None and (num_added or half.steps_always):
             with context.clock.measure("aggregate"):
                 server = half.step(server, total, round_)
         self._store_memories(server, population.server)

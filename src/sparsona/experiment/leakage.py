@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparsona.analysis.leakage import Presence, label_presence
+from sparsona.analysis.leakage import Presence, label_presence, told_classes
 from sparsona.analysis.privacy import Spent, show_epsilon, spent
+from sparsona.core import arguments
 from sparsona.core.errors import SparsonaError
 from sparsona.core.round import Batch
 from sparsona.core.seeds import Seeds, generator
@@ -28,13 +29,14 @@ from sparsona.data.batches import in_order, shuffled
 from sparsona.runs.traits import compared_clients, has_traits, read_traits
 from sparsona.sparsity.masks import random_mask
 from sparsona.sparsity.search import mask_counts
-from sparsona.transforms.privacy import read_privacy
+from sparsona.transforms.privacy import LARGEST, read_privacy
 
 if TYPE_CHECKING:
     from sparsona.engine.context import ClientContext
     from sparsona.engine.population import Population
     from sparsona.runs.folder import RunFolder
 
+MOST = 10**6  # of sizes and steps
 DENSITY = 0.5  # of the masks that updates are attacked behind, where a method has none
 USUAL_NOISE = 1.0  # the noise multiplier of an update, where a run has none
 SMOOTHNESS = 1e-3  # weight of the total variation in what the attacker minimises
@@ -49,7 +51,7 @@ class Inversion:
         update: "dense", "masked", or either "with noise".
         batch_size: pictures in a batch.
         psnr: the mean over pictures, each with the one of those found that it is given by the best match.
-        other: the same of another picture of the same class, drawn at random.
+        other: the same of other pictures of the same classes, drawn at random, and matched likewise.
         mean: the same of the mean picture of the data.
         batches: how many batches were attacked.
     """
@@ -154,23 +156,41 @@ def leakage_of(
     Returns:
         What the attacks reached.
     """
-    if min(batch_sizes, default=1) < 1 or batches < 1 or steps < 1:
-        raise SparsonaError(
-            f"batches {list(batch_sizes)}, {batches} of each, {steps} steps",
-            expected="whole numbers of 1 or more",
-            hint="--batches 1,4,8 --pictures 2 --steps 300",
-        )
     private = spent(folder)
     if noise is None:
         text = folder.config.get("privacy")
         noise = USUAL_NOISE if not text else read_privacy(text).noise
-    if not (noise > 0 and math.isfinite(noise)):
-        raise SparsonaError(f"noise of {noise:g} norms", expected="a finite number above 0", hint="--noise 1")
     presence, why_not = _presence(context, population, seed)
     found = tuple(_inversions(context, population, batch_sizes, batches, steps, noise, seed, listen))
     config, facts = folder.config, folder.facts
     title = ", ".join(map(str, (facts.title, config["data"].partition(":")[0], config["partition"])))
     return Leakage(f"{title}, seed {config['seed']}", presence, why_not, found, private, noise)
+
+
+def check_arguments(
+    batch_sizes: Any, batches: Any, steps: Any, noise: Any, seed: Any, listen: Any
+) -> tuple[tuple[int, ...], int, int, float | None, int]:
+    """The arguments of `Run.leakage` as plain values, or a SparsonaError that names a wrong one."""
+    sizes = arguments.plain(batch_sizes)
+    if not isinstance(sizes, list | tuple):
+        raise SparsonaError(
+            f"batch_sizes as a {type(batch_sizes).__name__}",
+            expected="a list of whole numbers of 1 or more",
+            hint="batch_sizes=[1, 4, 8]; empty: masks alone",
+        )
+    if listen is not None and not callable(listen):
+        raise SparsonaError(f"listen as a {type(listen).__name__}", expected="a function", hint="leave it out")
+    if noise is not None and not 0 < (noise := arguments.number("noise", noise)) <= LARGEST:
+        raise SparsonaError(
+            f"noise of {noise:g} norms", expected=f"a number above 0, at most {LARGEST:g}", hint="--noise 1"
+        )
+    return (
+        tuple(arguments.whole("batch_sizes", one, 1, MOST) for one in sizes),
+        arguments.whole("batches", batches, 1, MOST),
+        arguments.whole("steps", steps, 1, MOST),
+        noise,
+        arguments.whole("seed", seed),
+    )
 
 
 def _presence(context: ClientContext, population: Population, seed: int) -> tuple[Presence | None, str]:
@@ -182,7 +202,10 @@ def _presence(context: ClientContext, population: Population, seed: int) -> tupl
     traits = read_traits(context, population, clients)
     if traits.kind != "mask":
         return None, "Masks were not attacked: this run's clients have none."
-    return label_presence(traits.distances(), counts[list(clients)].numpy(), seed), ""
+    rows = counts[list(clients)].numpy()
+    if not told_classes(rows).any():
+        return None, "Masks were not attacked: there is no class that two clients have and two have not."
+    return label_presence(traits.distances(), rows, seed), ""
 
 
 def _inversions(
@@ -221,12 +244,14 @@ def _inversions(
             batch = next(shuffled(train, size, Seeds(seed).at(number).shared("attacked"), task.mixes_examples))
             true = batch.inputs
             random = generator(seed + number)
+            instead = []
             for picture, label in zip(true, batch.targets, strict=True):
                 same = inputs[(targets == label) & (inputs != picture).flatten(1).any(1)]
                 if len(same):
-                    other = same[int(torch.randint(len(same), (), generator=random))]
-                    others.append(psnr(other, picture, high - low))
+                    instead.append(same[int(torch.randint(len(same), (), generator=random))])
                 means.append(psnr(inputs.mean(0), picture, high - low))
+            if len(instead) == len(true):  # matched as guesses are: choosing the best pairs is worth something
+                others.append(matched_psnr(torch.stack(instead), true, high - low))
             for name, (has_mask, has_noise) in _VARIANTS.items():
                 mask = _mask(context, population, client, seed) if has_mask else None
                 params = context.params if mask is None else context.params.like(context.params.flat * mask.flat)

@@ -453,11 +453,12 @@ class Run:
             >>> [row["attack"] for row in run.leakage(batch_sizes=()).rows()]
             ['class present, from masks']
         """
-        from sparsona.experiment.leakage import leakage_of
+        from sparsona.experiment.leakage import check_arguments, leakage_of
 
+        checked = check_arguments(batch_sizes, batches, steps, noise, seed, listen)
         context = self._make_context()
         population = self._progress(context).population
-        return leakage_of(self._folder, context, population, batch_sizes, batches, steps, noise, seed, listen)
+        return leakage_of(self._folder, context, population, *checked, listen)
 
     def union_density(self) -> float | None:
         """The share of the model's entries that are in the last mask of any client; None: clients have no masks."""

@@ -54,7 +54,7 @@ from sparsona.learning.schedule import lr_schedule
 from sparsona.methods import MethodCard
 from sparsona.runs.checkpoint import reopen
 from sparsona.runs.declaration import options_of
-from sparsona.runs.facts import Extension, RunFacts
+from sparsona.runs.facts import Extension, RunFacts, WarmStartFacts
 from sparsona.runs.folder import CONFIG_FILE, GLOBAL_FILE, SUMMARY_FILE, RunFolder, environment, reached, warn
 from sparsona.runs.functions import changed_functions, function_digest
 from sparsona.runs.observers import ObserverList, ProgressUpdate
@@ -240,6 +240,8 @@ def describe_run(
             "remove it from the model, or training is slow"
         )
     if (known := facts.warm_start) is not None:
+        if config.privacy is not None:
+            _check_private_start(known, facts.data)
         if not known.same_data:
             warn(
                 f"'{known.run}' was trained on clients other than these (another seed, partition or data set): what "
@@ -248,6 +250,16 @@ def describe_run(
         if known.taken < known.of and "personal" not in config.options:  # a personal part is meant to be new
             warn(f"{known.taken} of {known.of} parameters are taken from '{known.run}', the others are new")
     return config, facts
+
+
+def _check_private_start(known: WarmStartFacts, data: str) -> None:
+    """Raise SparsonaError if the model that a private run begins with may tell what epsilon would not count."""
+    if known.same_data or known.data in ("", data):
+        raise SparsonaError(
+            f"--privacy with a warm start from '{known.run}', which was trained on the same data, or may have been",
+            expected="a start from another data set: what that model tells of this one is not in epsilon",
+            hint="leave --warm-start out; `sparsona resume RUN --rounds N` gives a private run more rounds",
+        )
 
 
 def _known_weights(task: Task) -> tuple[float, ...] | None:

@@ -282,6 +282,8 @@ def tune(
         for key, values in space.items() or {"": (None,)}.items():
             for value in values:
                 make_configs(name, {**usual, **({key: value} if key else {})}, federation, model)
+    if settled.get("privacy") is not None or any(parse_method(name)[1].get("privacy") is not None for name in names):
+        warn("every trial spends privacy of the same clients, and so does the choice: no epsilon counts that")
     path = place("out", out) if out is not None else RUNS / f"tune-{timestamp()}"
     make_empty_folder(path)
     write_file(path / "tune.json", request)

@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparsona.analysis.numbers import escape_markdown
+from sparsona.analysis.privacy import Spent
 from sparsona.core.packing import Packing
 from sparsona.core.targets import LOSSES, TITLES, given_name
 from sparsona.data.names import name_of
+from sparsona.robust import PLAIN, read_attack, read_mean
 from sparsona.runs.facts import RunFacts
+from sparsona.transforms.privacy import read_privacy
 
 LICENCE = "not stated: fill this in before you pass the model on"
 
@@ -298,6 +301,22 @@ def _feed(packing: Packing | None) -> str:
     return "{" + ", ".join(f'"input_{place}": inputs[{place}]' for place in range(len(packing.fields))) + "}"
 
 
+def _trust(card: Card) -> list[str]:
+    """Who lied, what was done about it, and what privacy was spent, as the protocol of the run has them."""
+    facts, config, said = card.facts, card.config, []
+    if (attack := config.get("attack")) is not None:
+        if card.client in facts.attackers:
+            said.append("THIS CLIENT ATTACKED: its model is of no use but to study the attack.")
+        said.append(f"{read_attack(attack).who(len(facts.attackers), len(facts.sizes) - config['novel'])}.")
+    if (mean := read_mean(config.get("mean", PLAIN))) is not None:
+        said.append(mean.describe(facts.peers).strip())
+    if private := (card.summary or {}).get("privacy"):
+        said.append(Spent.of_brief(private).sentence())
+    elif text := config.get("privacy"):
+        said.append(f"Differential privacy: {read_privacy(text).describe()}; `sparsona privacy` says what was spent.")
+    return [escape_markdown(one) for one in said]
+
+
 def _limits(card: Card) -> list[str]:
     facts, found, limits = card.facts, card.measured, []
     if found is None:
@@ -317,6 +336,7 @@ def _limits(card: Card) -> list[str]:
             some = ", ".join(absent[:20]) + (", ..." if len(absent) > 20 else "")
             what = "labels" if facts.targets == "labels" else "classes"
             limits.append(f"The client has no training examples of {len(absent)} {what}: {some}.")
+    limits += _trust(card)
     if card.summary is None:
         limits.append("The run is not finished.")
     limits.append("It was not examined for fairness, robustness or what it tells of its training data.")

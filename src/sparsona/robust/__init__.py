@@ -156,12 +156,16 @@ class Attack:
         """How many of so many clients attack: at least one."""
         return max(1, round(self.rate * num_clients))
 
+    def who(self, attackers: int, clients: int) -> str:
+        """How many attack, and how."""
+        given = "".join(f", {key}={value:g}" for key, value in self.options)
+        return f"{attackers} of {clients} clients attack by {self.name}{given} ({ATTACKS[self.name].summary})"
+
     def describe(self, attackers: int, clients: int, tested: int) -> str:
         """A sentence for the protocol of a run."""
-        given = "".join(f", {key}={value:g}" for key, value in self.options)
         return (
-            f" {attackers} of {clients} clients attack by {self.name}{given} ({ATTACKS[self.name].summary}): "
-            f"results are those of {tested} honest clients, and the attackers' own are not among them."
+            f" {self.who(attackers, clients)}: results are those of {tested} honest clients, and the attackers' own "
+            "are not among them."
         )
 
 

@@ -26,7 +26,7 @@ class WarmStartFacts:
     """Where the weights come from that a run began with.
 
     `weights` and `federation` are digests; of the `of` parameters, `taken` come from that run; `same_data`: it was
-    trained on the same clients.
+    trained on the same clients. `data` is what its data set is called; "" in runs of older versions.
     """
 
     run: str
@@ -37,6 +37,7 @@ class WarmStartFacts:
     taken: int = 0
     of: int = 0
     same_data: bool = True
+    data: str = ""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from sparsona.robust import ATTACKS, LABEL_FLIP, LITTLE, MEANS, PLAIN, read_atta
 from sparsona.runs.declaration import Option, as_int, as_tuple, option, options_of
 from sparsona.runs.stopping import Stopping
 from sparsona.transforms import TRANSFORMS, read_transforms, split_transforms
-from sparsona.transforms.privacy import LOCAL, read_privacy
+from sparsona.transforms.privacy import CENTRAL, LOCAL, read_privacy
 
 MOST_CLIENTS = MOST_ROUNDS = 10_000_000
 # What runs did whose configurations lack these options: they go on as they began.
@@ -660,6 +660,12 @@ class RunConfig(Stopping):
                     "server",
                     hint="leave one of them out",
                 )
+        if self.min_updates and self.privacy is not None and read_privacy(self.privacy).kind == CENTRAL:
+            yield SparsonaError(
+                f"--privacy central with min_updates={self.min_updates}: one client would decide if a round has noise",
+                expected="rounds that all have an effect: clients that do not come count as no change",
+                hint="leave min_updates out",
+            )
 
     def conflicts(self) -> list[SparsonaError]:
         """Errors in combinations of fields."""

@@ -65,7 +65,9 @@ def warm_start_from(path: str | Path) -> WarmStart:
             else "start from a run of another method",
         )
     weights = read_weights(folder, GLOBAL_FILE)
-    known = WarmStartFacts(str(folder.path), facts.method, found.completed, _digest(weights), facts.federation)
+    known = WarmStartFacts(
+        str(folder.path), facts.method, found.completed, _digest(weights), facts.federation, data=facts.data
+    )
     return WarmStart(weights, known)
 
 

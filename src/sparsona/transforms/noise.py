@@ -1,6 +1,6 @@
 """Gaussian noise on changes, drawn by the client: after `clip`, the mechanism of client-side differential privacy.
 
-No privacy budget is computed.
+Epsilon is computed of `--privacy` (transforms/privacy.py), not of this transform.
 """
 
 from __future__ import annotations

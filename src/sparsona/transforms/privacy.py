@@ -22,7 +22,7 @@ from sparsona.core.method import Method, Probe, Round, Server, ServerHalf, State
 from sparsona.core.round import Client
 from sparsona.core.seeds import Seeds, generator
 from sparsona.core.tree import Tree
-from sparsona.core.update import Inbox, Part, PartSize, Support, Update, dense
+from sparsona.core.update import Inbox, Part, PartSize, Support, Update, dense, message
 from sparsona.transforms.clip import Clip
 from sparsona.transforms.noise import Noise
 
@@ -129,10 +129,11 @@ def with_privacy(method: Method, privacy: Privacy, cohort: int, layout: Layout) 
     """
     check_private(method, privacy, layout)
     # By the method's `cost`: a message that was decoded does not say what is a change.
-    models = frozenset(part.name for part in _sent(method, layout)[1] if not part.is_mask and not part.is_change)
+    sent = _sent(method, layout)[1]
+    models = frozenset(part.name for part in sent if not part.is_mask and not part.is_change)
     if privacy.kind == CENTRAL:
         assert method.server is not None
-        return replace(method, server=_central_half(method.server, privacy, cohort, models))
+        return replace(method, server=_central_half(method.server, privacy, cohort, models, sent))
     clip, noise = Clip(privacy.clip), Noise(privacy.std)
 
     def finish(state: State, work: Work, inbox: Inbox, probe: Probe, round_: Round) -> tuple[State, Update | None]:
@@ -246,11 +247,14 @@ class PrivateSum:
     start: Mapping[str, Part]
 
 
-def _central_half(half: ServerHalf, privacy: Privacy, cohort: int, models: frozenset[str]) -> ServerHalf:
+def _central_half(
+    half: ServerHalf, privacy: Privacy, cohort: int, models: frozenset[str], sent: tuple[PartSize, ...]
+) -> ServerHalf:
     """A server that takes (sum of clipped changes + noise) / cohort for the mean of a round.
 
     The method's own mean divides by the number of updates. Here that is always `cohort` + 1: those that came, one of
     noise alone, and empty ones for clients that did not come; so changes and noise are scaled by (cohort + 1) / cohort.
+    A round in which nobody came has noise as well: that it has none would tell that somebody did not come.
     """
     clip, share = Clip(privacy.clip), (cohort + 1) / cohort
 
@@ -269,30 +273,43 @@ def _central_half(half: ServerHalf, privacy: Privacy, cohort: int, models: froze
         update = replace(_moved(_scaled(change, share), total.start, models, 1), weight=1.0)
         return replace(total, total=half.add(server, total.total, update), num=total.num + 1, last=update)
 
+    def empty(server: Server, round_: Round) -> Update:
+        """An update of the first client without any change, and with masks that nobody reads."""
+        import torch
+
+        device = next(iter(half.reply(server, Client(0, 0), round_).parts.values())).values.device
+        parts = {}
+        for one in sent:
+            dtype = torch.bool if one.is_mask else torch.float32
+            parts[one.name] = dense(Tree(one.layout, torch.zeros(one.layout.size, dtype=dtype, device=device)))
+        return message(round_.on(Client(0, 0)), parts)
+
     def step(server: Server, total: PrivateSum, round_: Round) -> Server:
         import torch
 
-        assert total.last is not None, "a round without updates has no step"
+        last = empty(server, round_) if total.last is None else total.last
         draws = generator(round_.seeds.shared("privacy"))
 
         def instead(change: Callable[[int], Tensor]) -> Update:
             """What the last update says, but for its values, which cover every entry."""
-            assert total.last is not None
             parts = {
                 name: part
                 if part.is_mask
                 else dense(Tree(part.layout, change(part.layout.size).to(part.values.device)))
-                for name, part in total.last.parts.items()
+                for name, part in last.parts.items()
             }
-            return _moved(replace(total.last, parts=parts), total.start, models, 1)
+            return _moved(replace(last, parts=parts), total.start, models, 1)
 
         noise = instead(lambda size: torch.randn(size, generator=draws) * (privacy.std * share))
         found = half.add(server, total.total, noise)
         for _ in range(cohort - total.num):
             found = half.add(server, found, instead(torch.zeros))
-        return half.step(server, found, round_)
+        after = half.step(server, found, round_)
+        if total.last is None:  # nobody said anything: what is kept of clients stays
+            after = replace(after, **{name: getattr(server, name) for name in half.client_memory})
+        return after
 
-    return replace(half, zero=zero, add=add, step=step, merge=None)
+    return replace(half, zero=zero, add=add, step=step, merge=None, steps_always=True)
 
 
 def _scaled(changes: Update, share: float) -> Update:
