@@ -177,7 +177,7 @@ class RunFacts:
         num, counts = len(self.sizes), self.label_counts
         if self.sizes.shape != (num, 3) or (counts is not None and len(counts) != num):
             raise ValueError("its sizes and label counts are not those of the same clients")
-        if counts is not None and self.examples is not None and self.examples.num_outputs != counts.shape[1]:
+        if counts is not None and self.examples is not None and self.examples.num_outputs > counts.shape[1]:
             raise ValueError(f"label counts of {counts.shape[1]} classes, and {self.examples.num_outputs} outputs")
         if not all(type(one) is int and 0 <= one < num for one in (*self.novel, *self.attackers)):
             raise ValueError("it names clients that are none")
