@@ -194,10 +194,12 @@ def test_nan_in_data(bad):
 def test_training_that_diverges(say, tmp_path):
     said = say("run", "fedspa", *small(tmp_path, out="run"), "--lr", "1e30", "--set", "clip_norm=none")
     # Every client does, in every round: the default leaves nobody to go on with.
-    said.refused("training diverged: client", "in round 0", "finite numbers", "lower the learning rate (--lr)")
+    said.refused(
+        "the training of every client diverged", "in round 0", "finite numbers", "lower the learning rate (--lr)"
+    )
     (row,) = json.loads(say("runs", "--in", ".", "--json").out)
     assert row["state"] == "unfinished: resume it"
-    say("resume", "run").refused("training diverged")
+    say("resume", "run").refused("the training of every client diverged")
     assert say("report", "run").code == 0  # of the rounds in which nobody learned anything
 
 

@@ -427,7 +427,7 @@ def test_every_format_of_every_kind_of_method(method, tmp_path):
 
 
 def test_a_card_says_who_lied_and_what_privacy_was_spent(federation, tmp_path):
-    options = {"rounds": 1, "per_round": 4, "attack": "sign-flip:0.25", "mean": "median"}
+    options = {"rounds": 1, "per_round": 4, "attack": "label-flip:0.25", "mean": "median"}
     run = sp.train("fedavg", federation, net(), out=tmp_path / "run", **options, privacy="local:noise=9")
     (liar,) = run._folder.facts.attackers
     cards = {
@@ -436,6 +436,6 @@ def test_a_card_says_who_lied_and_what_privacy_was_spent(federation, tmp_path):
     }
     assert [("THIS CLIENT ATTACKED" in card) for card in cards.values()] == [True, False, False]
     for card in cards.values():
-        assert "1 of 4 clients attack by sign-flip" in card
+        assert "1 of 4 clients attack by label-flip" in card
         assert "by a robust mean, median" in card
         assert f"Epsilon is {run.privacy().epsilon:.3g} at delta" in card

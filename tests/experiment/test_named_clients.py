@@ -103,7 +103,7 @@ def test_errors_name_clients(tmp_path):
     clients = {"north": (X, Y), "south": (X, Y)}
     federation = sp.Federation.from_clients(clients, validation_rate=0)
     for executor in ("serial", "stacked"):
-        with pytest.raises(SparsonaError, match="training diverged: client north's"):
+        with pytest.raises(SparsonaError, match=r"diverged, .*: client north's"):
             sp.train("local", federation, out=tmp_path / executor, lr=1e30, clip_norm=None, executor=executor, **COMMON)
     with pytest.raises(SparsonaError, match=r"client north is the first"):
         sp.train("fedavg", federation, guard=True, **COMMON)

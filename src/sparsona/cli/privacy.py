@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from typing import Any
 
 import click
@@ -93,7 +94,7 @@ def leakage(path: str, batches: str, pictures: int, steps: int, noise: float | N
     except ValueError:
         raise SparsonaError(f"--batches {batches}", expected="whole numbers, or none", hint="--batches 1,4,8") from None
     run = api.load(find_run(path))
-    with decoding_bar("searching for pictures") as listen:
+    with nullcontext() if as_json else decoding_bar("searching for pictures") as listen:
         found = run.leakage(batch_sizes=sizes, batches=pictures, steps=steps, noise=noise, seed=seed, listen=listen)
     if as_json:
         echo(json.dumps(found.as_dict()))
