@@ -109,7 +109,14 @@ def begun(forks, folder, **options):
     return process, children(process.pid)
 
 
-@pytest.mark.parametrize(("sign", "expected"), [("SIGINT", 130), ("SIGTERM", 130), ("SIGHUP", 129)])
+@pytest.mark.parametrize(
+    ("sign", "expected"),
+    [
+        ("SIGINT", 130),
+        pytest.param("SIGTERM", 130, marks=pytest.mark.slow),
+        pytest.param("SIGHUP", 129, marks=pytest.mark.slow),  # test_resume has all three, with workers that run
+    ],
+)
 def test_a_signal_ends_a_run_with_a_stopped_worker_within_five_seconds(forks, tmp_path, sign, expected):
     process, workers = begun(forks, tmp_path)
     assert len(workers) == 2

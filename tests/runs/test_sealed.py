@@ -382,6 +382,7 @@ def test_the_note_of_failed_runs(tmp_path, federation):
     assert len(list_runs(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_the_refit_of_a_search_is_no_link(tmp_path, federation):
     options = {key: value for key, value in SMALL.items() if key not in ("progress", "rounds")}
     path = tmp_path / "search"
