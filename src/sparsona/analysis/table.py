@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,23 +109,21 @@ def notes(views: Sequence[RunView]) -> list[str]:
 
 
 def _divergences(views: Sequence[RunView]) -> list[str]:
-    found = []
-    for group in group_views(views):
-        for view in group.views:
-            if known := view.summary.get("diverged"):
-                seed = f", seed {view.seed}" if len(group.views) > 1 else ""
-                found.append(f"{group.label}{seed}: {divergence_note(known)}. The first: {known['first']}.")
-    return found
+    found = _blocks(views, "diverged")
+    return [f"{name}{seed}: {divergence_note(known)}. The first: {known['first']}." for name, seed, known in found]
 
 
 def _early_stops(views: Sequence[RunView]) -> list[str]:
-    found = []
+    found = _blocks(views, "early_stop")
+    return [f"{name}{seed}{',' * bool(seed)} {early_stop_sentence(stop)}." for name, seed, stop in found]
+
+
+def _blocks(views: Sequence[RunView], key: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """What the summaries of runs have under a key, with the name of each run, and its seed where there are several."""
     for group in group_views(views):
         for view in group.views:
-            if stop := view.summary.get("early_stop"):
-                seed = f", seed {view.seed}," if len(group.views) > 1 else ""
-                found.append(f"{group.label}{seed} {early_stop_sentence(stop)}.")
-    return found
+            if known := view.summary.get(key):
+                yield group.label, f", seed {view.seed}" if len(group.views) > 1 else "", known
 
 
 def _undefined_notes(views: Sequence[RunView]) -> list[str]:

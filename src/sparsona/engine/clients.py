@@ -13,7 +13,6 @@ from sparsona.engine.collusion import collude_in_round
 from sparsona.engine.context import ClientContext
 from sparsona.engine.jobs import Executor, Job, Outcome
 from sparsona.engine.turn import adapted_work, begin
-from sparsona.robust import LITTLE
 
 
 class Clients(Protocol):
@@ -90,7 +89,7 @@ class LocalClients:
         assert self._executor is not None
         spill_store, attack = self.context.spill_store, self.context.plan.attack
         outcomes: Iterable[Outcome]
-        if attack is not None and attack.name == LITTLE:
+        if attack is not None and attack.colludes:
             outcomes = collude_in_round(self.context, self._executor, map(self.with_state, jobs))
         else:
             outcomes = self._executor.run(map(self.with_state, jobs))

@@ -68,7 +68,7 @@ class Star:
             replace(self._job("train", c, server, round_, points.get(c, ()), sent), is_aggregated=c in who.aggregated)
             for c in who.trains
         )
-        for outcome, update, up in self._arrivals(clients, jobs, who, index):
+        for outcome, update, up in self._arrivals(clients, jobs, who, index, population.states):
             client, traffic = outcome.client, sent.pop(outcome.client)
             aggregated = update is not None and client in who.aggregated and not outcome.failure
             try:
@@ -103,14 +103,14 @@ class Star:
         return Population(server, clients.states, losses=losses), record
 
     def _arrivals(
-        self, clients: Clients, jobs: Iterable[Job], who: Participation, index: int
+        self, clients: Clients, jobs: Iterable[Job], who: Participation, index: int, before: Mapping[int, State]
     ) -> Iterator[tuple[Outcome, Update | None, Traffic]]:
-        """Outcomes with the updates in them, and their bytes. One that cannot be used has a `failure`, and the State of
-        its client is not kept.
+        """Outcomes with the updates in them, and their bytes. One that cannot be used has a `failure`, and its client
+        has the State that it had `before` the round.
 
         Updates are judged by the norms of those before them. Only the first few wait, until there are enough norms.
         """
-        context, plan, before = self.context, self.context.plan, dict(clients.states)
+        context, plan = self.context, self.context.plan
         norms = Range(plan.divergence_factor if plan.on_divergence == "drop" else None)
         waiting: list[tuple[Outcome, Update, Traffic, float]] = []
 

@@ -133,29 +133,14 @@ def leakage_of(
     folder: RunFolder,
     context: ClientContext,
     population: Population,
-    batch_sizes: Sequence[int] = (1, 4, 8),
-    batches: int = 2,
-    steps: int = 300,
-    noise: float | None = None,
-    seed: int = 0,
-    listen: Callable[[int, int], None] | None = None,
+    batch_sizes: Sequence[int],
+    batches: int,
+    steps: int,
+    noise: float | None,
+    seed: int,
+    listen: Callable[[int, int], None] | None,
 ) -> Leakage:
-    """Attack a run: its last masks, and updates of its clients' first batches.
-
-    Args:
-        folder: the run.
-        context: the run's, with its data.
-        population: its last states.
-        batch_sizes: of the updates to invert; none: updates are not attacked.
-        batches: how many batches of each size.
-        steps: of the search for pictures.
-        noise: the noise multiplier of updates with noise; None: the run's, or 1.
-        seed: of everything that is drawn.
-        listen: called with the searches done and their number.
-
-    Returns:
-        What the attacks reached.
-    """
+    """Attack a run: its last masks, and updates of its clients' first batches. `Run.leakage` explains the arguments."""
     private = spent(folder)
     if noise is None:
         text = folder.config.get("privacy")

@@ -152,6 +152,11 @@ class Attack:
         """The value of an option, given or the default."""
         return dict(self.options).get(name, ATTACKS[self.name].options[name])
 
+    @property
+    def colludes(self) -> bool:
+        """Whether what attackers send depends on what the others of them would have sent."""
+        return self.name == LITTLE
+
     def count(self, num_clients: int) -> int:
         """How many of so many clients attack: at least one."""
         return max(1, round(self.rate * num_clients))

@@ -105,7 +105,7 @@ def check_attack(attack: Attack, cost: Cost, name: str, has_transforms: bool) ->
             f"attack={attack.name} for {name}, whose clients send masks only",
             expected=f"{FORGED_MASK} or {LABEL_FLIP}",
         )
-    if attack.name == LITTLE and has_transforms:
+    if attack.colludes and has_transforms:
         raise SparsonaError(
             f"attack={LITTLE} with transforms: attackers compare their updates after those were applied",
             expected="messages without transforms",
