@@ -6,6 +6,8 @@ import contextlib
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -198,6 +200,44 @@ def test_flushed_records_do_not_need_their_journal(records, tmp_path):
     records.flush()
     shutil.copy(records.path, tmp_path / "alone.sqlite")
     assert Records(tmp_path / "alone.sqlite").rounds() == [ROW]
+
+
+KILLED = """
+import os, signal, sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("PRAGMA cache_size = 1")  # pages go to the file before the end of the transaction
+db.execute("BEGIN IMMEDIATE")
+db.execute("UPDATE traits SET pairs = randomblob(20000)")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def interrupted(records):
+    """Records whose writer was killed within a transaction, while the file was not in WAL mode."""
+    records.add([ROW])
+    records.add(TraitsRow(number, "mask", 0.5, 0.1, b"", bytes(20_000)) for number in range(20))
+    records.close()
+    subprocess.run([sys.executable, "-S", "-c", KILLED, str(records.path)], check=False)
+    journal = records.path.with_name(f"{records.path.name}-journal")
+    assert journal.stat().st_size > 20_000
+    return records, journal
+
+
+def test_what_a_killed_writer_had_begun_is_taken_back_by_who_reads(interrupted):
+    records, journal = interrupted
+    assert records.rounds() == [ROW]
+    assert not journal.exists()
+
+
+def test_a_killed_writer_where_nothing_can_be_written_is_named(interrupted, monkeypatch):
+    records, journal = interrupted
+    connect = records._connect
+    monkeypatch.setattr(records, "_connect", lambda mode="rwc": connect("ro"))
+    with pytest.raises(SparsonaError, match="their writer was killed, and left a journal") as caught:
+        records.rounds()
+    assert caught.value.hint.startswith("copy the folder")
+    assert journal.exists()
 
 
 def test_curves_and_last_evaluations(records):

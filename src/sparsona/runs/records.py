@@ -445,6 +445,17 @@ class Records:
             raise
         return db
 
+    def _connect_to_read(self) -> sqlite3.Connection:
+        """A connection that cannot write. What a killed writer had begun is taken back first, as SQLite does for those
+        who can: it has a journal only while it opens or closes the file."""
+        try:
+            return self._connect("ro")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
+                raise
+        self._connect("rw").close()
+        return self._connect("ro")
+
     def _check_journal(self) -> None:
         path = self.path.with_name(f"{self.path.name}-journal")
         try:
@@ -643,7 +654,7 @@ class Records:
             yield
             return
         with explain_record_errors(self.path):
-            self._reader = self._connect("ro")
+            self._reader = self._connect_to_read()
             self._reader.set_progress_handler(self._count_steps, _STEPS)
         try:
             if self._check is not None:
@@ -925,6 +936,9 @@ def explain_record_errors(path: Path) -> Iterator[None]:
         elif locked:
             said, expected = "written: another program has them open", "a file that no other program writes to"
             hint = "close it, then `sparsona resume` this run: what was written before is intact"
+        elif "readonly" in text:
+            said, expected = "read: their writer was killed, and left a journal", "a folder that can be written to"
+            hint = "copy the folder to where it can be, and use the copy: what was not finished is taken back there"
         elif "interrupted" in text:
             said = "read: a query took longer than any file of this size needs"
         kind = MachineError if full or locked else SparsonaError
