@@ -1,6 +1,6 @@
 """What attackers cost under each robust mean: the table of docs/results/robustness.md.
 
-    python benchmarks/robustness.py run --out results.jsonl [--shard 0/8] [--seeds 3] [--rounds 30] [--data digits]
+    python benchmarks/robustness.py run --out results.jsonl [--shard 0/8] [--seeds 3] [--rounds 30] [--attacks random]
     python benchmarks/robustness.py table results.jsonl [more.jsonl ...]
 
 Every run is a line of the file; a run that is there already is not made again, and several processes share the list
@@ -67,6 +67,12 @@ def rows(seeds: int, methods: Sequence[str]) -> list[Key]:
     ]
 
 
+def is_wanted(key: Key, attacks: Sequence[str] | None) -> bool:
+    """Whether a run is of these attacks, or what they are compared with: no attack, the method's own mean."""
+    _, attack, mean, _ = key
+    return attacks is None or attack.partition(":")[0] in attacks or (attack == "" and mean == "mean")
+
+
 def read(paths: Sequence[Path]) -> dict[Key, dict[str, Any]]:
     """The runs in these files."""
     lines = [line for path in paths if path.exists() for line in path.read_text().splitlines() if line.strip()]
@@ -80,7 +86,7 @@ def run(args: argparse.Namespace) -> None:
     from sparsona.experiment.build import make_config, read_data
 
     shard, num = (int(part) for part in args.shard.split("/"))
-    wanted = rows(args.seeds, args.methods)[shard::num]
+    wanted = [key for key in rows(args.seeds, args.methods) if is_wanted(key, args.attacks)][shard::num]
     done, out = read([args.out]), args.out
     setting = {**SETTING, **({} if args.data_rate is None else {"data_rate": args.data_rate})}
     federations: dict[int, Any] = {}
@@ -247,6 +253,7 @@ def main() -> None:
     runs.add_argument("--shard", default="0/1", help="this process's part of the list: 0/8 to 7/8")
     runs.add_argument("--seeds", type=int, default=1)
     runs.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    runs.add_argument("--attacks", nargs="+", choices=tuple(ATTACKS), help="default: all, and none")
     runs.add_argument("--data", default="fashion-mnist")
     runs.add_argument("--data-rate", type=float)
     runs.add_argument("--model", help="default: the data set's")
