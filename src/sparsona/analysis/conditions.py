@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparsona.core.targets import given_name
+from sparsona.core.targets import TITLES, given_name
 from sparsona.engine.availability import KINDS
 from sparsona.engine.sampling import SAMPLERS
 from sparsona.runs.folder import RunFolder, reached
@@ -86,7 +86,8 @@ def conditions_sentence(folder: RunFolder, summary: Mapping[str, Any]) -> str:
         text += (
             f" {ended[0].upper()}{ended[1:]}: {config['patience']} evaluations in a row were not better, by the mean "
         )
-        text += f"{stop['metric']} of clients on validation data. The result is that of the last round."
+        text += f"{TITLES.get(stop['metric'], stop['metric'])} of clients on validation data."
+        text += " The result is that of the last round."
     return text
 
 

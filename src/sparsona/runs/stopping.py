@@ -97,8 +97,8 @@ class Stopping(BaseModel):
     )
     patience_metric: Annotated[str | None, AfterValidator(check_metric)] = option(
         None,
-        f"of patience: what the mean is of: {ACCURACY}, {LOSS}, or one of the run's metrics; NAME:high or NAME:low where "
-        "that is a function from Python",
+        f"of patience: what the mean is of: {ACCURACY}, {LOSS}, or one of the run's metrics; NAME:high or NAME:low of "
+        "a function from Python",
         group="stop",
         none=f"{ACCURACY}, or {LOSS} where numbers are predicted",
         condition=True,
