@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 from federations import make, rows
 from safetensors.torch import load_file
@@ -9,13 +12,16 @@ from test_remote import DATA, NUM, simulate, start
 
 import sparsona as sp
 from sparsona.core.errors import SparsonaError
+from sparsona.core.seeds import Seeds
 from sparsona.core.targets import given_name
 from sparsona.deploy.exchange import in_memory
 from sparsona.engine.availability import available_clients, read_availability, write_out
 from sparsona.experiment.agreement import agree
 from sparsona.experiment.network import Network
+from sparsona.experiment.replay import first_difference
 from sparsona.experiment.server_side import play_network, read_server
 from sparsona.experiment.terms import Terms
+from sparsona.runs.folder import RunFolder
 from sparsona.runs.options import SIMULATED
 from sparsona.runs.records import Records
 
@@ -57,11 +63,27 @@ def test_patience_ends_a_run_as_in_the_simulation(tmp_path, tune_epochs):
     assert found.run.summary["early_stop"] == run.summary["early_stop"]
 
 
-def test_evaluations_by_a_replay_that_ends_elsewhere_differ(tmp_path):
-    network, _, _ = start(tmp_path, "fedavg", **STOPS)
-    run = play(network, tmp_path / "run")
-    found = sp.replay(run.path, "digits", out=tmp_path / "replay", **DATA, partition_seed=5)
-    assert not found.is_same
+def test_what_was_evaluated_where_a_run_ended_early_is_compared(tmp_path):
+    network, sites, _ = start(tmp_path, "fedavg", **STOPS)
+    play(network, tmp_path / "run")
+    run, simulated = RunFolder.open(tmp_path / "run"), RunFolder.open(simulate(sites, tmp_path).path)
+    assert first_difference(run, simulated) == ""
+
+    class Changed:
+        """Records in which client 2 has another loss in the last evaluation."""
+
+        def __getattr__(self, name):
+            return getattr(simulated.records, name)
+
+        def evaluations(self, completed):
+            found = simulated.records.evaluations(completed)
+            return [replace(row, loss=9.0) if (completed, row.client) == (3, 2) else row for row in found]
+
+    other = SimpleNamespace(path=simulated.path, records=Changed())
+    assert first_difference(run, other).startswith("evaluated after 3, client 2, at 'received': loss is")
+    patient = replace(sites[0].made, options={**sites[0].made.options, "patience": 4}).simulate(tmp_path / "patient")
+    expected = "it ended after round 3, the replay after 5"  # said first
+    assert first_difference(run, RunFolder.open(patient.path)) == expected
 
 
 class Killed(BaseException):
@@ -95,9 +117,32 @@ def test_a_server_that_is_killed_comes_to_the_same_decision(tmp_path, index):
     assert again.summary["early_stop"] == run.summary["early_stop"]
 
 
+BY_F1 = STOPS | {"metrics": ["f1"], "patience_metric": "f1"}
+
+
 def test_patience_by_a_metric_that_clients_share(tmp_path):
-    options = STOPS | {"metrics": ["f1"], "patience_metric": "f1"}
-    network, sites, heard = start(tmp_path, "fedavg", **options)
+    """F1 reveals how many examples of each class there are: it is told with these, by clients with enough of each."""
+    data = {"partition": "iid", "validation_rate": 0.3}
+    made = make(tmp_path / "federation", "fedavg", 2, data=data, **BY_F1)
+    sites, heard = made.sites(tmp_path / "vaults", shares_labels=True), []
+    network = made.network(in_memory({site.index: site.handle for site in sites}), report=heard.append)
+    network.wait(2, 1.0, lambda there, of: None)
+    run = play_network(network, tmp_path / "run")
+    assert "patience goes by the f1 of 2 of 2 clients on validation data" in heard
+    assert run.summary["early_stop"]["metric"] == "f1"
+    assert run.summary["early_stop"] == made.simulate(tmp_path / "simulated").summary["early_stop"]
+
+
+def test_a_metric_that_nobody_tells_is_said(tmp_path, capsys):
+    network, _, _ = start(tmp_path, "fedavg", own={"shares_labels": True}, **BY_F1)  # classes of one to four examples
+    run = play(network, tmp_path / "run")
+    assert "early_stop" not in run.summary
+    said = "patience: after round 1 no client's f1 on validation data is known; such evaluations do not count"
+    assert capsys.readouterr().err.count(said) == 1
+
+
+def test_metrics_that_would_reveal_too_much_are_refused_at_the_start(tmp_path):
+    network, _, _ = start(tmp_path, "fedavg", **BY_F1)
     with pytest.raises(SparsonaError, match=f"patience by f1: none of the {NUM} clients here tells it") as told:
         play(network, tmp_path / "run")
     assert "--share labels" in told.value.hint
@@ -135,7 +180,13 @@ def test_a_client_that_is_lost_makes_nothing_better_or_worse(tmp_path):
 
 
 def test_a_client_yet_to_come_is_not_one_without_validation_data(tmp_path):
-    network, _, _ = start(tmp_path, "fedavg", lambda sites: {s.index: s.handle for s in sites[:3]} | {3: lambda data: None}, deadline=0.2, **STOPS)
+    network, _, _ = start(
+        tmp_path,
+        "fedavg",
+        lambda sites: {s.index: s.handle for s in sites[:3]} | {3: lambda data: None},
+        deadline=0.2,
+        **STOPS,
+    )
     network.wait(3, 1.0, lambda there, of: None)
     run = play_network(network, tmp_path / "run")
     assert run.summary["early_stop"]["after"] == 3
@@ -144,11 +195,11 @@ def test_a_client_yet_to_come_is_not_one_without_validation_data(tmp_path):
 # Sampling.
 
 
-def newest_first(round, clients, available, generator):
-    return sorted(available, reverse=round.index % 2 == 0)
+def newest_first(round_, clients, available, generator):
+    return sorted(available, reverse=round_.index % 2 == 0)
 
 
-def oldest(round, clients, available, generator):
+def oldest(round_, clients, available, generator):
     return available
 
 
@@ -190,9 +241,8 @@ def test_a_trace_is_written_out(tmp_path, text):
     run = network_of(availability=f"file:{file}", sampler="round-robin")
     assert run["availability"].startswith("windows:")
     one, other = (read_availability(each, 4) for each in (f"file:{file}", run["availability"]))
-    seeds = sp.core.seeds.Seeds(0) if hasattr(sp, "core") else None
     for index in range(8):
-        assert available_clients(one, 4, index, seeds) == available_clients(other, 4, index, seeds)
+        assert available_clients(one, 4, index, Seeds(0)) == available_clients(other, 4, index, Seeds(0))
     file.unlink()  # nobody needs it any more
     assert network_of(availability=run["availability"])["availability"] == run["availability"]
     assert write_out("markov:0.2:0.1") == "markov:0.2:0.1"

@@ -29,7 +29,7 @@ from sparsona.engine.profiler import START
 from sparsona.engine.rounds import check_plan, engine_for
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.runs.facts import RunFacts
-from sparsona.runs.folder import GLOBAL_FILE, SUMMARY_FILE, RunFolder
+from sparsona.runs.folder import GLOBAL_FILE, SUMMARY_FILE, RunFolder, warn
 from sparsona.runs.manifest import MANIFEST
 from sparsona.runs.observers import (
     ClientEvaluation,
@@ -53,6 +53,7 @@ from sparsona.runs.stopping import (
     recorded_patience,
     score_of,
     validation_point,
+    watched,
 )
 from sparsona.runs.traits import TraitRecord
 
@@ -183,7 +184,7 @@ class Session:
                 self._records.check(self.progress.completed)
             else:
                 folder.check_records()
-        self._patience = Patience()
+        self._patience, self._has_warned = Patience(), False
         self._traits: TraitRecord | None = None
         if folder.config.get("record_traits") and not self.progress.finished:
             self._traits = self.side.traits()
@@ -278,6 +279,13 @@ class Session:
             if one.point == point
         }
         known = {client: score for client, score in scores.items() if score is not None}
+        if not known and not self._has_warned and self.context.plan.tests_everyone_after(completed):
+            self._has_warned = True
+            by = watched(limits.patience_metric, facts.is_regression)
+            warn(
+                f"patience: after round {completed} no client's {by} on validation data is known; such evaluations do "
+                "not count"
+            )
         self._patience = self._patience.after(completed, known, limits.min_delta)
 
     def _recorded_patience(self, limits: Stopping) -> Patience:
