@@ -49,6 +49,7 @@ def test_patience_ends_a_run_as_in_the_simulation(tmp_path, tune_epochs):
     assert run.summary["early_stop"]["after"] == 3
     assert rows(run.path) == rows(simulated.path)
     assert run.summary["accuracy"] == simulated.summary["accuracy"]
+    assert heard[-1] == "stopped early after round 3 of 8, best validation at round 1"
     assert f"patience goes by the accuracy of {NUM} of {NUM} clients on validation data" in heard
     assert all(site.agent.finished.is_set() for site in sites)
     # What a client keeps is what the simulation has for it, though nobody had told it which evaluation was the last.

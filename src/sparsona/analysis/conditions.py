@@ -73,8 +73,8 @@ def conditions_sentence(folder: RunFolder, summary: Mapping[str, Any]) -> str:
     found = summary.get("conditions") or {}
     if availability := config.get("availability"):
         kind = availability.partition(":")[0]
-        shown = "a trace" if kind in ("file", "windows") else availability
-        text += f" Not all clients are always available ({shown}: {KINDS[kind].text})"
+        shown = "by a trace" if kind in ("file", "windows") else f"{availability}: {KINDS[kind].text}"
+        text += f" Not all clients are always available ({shown})"
         text += f": in {found.get('few') or 0} rounds fewer than were wanted, in {found.get('empty') or 0} none."
     if config.get("speeds") or config.get("deadline") is not None:
         text += _time_sentence(config, found)

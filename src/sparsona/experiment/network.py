@@ -66,7 +66,7 @@ class Network:
         hello: float = HELLO_SECONDS,
         session: int | None = None,
     ) -> None:
-        self.terms, self._report, self._present, self._hello = terms, report, present, hello
+        self.terms, self.report, self._present, self._hello = terms, report, present, hello
         self.guests: dict[int, Guest] = {}
         self.known: dict[int, Guest] = {}  # what those who took part before a restart reported then
         self.admitted: dict[int, int] = {}  # with how many completed rounds that is in the records
@@ -153,7 +153,7 @@ class Network:
         needed, is_reported = max(1, self.terms.config.min_updates), False
         while len(self._present() & set(range(self.terms.num_clients))) < needed:
             if not is_reported:
-                self._report("waiting: nobody is there" if needed == 1 else f"waiting: fewer than {needed} are there")
+                self.report("waiting: nobody is there" if needed == 1 else f"waiting: fewer than {needed} are there")
                 is_reported = True
             time.sleep(0.2)
 
@@ -186,7 +186,7 @@ class Network:
                 + " that share label counts, which this metric reveals" * (not is_open),
                 hint=f"`sparsona join{' --share labels' * (not is_open)} --set validation_rate=0.2` there",
             )
-        self._report(f"patience goes by the {by} of {len(telling)} of {len(there)} clients on validation data")
+        self.report(f"patience goes by the {by} of {len(telling)} of {len(there)} clients on validation data")
 
     @property
     def _headline(self) -> str:
@@ -220,12 +220,12 @@ class Network:
             except SparsonaError as error:
                 if (client, error.what) not in self._refused:
                     self._refused.add((client, error.what))
-                    self._report(f"{name} cannot take part: {error.what}")
+                    self.report(f"{name} cannot take part: {error.what}")
                 continue
             self.guests[client] = guest
-            self._report(f"{name} is there, with {guest.sizes[0]} examples")
+            self.report(f"{name} is there, with {guest.sizes[0]} examples")
             if found := other_environment(guest.environment, self.environment):
-                self._report(f"{name} has {found}")
+                self.report(f"{name} has {found}")
 
     def admit(self, clients: Sequence[int]) -> None:
         """Fill in the cards of these guests: from now on they take part.

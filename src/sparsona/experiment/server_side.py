@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sparsona.analysis.conditions import early_stop_sentence
 from sparsona.core.errors import SparsonaError
 from sparsona.core.torch_state import usual_torch
 from sparsona.core.update import SERVER
@@ -116,6 +117,8 @@ def play_network(
         finally:
             if session.is_finished:
                 network.end()
+    if (stop := found.summary.get("early_stop")) is not None:
+        network.report(early_stop_sentence(stop))
     return found
 
 
