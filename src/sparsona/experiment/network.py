@@ -150,11 +150,11 @@ class Network:
         """Wait before a round while there are too few clients to play it: rounds are not spent on nobody."""
         if self._present is None:
             return
-        needed, is_reported = max(1, self.terms.config.min_updates), False
+        needed, is_said = max(1, self.terms.config.min_updates), False
         while len(self._present() & set(range(self.terms.num_clients))) < needed:
-            if not is_reported:
+            if not is_said:
                 self.report("waiting: nobody is there" if needed == 1 else f"waiting: fewer than {needed} are there")
-                is_reported = True
+                is_said = True
             time.sleep(0.2)
 
     def check_patience(self) -> None:

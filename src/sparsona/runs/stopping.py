@@ -34,7 +34,9 @@ class Spent:
 
 def check_metric(text: str | None) -> str | None:
     """Check how the metric of patience is written: a name, and of a function from Python which end is the good one."""
-    name, colon, end = (text or LOSS).partition(":")
+    if text is None:
+        return None
+    name, colon, end = text.partition(":")
     known = _known_end(name)
     if not name.strip() or (colon and end not in _ENDS) or (colon and known not in (end, "neither")):
         good = "" if known == "neither" else f": of {name} that is {known}"
