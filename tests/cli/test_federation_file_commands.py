@@ -14,6 +14,7 @@ import pytest
 from sparsona.deploy.federation_file import FederationFile, key_path
 from sparsona.deploy.identity import KeyFile, check_certificate, describe_certificate
 from sparsona.runs.options import AGREED, OPTIONS
+from sparsona.runs.stopping import MEASURES
 
 NEW = ["federation", "new", "fed.toml", "--method", "fedspa", "--model", "cnn28", "--classes", "10"]
 
@@ -76,8 +77,9 @@ def test_everything_that_is_agreed_on_is_written_out(say):
     run = tomllib.loads(Path("fed.toml").read_text())["run"]
     assert set(run) == {"method", "model", "classes", "input", "predicts", "options", *AGREED}
     assert (run["batch_size"], run["seed"], run["per_round"], run["input"]) == (16, 0, "none", [1, 28, 28])
-    theirs = {"data", "reading", "sharing", "stop"}
+    theirs = {"data", "reading", "sharing"}
     assert not [name for name in run if name in OPTIONS and OPTIONS[name].group in theirs]
+    assert not run.keys() & MEASURES.keys()
     assert not {"device", "executor", "capacities", "warm_start", "preset"} & set(run)
 
 

@@ -55,6 +55,12 @@ def rows(run):
         ("fedavg-ft", {"novel": 1, "drop_rate": 0.3, "points": ["global"]}),
         ("pfedgate", {"tune_epochs": 1}),
         ("local", {"evaluate": "participants"}),
+        ("fedspa", {"sampler": "size"}),
+        ("fedavg", {"sampler": "loss", "evaluate": "participants"}),
+        ("fedspa", {"sampler": "round-robin", "availability": "diurnal:3:0.4"}),
+        ("fedavg", {"availability": "windows:2:0-0/0-1/1-1/", "min_updates": 1}),
+        ("fedspa", {"rounds": 8, "lr": 1e-9, "patience": 2}),
+        ("fedavg-ft", {"rounds": 8, "lr": 1e-9, "patience": 2, "patience_metric": "loss", "min_delta": 1.0}),
     ],
 )
 def test_frames_give_the_simulations_records(tmp_path, method, options):

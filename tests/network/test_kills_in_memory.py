@@ -164,6 +164,11 @@ def federations(tmp_path_factory):
 CASES = [
     ("fedspa", {"rounds": 4}),
     ("fedspa", {"rounds": 3, "drop_rate": 0.3, "novel": 1, "tune_epochs": 1, "evaluate": "participants"}),
+    # It ends after the second round, by clients of which each has enough validation examples to tell.
+    (
+        "fedspa",
+        {"rounds": 6, "lr": 1e-9, "patience": 1, "tune_epochs": 1, "sampler": "loss", "data": {"data_rate": 0.2}},
+    ),
 ]
 
 

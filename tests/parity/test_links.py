@@ -25,6 +25,8 @@ OWN = {
     "fedspa": {"points": ["trained", "global"], "drop_rate": 0.3, "everyone_trains": True, "tune_epochs": 1},
     "dispfl": {"points": ["consensus"], "drop_rate": 0.3, "tune_epochs": 1},
     "pfedgate": {"capacities": [0.3, 1.0], "points": ["global"]},
+    "ditto": {"sampler": "loss"},
+    "fedavg": {"sampler": "size", "availability": "diurnal:3:0.7"},
 }
 
 

@@ -12,8 +12,8 @@ import sparsona as sp
 pytestmark = pytest.mark.long
 
 METHODS = {
-    "dispfl": {"graph": "random:2", "drop_rate": 0.2},
-    "dpsgd": {"graph": "ring", "points": ["received", "consensus"]},
+    "dispfl": {"graph": "random:2", "drop_rate": 0.2, "sampler": "round-robin", "per_round": 3},
+    "dpsgd": {"graph": "ring", "points": ["received", "consensus"], "availability": "diurnal:3:0.7"},
 }
 
 

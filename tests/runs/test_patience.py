@@ -2,25 +2,56 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
+import numpy as np
 import pytest
 
 import sparsona as sp
 from sparsona.analysis.table import notes
 from sparsona.core.errors import SparsonaError
-from sparsona.runs.stopping import Patience, mean_score, validation_point
+from sparsona.runs.stopping import Patience, score_of, validation_point
 
 OPTIONS = {"clients": 4, "rounds": 9, "epochs": 1, "data_rate": 0.2, "device": "cpu", "executor": "serial"}
 OPTIONS |= {"lr": 1e-9, "patience": 2, "model": "mlp:hidden=0"}  # nothing is learned: the first evaluation is the best
 
 
 def test_patience_counts_evaluations_that_are_not_better():
-    seen = Patience()
+    seen, waited = Patience(), []
     for completed, score in ((1, 0.5), (2, 0.55), (3, 0.55), (4, 0.52), (5, 0.61)):
-        seen = seen.after(completed, score, 0.0)
-    assert seen == Patience(5, 0.61)
-    assert Patience(1, 0.5).after(2, 0.55, 0.1) == Patience(1, 0.5, 1)
-    assert mean_score([(1, 2, 9.0), (0, 3, 9.0)]) == 0.25
-    assert mean_score([(None, 2, 3.0), (None, 3, 1.0)]) == -2.0
+        seen = seen.after(completed, {0: score}, 0.0)
+        waited.append(seen.waited)
+    assert waited == [0, 0, 1, 2, 0]
+    assert seen == Patience(5, {0: 0.61})
+    assert Patience(1, {0: 0.5}).after(2, {0: 0.55}, 0.1) == Patience(1, {0: 0.5}, 1)
+    assert Patience().after(1, {0: -math.inf, 1: 0.9}, 0.0).best == 0  # of a model that is none, nothing is the best
+
+
+def test_means_are_compared_over_clients_that_were_heard_both_times():
+    best = Patience(3, {0: 0.2, 1: 0.8, 2: 0.9})
+    assert best.after(4, {0: 0.3}, 0.0) == Patience(4, {0: 0.3})  # though 0.3 is below the mean of all three
+    assert best.after(4, {1: 0.7, 2: 0.9}, 0.0).waited == 1  # though 0.8 is above it
+    assert best.after(4, {3: 1.0}, 0.0) == best
+    assert best.after(4, {}, 0.0) == best
+
+
+@dataclass
+class Result:
+    correct: int | None
+    loss: float | None
+    count: int = 4
+    client: int = 0
+
+
+def test_a_score_is_better_the_higher_it_is():
+    metrics = {"f1": 0.4, "mae": 2.0, "gain": 7.0}
+    expected = {None: 0.75, "accuracy": 0.75, "loss": -1.5, "f1": 0.4, "mae": -2.0, "gain:high": 7.0, "gain:low": -7.0}
+    assert {name: score_of(name, Result(3, 1.5), metrics) for name in expected} == expected
+    assert score_of("auc", Result(3, 1.5), metrics) is None
+    assert score_of(None, Result(None, 1.5), metrics, is_regression=True) == -1.5
+    for name in ("loss", "f1"):
+        assert [score_of(name, Result(3, loss), metrics) for loss in (None, math.nan, math.inf)] == [-math.inf] * 3
 
 
 def test_it_goes_by_the_headlines_model_on_validation_data():
@@ -39,11 +70,13 @@ def stopped(tmp_path_factory):
 
 def test_a_run_ends_as_finished_and_says_so(stopped):
     run, end = stopped
-    assert run.summary["early_stop"] == {"after": 3, "of": 9, "best": 1, "point": "received/validation"}
+    by = {"point": "received/validation", "metric": "accuracy"}
+    assert run.summary["early_stop"] == {"after": 3, "of": 9, "best": 1, **by}
     assert (end.finished, end.completed) == (True, 3)
     assert str(end) == "stopped early after round 3 of 9, best validation at round 1"
     said = "topped early after round 3 of 9, best validation at round 1"
     assert said in run.summary["protocol"]
+    assert "by the mean accuracy of clients on validation data" in run.summary["protocol"]
     assert notes([run.view]) == [f"FedAvg s{said}."]
 
 
@@ -89,3 +122,83 @@ def test_what_is_refused(stopped):
         sp.train("fedavg", validation_rate=0, **OPTIONS)
     with pytest.raises(SparsonaError, match="--match steps with patience"):
         sp.compare(["local", "fedavg"], match="steps", **OPTIONS)
+
+
+# By a metric of the run.
+
+
+def scripted(values):
+    """A metric that says these numbers, one after the other, whenever it is asked."""
+    left = list(values)
+
+    def gain(outputs, targets):
+        return left.pop(0)
+
+    return gain
+
+
+def ends_after(run):
+    return run.summary.get("early_stop", {}).get("after")
+
+
+@pytest.mark.parametrize(("end", "after"), [("high", 3), ("low", None)])
+def test_a_function_ends_a_run_by_its_good_end(tmp_path, end, after):
+    """Of two clients, at two points (test and validation) after each round: it falls from round to round."""
+    values = [-float(place // 4) for place in range(4 * 5)]
+    options = OPTIONS | {"clients": 2, "rounds": 5, "per_round": 2, "metrics": [scripted(values)]}
+    run = sp.train("fedavg", out=tmp_path / "run", patience_metric=f"gain:{end}", **options)
+    assert ends_after(run) == after
+    assert after is None or run.summary["early_stop"]["metric"] == "gain"
+
+
+def test_the_metric_decides_and_so_it_does_after_a_stop(tmp_path):
+    """Accuracy does not change where nothing is learned; the loss on validation data does, a little."""
+    options = OPTIONS | {"lr": 1e-3, "rounds": 6, "metrics": ["f1"]}
+    by_accuracy = sp.train("fedavg", out=tmp_path / "accuracy", **options)
+    by_loss = sp.train("fedavg", out=tmp_path / "loss", patience_metric="loss", **options)
+    assert ends_after(by_accuracy) is not None
+    assert ends_after(by_loss) is None
+    by_f1 = sp.train("fedavg", out=tmp_path / "f1", patience_metric="f1", **options)
+    assert by_f1.summary["early_stop"]["metric"] == "f1"
+    sp.train("fedavg", out=tmp_path / "part", patience_metric="f1", max_seconds=1e-9, **options)
+    for _ in range(6):
+        part = sp.resume(tmp_path / "part")
+    assert part.summary["early_stop"] == by_f1.summary["early_stop"]
+
+
+def test_test_data_decides_nothing(tmp_path):
+    """Clients whose test labels are all wrong stop at the same round."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((2, 60, 1, 8, 8)).astype("float32"), rng.integers(0, 10, (2, 60))
+    ends = []
+    for shift in (0, 1):
+        clients = [
+            {
+                "train": (x[i, :30], y[i, :30]),
+                "validation": (x[i, 30:45], y[i, 30:45]),
+                "test": (x[i, 45:], (y[i, 45:] + shift) % 10),
+            }
+            for i in range(2)
+        ]
+        made = sp.Federation.from_clients(clients)
+        options = {"rounds": 12, "per_round": 2, "patience": 2, "metrics": ["f1"], "patience_metric": "f1", "seed": 1}
+        run = sp.train(
+            "fedavg", made, "mlp:hidden=4", out=tmp_path / str(shift), executor="serial", device="cpu", **options
+        )
+        ends.append((run.summary["rounds"], run.summary["accuracy"]))
+    assert ends[0][0] == ends[1][0] < 12
+    assert ends[0][1] != ends[1][1]
+
+
+def test_metrics_that_cannot_be_waited_for(tmp_path):
+    options = OPTIONS | {"out": tmp_path / "run"}
+    with pytest.raises(SparsonaError, match="patience by 'f1', which this run does not compute") as told:
+        sp.train("fedavg", patience_metric="f1", **options)
+    assert told.value.hint == "--set metrics=f1 has it computed"
+    with pytest.raises(SparsonaError, match="patience by 'gain', a function from Python"):
+        sp.train("fedavg", patience_metric="gain", metrics=[scripted([])], **options)
+    with pytest.raises(SparsonaError, match="patience_metric 'f1:low'"):
+        sp.train("fedavg", patience_metric="f1:low", metrics=["f1"], **options)
+    with pytest.raises(SparsonaError, match="patience_metric without patience"):
+        sp.train("fedavg", patience_metric="loss")
+    assert not (tmp_path / "run").exists()

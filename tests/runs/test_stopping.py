@@ -9,7 +9,7 @@ from sparsona.runs.stopping import MEASURES, Spent, Stopping, reached
 
 
 def test_every_limit_is_measured():
-    assert set(MEASURES) == set(Stopping.model_fields) - {"patience", "min_delta"}
+    assert set(MEASURES) == set(Stopping.model_fields) - {"patience", "min_delta", "patience_metric"}
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparsona.core.targets import given_name
+from sparsona.core.targets import TITLES, given_name
 from sparsona.engine.availability import KINDS
 from sparsona.engine.sampling import SAMPLERS
 from sparsona.runs.folder import RunFolder, reached
-from sparsona.runs.stopping import recorded_patience, validation_point
+from sparsona.runs.stopping import recorded_patience, validation_point, watched
 
 
 def conditions(folder: RunFolder) -> dict[str, Any] | None:
@@ -43,9 +43,12 @@ def early_stop(folder: RunFolder) -> dict[str, Any] | None:
     found, rounds = reached(folder.path), folder.config["rounds"]
     if folder.config.get("patience") is None or not found.finished or found.completed >= rounds:
         return None
-    point = validation_point(folder.facts.point)
-    seen = recorded_patience(folder.records.evaluations(point=point), folder.config["min_delta"])
-    return {"after": found.completed, "of": rounds, "best": seen.best, "point": point}
+    facts, records, metric = folder.facts, folder.records, folder.config.get("patience_metric")
+    point = validation_point(facts.point)
+    rows, metrics = records.evaluations(point=point), records.metrics(point=point)
+    seen = recorded_patience(rows, metrics, metric, folder.config["min_delta"], facts.is_regression)
+    by = watched(metric, facts.is_regression)
+    return {"after": found.completed, "of": rounds, "best": seen.best, "point": point, "metric": by}
 
 
 def early_stop_sentence(found: Mapping[str, Any]) -> str:
@@ -70,8 +73,8 @@ def conditions_sentence(folder: RunFolder, summary: Mapping[str, Any]) -> str:
     found = summary.get("conditions") or {}
     if availability := config.get("availability"):
         kind = availability.partition(":")[0]
-        shown = availability if kind != "file" else "a trace"
-        text += f" Not all clients are always available ({shown}: {KINDS[kind].text})"
+        shown = "by a trace" if kind in ("file", "windows") else f"{availability}: {KINDS[kind].text}"
+        text += f" Not all clients are always available ({shown})"
         text += f": in {found.get('few') or 0} rounds fewer than were wanted, in {found.get('empty') or 0} none."
     if config.get("speeds") or config.get("deadline") is not None:
         text += _time_sentence(config, found)
@@ -83,7 +86,8 @@ def conditions_sentence(folder: RunFolder, summary: Mapping[str, Any]) -> str:
         text += (
             f" {ended[0].upper()}{ended[1:]}: {config['patience']} evaluations in a row were not better, by the mean "
         )
-        text += "over clients on validation data. The result is that of the last round."
+        text += f"{TITLES.get(stop['metric'], stop['metric'])} of clients on validation data."
+        text += " The result is that of the last round."
     return text
 
 

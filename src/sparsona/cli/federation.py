@@ -11,6 +11,7 @@ import click
 from sparsona.cli.options import check_names, flags_of, gather, method_flags, with_table
 from sparsona.cli.terminal import echo, print_table
 from sparsona.core.errors import SparsonaError
+from sparsona.core.spec import shorten
 from sparsona.deploy import identity
 
 FILE = click.argument("path", metavar="FED.TOML", type=click.Path(path_type=Path))
@@ -304,4 +305,4 @@ def flower_app(
 def _text(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "none"
-    return "none" if value is None else str(value)
+    return "none" if value is None else shorten(str(value))

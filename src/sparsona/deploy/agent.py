@@ -41,8 +41,9 @@ class Agent:
         signer: signs as this client.
         verifier: knows the server's key.
         shares_labels: whether confusions may leave, and with them its label counts.
-        fewest: results of fewer examples than this are not reported.
         report: is called with what happens, for people to read.
+        fewest: results of fewer examples than this are not reported.
+        may_end_early: any evaluation after a round may be the last one: the model that it is of is kept.
     """
 
     def __init__(
@@ -57,10 +58,12 @@ class Agent:
         shares_labels: bool = False,
         report: Report = lambda text: None,
         fewest: int = FEWEST,
+        may_end_early: bool = False,
     ) -> None:
         self.client, self.run, self.greeting, self.vault = client, run, greeting, vault
         self._make_context, self._signer, self._verifier = make_context, signer, verifier
         self._shares_labels, self._report, self._fewest = shares_labels, report, fewest
+        self._may_end_early = may_end_early
         self._card: Client | None = None
         self._context: ClientContext | None = None
         self._lock = Lock()
@@ -174,7 +177,7 @@ class Agent:
             self.vault.keep(kept)
         if outcome.work is not None:
             self.vault.keep_model(context, outcome.work)
-        elif frame.round == context.plan.rounds and job.do == "evaluate":
+        elif job.do == "evaluate" and (frame.round == context.plan.rounds or self._may_end_early):
             states = {} if state is None else {self.client: state}
             self.vault.keep_model(context, LocalClients(context, None, states).work(job))
         done = {"train": "trained", "evaluate": "tested", "tune": "tuned"}[job.do]

@@ -64,7 +64,8 @@ def read_job(frame: Frame, plan: Plan, layout: Layout) -> Job:
     """The job in a frame that the server sealed, without a State; `layout` is that of the model."""
     head = _Head(frame.head)
     do = head.one_of("do", ("train", "evaluate", "tune"))
-    round_ = plan.tuning_round if do == "tune" else plan.round_at(frame.round)
+    # The server says when the last round was: a run may end early.
+    round_ = replace(plan, ends_after=frame.round).tuning_round if do == "tune" else plan.round_at(frame.round)
     blobs = [bytes(blob) for blob in frame.blobs]
     model: Tree | None = None
     if head.flag("shared"):
@@ -160,6 +161,11 @@ def reported_metrics(found: Evaluation, shares_labels: bool) -> dict[str, float]
     elif not shares_labels:
         own = {name: value for name, value in own.items() if name in LOW_IS_BETTER}
     return {name: float(value) for name, value in own.items()}
+
+
+def is_reported(metric: str, targets: str, shares_labels: bool) -> bool:
+    """Whether a client may report a metric, or the loss, where `targets` are predicted: `reported_metrics` says why."""
+    return metric in ("loss", "accuracy", *LOW_IS_BETTER) or (shares_labels and targets != "labels")
 
 
 def read_answer(frame: Frame, client: int) -> Outcome:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +21,7 @@ from sparsona.core.spec import Spec
 
 Available = frozenset[int]
 COLUMNS = ["client", "round_from", "round_to"]
+MOST_CLIENTS = 1_000_000  # of a trace that is written out before they are known
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def check_availability(text: str) -> None:
     """Raise SparsonaError if a text is none; a file is not read."""
     found = spec.read("availability", text, [row.form for row in KINDS.values()])
     if found.name != "file":
-        read_availability(text, 1)
+        read_availability(text, 1 + text.count("/"))  # as many clients as a trace has that is written out
     elif not found.argument:
         raise found.wrong(KINDS["file"].expected, f"--set availability={KINDS['file'].example}")
 
@@ -159,9 +161,12 @@ def _markov(found: Availability, num: int, index: int, seeds: Seeds) -> Availabl
 
 
 def _read_file(found: Spec, num: int) -> Availability | None:
-    if not found.argument:
-        return None
-    path = expand(found.argument)
+    return _read_trace(found.argument, num) if found.argument else None
+
+
+def _read_trace(argument: str, num: int | None) -> Availability:
+    """The trace in a file; `num` None: of as many clients as it names."""
+    path = expand(argument)
     try:
         lines = csv.reader(read_text(path, MOST_BYTES).removeprefix("\ufeff").splitlines())
         rows = [[cell.strip() for cell in row] for row in lines if any(cell.strip() for cell in row)]
@@ -185,22 +190,24 @@ def _wrong(path: Path, what: str) -> SparsonaError:
     )
 
 
-def _from_windows(path: Path, rows: list[list[str]], num: int) -> Availability:
-    windows: list[list[tuple[int, int]]] = [[] for _ in range(num)]
+def _from_windows(path: Path, rows: list[list[str]], num: int | None) -> Availability:
+    most = MOST_CLIENTS if num is None else num
+    windows: dict[int, list[tuple[int, int]]] = {}
     for number, row in enumerate(rows, 2):
         if len(row) != 3 or not all(cell.isascii() and cell.isdecimal() and len(cell) < 10 for cell in row):
             raise _wrong(path, f"line {number} is not three whole numbers")
         client, first, last = map(int, row)
-        if client >= num or last < first:
-            what = f"names client {client} of {num}" if client >= num else f"ends in round {last} before it begins"
+        if client >= most or last < first:
+            what = f"names client {client} of {most}" if client >= most else f"ends in round {last} before it begins"
             raise _wrong(path, f"line {number} {what}")
-        windows[client].append((first, last))
-    return Availability("file", windows=tuple(tuple(sorted(one)) for one in windows))
+        windows.setdefault(client, []).append((first, last))
+    size = max(windows, default=-1) + 1 if num is None else num
+    return Availability("file", windows=tuple(tuple(sorted(windows.get(client, ()))) for client in range(size)))
 
 
-def _from_matrix(path: Path, rows: list[list[str]], num: int) -> Availability:
-    if len(rows) != num:
-        raise _wrong(path, f"{len(rows)} rows for {num} clients")
+def _from_matrix(path: Path, rows: list[list[str]], num: int | None) -> Availability:
+    if not rows or (num is not None and len(rows) != num):
+        raise _wrong(path, f"{len(rows)} rows" + (f" for {num} clients" if num is not None else ""))
     length = len(rows[0])
     for number, row in enumerate(rows, 1):
         if len(row) != length or not set(row) <= {"0", "1"}:
@@ -215,6 +222,61 @@ def _file(found: Availability, _num: int, index: int, _seeds: Seeds) -> Availabl
         client for client, windows in enumerate(found.windows) if any(first <= place <= last for first, last in windows)
     )
 
+
+# The same, written out: in a federation file, which other machines read.
+
+
+def write_out(text: str) -> str:
+    """An availability without files: a trace from a file with its windows in place of the path, others as they are.
+
+    Args:
+        text: one of the forms in `KINDS`.
+
+    Returns:
+        The text, whose trace is of as many clients as the file names: how many there will be may not be known yet.
+    """
+    found = spec.read("availability", text, [row.form for row in KINDS.values()])
+    if found.name != "file" or not found.argument:
+        return text
+    trace = _read_trace(found.argument, None)
+    windows = ("+".join(f"{first}-{last}" for first, last in _joined(one)) for one in trace.windows)
+    return f"windows:{trace.length}:{'/'.join(windows)}"
+
+
+def _joined(windows: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
+    """The same rounds in as few windows as there can be."""
+    found: list[tuple[int, int]] = []
+    for first, last in windows:
+        if found and first <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], last))
+        else:
+            found.append((first, last))
+    return found
+
+
+def _read_windows(found: Spec, num: int) -> Availability | None:
+    if len(found.args) != 2 or not re.fullmatch(_WINDOWS, found.args[1]) or not re.fullmatch(_ROUND, found.args[0]):
+        return None
+    length, clients = int(found.args[0]), found.args[1].split("/")
+    rows = [[tuple(map(int, one.split("-"))) for one in row.split("+")] if row else [] for row in clients]
+    if any(last < first or 0 < length <= last for row in rows for first, last in row):
+        return None
+    # A trace that starts again has a row for each client. One that does not names those that ever are available.
+    if len(rows) > num or (length and len(rows) < num):
+        raise SparsonaError(
+            f"a trace of {len(rows)} clients for {num}",
+            expected="who is available when, of the clients that there are",
+            hint="admit as many clients as the trace has, or make the federation file anew with another one",
+        )
+    rows += [[] for _ in range(num - len(rows))]
+    return Availability(
+        "windows", windows=tuple(tuple((first, last) for first, last in row) for row in rows), length=length
+    )
+
+
+_ROUND = r"[0-9]{1,9}"
+_ROW = rf"({_ROUND}-{_ROUND}(\+{_ROUND}-{_ROUND})*)?"
+_WINDOWS = rf"{_ROW}(/{_ROW})*"
 
 KINDS = {
     row.form.partition(":")[0]: row
@@ -242,6 +304,14 @@ KINDS = {
             _file,
             "the path of a CSV file",
             "file:trace.csv",
+        ),
+        Kind(
+            "windows:LENGTH:ROUNDS/...",
+            "a trace, written out: the rounds of each client in turn; it starts again after LENGTH of them, 0: never",
+            _read_windows,
+            _file,
+            "a length, and for each client windows of rounds such as 0-4+9-12, which end before it",
+            "windows:24:0-11/6-17/12-23",
         ),
     )
 }

@@ -162,9 +162,9 @@ def check_end(context: ServerContext) -> None:
 
 
 def _require_validation(context: ServerContext, what: str, otherwise: str) -> None:
-    """Raise SparsonaError if a client that is tested has no validation data."""
-    tested = tested_clients(context.plan, context.clients)
-    without = [client for client in tested if not context.clients[client].num_validation]
+    """Raise SparsonaError if a client that is tested has no validation data; of one yet to come nothing is known."""
+    tested = [context.clients[client] for client in tested_clients(context.plan, context.clients)]
+    without = [client.index for client in tested if client.num_examples and not client.num_validation]
     if without:
         first = context.clients[without[0]].label
         raise SparsonaError(

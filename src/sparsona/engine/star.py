@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -90,7 +91,7 @@ class Star:
             clients.used(client)
             dropped = update is not None and client in who.dropped  # without an update, none can be lost
             record.turns.append(Turn(client, outcome.tally, traffic + up, aggregated, dropped, failure=outcome.note))
-            if plan.sampler == "loss":
+            if plan.sampler == "loss" and math.isfinite(outcome.tally.loss):  # a client elsewhere may say anything
                 losses[client] = outcome.tally.loss
         record.turns.sort(key=lambda turn: turn.client)  # the first few may have waited for others
         record.evaluations.sort(key=lambda found: found.client)

@@ -9,12 +9,15 @@ from sparsona.core import spec
 from sparsona.core.errors import SparsonaError
 from sparsona.core.losses import make_losses
 from sparsona.core.metrics import make_metrics
-from sparsona.core.targets import LOSSES, USUAL_METRICS
+from sparsona.core.targets import LOSSES, USUAL_METRICS, given_name
+from sparsona.deploy.jobs import is_reported
+from sparsona.engine.availability import write_out
 from sparsona.experiment.build import make_config
 from sparsona.methods import card, factory
 from sparsona.models import MODELS, outline, read_spec
 from sparsona.runs.declaration import Option, options_of
-from sparsona.runs.options import AGREED, OPTIONS, RunConfig
+from sparsona.runs.options import AGREED, OPTIONS, SIMULATED, RunConfig
+from sparsona.runs.stopping import MEASURES, check_computed, watched
 
 PREDICTS = tuple(LOSSES)
 
@@ -30,9 +33,10 @@ def agree(
 ) -> dict[str, Any]:
     """Check the options of a run on several machines, and write out what all sides must agree on.
 
-    Options that are not given are written out as well, so that sides whose versions have other defaults agree. Not
-    among them is what each side decides for itself: its data, where it runs, and when it stops. Of an option that is
-    not given, only `evaluate` is not what it is in a simulation: "participants".
+    Options that are not given are written out as well, so that sides whose versions have other defaults agree; so is a
+    trace from a file. Not among them is what each side decides for itself: its data, where it runs, and the limits at
+    which a server is stopped. Of an option that is not given, only `evaluate` is not what it is in a simulation:
+    "participants", unless patience compares the same clients after each round.
 
     Args:
         method: a row of `sparsona methods`, with options after a colon if need be.
@@ -51,8 +55,21 @@ def agree(
         >>> run["rounds"], run["batch_size"], run["input"], run["options"]["density"]
         (5, 16, [1, 28, 28], 0.2)
     """
-    for key in options:
-        name = key.replace("-", "_")
+    given = {key.replace("-", "_"): value for key, value in options.items()}
+    for name in given:
+        if name in SIMULATED:
+            why, instead = SIMULATED[name]
+            raise SparsonaError(
+                f"'{name}' in a federation file: only a simulation has it, because {why}",
+                expected="what all sides can do",
+                hint=instead,
+            )
+        if name in MEASURES:
+            raise SparsonaError(
+                f"'{name}' in a federation file",
+                expected="a server that is stopped with Ctrl-C, and goes on with `sparsona resume`",
+                hint="patience ends a run for good, by its validation data",
+            )
         if name in OPTIONS and name not in (*AGREED, "model", "preset"):
             raise SparsonaError(
                 f"'{name}' in a federation file",
@@ -62,12 +79,17 @@ def agree(
     drawn = outline(model, tuple(input_shape or MODELS[read_spec(model)[0].name].input_shape), classes)
     # As many clients as will be admitted: as with a natural partition, their number is not known yet.
     # On a network, a message to everybody after every round would be the most of the traffic.
-    config = make_config(method, {"evaluate": "participants", **options, "model": model, "partition": "natural"})
+    usual = "participants" if given.get("patience") is None else "everyone"
+    config = make_config(method, {"evaluate": usual, **options, "model": model, "partition": "natural"})
     run = config.model_dump(mode="json")
     values = {key: run[key] for key in AGREED}
     if values["lr_schedule"] != "decay":
         del values["lr_decay"]  # belongs to that schedule
+    if config.availability is not None:
+        values["availability"] = write_out(config.availability)
     row = card(config.method)
+    if row.peers:
+        check_among_peers(config, row.title)
     own = options_of(factory(row)[1])
     _check_files({**OPTIONS, **own}, {**values, **config.options})
     if read_spec(model)[1].get("weights"):
@@ -80,10 +102,27 @@ def agree(
     return {"method": row.name, **task, **values, "options": config.options}
 
 
+def check_among_peers(config: RunConfig, title: str) -> None:
+    """Raise SparsonaError for what a server would have to decide, in a run on several machines that has none."""
+    if config.patience is not None:
+        raise SparsonaError(
+            f"patience for {title}, a run of peers: there is no server that would hear all their validation results",
+            expected="a number of rounds that all peers know",
+            hint="choose --rounds in a simulation with patience, or use a method with a server",
+        )
+    if config.sampler in ("size", "loss") or given_name(config.sampler) is not None:
+        raise SparsonaError(
+            f"sampler={config.sampler} for {title}, a run of peers: each works out by itself who takes part, and does "
+            "not know the others' data or functions",
+            expected="a sampler that needs the seed alone: uniform or round-robin",
+            hint="--set sampler=round-robin, or leave it out",
+        )
+
+
 def _check_task(config: RunConfig, predicted: str) -> None:
     """Raise SparsonaError for a loss, weights or metrics that other machines do not have, or that do not apply."""
-    if config.functions:
-        option, _, name = next(iter(config.functions)).partition("/")
+    if of_clients := [key for key in config.functions if not key.startswith("sampler/")]:  # that is the server's
+        option, _, name = of_clients[0].partition("/")
         raise SparsonaError(
             f"the function '{name}' as {option} of a run on several machines",
             expected="a name, which every side has",
@@ -103,7 +142,17 @@ def _check_task(config: RunConfig, predicted: str) -> None:
             hint="--set class_weights=1,2.5",
         )
     make_losses(predicted, config.loss, class_weights=weights, label_smoothing=config.label_smoothing)
-    make_metrics(predicted, USUAL_METRICS.get(predicted, ()) if config.metrics is None else config.metrics)
+    metrics = USUAL_METRICS.get(predicted, ()) if config.metrics is None else config.metrics
+    make_metrics(predicted, metrics)
+    if config.patience is not None:
+        check_computed(config.patience_metric, metrics, predicted == "numbers")
+        by = watched(config.patience_metric, predicted == "numbers")
+        if not is_reported(by, predicted, shares_labels=True):
+            raise SparsonaError(
+                f"patience by '{by}' where {predicted} are predicted, in a run on several machines",
+                expected="what clients tell the server: their metrics would reveal counts of single labels",
+                hint="--set patience_metric=loss, or leave it out: accuracy",
+            )
 
 
 def _check_files(options: Mapping[str, Option], values: Mapping[str, Any]) -> None:

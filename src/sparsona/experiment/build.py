@@ -51,7 +51,7 @@ from sparsona.runs.facts import DTYPES, ExampleFacts, RunFacts
 from sparsona.runs.listing import find_run
 from sparsona.runs.options import OF_DATA, OPTIONS, RunConfig, in_groups
 from sparsona.runs.request import Chosen, choose, fit_clients, parse_method
-from sparsona.runs.stopping import validation_point
+from sparsona.runs.stopping import check_computed, validation_point
 from sparsona.runs.validation import check, merge_errors, validate, wrong_kinds
 from sparsona.runs.warm_start import WarmStart, check_layout
 from sparsona.sparsity.masks import random_mask
@@ -176,8 +176,9 @@ def make_configs(
         raise merge_errors(errors)
     if row.decides_by_validation(config.options) and federation is None and not config.validation_rate:
         raise _lacks_validation(row, "validation_rate is 0")
-    if config.min_delta and config.patience is None:
-        raise SparsonaError("min_delta without patience", expected="patience", hint="--set patience=10")
+    if config.patience is None and (config.min_delta or config.patience_metric is not None):
+        given_without = "min_delta" if config.min_delta else "patience_metric"
+        raise SparsonaError(f"{given_without} without patience", expected="patience", hint="--set patience=10")
     if row.learns_in_tuning(config.options) and not config.tune_epochs:
         causes = ", ".join(f"{key}={value}" for key, value in row.needs_tuning.items())
         raise SparsonaError(
@@ -529,6 +530,8 @@ def make_context(
     ):
         first = name_of(federation.client_names, without[0])
         raise _lacks_validation(row, f"{len(without)} clients have none (client {first} is the first)")
+    if config.patience is not None:
+        check_computed(config.patience_metric, tuple(task.metrics), task.is_regression)
     _check_batches(context, config.batch_size)
     _check_robustness(context, config)
     return context

@@ -91,7 +91,18 @@ def make_agent(
 
     context = make_context(Client(index, train, member.capacity, validation, terms.num_clients, train))
     greeting = make_greeting(context, federation, index, shares_labels)
-    return Agent(index, terms.run, make_context, greeting, Vault(vault), signer, verifier, shares_labels, report)
+    return Agent(
+        index,
+        terms.run,
+        make_context,
+        greeting,
+        Vault(vault),
+        signer,
+        verifier,
+        shares_labels,
+        report,
+        may_end_early=terms.config.patience is not None,
+    )
 
 
 @usual_torch()

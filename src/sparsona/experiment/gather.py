@@ -144,7 +144,8 @@ class _Round:
     def record(self) -> RoundRecord:
         """As the simulator would have made it of these."""
         round_ = self.plan.tuning_round if self.is_end else self.plan.round_at(self.index)
-        made = RoundRecord(self.index, round_.lr_scale, self._turns())
+        awake = None if self.is_end else participation(self.plan, self.cards, self.index).num_awake
+        made = RoundRecord(self.index, round_.lr_scale, self._turns(), num_awake=awake)
         for client, entry in self.entries.items():
             if self.is_end:
                 made.evaluations.extend(entry.outcome.evaluations)

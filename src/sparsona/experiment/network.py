@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from sparsona.core.errors import SparsonaError
-from sparsona.core.points import FEW, point
+from sparsona.core.points import FEW, FEWEST, point
 from sparsona.core.round import Client
 from sparsona.core.update import SERVER, Update
 from sparsona.data.client_index import PARTS
@@ -19,17 +19,21 @@ from sparsona.deploy.agent import MAX_EXAMPLES
 from sparsona.deploy.exchange import Exchange
 from sparsona.deploy.frames import MAX_HEAD, Frame, Signer, Verifier, seal
 from sparsona.deploy.greeting import check_model, opening_head, other_environment, read_environment
+from sparsona.deploy.jobs import is_reported
 from sparsona.deploy.remote import Connection, RemoteClients
 from sparsona.engine.clients import Clients
 from sparsona.engine.evaluate import Evaluation, confusion_shape
 from sparsona.engine.gate import check_message, largest_message
 from sparsona.engine.jobs import Report
+from sparsona.engine.plan import tested_clients
 from sparsona.executors import numeric_mode
+from sparsona.experiment.build import headline_of
 from sparsona.experiment.client_side import used_environment
 from sparsona.experiment.guests import Cards, Guest, read_guests
 from sparsona.experiment.terms import Terms
 from sparsona.runs.folder import reached
 from sparsona.runs.session import Listen
+from sparsona.runs.stopping import validation_point, watched
 from sparsona.runs.traits import TraitRecord
 
 HELLO_SECONDS = 2.0  # for a client to say that it is there
@@ -62,7 +66,7 @@ class Network:
         hello: float = HELLO_SECONDS,
         session: int | None = None,
     ) -> None:
-        self.terms, self._report, self._present, self._hello = terms, report, present, hello
+        self.terms, self.report, self._present, self._hello = terms, report, present, hello
         self.guests: dict[int, Guest] = {}
         self.known: dict[int, Guest] = {}  # what those who took part before a restart reported then
         self.admitted: dict[int, int] = {}  # with how many completed rounds that is in the records
@@ -146,12 +150,47 @@ class Network:
         """Wait before a round while there are too few clients to play it: rounds are not spent on nobody."""
         if self._present is None:
             return
-        needed, is_reported = max(1, self.terms.config.min_updates), False
+        needed, is_said = max(1, self.terms.config.min_updates), False
         while len(self._present() & set(range(self.terms.num_clients))) < needed:
-            if not is_reported:
-                self._report("waiting: nobody is there" if needed == 1 else f"waiting: fewer than {needed} are there")
-                is_reported = True
+            if not is_said:
+                self.report("waiting: nobody is there" if needed == 1 else f"waiting: fewer than {needed} are there")
+                is_said = True
             time.sleep(0.2)
+
+    def check_patience(self) -> None:
+        """Raise SparsonaError if nobody who is here tells what the run's patience goes by; say how many do."""
+        config, context, targets = self.terms.config, self.client_context, self.terms.kind.targets
+        if config.patience is None:
+            return
+        by, place = watched(config.patience_metric, targets == "numbers"), validation_point(self._headline)
+        if place not in context.plan.points:
+            raise SparsonaError(
+                f"patience in '{self.terms.file.path}', whose points lack '{place}'",
+                expected="what `sparsona federation new --set patience=...` writes",
+                hint="make the file anew",
+            )
+        tested = tested_clients(context.plan, context.clients)
+        there = [self.guests[client] for client in tested if client in self.admitted]
+        # Who shares labels is known by their counts, which numbers have none of.
+        telling = [
+            one
+            for one in there
+            if one.sizes[PARTS.index("validation")] >= FEWEST
+            and is_reported(by, targets, targets == "numbers" or one.label_counts is not None)
+        ]
+        if not telling:
+            is_open = is_reported(by, targets, shares_labels=False)
+            raise SparsonaError(
+                f"patience by {by}: none of the {len(there)} clients here tells it of its validation data",
+                expected=f"clients with {FEWEST} validation examples or more"
+                + " that share label counts, which this metric reveals" * (not is_open),
+                hint=f"`sparsona join{' --share labels' * (not is_open)} --set validation_rate=0.2` there",
+            )
+        self.report(f"patience goes by the {by} of {len(telling)} of {len(there)} clients on validation data")
+
+    @property
+    def _headline(self) -> str:
+        return headline_of(self.terms.config, self.terms.row)
 
     def greet(self, clients: Sequence[int]) -> None:
         """Ask clients who they are; those that answer are guests from then on."""
@@ -181,12 +220,12 @@ class Network:
             except SparsonaError as error:
                 if (client, error.what) not in self._refused:
                     self._refused.add((client, error.what))
-                    self._report(f"{name} cannot take part: {error.what}")
+                    self.report(f"{name} cannot take part: {error.what}")
                 continue
             self.guests[client] = guest
-            self._report(f"{name} is there, with {guest.sizes[0]} examples")
+            self.report(f"{name} is there, with {guest.sizes[0]} examples")
             if found := other_environment(guest.environment, self.environment):
-                self._report(f"{name} has {found}")
+                self.report(f"{name} has {found}")
 
     def admit(self, clients: Sequence[int]) -> None:
         """Fill in the cards of these guests: from now on they take part.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -76,6 +76,7 @@ def replay(
     *,
     out: str | Path | None = None,
     data_dir: str | None = None,
+    sampler: Callable[..., Any] | None = None,
     observers: Sequence[object] = (),
     **options: Any,
 ) -> Replay:
@@ -90,6 +91,7 @@ def replay(
             for each client of the roster.
         out: the folder of the replay, which must not exist yet. None: a new one in ./runs.
         data_dir: folder that is searched first for the data's files.
+        sampler: the function that samples clients, again, if the run's server had one.
         observers: as for `train`.
         options: how the data is split, as the clients were given it.
 
@@ -97,7 +99,7 @@ def replay(
         The simulated run, and whether it is the same.
     """
     folder = RunFolder.open(Path(path))
-    terms = _terms(folder)
+    terms = _terms(folder).with_sampler(sampler)
     found = everyones_data(terms, [data] if isinstance(data, str) else list(data), data_dir, **options)
     has_guests = (folder.path / GUESTS_FILE).exists()  # peers have no server that would note them
     there = guests_at_start(folder.path) if has_guests else np.flatnonzero(folder.facts.sizes[:, 0]).tolist()
@@ -289,14 +291,16 @@ def first_difference(run: RunFolder, other: RunFolder) -> str:
         A sentence; "" if they are the same to the bit.
     """
     of_run, of_other = run.records, other.records
+    last, also = (reached(one.path).completed for one in (run, other))
+    if last != also:
+        return f"it ended after round {last}, the replay after {also}"
     rounds = [sorted({row.round for row in records.rounds()}) for records in (of_run, of_other)]
     for index in range(max((*rounds[0], *rounds[1], 0)) + 1):
-        where = f"round {index + 1}" if index < run.config["rounds"] else "final tuning"
+        where = f"round {index + 1}" if index < last else "final tuning"
         if found := _rows_differ(of_run.turns(index), of_other.turns(index), where):
             return found
         if found := _rows_differ(of_run.evaluations(index), of_other.evaluations(index), f"evaluated after {index}"):
             return found
-    last = run.config["rounds"]
     if found := _rows_differ(of_run.evaluations(last), of_other.evaluations(last), f"evaluated after {last}"):
         return found
     for name in ("failures", "evaluation_failures"):

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sparsona.analysis.conditions import early_stop_sentence
 from sparsona.core.errors import SparsonaError
 from sparsona.core.torch_state import usual_torch
 from sparsona.core.update import SERVER
@@ -33,8 +34,10 @@ from sparsona.runs.folder import (
     make_empty_folder,
     reached,
     read_json,
+    warn,
     write_atomically,
 )
+from sparsona.runs.functions import changed_functions
 from sparsona.runs.observers import ObserverList
 from sparsona.runs.options import dump
 from sparsona.runs.records import Records
@@ -69,6 +72,8 @@ def play_network(
             network.guests.setdefault(client, guest)
     network.admit(list(since or network.guests))
     network.admitted |= since
+    if not exists or not reached(path).finished:
+        network.check_patience()
     session = Session(network, ObserverList(observers))
     config, facts = describe_run(network.terms.config, network.client_context, network.terms.row, executor=NETWORK)
     if exists:
@@ -101,6 +106,8 @@ def play_network(
     network.note_arrival = note_arrival
     with folder:
         if exists:
+            if changed_functions(folder.facts.functions, config.functions):
+                warn("not the sampler this run began with: the rounds so far had another function of that name")
             network.connection.refusals |= refusals_in_a_row(folder.records, reached(path).completed)
             note_arrival()  # the server, or a client, may be on another machine now
         if served is not None:
@@ -110,6 +117,8 @@ def play_network(
         finally:
             if session.is_finished:
                 network.end()
+    if (stop := found.summary.get("early_stop")) is not None:
+        network.report(early_stop_sentence(stop))
     return found
 
 
@@ -137,7 +146,9 @@ def refusals_in_a_row(records: Records, completed: int) -> dict[int, int]:
     return {client: number for client, number in found.items() if number}
 
 
-def read_server(path: str | Path, key: str | Path | None, at_least: int | None) -> tuple[Terms, KeyFile]:
+def read_server(
+    path: str | Path, key: str | Path | None, at_least: int | None, sampler: Callable[..., Any] | None = None
+) -> tuple[Terms, KeyFile]:
     """The terms of a run that has a server, and the server's key; SparsonaError names what does not fit."""
     terms = Terms.read(path)
     if terms.row.peers or terms.file.server is None:
@@ -155,7 +166,7 @@ def read_server(path: str | Path, key: str | Path | None, at_least: int | None) 
             hint="--key FILE, the one that `sparsona federation new` made",
         )
     terms.check_at_least(at_least)
-    return terms, signer
+    return terms.with_sampler(sampler), signer
 
 
 @usual_torch()
@@ -169,6 +180,7 @@ def serve(
     deadline: float = 60.0,
     wait: float | None = None,
     tls: bool = True,
+    sampler: Callable[..., Any] | None = None,
     observers: Sequence[object] = (),
     report: Callable[[str], None] = lambda text: None,
     waiting: Callable[[int, int], None] = lambda there, of: None,
@@ -184,6 +196,7 @@ def serve(
         deadline: seconds after which a client that has not answered is left out of a round.
         wait: seconds to wait for the clients; None: as long as it takes.
         tls: encrypt, and accept those with a certificate of the federation only. Frames are signed in any case.
+        sampler: the function that samples clients, if the file names one (`sampler = "given:NAME"`).
         observers: as for `train`.
         report: is called with what happens to clients, for people to read.
         waiting: is called with how many clients are there, and of how many.
@@ -197,7 +210,7 @@ def serve(
             run = sp.serve("fed.toml", "runs/x", listen=["0.0.0.0:7447"], report=print)
             run.report("page.html")
     """
-    terms, signer = read_server(path, key, at_least)
+    terms, signer = read_server(path, key, at_least, sampler)
     if terms.num_clients > MANY_CLIENTS:
         return_large_buffers()
     assert terms.file.server is not None
@@ -230,12 +243,15 @@ def next_session(path: Path) -> int:
 
 
 @usual_torch()
-def resume_served(path: Path, observers: Sequence[object] = (), **reports: Any) -> Run:
+def resume_served(
+    path: Path, observers: Sequence[object] = (), sampler: Callable[..., Any] | None = None, **reports: Any
+) -> Run:
     """Resume a run on several machines, listening where it listened before.
 
     Args:
         path: the run's folder.
         observers: as for `train`.
+        sampler: the function that samples clients, again, if the run was started with one.
         reports: `report` and `waiting`, as for `serve`.
 
     Returns:
@@ -249,4 +265,4 @@ def resume_served(path: Path, observers: Sequence[object] = (), **reports: Any) 
             hint="start the same app again: `flwr run`",
         )
     known = {name: served[name] for name in ("listen", "key", "at_least", "deadline", "tls") if name in served}
-    return serve(path / FEDERATION_FILE, path, observers=observers, **known, **reports)
+    return serve(path / FEDERATION_FILE, path, observers=observers, sampler=sampler, **known, **reports)

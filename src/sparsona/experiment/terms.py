@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,16 +15,19 @@ from sparsona import methods
 from sparsona.core.errors import SparsonaError
 from sparsona.core.method import Method
 from sparsona.core.round import Client
+from sparsona.core.targets import given_name
 from sparsona.core.task import Task
 from sparsona.core.update import PartSize
 from sparsona.data.client_index import ClientIndex
 from sparsona.data.federation import Federation
 from sparsona.deploy.federation_file import FederationFile, Member
 from sparsona.deploy.frames import MAX_HEAD
+from sparsona.engine.availability import read_availability
 from sparsona.engine.context import ClientContext
 from sparsona.engine.gate import largest_message
 from sparsona.engine.plan import Plan
-from sparsona.experiment.build import GIVEN, ExampleKind, make_plan, make_task, method_maker
+from sparsona.experiment.agreement import check_among_peers
+from sparsona.experiment.build import GIVEN, ExampleKind, make_plan, make_task, method_maker, name_functions
 from sparsona.experiment.train import NETWORK
 from sparsona.methods import MethodCard
 from sparsona.runs.options import RunConfig
@@ -81,6 +85,10 @@ class Terms:
                 hint="privacy = 'local:noise=1.0,clip=0.5'",
             )
         row = methods.card(config.method)
+        if row.peers:
+            check_among_peers(config, row.title)
+        if config.availability is not None:
+            read_availability(config.availability, num)  # of as many clients as there are
         own = validate(methods.factory(row)[1], config.options, config.method)
         try:
             shape, classes = tuple(int(side) for side in file.run["input"]), int(file.run["classes"])
@@ -90,6 +98,32 @@ class Terms:
                 f"'{path}' does not say what examples look like: {error}", expected="input and classes in [run]"
             ) from None
         return cls(file, config, row, own, ExampleKind(shape, classes, predicts, predicts == "tokens"))
+
+    def with_sampler(self, sampler: Callable[..., Any] | None) -> Terms:
+        """The same with the function that samples clients, on the server's side.
+
+        Args:
+            sampler: a function of the name that the file has; None: it names one of `SAMPLERS`.
+
+        Returns:
+            The terms; SparsonaError if the file says otherwise.
+        """
+        named, functions = name_functions({"sampler": sampler})
+        wanted, known = given_name(self.config.sampler), named["sampler"]
+        if (known is None) == (wanted is None) and known in (None, self.config.sampler):
+            return replace(self, config=self.config.with_functions(functions))
+        if wanted is None:
+            raise SparsonaError(
+                f"the function '{given_name(known)}' as sampler, and '{self.file.path}' says sampler = "
+                f"'{self.config.sampler}'",
+                expected="the sampler that all sides agreed on",
+                hint=f"leave it out, or make the file with --set sampler={known}",
+            )
+        raise SparsonaError(
+            f"'{self.file.path}' has its clients sampled by the function '{wanted}'",
+            expected="that function" + (f", not '{given_name(known)}'" if known is not None else ""),
+            hint=f"start the server from Python: sp.serve(..., sampler={wanted})",
+        )
 
     @property
     def run(self) -> str:
@@ -122,8 +156,17 @@ class Terms:
 
     def context(self, federation: Federation, cards: Sequence[Client], device: torch.device) -> ClientContext:
         """A context with the data that this process has, perhaps none."""
+        config = self.config
         return ClientContext(
-            self.task(), self.make_method(), federation, self.plan(), self.file.capacities, device, "fp32", cards=cards
+            self.task(),
+            self.make_method(),
+            federation,
+            self.plan(),
+            self.file.capacities,
+            device,
+            "fp32",
+            cards=cards,
+            sampler=config.functions.get(f"sampler/{given_name(config.sampler)}"),
         )
 
     def longest_frame(self) -> int:

@@ -781,24 +781,29 @@ def in_groups(*groups: str) -> tuple[str, ...]:
 
 OF_DATA = in_groups("data", "reading", "sharing")  # what a federation made in Python has been through already
 
-# What a simulation alone has: on several machines clients are as fast and as often there as they are.
-SIMULATED = (
-    "client_lr_scale",
-    "client_epochs",
-    "speeds",
-    "deadline",
-    "late",
-    "sampler",
-    "availability",
-    "attack",
-)
+# What a simulation alone has, why, and what to use on several machines.
+_AS_FAST = ("clients are as fast as they are", "`sparsona server --deadline SECONDS` is for the real time of an answer")
+_ONE_FOR_ALL = ("clients' own rates and epochs are not sent to them", "--lr and --epochs are the same for all clients")
+SIMULATED: dict[str, tuple[str, str]] = {
+    "client_lr_scale": _ONE_FOR_ALL,
+    "client_epochs": _ONE_FOR_ALL,
+    "speeds": _AS_FAST,
+    "deadline": _AS_FAST,
+    "late": _AS_FAST,
+    "attack": ("nobody can be made to lie", "`sparsona run --attack` simulates it; --mean median guards against it"),
+}
 
 # What all sides of a run on several machines agree on, besides method and model. Capacities are in its roster; a preset
-# is written out.
-AGREED = tuple(
-    name
-    for name in (*in_groups("plan", "evaluation"), "precision")
-    if name not in ("model", "preset", "warm_start", "capacities", *SIMULATED)
+# is written out. Limits are a server's own, but for patience: by it a run is finished, and clients keep their models.
+AGREED = (
+    *(
+        name
+        for name in (*in_groups("plan", "evaluation"), "precision")
+        if name not in ("model", "preset", "warm_start", "capacities", *SIMULATED)
+    ),
+    "patience",
+    "min_delta",
+    "patience_metric",
 )
 
 

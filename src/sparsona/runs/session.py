@@ -29,7 +29,7 @@ from sparsona.engine.profiler import START
 from sparsona.engine.rounds import check_plan, engine_for
 from sparsona.runs.checkpoint import Checkpoints, Progress
 from sparsona.runs.facts import RunFacts
-from sparsona.runs.folder import GLOBAL_FILE, SUMMARY_FILE, RunFolder
+from sparsona.runs.folder import GLOBAL_FILE, SUMMARY_FILE, RunFolder, warn
 from sparsona.runs.manifest import MANIFEST
 from sparsona.runs.observers import (
     ClientEvaluation,
@@ -49,10 +49,11 @@ from sparsona.runs.stopping import (
     Patience,
     Spent,
     Stopping,
-    mean_score,
     reached,
     recorded_patience,
+    score_of,
     validation_point,
+    watched,
 )
 from sparsona.runs.traits import TraitRecord
 
@@ -183,7 +184,7 @@ class Session:
                 self._records.check(self.progress.completed)
             else:
                 folder.check_records()
-        self._patience = Patience()
+        self._patience, self._has_warned = Patience(), False
         self._traits: TraitRecord | None = None
         if folder.config.get("record_traits") and not self.progress.finished:
             self._traits = self.side.traits()
@@ -270,16 +271,31 @@ class Session:
         return self._limits.patience is not None and self._patience.waited >= self._limits.patience
 
     def _wait(self, completed: int, found: Iterable[Evaluation]) -> None:
-        point = validation_point(self._folder.facts.point)
-        if scored := [(one.correct, one.count, one.loss) for one in found if one.point == point]:
-            self._patience = self._patience.after(completed, mean_score(scored), self._limits.min_delta)
+        facts, limits = self._folder.facts, self._limits
+        point = validation_point(facts.point)
+        scores = {
+            one.client: score_of(limits.patience_metric, one, one.metrics, facts.is_regression)
+            for one in found
+            if one.point == point
+        }
+        known = {client: score for client, score in scores.items() if score is not None}
+        if not known and not self._has_warned and self.context.plan.tests_everyone_after(completed):
+            self._has_warned = True
+            by = watched(limits.patience_metric, facts.is_regression)
+            warn(
+                f"patience: after round {completed} no client's {by} on validation data is known; such evaluations do "
+                "not count"
+            )
+        self._patience = self._patience.after(completed, known, limits.min_delta)
 
     def _recorded_patience(self, limits: Stopping) -> Patience:
         """What a run that is resumed has seen: its records have every evaluation."""
         if limits.patience is None:
             return Patience()
-        point = validation_point(self._folder.facts.point)
-        return recorded_patience(self._records.evaluations(point=point), limits.min_delta)
+        facts, records = self._folder.facts, self._records
+        point = validation_point(facts.point)
+        rows, metrics = records.evaluations(point=point), records.metrics(point=point)
+        return recorded_patience(rows, metrics, limits.patience_metric, limits.min_delta, facts.is_regression)
 
     def _evaluate_where_it_stops(self) -> None:
         """The result must be that of the round which was reached: between two evaluations, and without any round."""

@@ -6,15 +6,20 @@ A criterion is an option of `Stopping` and what is measured against it in `MEASU
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Protocol
+from typing import Annotated, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from sparsona.core import points
+from sparsona.core.errors import SparsonaError
+from sparsona.core.targets import better
 from sparsona.runs.declaration import option
+
+LOSS, ACCURACY = "loss", "accuracy"  # what patience may go by besides the metrics of a run
+_ENDS = ("high", "low")
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,26 @@ class Spent:
     bytes: int = 0  # as encoded, both ways
     steps: int = 0  # of all clients together
     flops: int = 0  # of training and mask search
+
+
+def check_metric(text: str | None) -> str | None:
+    """Check how the metric of patience is written: a name, and of a function from Python which end is the good one."""
+    if text is None:
+        return None
+    name, colon, end = text.partition(":")
+    known = _known_end(name)
+    if not name.strip() or (colon and end not in _ENDS) or (colon and known not in (end, "neither")):
+        good = "" if known == "neither" else f": of {name} that is {known}"
+        raise ValueError(text) from SparsonaError(
+            f"patience_metric '{text}'",
+            expected=f"the name of a metric; after a colon, high or low: which end is the good one{good}",
+            hint="for example --set patience_metric=f1, or gain:high of a function from Python",
+        )
+    return text
+
+
+def _known_end(name: str) -> str:
+    return "low" if name == LOSS else better(name)
 
 
 class Stopping(BaseModel):
@@ -72,6 +97,14 @@ class Stopping(BaseModel):
     min_delta: float = option(
         0.0, "of patience: by how much a mean must be better to count", group="stop", condition=True, ge=0
     )
+    patience_metric: Annotated[str | None, AfterValidator(check_metric)] = option(
+        None,
+        f"of patience: what the mean is of: {ACCURACY}, {LOSS}, or one of the run's metrics; NAME:high or NAME:low of "
+        "a function from Python",
+        group="stop",
+        none=f"{ACCURACY}, or {LOSS} where numbers are predicted",
+        condition=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -79,33 +112,65 @@ class Patience:
     """How validation scores went so far; a higher score is better.
 
     Args:
-        best: the round of the best score.
-        score: the best score.
+        best: the round of the best mean.
+        scores: of each client then.
         waited: evaluations since then.
     """
 
     best: int = 0
-    score: float = -math.inf
+    scores: Mapping[int, float] = field(default_factory=dict)
     waited: int = 0
 
-    def after(self, completed: int, score: float, min_delta: float) -> Patience:
-        """The same after one more evaluation."""
-        if score > self.score + min_delta:
-            return Patience(completed, score)
-        return Patience(self.best, self.score, self.waited + 1)
+    def after(self, completed: int, scores: Mapping[int, float], min_delta: float) -> Patience:
+        """The same after one more evaluation.
+
+        Means are compared over the clients that both evaluations heard, so that who is not heard makes nothing better
+        or worse. An evaluation that has none of them does not count.
+        """
+        both = sorted(self.scores.keys() & scores.keys() if self.scores else scores)
+        if not both:
+            return self
+        before = _mean(self.scores, both) if self.scores else -math.inf
+        if _mean(scores, both) > before + min_delta:
+            return Patience(completed, dict(scores))
+        return replace(self, waited=self.waited + 1)
+
+
+def _mean(scores: Mapping[int, float], clients: Collection[int]) -> float:
+    return math.fsum(scores[client] for client in clients) / len(clients)
 
 
 class Scored(Protocol):
     """One client's result at a point."""
 
     @property
-    def completed(self) -> int: ...
+    def client(self) -> int: ...
     @property
     def correct(self) -> int | None: ...
     @property
     def count(self) -> int: ...
     @property
-    def loss(self) -> float: ...
+    def loss(self) -> float | None: ...
+
+
+class Recorded(Scored, Protocol):
+    """The same in the records, which have metrics in rows of their own."""
+
+    @property
+    def completed(self) -> int: ...
+
+
+class RecordedMetric(Protocol):
+    """One of them."""
+
+    @property
+    def completed(self) -> int: ...
+    @property
+    def client(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> float: ...
 
 
 def validation_point(headline: str) -> str:
@@ -114,23 +179,74 @@ def validation_point(headline: str) -> str:
     return points.on(found.base if found.when != "end" else points.RECEIVED, "validation")
 
 
-def mean_score(correct: Iterable[tuple[int | None, int, float | None]]) -> float:
-    """The mean over clients, of which more is better, whatever their order: accuracy, or the negative loss where
-    numbers are predicted. Of each client: right predictions, examples, loss."""
-    # A loss that is not a number is the worst; the records have none in its place.
-    worst = -math.inf
-    scores = [
-        right / count if right is not None else worst if loss is None or math.isnan(loss) else -loss
-        for right, count, loss in correct
-    ]
-    return math.fsum(scores) / len(scores)
+def watched(metric: str | None, is_regression: bool) -> str:
+    """The name of what patience goes by; `metric` is the option."""
+    return (LOSS if is_regression else ACCURACY) if metric is None else metric.partition(":")[0]
 
 
-def recorded_patience(rows: Iterable[Scored], min_delta: float) -> Patience:
+def check_computed(metric: str | None, metrics: Collection[str], is_regression: bool) -> None:
+    """Raise SparsonaError if a run does not compute what patience is to go by, or nobody knows which end is good.
+
+    Args:
+        metric: the option.
+        metrics: the names of the run's metrics.
+        is_regression: whether numbers are predicted, which are not right or wrong.
+    """
+    name = watched(metric, is_regression)
+    if name not in metrics and name != LOSS and (name != ACCURACY or is_regression):
+        others = [LOSS, *([] if is_regression else [ACCURACY]), *(one for one in metrics if one != ACCURACY)]
+        raise SparsonaError(
+            f"patience by '{name}', which this run does not compute",
+            expected=f"one of {', '.join(others)}",
+            hint=f"--set metrics={name} has it computed" if better(name) != "neither" else "add it to metrics",
+        )
+    if metric is not None and ":" not in metric and _known_end(name) == "neither":
+        raise SparsonaError(
+            f"patience by '{name}', a function from Python",
+            expected="which end of it is the good one",
+            hint=f"patience_metric='{name}:high', or '{name}:low'",
+        )
+
+
+def score_of(
+    metric: str | None, found: Scored, metrics: Mapping[str, float], is_regression: bool = False
+) -> float | None:
+    """One client's score, of which more is better; None: what patience goes by is undefined for it, or not told.
+
+    Args:
+        metric: the option.
+        found: the client's result.
+        metrics: its metrics.
+        is_regression: whether numbers are predicted.
+    """
+    name = watched(metric, is_regression)
+    if name == ACCURACY and found.correct is not None:
+        return found.correct / found.count
+    # A model whose loss is not a number is the worst: its metrics are undefined. The records have none in its place.
+    if found.loss is None or not math.isfinite(found.loss):
+        return -math.inf
+    value = found.loss if name == LOSS else metrics.get(name)
+    end = (metric or "").partition(":")[2] or _known_end(name)
+    return None if value is None else -value if end == "low" else value
+
+
+def recorded_patience(
+    rows: Iterable[Recorded],
+    metrics: Iterable[RecordedMetric],
+    metric: str | None,
+    min_delta: float,
+    is_regression: bool,
+) -> Patience:
     """How scores went by the records of a run, in the order of rounds, at the point that patience goes by."""
+    told: dict[tuple[int, int], dict[str, float]] = {}
+    for one in metrics:
+        told.setdefault((one.completed, one.client), {})[one.name] = one.value
     seen = Patience()
     for completed, found in groupby(rows, key=lambda row: row.completed):
-        seen = seen.after(completed, mean_score((one.correct, one.count, one.loss) for one in found), min_delta)
+        scores = {
+            row.client: score_of(metric, row, told.get((completed, row.client), {}), is_regression) for row in found
+        }
+        seen = seen.after(completed, {client: one for client, one in scores.items() if one is not None}, min_delta)
     return seen
 
 
