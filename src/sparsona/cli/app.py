@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -422,8 +422,12 @@ def show_run(result: Any, as_json: bool) -> None:
     if as_json:
         echo(json.dumps({**result.summary, "profile": result.profile()} if result.is_profiled else result.summary))
         return
+    from sparsona.analysis.protocol import read_protocol
+
     print_results([result.view])
-    print_text(f"\nHow this was measured: {result.protocol}\n")
+    echo("\nHow this was measured:")
+    _print_lines(read_protocol(result.protocol))
+    echo("")
     share = result.summary["bytes"].get("upload_share")  # None: no client sends to a server
     if share is not None and share < 1:
         print_text(f"A client sent {share:.1%} of the model's entries in a turn.\n")
@@ -431,6 +435,12 @@ def show_run(result: Any, as_json: bool) -> None:
         print_profile(result.profile())
     echo(f"run:    {result.path}")
     echo(f"report: {write_page(lambda: result.report(result.path / 'report.html'))}")
+
+
+def _print_lines(lines: Sequence[tuple[str, str]]) -> None:
+    """The lines of a protocol, each after its topic."""
+    for topic, sentences in lines:
+        print_text(f"{topic}: {sentences}" if topic else sentences, "  ", "      ")
 
 
 def show_comparison(result: Any, as_json: bool) -> None:
@@ -453,6 +463,7 @@ def show_comparison(result: Any, as_json: bool) -> None:
         return
     from sparsona.analysis.answer import differing
     from sparsona.analysis.groups import group_views
+    from sparsona.analysis.protocol import compare_protocols
     from sparsona.analysis.table import difference_unit, differences
 
     views = result.views()
@@ -467,14 +478,13 @@ def show_comparison(result: Any, as_json: bool) -> None:
         weighted = " (weighted: by test size)" if "weighted" in compared[0] else ""
         echo(f"\n{what}{weighted}, paired by seed (95% interval):")
         print_table(compared)
-    first = [view for view in views if view.seed == views[0].seed]
-    echo("\nHow this was measured" + (f" (sizes are those of seed {views[0].seed}):" if first != views else ":"))
-    titles: dict[str, list[str]] = {}
-    for view in first:
-        if view.title not in titles.setdefault(view.protocol, []):
-            titles[view.protocol].append(view.title)
-    for protocol, names in titles.items():
-        print_text(f"  {', '.join(names)}: {protocol}")
+    echo("\nHow this was measured:")
+    groups = group_views(views)
+    shared, own = compare_protocols({group.label: [view.protocol for view in group.views] for group in groups})
+    _print_lines(shared)
+    for topic, lines in own:
+        for labels, sentences in lines:
+            _print_lines([(f"{topic} ({labels})" if topic else labels, sentences)])
     echo(f"\nruns:   {result.path}")
     echo(f"report: {write_page(result.report)}")
     _end_with(result)
