@@ -74,7 +74,7 @@ DEFAULT_COMPARISON = ("local", "fedavg", "fedavg-ft", "fedspa", "dispfl", "pfedg
 @click.version_option(VERSION)
 @click.option("--debug", is_flag=True, help="Show Python's traceback when something fails.")
 def cli(debug: bool) -> None:
-    """Sparse, personalized federated learning: many clients, a small model of its own for each."""
+    """Sparse, personalized federated learning: a small model for each of many clients."""
 
 
 @cli.command(cls=with_table(run_flags))
@@ -142,8 +142,8 @@ def compare(
 ) -> None:
     """Train several METHODS under equal conditions: one table, one report.
 
-    All see the same partition, split, initial weights and sampled clients (of peers all, unless --per-round is given).
-    Without METHODS: those of the config file, or Local, FedAvg, FedAvg-FT and the systems of the four papers.
+    All have the same partition, split, initial weights and sampled clients (peers: all clients, unless --per-round is
+    given). Without METHODS: those of the config file, or Local, FedAvg, FedAvg-FT and the systems of the four papers.
 
     \b
       sparsona compare
@@ -179,7 +179,8 @@ def resume(
     """Resume RUN (a folder, or its name in ./runs) where it was stopped. A comparison or a search works too.
 
     The result is the same, bit for bit, as if it had never been stopped. A profiled run stays profiled. --rounds adds
-    rounds; a warning says where the result is then not that of a run which had them from the start.
+    rounds; a warning says so if the result then differs from that of a run which had them from the start. If the result
+    of a finished run is missing or edited, it is written again, with a warning.
     """
     folder = find(path)
     from sparsona.runs.folder import SERVER_FILE
@@ -232,7 +233,7 @@ def resume(
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
 @click.option("--out", type=click.Path(path_type=Path), help="The page to write.  [report.html in the first folder]")
 def report(paths: tuple[str, ...], out: Path | None) -> None:
-    """Write one self-contained HTML page about RUN... (folders, names in ./runs, comparisons, or one reproduction)."""
+    """Write one self-contained HTML page about runs, comparisons or one reproduction (folders, or names in ./runs)."""
     if len(paths) == 1 and (find(paths[0]) / "reproduction.json").exists():
         from sparsona.reproduce.runner import open_reproduction
 

@@ -1,4 +1,4 @@
-"""`sparsona verify`: whether the files of runs are those that were written, and belong together."""
+"""`sparsona verify`: whether the files of runs are complete, unchanged, and belong together."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sparsona.cli.terminal import echo, print_table, print_text
 @click.option("--all", "every", is_flag=True, help="List every file, also those that are right.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def verify(paths: tuple[str, ...], every: bool, as_json: bool) -> None:
-    """Check that the files of RUN... (folders, names in ./runs, comparisons, or searches) belong together.
+    """Check that the files of runs, comparisons or searches are complete, unchanged, and belong together.
 
-    Everything is read: options, facts, checkpoint, records round by round, summary, models. Each file is right, wrong
-    (missing, damaged, edited, or of another run) or unknown (there is no checksum to compare it with, as in runs of
-    older versions). Files that are not right are listed, with what to do; --all lists every file. The exit code is 1
-    if anything is wrong.
+    RUN is a folder, or a name in ./runs. Everything is read: options, facts, checkpoint, records round by round,
+    summary, models. Each file is right, wrong (missing, damaged, edited, or of another run) or unknown (there is no
+    checksum to compare it with, as in runs of older versions). Files that are not right are listed, with what to do;
+    --all lists every file. The exit code is 1 if anything is wrong.
 
     \b
       sparsona verify runs/spa

@@ -28,11 +28,10 @@ EVERY = 5  # seconds between refreshes, and the fewest between pages that are ma
 def watch(path: str, port: int, opens: bool) -> None:
     """Show the report of RUN (a folder, a name in ./runs, or a comparison) in a browser while it trains.
 
-    The page is served on this machine alone (127.0.0.1), to all of its users, and is made again as rounds are recorded:
-    the last one is shown while the next is made.
-    It only reads: watching changes nothing. Ctrl-C ends it, and not the run.
+    The page is served on this machine alone (127.0.0.1), to all of its users, and is updated as rounds are recorded:
+    the last page is shown while the next is made. Watching only reads the run. Ctrl-C ends the command, not the run.
 
-    A folder that is not there yet is waited for.
+    If the folder does not exist yet, the command waits for it.
 
     \b
       sparsona run fedspa --rounds 200 --out runs/spa &
