@@ -140,7 +140,7 @@ def compare(
     logs: tuple[str, ...],
     **flags: Any,
 ) -> None:
-    """Train several METHODS under equal conditions: one table, one report.
+    """Train several METHODS under equal conditions. The result is one table and one report.
 
     All have the same partition, split, initial weights and sampled clients (peers: all clients, unless --per-round is
     given). Without METHODS: those of the config file, or Local, FedAvg, FedAvg-FT and the systems of the four papers.
@@ -176,7 +176,7 @@ def compare(
 def resume(
     path: str, as_json: bool, jobs: int | None, rounds: int | None, logs: tuple[str, ...], profile: bool
 ) -> None:
-    """Resume RUN (a folder, or its name in ./runs) where it was stopped. A comparison or a search works too.
+    """Resume a run, a comparison or a search that was stopped. RUN is a folder, or its name in ./runs.
 
     The result is the same, bit for bit, as if it had never been stopped. A profiled run stays profiled. --rounds adds
     rounds; a warning says so if the result then differs from that of a run which had them from the start. If the result
@@ -233,7 +233,8 @@ def resume(
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
 @click.option("--out", type=click.Path(path_type=Path), help="The page to write.  [report.html in the first folder]")
 def report(paths: tuple[str, ...], out: Path | None) -> None:
-    """Write one self-contained HTML page about runs, comparisons or one reproduction (folders, or names in ./runs)."""
+    """Write one self-contained HTML page about runs. RUN is a run, a comparison or a reproduction: a folder, or its
+    name in ./runs."""
     if len(paths) == 1 and (find(paths[0]) / "reproduction.json").exists():
         from sparsona.reproduce.runner import open_reproduction
 

@@ -33,7 +33,7 @@ def bounds(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Show the bounds that the theorems of a method's paper give for RUN, beside what was measured.
+    """Compare the bounds of a method's paper with what RUN measured.
 
     Variance, dissimilarity, smoothness and the other constants are estimated on training data of some clients, from the
     first and the last models. Each bound comes with its terms, the quantity that it bounds as measured, and the

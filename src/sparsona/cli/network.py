@@ -133,7 +133,7 @@ def join(
     pairs: tuple[str, ...],
     plain: bool,
 ) -> None:
-    """Take part in the run that FED.TOML describes as a client. It dials out and needs no open port.
+    """Take part as a client in the run that FED.TOML describes. A client dials out and needs no open port.
 
     Data, state and personal model stay on this machine: the server receives updates and the number of right test
     examples. After a stop or a kill, the same command continues where it was.

@@ -32,7 +32,7 @@ from sparsona.cli.options import gather as gather_options
 @SPLITS
 @PLAIN
 def peer(path: Path, data: str, share: str | None, pairs: tuple[str, ...], plain: bool, **options: Any) -> None:
-    """Take part in the run that FED.TOML describes as a peer, for a method without a server.
+    """Take part as a peer in the run that FED.TOML describes. It is for methods without a server.
 
     One or two peers listen, where all others can dial them; the rest may be behind NAT. A neighbour that does not
     answer in time, or whose message is refused, is left out of that round, and the round continues. At the end a peer
@@ -68,7 +68,7 @@ def peer(path: Path, data: str, share: str | None, pairs: tuple[str, ...], plain
 @click.option("--partial", is_flag=True, help="Make a run though journals of some peers are missing.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout.")
 def gather(out: Path, folders: tuple[Path, ...], partial: bool, as_json: bool) -> None:
-    """Combine the journals of peers into one run, RUN, recorded as a simulation would be.
+    """Combine the journals of peers into one run. RUN is recorded as a simulation would be.
 
     A PEER is the folder that `sparsona peer` called its vault, or a copy of its journal.jsonl and federation.toml: what
     else is there stays with the peer. Reports and lists take the run as any other; the models are not in it.

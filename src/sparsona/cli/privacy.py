@@ -30,7 +30,7 @@ def privacy(
     epsilon: float | None,
     as_json: bool,
 ) -> None:
-    """Show the epsilon of RUN (differential privacy), or that of a planned run; needs the extra `privacy`.
+    """Show the epsilon of RUN, or that of a planned run. It needs the extra `privacy`.
 
     \b
       sparsona run fedavg --privacy central:noise=1.0,clip=0.5 --out runs/private
@@ -74,7 +74,8 @@ def privacy(
 @click.option("--seed", type=click.IntRange(0, 10**9), default=0, show_default=True, help="Of all that is drawn.")
 @JSON
 def leakage(path: str, batches: str, pictures: int, steps: int, noise: float | None, seed: int, as_json: bool) -> None:
-    """Show what RUN reveals, by attacks on its last masks and on updates of one step, beside epsilon.
+    """Show what RUN reveals to attacks on masks and updates. Its last masks and updates of one step are attacked;
+    epsilon is printed beside.
 
     Masks: someone who knows the classes of some clients guesses, from masks alone, which others have a class (AUC; 0.5
     is chance). Updates: an attacker searches for pictures whose gradient is the update (PSNR, beside that of another

@@ -36,7 +36,7 @@ def replay(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Repeat RUN, which ran on several machines, in the simulator, and compare the two.
+    """Repeat a run of several machines in the simulator. The two are compared.
 
     Clients that were not heard in a round, were refused, or had lost their state are treated in the same way in the
     replay. The last line says whether turns, evaluations and shared model are identical, or where they differ first;

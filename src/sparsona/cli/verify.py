@@ -15,7 +15,7 @@ from sparsona.cli.terminal import echo, print_table, print_text
 @click.option("--all", "every", is_flag=True, help="List every file, also those that are right.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def verify(paths: tuple[str, ...], every: bool, as_json: bool) -> None:
-    """Check that the files of runs, comparisons or searches are complete, unchanged, and belong together.
+    """Check that the files of runs are complete and unchanged. Runs, comparisons and searches can be checked.
 
     RUN is a folder, or a name in ./runs. Everything is read: options, facts, checkpoint, records round by round,
     summary, models. Each file is right, wrong (missing, damaged, edited, or of another run) or unknown (there is no

@@ -349,12 +349,12 @@ class RunConfig(Stopping):
     )
     mean: Annotated[str, AfterValidator(check_mean)] = _plan(
         PLAIN,
-        f"how clients' updates are averaged, see docs/robustness.md: {_any_of(card.example for card in MEANS.values())}",
+        f"how updates are averaged, see docs/robustness.md: {_any_of(card.example for card in MEANS.values())}",
         flag="--mean NAME",
     )
     privacy: Annotated[str | None, AfterValidator(check_privacy)] = _plan(
         None,
-        "differential privacy: changes are clipped to a norm, and noise (in norms) is added to each (local) or to their "
+        "differential privacy: changes are clipped to a norm, and noise is added to each (local) or to their "
         "sum (central): local:noise=1.0,clip=0.5 | central:noise=1.0,clip=0.5,delta=1e-5",
         none="no noise, no epsilon",
         flag="--privacy KIND:...",
