@@ -55,8 +55,8 @@ def make_view(
         method=method,
         title=title,
         seed=seed,
-        protocol=f"The {point} model of every client on its own test data ({count.min()} to {count.max()} examples), "
-        f"each client weighted alike, after round {rounds}.",
+        protocol=f"model: The {point} model of every client.\ntest data: {count.min()} to {count.max()} examples.\n"
+        f"result: Each client weighted alike, after round {rounds}.",
         point=point,
         config={"data": "digits", "partition": "dirichlet:0.3", "lr": 0.1, "seed": seed, "method": {"name": method}}
         | config,

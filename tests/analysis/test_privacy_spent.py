@@ -13,13 +13,23 @@ from click.testing import CliRunner
 
 import sparsona as sp
 from sparsona.analysis import extra
-from sparsona.analysis.privacy import PrivacyPlan, gaussian_epsilon, noise_for, sampled_epsilon
+from sparsona.analysis.privacy import (
+    PrivacyPlan,
+    gaussian_epsilon,
+    noise_for,
+    sampled_epsilon,
+    show_epsilon,
+    spent,
+)
+from sparsona.analysis.protocol import read_protocol
 from sparsona.analysis.table import figures
 from sparsona.cli.app import cli
 from sparsona.core.errors import SparsonaError
 from sparsona.experiment import build
 from sparsona.experiment.train import describe_run
 from sparsona.methods import card
+from sparsona.runs.folder import RunFolder
+from sparsona.runs.records import Records
 from sparsona.transforms.privacy import Privacy
 
 below = NormalDist().cdf
@@ -111,9 +121,10 @@ def test_a_client_spends_by_its_turns_also_if_updates_were_lost(private_run):
 
 def test_the_protocol_says_what_is_covered(private_run):
     text = private_run.protocol
-    assert f"Epsilon is {private_run.privacy().epsilon:.3g} at delta 1e-05" in text
-    assert "not mask (sent in the clear)" in text
-    assert "simulated" in text
+    assert f"Epsilon is {show_epsilon(private_run.privacy().epsilon)} at delta 1e-05" in text
+    assert "It does not cover: mask (sent in the clear)" in text
+    assert "Simulated" in text
+    assert [topic for topic, _ in read_protocol(text)][-4:] == ["privacy", "epsilon", "not covered", "noise"]
     assert "epsilon" in sp.load(private_run.path)._alone.table()[0]
 
 
@@ -124,7 +135,7 @@ def test_commands_print_what_was_and_what_would_be_spent(private_run):
     found = json.loads(CliRunner().invoke(cli, [*args, "--epsilon", "3", "--json"]).output)
     assert found["epsilon"] <= 3.0
     shown = CliRunner().invoke(cli, [*args, "--privacy", f"local:noise={found['noise']}"]).output
-    assert f"{found['epsilon']:.3g}" in shown
+    assert show_epsilon(found["epsilon"]) in shown
 
 
 def test_central_counts_sampling_only_where_it_is_uniform(tmp_path):
@@ -138,6 +149,32 @@ def test_central_counts_sampling_only_where_it_is_uniform(tmp_path):
     assert spent["uniform"].epsilon == sampled_epsilon(8.0, 1e-5, 3, 2, 4)
     assert spent["round-robin"].drawn_from is None
     assert spent["round-robin"].epsilon == gaussian_epsilon(8.0, 1e-5, 2)  # nobody took part in all three rounds
+
+
+def test_the_run_spends_no_more_than_its_busiest_client(tmp_path):
+    """Both bounds hold for a run: the one that needs no secret draw is taken where it is the smaller."""
+    options = {**TINY, "clients": 10, "per_round": 1, "rounds": 2, "privacy": "central:noise=1.0"}
+    found = sp.train("fedavg", **options, out=tmp_path / "run").privacy()
+    assert sampled_epsilon(1.0, 1e-5, 2, 1, 10) > max(found.clients)  # else this seed shows nothing
+    assert found.epsilon == max(found.clients) == gaussian_epsilon(1.0, 1e-5, 1)
+    assert found.drawn_from is None
+    assert "nobody knows" not in found.sentence()
+    assert found.rows()[0]["of"] == "run"
+
+
+def test_without_the_turns_of_all_who_were_drawn_the_busiest_client_is_not_known(tmp_path, monkeypatch):
+    options = {**TINY, "clients": 10, "per_round": 1, "rounds": 2, "privacy": "central:noise=1.0"}
+    run = sp.train("fedavg", **options, out=tmp_path / "run")
+    turns = Records.turns
+    monkeypatch.setattr(Records, "turns", lambda self: [row for row in turns(self) if row.round])
+    found = spent(RunFolder.open(run.path))
+    assert found.epsilon == sampled_epsilon(1.0, 1e-5, 2, 1, 10) > max(found.clients)
+
+
+def test_epsilon_is_rounded_up():
+    assert [show_epsilon(value) for value in (0.0, 10.001, 4.371, 0.01234, 123456.0)] == [
+        "0", "10.1", "4.38", "0.0124", "1.24e+05"
+    ]  # fmt: skip
 
 
 def test_every_round_with_central_noise_counts_also_if_nobody_came(tmp_path):
@@ -160,7 +197,7 @@ def test_a_start_from_the_same_data_is_refused_and_another_is_named(tmp_path):
     options = {key: value for key, value in short.items() if key not in ("clients", "data_rate")}
     start = str(first.path)
     run = sp.train("fedavg", arrays, "digits-cnn", **options, privacy="local:noise=9", warm_start=start)
-    assert f"nor what the model of '{first.path}' tells" in run.protocol
+    assert f"what the model of '{first.path}' tells, which training began with" in run.protocol
 
 
 def test_a_search_says_that_trials_spend_too(tmp_path, capsys):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from sparsona.analysis.answer import differing
 from sparsona.analysis.columns import COLUMNS, columns_for
 from sparsona.analysis.format import UNKNOWN, cut, human_bytes, human_flops, human_seconds, plural
 from sparsona.analysis.groups import group_views, pairs
@@ -199,7 +200,25 @@ def test_what_came_from_python_is_named_in_words(make_view: Callable[..., RunVie
     changes = ({"model": "cnn", "loss": None}, {"model": "given", "loss": "given:focal"})
     views = [dataclasses.replace(first, config=first.config | change) for change in changes]
     labels = [group.label for group in group_views(views)]
-    assert labels == ["Local, model=cnn, loss=null", "Local, own model, loss=focal"]
+    assert labels == ["Local, model=cnn, loss=none", "Local, own model, loss=focal"]
+
+
+def test_means_and_attackers_are_named_as_a_reader_knows_them(make_view: Callable[..., RunView]) -> None:
+    first = make_view("FedAvg")
+    changes = ({"mean": "mean", "attack": None}, {"mean": "median", "attack": "sign-flip:0.2"})
+    views = [dataclasses.replace(first, config=first.config | change) for change in changes]
+    labels = [group.label for group in group_views(views)]
+    assert labels == ["FedAvg, plain mean, no attackers", "FedAvg, median, attack sign-flip:0.2"]
+    assert differing(views) == [f"plain mean ({labels[0]}), median ({labels[1]})"]
+    sent = [{"transform": []}, {"transform": ["half", "top-k:0.1"], "privacy": "central:noise=1"}]
+    views = [dataclasses.replace(first, config=first.config | change) for change in sent]
+    assert [group.label for group in group_views(views)] == [
+        "FedAvg, no transforms, no privacy noise",
+        "FedAvg, transform half + top-k:0.1, privacy central:noise=1",
+    ]
+    # Of a version that had no such option.
+    older = [first, dataclasses.replace(first, config=first.config | {"mean": "median"})]
+    assert [group.label for group in group_views(older)] == ["FedAvg, plain mean", "FedAvg, median"]
 
 
 def test_where_and_how_a_run_was_made_is_no_setting(make_view: Callable[..., RunView]) -> None:

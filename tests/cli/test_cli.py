@@ -76,11 +76,11 @@ def test_the_protocol_in_words(say, tmp_path):
         assert f"run:    {method}\n" in said.out
         assert f"report: {method}/report.html\n" in said.out
         assert (tmp_path / method / "report.html").stat().st_size > 1000
-        texts[method] = said.out.partition("How this was measured: ")[2].partition("\n")[0]
-        assert "on that client's own test data (10 to 10 examples" in texts[method]
-        assert "mean over 5 clients, each counting the same" in texts[method]
-        assert "after round 3 of 3, the last and not the best" in texts[method]
-    assert texts["fedspa"].startswith("The personal model each client would deploy")
+        texts[method] = said.out.partition("How this was measured:\n")[2].partition("\n\n")[0]
+        assert "  test data: Each client's own test data (10 to 10 examples), " in texts[method]
+        assert "  result: The mean over 5 clients, each counting the same, after round 3 of 3, " in texts[method]
+        assert "the last and not the best" in texts[method]
+    assert texts["fedspa"].startswith("  model: The personal model each client would deploy")
     assert "after final tuning on its own training data" in texts["fedavg-ft"]
     assert "trained on its data alone" in texts["local"]
     assert "mixed with what its neighbours sent last" in texts["dispfl"]

@@ -155,7 +155,7 @@ def test_who_is_not_tested_is_told(runs):
     for run in runs:
         assert np.isnan(run.accuracies()[3])
         assert "mean over 3 clients" in run.protocol
-        assert " 1 client has no test data and is not among them." in run.protocol
+        assert "clients: 1 client has no test data and is not in the mean." in run.protocol
 
 
 def test_a_page_shows_names_as_text(runs, tmp_path):

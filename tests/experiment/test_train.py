@@ -338,7 +338,7 @@ def test_some_clients_stand_for_all(federation, tmp_path):
     assert np.isfinite(run.accuracies()).sum() == 2
     assert "mean over 2 clients" in run.protocol
     assert f"the same for every evaluation, from the {CLIENTS - 1} that took part" in run.protocol
-    assert "1 novel clients took no part" in run.protocol
+    assert "1 novel client took no part" in run.protocol
     all_tested = sp.train("fedspa", federation, net, novel=1, out=tmp_path / "all", **options)
     chosen = np.isfinite(run.accuracies())
     assert np.array_equal(run.accuracies()[chosen], all_tested.accuracies()[chosen])

@@ -199,7 +199,7 @@ def test_the_headline_is_the_mean_of_all(tmp_path):
     tuned = sp.train("dpsgd-ft", out=tmp_path / "tuned", tune_epochs=1, **options)
     assert has_effects(tuned._folder)
     assert 0 < plain.summary["accuracy"]["last10"] < 1
-    assert plain.summary["protocol"].startswith("The mean of all peers' models;")
+    assert plain.summary["protocol"].startswith("model: The mean of all peers' models.")
     assert "the mean of all peers' models after final tuning" in tuned.summary["protocol"]
     assert tuned._folder.facts.point == "tuned"
     assert "consensus" in tuned.points

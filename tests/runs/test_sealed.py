@@ -192,6 +192,32 @@ def test_what_a_run_ends_with_is_sealed(runs, federation):
     assert wrong == {"summary.json", "global.safetensors"}
 
 
+@pytest.mark.parametrize("name", ["summary.json", "global.safetensors"])
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_a_result_that_is_written_again_is_said(runs, federation, say, capsys, name, is_missing):
+    path = runs / "finished"
+    file, before = path / name, (path / name).read_bytes()
+    file.unlink()
+    if not is_missing:
+        file.write_bytes(before + b" ")
+    said = say("verify", path)
+    assert said.code == 1
+    assert f"wrong: {name}: it {'is missing' if is_missing else 'differs since'}" in " ".join(said.out.split())
+    assert "`sparsona resume` writes it again" in " ".join(said.out.split())
+    capsys.readouterr()
+    sp.resume(path, federation, progress=False)
+    told = capsys.readouterr().err
+    assert f"{name}' {'is missing' if is_missing else 'differs since'}" in told
+    assert "the file is written again from its records and checkpoint" in told
+    after = file.read_bytes()
+    if name == "summary.json":  # it has the folder's path, which was another when the run was made
+        after, before = ({**json.loads(data), "run": ""} for data in (after, before))
+    assert after == before
+    assert verify(path).is_right
+    sp.resume(path, federation, progress=False)
+    assert "written again" not in capsys.readouterr().err
+
+
 def test_a_run_that_is_played_meanwhile_is_checked_again(runs, federation, monkeypatch):
     """A checkpoint removes the files of the one before, and drafts come and go."""
     path, read, scan = runs / "stopped", sys.modules[verify.__module__].read_file, os.scandir
@@ -230,7 +256,11 @@ def test_a_right_run_and_the_command(runs, say, monkeypatch):
     assert {one.state for one in verify(runs / "finished").findings} == {"right"}
     said = say("verify", runs / "finished", runs / "stopped")
     assert said.code == 0, said.err
-    assert "records.sqlite" in said.out
+    assert "finished: right: all " in said.out
+    assert "The run is finished." in said.out
+    assert "The run is not finished: its checkpoint is that of round 1." in said.out
+    assert "records.sqlite" not in said.out  # files that are right are listed on demand
+    assert "records.sqlite" in say("verify", runs / "finished", "--all").out
     execute(runs / "stopped", "DELETE FROM turns WHERE client = 2")
     said = say("verify", runs / "finished", runs / "stopped", "--json")
     assert said.code == 1
@@ -239,6 +269,10 @@ def test_a_right_run_and_the_command(runs, say, monkeypatch):
     (found,) = [one for one in wrong["findings"] if one["state"] == "wrong"]
     assert found["file"] == "records.sqlite"
     assert "differs since round 1" in found["what"]
+    said = say("verify", runs / "stopped")
+    assert "stopped: WRONG: 1 of " in said.out
+    assert "wrong: records.sqlite: it differs since round 1" in " ".join(said.out.split())
+    assert "hint: restore " in said.out
     say("report", runs / "stopped").refused("records.sqlite' differs since round 1")
 
 
@@ -248,7 +282,7 @@ def test_limits_may_be_edited_and_that_is_said(runs, federation, capsys):
     found = verify(path)
     assert found.is_right
     (config,) = [one for one in found.findings if one.file == "config.json"]
-    assert config.what == "edited limits: max_seconds; they may be"
+    assert config.what == "edited limits: max_seconds; limits may be edited"
     assert sp.resume(path, federation, progress=False).summary["rounds"] == 2
     assert "was edited: max_seconds, which may be" in capsys.readouterr().err
     assert verify(path).is_right

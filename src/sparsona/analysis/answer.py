@@ -6,8 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparsona.analysis.format import human_bytes
-from sparsona.analysis.groups import Group, flatten, group_views, pairs, shared_and_differing
+from sparsona.analysis.groups import (
+    WITHOUT,
+    Group,
+    flatten,
+    group_views,
+    pairs,
+    setting_label,
+    shared_and_differing,
+)
 from sparsona.analysis.measure import ACCURACY, Measure
+from sparsona.analysis.protocol import join_labels
 from sparsona.analysis.statistics import mean_and_spread, paired_difference
 from sparsona.analysis.view import RunView, headline_score
 
@@ -105,8 +114,13 @@ def differing(views: Sequence[RunView]) -> list[str]:
             if name in table:
                 users.setdefault(table[name], []).append(group.label)
         if len(users) > 1:
-            found.append(f"{name} " + ", ".join(f"{value} ({', '.join(labels)})" for value, labels in users.items()))
+            values = [f"{_value(name, value)} ({join_labels(labels)})" for value, labels in users.items()]
+            found.append(("" if name in WITHOUT else f"{name} ") + ", ".join(values))
     return found
+
+
+def _value(name: str, value: str) -> str:
+    return setting_label(name, value) if name in WITHOUT else "none" if value == "null" else value
 
 
 def _training(view: RunView) -> dict[str, str]:

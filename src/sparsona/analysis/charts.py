@@ -10,7 +10,16 @@ import numpy as np
 
 from sparsona.analysis.curves import common_rounds, drawn_point, spent_by
 from sparsona.analysis.format import human_bytes, signed
-from sparsona.analysis.groups import Group, group_views, one_method, pairs, settings_of, shared_and_differing
+from sparsona.analysis.groups import (
+    UNSET,
+    Group,
+    group_views,
+    one_method,
+    pairs,
+    setting_label,
+    settings_of,
+    shared_and_differing,
+)
 from sparsona.analysis.outcomes import capacities
 from sparsona.analysis.statistics import accuracy_summary, mean_and_spread
 from sparsona.analysis.targets import Targets
@@ -306,7 +315,7 @@ def sweeps(views: Sequence[RunView]) -> list[tuple[str, list[tuple[float | None,
         title = members[0][1].views[0].title
         alike = [dict(other) for other in found if found[other][0][1].views[0].title == title]
         _, differing = shared_and_differing(alike)
-        own_values = (f"{name.rpartition('.')[2]}={dict(key).get(name, 'unset')}" for name in differing)
+        own_values = (setting_label(name, dict(key).get(name, UNSET)) for name in differing)
         label = ", ".join([title, *own_values]) if 0 < len(differing) <= 3 else title
         if len(members) == 1 and len(alike) > 1:
             label = members[0][1].label

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparsona.analysis.format import human_bytes, human_flops, human_seconds, percent, signed
+from sparsona.analysis.privacy import show_epsilon
 
 if TYPE_CHECKING:
     from sparsona.analysis.view import RunView
@@ -412,7 +413,7 @@ COLUMNS = (
         "differential privacy of one client's whole data, of the values in updates; less is more private. Its delta, "
         "and what it does not cover, are in the protocol",
         _epsilon,
-        lambda value: f"{value:.3g}" if math.isfinite(value) else "above 1e+06",
+        show_epsilon,
         shown="if known",
         is_first=True,
     ),

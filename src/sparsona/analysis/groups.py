@@ -11,12 +11,22 @@ import numpy as np
 
 from sparsona.core.errors import SparsonaError
 from sparsona.core.targets import given_name
+from sparsona.robust import PLAIN
 from sparsona.runs.options import CIRCUMSTANCES
 
 if TYPE_CHECKING:
     from sparsona.analysis.view import RunView
 
 FROM_PYTHON = ("data", "partition", "test", "model", "loss", "sampler")
+UNSET = "unset"  # the value of a setting that a run does not have
+# Options whose value says enough without the option's name, or needs words where it is empty.
+WITHOUT = {
+    "mean": "plain mean",
+    "attack": "no attackers",
+    "privacy": "no privacy noise",
+    "transform": "no transforms",
+    "availability": "all clients available",
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,11 +124,25 @@ def _label(group: list[RunView], groups: Iterable[list[RunView]]) -> str:
     alike = [other for other in namesakes if settings_of(other[0]) == own]
     if len(alike) > 1 or not 0 < len(differing) <= 3:
         return f"{title}, {group[0].name}"
-    return ", ".join([title, *(_setting(name.rpartition(".")[2], own.get(name, "unset")) for name in differing)])
+    return ", ".join([title, *(setting_label(name, own.get(name, UNSET)) for name in differing)])
 
 
-def _setting(name: str, value: str) -> str:
-    """A setting in a label. What came from Python has no text of its own, or the name of a function."""
-    if name not in FROM_PYTHON or (own := given_name(value)) is None:
-        return f"{name}={value}"
-    return f"{name}={own}" if own else f"own {name}"
+def setting_label(name: str, value: str) -> str:
+    """A setting as a reader understands it in the label of a row: "density=0.2", "median", "no attackers".
+
+    Args:
+        name: the dotted name, as `flatten` has it.
+        value: the printable value.
+    """
+    last = name.rpartition(".")[2]
+    if name in WITHOUT:
+        if value in ("null", "[]", UNSET) or (name, value) == ("mean", PLAIN):
+            return WITHOUT[name]
+        if name == "mean":
+            return value
+        values = json.loads(value) if value.startswith("[") else [value]
+        return f"{name} {' + '.join(map(str, values))}"
+    # What came from Python has no text of its own, or the name of a function.
+    if last not in FROM_PYTHON or (own := given_name(value)) is None:
+        return f"{last}={'none' if value == 'null' else value}"
+    return f"{last}={own}" if own else f"own {last}"

@@ -146,7 +146,8 @@ class Spent:
 
     Args:
         privacy: who adds how much noise.
-        epsilon: of the run: with local noise the largest of a client; with central noise of any client.
+        epsilon: of the run, for any client: the smallest bound that is proven. It is never above `clients`' largest,
+            unless the records lack turns.
         releases: with local noise the most of one client, with central noise rounds.
         clients: each client's own, by the turns it had, when everybody knows which those were.
         drawn_from: how many clients a cohort was drawn from, where that it is not known who was drawn is counted; None:
@@ -173,28 +174,45 @@ class Spent:
         if len(self.clients):
             texts |= {"client with the least": self.clients.min(), "median client": float(np.median(self.clients))}
             texts |= {"client with the most": self.clients.max()}
+        if self.drawn_from is not None:  # why the run's is smaller than that of a client
+            texts = {
+                f"{name}, if {'nobody' if name == 'run' else 'everybody'} knows who was drawn": value
+                for name, value in texts.items()
+            }
         return [{"of": name, "epsilon": show_epsilon(value)} for name, value in texts.items()]
 
-    def sentence(self) -> str:
-        """In words, for the protocol."""
+    def lines(self) -> list[tuple[str, str]]:
+        """In words, for the protocol: topics and sentences."""
         one = self.privacy
         what = plural(self.releases, "round") if one.kind == CENTRAL else f"up to {plural(self.releases, 'update')}"
-        text = (
-            f"Differential privacy ({one.kind}): {one.describe()}. Epsilon is {show_epsilon(self.epsilon)} at delta "
-            f"{one.delta:g} after {what}, for one client's whole data replaced by any other"
+        epsilon = (
+            f"Epsilon is {show_epsilon(self.epsilon)} at delta {one.delta:g} after {what}, for one client's whole data "
+            "replaced by any other."
         )
         if self.drawn_from is not None:
-            text += f", if nobody knows which {self.cohort} of the {self.drawn_from} clients are drawn in a round"
-        clear = f"{', '.join(self.in_the_clear)} (sent in the clear), " if self.in_the_clear else ""
-        text += f". It covers values in updates; not {clear}numbers of examples, losses and results of evaluations"
-        text += (
-            f"; nor what the model of '{self.began_with}' tells, which training began with. "
-            if self.began_with
-            else ". "
+            epsilon += (
+                f" It holds if nobody knows which {self.cohort} of the {self.drawn_from} clients are drawn in a round."
+            )
+        clear = [f"{name} (sent in the clear)" for name in self.in_the_clear]
+        uncovered = [*clear, "numbers of examples", "losses", "results of evaluations"]
+        if self.began_with:
+            uncovered.append(f"what the model of '{self.began_with}' tells, which training began with")
+        noise = (
+            "Drawn from each client's own secret."
+            if self.secret
+            else "Simulated: drawn from the run's seed. It can be repeated, and protects nobody."
         )
-        if self.secret:
-            return text + "Noise is drawn from each client's own secret."
-        return text + "The noise is simulated: drawn from the run's seed, repeatable, and no protection."
+        return [
+            ("privacy", f"Differential privacy ({one.kind}): {one.describe()}."),
+            ("epsilon", epsilon),
+            ("not covered", f"Epsilon covers the values in updates. It does not cover: {', '.join(uncovered)}."),
+            ("noise", noise),
+        ]
+
+    def sentence(self) -> str:
+        """The same in one paragraph."""
+        *others, (_, noise) = self.lines()
+        return " ".join([*(text for _, text in others), f"The noise is {noise[0].lower()}{noise[1:]}"])
 
     def brief(self) -> dict[str, Any]:
         """For a summary: without a number for each client."""
@@ -236,8 +254,19 @@ class Spent:
 
 
 def show_epsilon(epsilon: float) -> str:
-    """Epsilon in words that fit a table."""
-    return f"{epsilon:.3g}" if math.isfinite(epsilon) else f"above {MOST_EPSILON:g}"
+    """Epsilon with three digits, rounded up, or in words that fit a table.
+
+    Example:
+        >>> show_epsilon(4.3751), show_epsilon(10.0)
+        ('4.38', '10')
+    """
+    if not math.isfinite(epsilon):
+        return f"above {MOST_EPSILON:g}"
+    if epsilon <= 0:
+        return "0"
+    # Rounded up: a smaller figure than the bound would not be proven.
+    digit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
+    return f"{math.ceil(epsilon / digit - 1e-9) * digit:.3g}"
 
 
 def spent(folder: RunFolder) -> Spent | None:
@@ -268,11 +297,20 @@ def spent(folder: RunFolder) -> Spent | None:
         epsilon = float(clients.max(initial=0.0))
     else:
         releases = min(last, reached(folder.path).completed)  # a round has noise also if nobody came
+        known = float(clients.max(initial=0.0))  # given who was drawn: each client by its own turns
         # Only of a uniform draw from all clients is it known how little a round tells about who was in it.
         if config.get("sampler", "uniform") == "uniform" and not config.get("availability") and cohort < num:
-            drawn_from, epsilon = num, sampled_epsilon(privacy.noise, privacy.delta, releases, cohort, num)
+            secret = sampled_epsilon(privacy.noise, privacy.delta, releases, cohort, num)
+            # Draws do not depend on data, so both bounds hold, and with them the smaller; but turns are all draws only
+            # where every round has a full cohort of them.
+            per_round = Counter(index for index, _ in turns)
+            is_complete = all(per_round[index] >= cohort for index in range(releases))
+            if secret < known or not is_complete:
+                drawn_from, epsilon = num, secret
+            else:
+                epsilon = known
         else:
-            epsilon = float(clients.max(initial=0.0))
+            epsilon = known
     return Spent(
         privacy,
         epsilon,

@@ -31,6 +31,7 @@ from sparsona.analysis.outcomes import (
     pipeline,
 )
 from sparsona.analysis.privacy import spent as spent_privacy
+from sparsona.analysis.protocol import Protocol
 from sparsona.analysis.statistics import ACCURACIES, accuracy_summary, mean_of_last
 from sparsona.core.errors import SparsonaError, unknown_name
 from sparsona.core.points import GUARDED, NOVEL, PERSONAL, POINTS, RECEIVED, TUNED, on
@@ -234,7 +235,7 @@ def points(folder: RunFolder) -> list[str]:
 
 def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
     """In words: which model, on whose test data, weighted how, at which round, for what price."""
-    config, facts = folder.config, folder.facts
+    config, facts, found = folder.config, folder.facts, Protocol()
     point, completed, _, count = headline(folder)
     kind = "alone" if facts.alone else "peers" if facts.peers else point
     kind = kind if point == RECEIVED else "all" if point == TUNED and config.get("tune_from") == "all" else point
@@ -242,102 +243,140 @@ def _protocol(folder: RunFolder, summary: dict[str, Any]) -> str:
     tested = count[count > 0]
     chosen = TESTED_ON.get(facts.tested_on.partition(":")[0], "")
     unit = "tokens" if facts.predicts_tokens else "examples"
+    when = f"after round {completed} of {config['rounds']}" if config["rounds"] else "no rounds were played"
     if len(tested):
-        text = (
-            f"{which[0].upper()}{which[1:]}; on that client's own test data ({tested.min()} to {tested.max()} "
-            f"{unit}, {chosen}never used in any decision); mean over {plural(len(tested), 'client')}, each counting "
-            "the same; "
+        found.say("model", f"{which[0].upper()}{which[1:]}.")
+        found.say(
+            "test data",
+            f"Each client's own test data ({tested.min()} to {tested.max()} {unit}), {chosen}never used in any "
+            "decision.",
         )
+        last = ", the last and not the best" if config["rounds"] else ""
+        found.say("result", f"The mean over {plural(len(tested), 'client')}, each counting the same, {when}{last}.")
     else:
-        text = "Nothing was evaluated: no client told a result, and no model has an accuracy or an error; "
-    if config["rounds"]:
-        text += f"after round {completed} of {config['rounds']}"
-        text += ", the last and not the best." if len(tested) else "."
-    else:
-        text += "no rounds were played."
-    text += _loss_sentence(folder)
+        found.say(
+            "result",
+            f"Nothing was evaluated: no client told a result, and no model has an accuracy or an error; {when}.",
+        )
+    found.say("loss", _loss_sentence(folder))
     if preset := config.get("preset"):
-        text += f" Options of the preset '{preset}'" + (
-            f": {facts.preset}." if facts.preset else ", which are defaults."
+        found.say(
+            "options",
+            f"Options of the preset '{preset}'" + (f": {facts.preset}." if facts.preset else ", which are defaults."),
         )
     if trials := config.get("tuned_with"):
-        text += f" Options were tuned with {trials} trial{'s' * (trials > 1)} of `sparsona tune`."
+        found.say("options", f"Options were tuned with {plural(trials, 'trial')} of `sparsona tune`.")
     if matched := config.get("matched"):
-        text += _match_sentence(matched, summary, config["rounds"])
+        found.say("budget", _match_sentence(matched, summary, config["rounds"]))
     if held := int(facts.sizes[:, 1].sum()):
         share = held / int(facts.sizes[:, :2].sum())
-        text += f" {share:.0%} of the other examples are held back for validation, and trained on by no method"
-        text += ("; this one's training decides by them" if facts.needs_validation else "") + "."
+        found.say(
+            "validation",
+            f"{share:.0%} of the other examples are held back for validation, and trained on by no method"
+            + ("; this one's training decides by them." if facts.needs_validation else "."),
+        )
     if facts.transductive:
-        text += (
-            " TRANSDUCTIVE: a prediction also depends on the other test examples of its batch, as in the authors' "
-            "code; not comparable with results that do not say so."
+        found.say(
+            "warning",
+            "TRANSDUCTIVE: a prediction also depends on the other test examples of its batch, as in the authors' code. "
+            "Not comparable with results that do not say so.",
         )
     if config.get("evaluate") == "participants":
-        text += (
-            " Before the end, each point of a learning curve is a mean over the clients that were sampled in that "
-            "round, on what they received in it: other clients from point to point."
+        found.say(
+            "learning curve",
+            "Before the end, each point of a learning curve is a mean over the clients that were sampled in that "
+            "round, on what they received in it: other clients from point to point.",
         )
-    if untested := int(((facts.sizes[:, 2] == 0) & (facts.sizes[:, 0] > 0)).sum()):
-        text += f" {plural(untested, 'client')} {'has' if untested == 1 else 'have'} no test data and"
-        text += f" {'is' if untested == 1 else 'are'} not among them."
     took_part = len(count) - config["novel"]
-    text += untested_sentence(folder, completed) + heard_sentence(folder) + machines_sentence(folder)
-    text += divergence_sentence(folder)
-    if (config.get("eval_clients") or took_part) < took_part:
-        text += f" They were drawn once, the same for every evaluation, from the {took_part:,} that took part."
-    if config["novel"]:
-        text += f" {config['novel']} novel clients took no part and are not among them."
-    weakest, density = min(config["capacities"]), config.get("subnetwork")
-    if density is not None:
-        text += f" All clients have a fixed random sub-network of density {density:g} in place of the whole model"
-        text += ", as much as the weakest can hold." if density == weakest else "."
-    elif weakest < 1 and facts.has_one_size and not facts.ignores_capacity:
-        text += f" All clients have models that the weakest, of capacity {weakest:g}, can hold."
-    if facts.ignores_capacity:
-        text += " Capacities are not kept: this method's models are larger than some clients can hold."
-    if facts.has_batch_statistics and not config["stateless"]:
-        text += " Buffers such as BatchNorm statistics stay on the client"
-        # A peer out of reach trains on.
-        trained = folder.records.trained_clients() if facts.peers else folder.records.kept_clients()
-        untrained = len(set(np.flatnonzero(count).tolist()) - trained)
-        text += (
-            f"; {untrained} of the clients never trained and are scored with the initial ones." if untrained else "."
-        )
+    _say_clients(found, folder, completed, took_part)
+    found.say("machines", machines_sentence(folder))
+    found.say("divergence", divergence_sentence(folder))
+    _say_sizes(found, folder, point, count)
     if folder.records.evaluations(completed, GUARDED):
-        found = guard(folder, completed)
-        reached = found["error" if facts.is_regression else "accuracy"]["guarded"]
+        kept = guard(folder, completed)
+        reached = kept["error" if facts.is_regression else "accuracy"]["guarded"]
         name = (facts.loss or "squared-error").removeprefix("given:").replace("-", " ")
         shown = f"{name} {reached:.4g}" if facts.is_regression else f"accuracy {reached:.1%}"
-        text += (
-            f" With guard, {found['kept_shared']} of {found['clients']} clients keep the shared model by their "
-            f"validation data: mean {shown}; {found['hurt']['guarded']} clients "
-            f"are worse off than with the shared model, instead of {found['hurt']['personal']}."
+        found.say(
+            "guard",
+            f"With guard, {kept['kept_shared']} of {kept['clients']} clients keep the shared model by their "
+            f"validation data: mean {shown}. {kept['hurt']['guarded']} clients are worse off than with the shared "
+            f"model, instead of {kept['hurt']['personal']}.",
         )
-    if lacking := facts.left_out:
-        text += " Owners left out: " + ", ".join(f"{num:,} with {lack}" for lack, num in lacking.items()) + "."
     if (chain := read_transforms(config.get("transform", ()))) and not facts.alone:
-        text += f" {describe(chain, facts.peers)}"
+        found.say("messages", describe(chain, facts.peers))
     if (mean := read_mean(config.get("mean", PLAIN))) is not None:
-        text += mean.describe(facts.peers)
+        found.say("aggregation", mean.describe(facts.peers))
     if attack := config.get("attack"):
-        text += read_attack(attack).describe(len(facts.attackers), took_part, len(tested))
+        found.say("attackers", read_attack(attack).describe(len(facts.attackers), took_part, len(tested)))
     if (private := spent_privacy(folder)) is not None:
-        text += f" {private.sentence()}"
+        for topic, sentences in private.lines():
+            found.say(topic, sentences)
     if known := facts.warm_start:
-        text += f" Training began with the model of '{known.run}' ({known.method}, {known.rounds} rounds)"
+        text = f"Training began with the model of '{known.run}' ({known.method}, {known.rounds} rounds)"
         new = known.of - known.taken
         text += f", to which {new} tensors drawn from the seed were added." if new else "."
         if not known.same_data:
             text += " That run had other clients, and may have been trained on what is tested here."
+        found.say("start", text)
     if facts.augments:
-        text += " Training images are cropped and mirrored at random, test images are not."
-    text += conditions_sentence(folder, summary)
+        found.say("augmentation", "Training images are cropped and mirrored at random, test images are not.")
+    found.say("conditions", conditions_sentence(folder, summary))
+    return found.text
+
+
+def _say_clients(found: Protocol, folder: RunFolder, completed: int, took_part: int) -> None:
+    """Who is in the mean and who is not."""
+    config, facts = folder.config, folder.facts
+    if untested := int(((facts.sizes[:, 2] == 0) & (facts.sizes[:, 0] > 0)).sum()):
+        has, is_ = ("has", "is") if untested == 1 else ("have", "are")
+        found.say("clients", f"{plural(untested, 'client')} {has} no test data and {is_} not in the mean.")
+    found.say("clients", untested_sentence(folder, completed) + heard_sentence(folder))
+    if (config.get("eval_clients") or took_part) < took_part:
+        found.say(
+            "clients",
+            f"Those that are tested were drawn once, the same for every evaluation, from the {took_part:,} that took "
+            "part.",
+        )
+    if config["novel"]:
+        found.say("clients", f"{plural(config['novel'], 'novel client')} took no part: not in the mean.")
+    if lacking := facts.left_out:
+        found.say(
+            "clients", "Owners left out: " + ", ".join(f"{num:,} with {lack}" for lack, num in lacking.items()) + "."
+        )
+
+
+def _say_sizes(found: Protocol, folder: RunFolder, point: str, count: np.ndarray) -> None:
+    """How large clients' models are, and what clients keep of them."""
+    config, facts = folder.config, folder.facts
+    weakest, density = min(config["capacities"]), config.get("subnetwork")
+    if density is not None:
+        text = f"All clients have a fixed random sub-network of density {density:g} in place of the whole model"
+        found.say("model size", text + (", as much as the weakest can hold." if density == weakest else "."))
+    elif weakest < 1 and facts.has_one_size and not facts.ignores_capacity:
+        found.say("model size", f"All clients have models that the weakest, of capacity {weakest:g}, can hold.")
+    if facts.ignores_capacity:
+        found.say("model size", "Capacities are not kept: this method's models are larger than some clients can hold.")
+    if facts.has_batch_statistics and not config["stateless"]:
+        # A peer out of reach trains on.
+        trained = folder.records.trained_clients() if facts.peers else folder.records.kept_clients()
+        untrained = len(set(np.flatnonzero(count).tolist()) - trained)
+        found.say(
+            "client state",
+            "Buffers such as BatchNorm statistics stay on the client"
+            + (
+                f"; {untrained} of the clients never trained and are scored with the initial ones."
+                if untrained
+                else "."
+            ),
+        )
     if config["stateless"]:
-        text += " Clients are stateless: they keep nothing between rounds"
         initial = facts.has_batch_statistics and point == RECEIVED
-        text += ", and buffers such as BatchNorm statistics are the initial ones." if initial else "."
-    return text
+        found.say(
+            "client state",
+            "Clients are stateless: they keep nothing between rounds"
+            + (", and buffers such as BatchNorm statistics are the initial ones." if initial else "."),
+        )
 
 
 def _loss_sentence(folder: RunFolder) -> str:

@@ -26,11 +26,12 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print everything as
 @OUT
 @JSON
 def clients(path: str, against: str | None, out: Path | None, as_json: bool) -> None:
-    """Show what RUN's personal models do to each client: how many are hurt, and whether they have little data.
+    """Show which clients gain and lose by their personal models. The table has how many are hurt, and whether
+    they have little data.
 
-    Compared is the accuracy of each client's own model with that of another: of a second run, or of a shared model
-    that RUN evaluated (points, such as global or start). Where RUN has novel clients, the second run may have them
-    take part.
+    The accuracy of each client's own model is compared with that of another model: of a second run, or a shared model
+    that RUN evaluated (points, such as global or start). If RUN has novel clients, they may take part in the second
+    run.
 
     \b
       sparsona run fedspa --set 'points=["global"]' --out runs/spa
@@ -54,7 +55,7 @@ def clients(path: str, against: str | None, out: Path | None, as_json: bool) -> 
 @OUT
 @JSON
 def gates(path: str, out: Path | None, as_json: bool) -> None:
-    """Show how RUN's clients used the blocks of a gated model (pfedgate), round by round.
+    """Show how clients used the blocks of a gated model. RUN is a run of pfedgate; the figures are by round.
 
     The density used (s'), the upload share (q) beside appendix E's formula for it, and how the gates of all blocks are
     distributed, which the picture shows over the rounds (figure 7). They are recorded in the rounds that are evaluated.
@@ -80,7 +81,7 @@ def gates(path: str, out: Path | None, as_json: bool) -> None:
 @OUT
 @JSON
 def similarity(path: str, of: str | None, out: Path | None, as_json: bool) -> None:
-    """Show how far apart RUN's clients are in their masks or gates, beside how alike their labels are.
+    """Show how similar clients are in masks, gates and labels.
 
     Masks are compared position by position and drawn as two heatmaps; gates are clustered by Ward's method and drawn as
     a tree over the clients' classes (in the terminal: heatmaps, too). Of gates, the mean scores of the last turn are
@@ -109,11 +110,11 @@ def similarity(path: str, of: str | None, out: Path | None, as_json: bool) -> No
 def targets(
     paths: tuple[str, ...], targets: str, share: float | None, point: str | None, out: Path | None, as_json: bool
 ) -> None:
-    """Show after how many rounds RUN... (folders, names in ./runs, or comparisons) reached a target accuracy.
+    """Show after how many rounds a target accuracy was reached.
 
-    Counted is the first evaluated round whose mean accuracy over clients is at or above the target; the mean over
-    seeds and its standard deviation. ">1000" says that no seed reached it in 1000 rounds; where some did, the others
-    count with the rounds that they were run, and the mean is a lower bound.
+    RUN is a folder, or a name in ./runs. The figure is the first evaluated round whose mean accuracy over clients is at
+    or above the target, as mean and standard deviation over seeds. ">1000" means that no seed reached it in 1000
+    rounds. If only some did, the others count with the rounds that they ran, and the mean is a lower bound.
 
     \b
       sparsona compare fedavg fedspa --seeds 3 --out runs/both
@@ -139,9 +140,9 @@ def targets(
 @OUT
 @JSON
 def figure(name: str | None, paths: tuple[str, ...], against: tuple[str, ...], out: Path | None, as_json: bool) -> None:
-    """Show a figure of the papers, of RUN... (folders, names in ./runs, or comparisons): its numbers, or a picture.
+    """Show a figure of the papers: its numbers, or a picture.
 
-    Without NAME: the list of figures. Pictures need the extra `report`.
+    RUN is a folder, or a name in ./runs. Without NAME: the list of figures. Pictures need the extra `report`.
 
     \b
       sparsona figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,7 +74,7 @@ DEFAULT_COMPARISON = ("local", "fedavg", "fedavg-ft", "fedspa", "dispfl", "pfedg
 @click.version_option(VERSION)
 @click.option("--debug", is_flag=True, help="Show Python's traceback when something fails.")
 def cli(debug: bool) -> None:
-    """Sparse, personalized federated learning: many clients, a small model of its own for each."""
+    """Sparse, personalized federated learning: a small model for each of many clients."""
 
 
 @cli.command(cls=with_table(run_flags))
@@ -140,10 +140,10 @@ def compare(
     logs: tuple[str, ...],
     **flags: Any,
 ) -> None:
-    """Train several METHODS under equal conditions: one table, one report.
+    """Train several METHODS under equal conditions. The result is one table and one report.
 
-    All see the same partition, split, initial weights and sampled clients (of peers all, unless --per-round is given).
-    Without METHODS: those of the config file, or Local, FedAvg, FedAvg-FT and the systems of the four papers.
+    All have the same partition, split, initial weights and sampled clients (peers: all clients, unless --per-round is
+    given). Without METHODS: those of the config file, or Local, FedAvg, FedAvg-FT and the systems of the four papers.
 
     \b
       sparsona compare
@@ -176,10 +176,11 @@ def compare(
 def resume(
     path: str, as_json: bool, jobs: int | None, rounds: int | None, logs: tuple[str, ...], profile: bool
 ) -> None:
-    """Resume RUN (a folder, or its name in ./runs) where it was stopped. A comparison or a search works too.
+    """Resume a run, a comparison or a search that was stopped. RUN is a folder, or its name in ./runs.
 
     The result is the same, bit for bit, as if it had never been stopped. A profiled run stays profiled. --rounds adds
-    rounds; a warning says where the result is then not that of a run which had them from the start.
+    rounds; a warning says so if the result then differs from that of a run which had them from the start. If the result
+    of a finished run is missing or edited, it is written again, with a warning.
     """
     folder = find(path)
     from sparsona.runs.folder import SERVER_FILE
@@ -232,7 +233,8 @@ def resume(
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
 @click.option("--out", type=click.Path(path_type=Path), help="The page to write.  [report.html in the first folder]")
 def report(paths: tuple[str, ...], out: Path | None) -> None:
-    """Write one self-contained HTML page about RUN... (folders, names in ./runs, comparisons, or one reproduction)."""
+    """Write one self-contained HTML page about runs. RUN is a run, a comparison or a reproduction: a folder, or its
+    name in ./runs."""
     if len(paths) == 1 and (find(paths[0]) / "reproduction.json").exists():
         from sparsona.reproduce.runner import open_reproduction
 
@@ -422,8 +424,12 @@ def show_run(result: Any, as_json: bool) -> None:
     if as_json:
         echo(json.dumps({**result.summary, "profile": result.profile()} if result.is_profiled else result.summary))
         return
+    from sparsona.analysis.protocol import read_protocol
+
     print_results([result.view])
-    print_text(f"\nHow this was measured: {result.protocol}\n")
+    echo("\nHow this was measured:")
+    _print_lines(read_protocol(result.protocol))
+    echo("")
     share = result.summary["bytes"].get("upload_share")  # None: no client sends to a server
     if share is not None and share < 1:
         print_text(f"A client sent {share:.1%} of the model's entries in a turn.\n")
@@ -431,6 +437,12 @@ def show_run(result: Any, as_json: bool) -> None:
         print_profile(result.profile())
     echo(f"run:    {result.path}")
     echo(f"report: {write_page(lambda: result.report(result.path / 'report.html'))}")
+
+
+def _print_lines(lines: Sequence[tuple[str, str]]) -> None:
+    """The lines of a protocol, each after its topic."""
+    for topic, sentences in lines:
+        print_text(f"{topic}: {sentences}" if topic else sentences, "  ", "      ")
 
 
 def show_comparison(result: Any, as_json: bool) -> None:
@@ -453,6 +465,7 @@ def show_comparison(result: Any, as_json: bool) -> None:
         return
     from sparsona.analysis.answer import differing
     from sparsona.analysis.groups import group_views
+    from sparsona.analysis.protocol import compare_protocols
     from sparsona.analysis.table import difference_unit, differences
 
     views = result.views()
@@ -467,14 +480,13 @@ def show_comparison(result: Any, as_json: bool) -> None:
         weighted = " (weighted: by test size)" if "weighted" in compared[0] else ""
         echo(f"\n{what}{weighted}, paired by seed (95% interval):")
         print_table(compared)
-    first = [view for view in views if view.seed == views[0].seed]
-    echo("\nHow this was measured" + (f" (sizes are those of seed {views[0].seed}):" if first != views else ":"))
-    titles: dict[str, list[str]] = {}
-    for view in first:
-        if view.title not in titles.setdefault(view.protocol, []):
-            titles[view.protocol].append(view.title)
-    for protocol, names in titles.items():
-        print_text(f"  {', '.join(names)}: {protocol}")
+    echo("\nHow this was measured:")
+    groups = group_views(views)
+    shared, own = compare_protocols({group.label: [view.protocol for view in group.views] for group in groups})
+    _print_lines(shared)
+    for topic, lines in own:
+        for labels, sentences in lines:
+            _print_lines([(f"{topic} ({labels})" if topic else labels, sentences)])
     echo(f"\nruns:   {result.path}")
     echo(f"report: {write_page(result.report)}")
     _end_with(result)

@@ -33,12 +33,12 @@ def bounds(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Show what the theorems of a method's paper say of RUN, beside what was measured.
+    """Compare the bounds of a method's paper with what RUN measured.
 
     Variance, dissimilarity, smoothness and the other constants are estimated on training data of some clients, from the
     first and the last models. Each bound comes with its terms, the quantity that it bounds as measured, and the
     assumptions that RUN violates. FedSpa, FedAvg and Local, DisPFL and D-PSGD, pFedGate, FedSim and FedAlt (and
-    FedPer, FedRep, LG-FedAvg, FedBN) have theorems; of others the command says that none applies.
+    FedPer, FedRep, LG-FedAvg, FedBN) have theorems; for other methods the command says that none applies.
 
     \b
       sparsona run fedspa --out runs/spa

@@ -18,7 +18,7 @@ from sparsona.core.spec import parse
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 @click.pass_context
 def data(context: click.Context, as_json: bool) -> None:
-    """List the data sets, and how they can be shared out among clients and tested. Download one, draw a partition:
+    """List data sets, partitions and choices of test examples. Download a data set, or draw a partition:
 
     \b
       sparsona data

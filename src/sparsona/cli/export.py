@@ -50,7 +50,7 @@ def export(
     guarded: bool,
     as_json: bool,
 ) -> None:
-    """Write models of RUN (a folder, or its name in ./runs) to files that are used without sparsona.
+    """Write models of RUN to files that do not need sparsona. RUN is a folder, or its name in ./runs.
 
     Masks are applied, and in torch and ONNX files units that a mask removed are left out. Every file is read back: it
     predicts what the run predicts, or it is not written. The run's data is not needed. ONNX needs the extra `onnx`.
@@ -121,7 +121,7 @@ def _row(made: Exported) -> dict[str, str]:
 @GUARDED
 @JSON
 def evaluate(path: str, clients: tuple[str, ...], is_shared: bool, data: Path, guarded: bool, as_json: bool) -> None:
-    """Evaluate clients' models of RUN (a folder, or its name in ./runs) on new data.
+    """Evaluate models of RUN on new data. RUN is a folder, or its name in ./runs.
 
     x has examples as the run's data had them (images of bytes as bytes, not normalised), y their labels. Of one model
     a row for each class and the confusion matrix are shown as well. The run's own data is not needed.

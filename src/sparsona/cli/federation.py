@@ -25,7 +25,7 @@ ADDRESS = click.option(
 
 @click.group()
 def keys() -> None:
-    """Make the key with which a server, client or peer proves who it is.
+    """Make the key by which a server, client or peer is known.
 
     \b
       sparsona keys new hospital-3
@@ -65,14 +65,14 @@ def show_key(path: Path) -> None:
 
 @click.group()
 def federation() -> None:
-    """Write down what all sides of a run on several machines agree on, and admit clients to it.
+    """Make the file that describes a run on several machines. All sides agree on it, and clients are admitted to it.
 
     \b
       sparsona federation new fed.toml --method fedspa --model cnn28 --rounds 100 --classes 10
       sparsona federation admit fed.toml hospital-3.pub --capacity 0.2
       sparsona federation show fed.toml
 
-    Then everybody gets the file, which has no secrets.
+    Then give the file to everybody: it contains no secrets.
     """
 
 

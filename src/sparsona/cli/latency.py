@@ -18,7 +18,7 @@ from sparsona.core.errors import SparsonaError
 @click.option("--device", default="cpu", show_default=True, help="auto | cpu | cuda")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The JSON file to write.")
 def latency(data: str | None, model: str | None, batch_size: int, device: str, out: Path) -> None:
-    """Time the layers of a network on this machine, one thread, for runs that have a budget in latency.
+    """Time the layers of a network on this machine. It uses one thread, and is for runs that have a budget in latency.
 
     \b
       sparsona latency --data cifar10 --model pfedgate-cifar10 --out phone.json

@@ -48,10 +48,11 @@ def server(
     plain: bool,
     as_json: bool,
 ) -> None:
-    """Be the server of the run that FED.TOML describes.
+    """Run the server of the run that FED.TOML describes.
 
-    It waits for its clients, plays all rounds, and ends. A client that does not answer in time, or whose answer is
-    refused, is left out of that round, and the round goes on. Stopped or killed, the same command resumes the run.
+    It waits for its clients, runs all rounds, and ends. A client that does not answer in time, or whose answer is
+    refused, is left out of that round, and the round continues. After a stop or a kill, the same command resumes the
+    run.
 
     \b
       sparsona server fed.toml --listen 0.0.0.0:7447 --out runs/x
@@ -132,10 +133,10 @@ def join(
     pairs: tuple[str, ...],
     plain: bool,
 ) -> None:
-    """Be a client of the run that FED.TOML describes. It dials out and needs no open port.
+    """Take part as a client in the run that FED.TOML describes. A client dials out and needs no open port.
 
-    Data, state and personal model stay on this machine: the server receives updates, and how many test examples were
-    right. Stopped or killed, the same command goes on where it was.
+    Data, state and personal model stay on this machine: the server receives updates and the number of right test
+    examples. After a stop or a kill, the same command continues where it was.
 
     \b
       sparsona join fed.toml --data arrays:mine.npz

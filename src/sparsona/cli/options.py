@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from sparsona.runs.declaration import Option
 
 CONFIG = click.Option(
-    ["--config"], type=click.Path(path_type=Path), help="TOML file of options; the command line wins."
+    ["--config"],
+    type=click.Path(path_type=Path),
+    help="TOML file of options; options on the command line take precedence.",
 )
 SET = click.Option(
     ["--set", "pairs"], multiple=True, metavar="KEY=VALUE", help="Any other option; see `sparsona methods METHOD`."
@@ -39,7 +41,7 @@ class LogOption(click.Option):
         from sparsona.runs.observers import OBSERVERS
 
         kinds = "; ".join(f"{name}: {row.text}" for name, row in OBSERVERS.items())
-        self.help = f"Also write what happens, docs/observers.md ({kinds})."
+        self.help = f"Also write a log, see docs/observers.md ({kinds})."
         return super().get_help_record(ctx)
 
 
@@ -52,8 +54,8 @@ MATCH = click.option(
     metavar="rounds|steps|flops|bytes",
     default="rounds",
     show_default=True,
-    help="What all spend alike. The first method runs --rounds; the others get the number of rounds that comes nearest "
-    "to what it spends.",
+    help="What is equal for all methods. The first method runs --rounds; the others get the number of rounds that "
+    "comes nearest to what it spends.",
 )
 
 

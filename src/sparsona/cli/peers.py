@@ -32,11 +32,11 @@ from sparsona.cli.options import gather as gather_options
 @SPLITS
 @PLAIN
 def peer(path: Path, data: str, share: str | None, pairs: tuple[str, ...], plain: bool, **options: Any) -> None:
-    """Be a peer of the run that FED.TOML describes, for a method without a server.
+    """Take part as a peer in the run that FED.TOML describes. It is for methods without a server.
 
     One or two peers listen, where all others can dial them; the rest may be behind NAT. A neighbour that does not
-    answer in time, or whose message is refused, is not heard in that round, and the round goes on. At the end a peer
-    stays until nobody needs anything of it. Stopped or killed, the same command goes on where it was.
+    answer in time, or whose message is refused, is left out of that round, and the round continues. At the end a peer
+    stays until no other peer needs its messages. After a stop or a kill, the same command continues where it was.
 
     \b
       sparsona peer fed.toml --data arrays:mine.npz --listen :7447
@@ -68,7 +68,7 @@ def peer(path: Path, data: str, share: str | None, pairs: tuple[str, ...], plain
 @click.option("--partial", is_flag=True, help="Make a run though journals of some peers are missing.")
 @click.option("--json", "as_json", is_flag=True, help="Print only the summary, as JSON, on stdout.")
 def gather(out: Path, folders: tuple[Path, ...], partial: bool, as_json: bool) -> None:
-    """Make one run, RUN, of the journals of its peers: as its simulation would have been recorded.
+    """Combine the journals of peers into one run. RUN is recorded as a simulation would be.
 
     A PEER is the folder that `sparsona peer` called its vault, or a copy of its journal.jsonl and federation.toml: what
     else is there stays with the peer. Reports and lists take the run as any other; the models are not in it.

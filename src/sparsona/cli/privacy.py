@@ -15,11 +15,11 @@ from sparsona.core.errors import SparsonaError
 
 @click.command()
 @click.argument("path", metavar="[RUN]", required=False)
-@click.option("--privacy", "text", metavar="KIND:...", help="As of `sparsona run`, without a RUN.  [central]")
-@click.option("--clients", type=click.IntRange(1, 10**9), help="Clients that take part, without a RUN.")
+@click.option("--privacy", "text", metavar="KIND:...", help="Of a planned run, as for `sparsona run`.  [central]")
+@click.option("--clients", type=click.IntRange(1, 10**9), help="Of a planned run: clients that take part.")
 @click.option("--per-round", type=click.IntRange(1, 10**9), help="Clients in a round.  [half of them]")
-@click.option("--rounds", type=click.IntRange(1, 10**9), help="Rounds, without a RUN.")
-@click.option("--epsilon", type=float, help="Find the noise with which so much is spent.")
+@click.option("--rounds", type=click.IntRange(1, 10**9), help="Of a planned run: rounds.")
+@click.option("--epsilon", type=float, help="Find the noise that gives this epsilon.")
 @JSON
 def privacy(
     path: str | None,
@@ -30,7 +30,7 @@ def privacy(
     epsilon: float | None,
     as_json: bool,
 ) -> None:
-    """Show what RUN has spent of differential privacy, or what a run would spend; needs the extra `privacy`.
+    """Show the epsilon of RUN, or that of a planned run. It needs the extra `privacy`.
 
     \b
       sparsona run fedavg --privacy central:noise=1.0,clip=0.5 --out runs/private
@@ -74,12 +74,13 @@ def privacy(
 @click.option("--seed", type=click.IntRange(0, 10**9), default=0, show_default=True, help="Of all that is drawn.")
 @JSON
 def leakage(path: str, batches: str, pictures: int, steps: int, noise: float | None, seed: int, as_json: bool) -> None:
-    """Show what RUN reveals, by attacks on its last masks and on updates of one step, beside epsilon.
+    """Show what RUN reveals to attacks on masks and updates. Its last masks and updates of one step are attacked;
+    epsilon is printed beside.
 
     Masks: someone who knows the classes of some clients guesses, from masks alone, which others have a class (AUC; 0.5
-    is chance). Updates: pictures are searched whose gradient is the update (PSNR, beside that of another picture of the
-    class); of a dense update, one inside a mask, and both with noise. docs/privacy.md says how to read them. The search
-    takes minutes: `--batches 1` is the shortest.
+    is chance). Updates: an attacker searches for pictures whose gradient is the update (PSNR, beside that of another
+    picture of the class), for a dense update, one inside a mask, and both with noise. docs/privacy.md says how to read
+    them. The search takes minutes: `--batches 1` is the shortest.
 
     \b
       sparsona run fedspa --partition shards:2 --out runs/spa

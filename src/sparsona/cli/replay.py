@@ -36,11 +36,11 @@ def replay(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Play RUN, which was played on several machines, again in the simulator, and compare the two.
+    """Repeat a run of several machines in the simulator. The two are compared.
 
-    Clients that were not heard in a round, were refused, or had lost their state have the same fate in the replay. The
-    last line says whether turns, evaluations and shared model are the same to the bit, or where they differ first; then
-    the exit code is 1. Several --data are those of the clients, in the order of the roster.
+    Clients that were not heard in a round, were refused, or had lost their state are treated in the same way in the
+    replay. The last line says whether turns, evaluations and shared model are identical, or where they differ first;
+    then the exit code is 1. Several --data are those of the clients, in the order of the roster.
 
     \b
       sparsona replay runs/x --data digits

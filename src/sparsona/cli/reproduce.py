@@ -46,7 +46,8 @@ def reproduce(
     as_json: bool,
     logs: tuple[str, ...],
 ) -> None:
-    """List the papers' tables and figures, or run what is missing of one and compare it with what is printed.
+    """Reproduce tables and figures of the papers. Without a name they are listed; with one, what is missing is run and
+    compared with what is printed.
 
     Finished runs are kept and interrupted ones resumed, so that the same command continues. Costs are computed without
     training. --scale shrinks rounds and clients; the result is marked, and not compared with the paper.

@@ -33,7 +33,9 @@ from sparsona.core.errors import SparsonaError
 @click.option("--label", default="", help=r"latex: put the tabular into a table with this label, for \ref.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write to this file instead of stdout.")
 def table(paths: tuple[str, ...], kind: str, per: str, every: bool, caption: str, label: str, out: Path | None) -> None:
-    """Print the results of RUN... (folders, names in ./runs, or comparisons) for a paper or another program.
+    """Print results as a table for a paper or another program.
+
+    RUN is a folder, or a name in ./runs.
 
     \b
       sparsona table runs/compare-1 --format latex --caption 'Digits, 20 clients' --label tab:digits

@@ -59,7 +59,7 @@ def tune(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Search the options of METHODS on data held out of training, with as many trials for each.
+    """Search options of METHODS on data held out of training. Every method gets the same number of trials.
 
     Learning rates and each method's own grid are searched, unless --search says otherwise; an option that is given is
     not searched. Test data has no part in the search. Then every method is trained with its chosen options on all

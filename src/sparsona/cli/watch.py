@@ -26,13 +26,12 @@ EVERY = 5  # seconds between refreshes, and the fewest between pages that are ma
 @click.option("--port", type=int, default=0, help="Port of this machine to listen on.  [a free one]")
 @click.option("--open", "opens", is_flag=True, help="Open the page in the browser.")
 def watch(path: str, port: int, opens: bool) -> None:
-    """Show the report of RUN (a folder, a name in ./runs, or a comparison) in a browser while it trains.
+    """Show the report of RUN in a browser while it trains. RUN is a folder, a name in ./runs, or a comparison.
 
-    The page is served on this machine alone (127.0.0.1), to all of its users, and is made again as rounds are recorded:
-    the last one is shown while the next is made.
-    It only reads: watching changes nothing. Ctrl-C ends it, and not the run.
+    The page is served on this machine alone (127.0.0.1), to all of its users, and is updated as rounds are recorded:
+    the last page is shown while the next is made. Watching only reads the run. Ctrl-C ends the command, not the run.
 
-    A folder that is not there yet is waited for.
+    If the folder does not exist yet, the command waits for it.
 
     \b
       sparsona run fedspa --rounds 200 --out runs/spa &

@@ -402,6 +402,9 @@ def resume_run(
     if edited := folder.edited_limits:
         warn(f"'{path / CONFIG_FILE}' was edited: {', '.join(edited)}, which may be; the run goes on with that")
     with folder:
+        for name, what in folder.wrong_results().items():
+            warn(f"{what}; the run is finished, so the file is written again from its records and checkpoint")
+            folder.drop(name)
         if rounds is not None:
             config = _check_rounds(folder, config, rounds)
         if not folder.has(SUMMARY_FILE) or rounds is not None:

@@ -39,7 +39,7 @@ class OptimizerOptions(BaseModel):
     lr: Positive = Field(0.1, description="learning rate in the first round", json_schema_extra=FLAG)
     weight_decay: Decay = Field(5e-4, description=DECAY_TEXT, json_schema_extra=FLAG)
     clip_norm: Positive | None = Field(10.0, description="largest gradient norm, over all entries; 'none' for no limit")
-    optimizer: OptimizerName = Field("sgd", description="how clients step", json_schema_extra=FLAG)
+    optimizer: OptimizerName = Field("sgd", description="optimizer of clients", json_schema_extra=FLAG)
     momentum: Rate = Field(0.0, description="momentum of optimizer=sgd", json_schema_extra=FLAG)
     nesterov: bool = Field(False, description="momentum as Nesterov has it")
     beta1: Rate = Field(0.9, description="adam and adamw: decay of the mean of gradients")

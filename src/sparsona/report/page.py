@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from sparsona.analysis.glossary import plain_words
 from sparsona.analysis.groups import Group, flatten, group_views, same_clients, shared_and_differing
 from sparsona.analysis.measure import ACCURACY
 from sparsona.analysis.partition import PARTS, Partition
+from sparsona.analysis.protocol import compare_protocols
 from sparsona.analysis.similarity import Similarity
 from sparsona.analysis.table import class_rows, difference_unit, differences, notes, table
 from sparsona.analysis.view import RunView
@@ -111,10 +111,11 @@ def render_report(
     jinja2 = import_extra("jinja2", "reports")
     plotly = import_extra("plotly.offline", "reports")
     groups = group_views(views)
-    own = _charts(views, groups) if views else []
-    first = [chart for chart in own if chart.key == "traffic"]  # with the answer, before the table
-    charts = [*charts, *(chart for chart in own if chart not in first)]
+    drawn = _charts(views, groups) if views else []
+    first = [chart for chart in drawn if chart.key == "traffic"]  # with the answer, before the table
+    charts = [*charts, *(chart for chart in drawn if chart not in first)]
     columns = columns_for(views) if views else ()
+    shared, own = compare_protocols({group.label: [view.protocol for view in group.views] for group in groups})
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -126,7 +127,8 @@ def render_report(
         status=status,
         first=first,
         sections=sections,
-        protocols=_protocols(groups),
+        shared=shared,
+        own=own,
         columns=columns,
         first_columns=[i for i, column in enumerate(columns) if column.is_first],
         rows=table(views),
@@ -414,34 +416,6 @@ def _facts(views: Sequence[RunView], groups: Sequence[Group]) -> list[str]:
 def _range(counts: Sequence[int], noun: str) -> str:
     low, high = min(counts), max(counts)
     return plural(low, noun) if low == high else f"{low:,}–{plural(high, noun)}"
-
-
-def _protocols(groups: Sequence[Group]) -> list[tuple[str, str]]:
-    """Each protocol once, with the methods it holds for."""
-    users: dict[str, list[str]] = {}
-    for group in groups:
-        for protocol in _merge_sentences([view.protocol for view in group.views]):
-            users.setdefault(protocol, []).append(group.label)
-    if len(users) == 1:
-        return [("", protocol) for protocol in users]
-    return [(", ".join(labels), protocol) for protocol, labels in users.items()]
-
-
-def _merge_sentences(sentences: Sequence[str]) -> list[str]:
-    """Sentences that differ only in numbers (sizes of a seed's test sets) become one, with the numbers' ranges."""
-    alike: dict[tuple[str, ...], list[list[str]]] = {}
-    for sentence in sentences:
-        pieces = re.split(r"(\d+(?:\.\d+)?)", sentence)  # words at even places, numbers at odd ones
-        alike.setdefault(tuple(pieces[::2]), []).append(pieces)
-    merged = []
-    for versions in alike.values():
-        ranges = [
-            sorted(set(numbers), key=float) for numbers in zip(*(pieces[1::2] for pieces in versions), strict=True)
-        ]
-        shown = ["–".join(dict.fromkeys((numbers[0], numbers[-1]))) for numbers in ranges]
-        words = versions[0][::2]
-        merged.append("".join(word + number for word, number in zip(words, [*shown, ""], strict=True)))
-    return merged
 
 
 def _settings(

@@ -65,9 +65,9 @@ class Mean:
     def describe(self, among_peers: bool) -> str:
         """A sentence for the protocol of a run."""
         text = MEANS[self.name].summary.replace("this share", f"{self.bound:g}" if self.bound is not None else "")
-        who = "Each peer takes its neighbours' messages" if among_peers else "The server takes clients' updates"
+        who = "Each peer combines its neighbours' messages" if among_peers else "The server combines clients' updates"
         # Bounded changes go into the method's own mean; the others are replaced by one value.
-        weights = "" if self.name == "norm-bound" else "; every client counts the same there"
+        weights = "" if self.name == "norm-bound" else ". Every client counts the same"
         return f" {who} by a robust mean, {self.text}: {text}{weights}."
 
 
@@ -163,14 +163,15 @@ class Attack:
 
     def who(self, attackers: int, clients: int) -> str:
         """How many attack, and how."""
-        given = "".join(f", {key}={value:g}" for key, value in self.options)
+        values = {**ATTACKS[self.name].options, **dict(self.options)}
+        given = "".join(f", {key}={value:g}" for key, value in values.items() if value is not None)
         return f"{attackers} of {clients} clients attack by {self.name}{given} ({ATTACKS[self.name].summary})"
 
     def describe(self, attackers: int, clients: int, tested: int) -> str:
         """A sentence for the protocol of a run."""
         return (
-            f" {self.who(attackers, clients)}: results are those of {tested} honest clients, and the attackers' own "
-            "are not among them."
+            f" {self.who(attackers, clients)}. The results are those of {tested} honest clients, without the "
+            "attackers' own."
         )
 
 

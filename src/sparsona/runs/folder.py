@@ -290,6 +290,22 @@ class RunFolder:
         if self.seal is not None:
             self.seal, self._is_stale = self.seal.with_file(name, digest(data)), True
 
+    def wrong_results(self) -> dict[str, str]:
+        """What is wrong with files that a finished run ended with, by name; they can be made again from the others."""
+        found: dict[str, str] = {}
+        if self.seal is None or not reached(self.path).finished:
+            return found
+        for name in ENDED:
+            if name not in self.seal.files:
+                continue
+            try:
+                self.seal.check(self.path / name, read_file(self.path / name), "the run was finished")
+            except FileNotFoundError:
+                found[name] = f"'{self.path / name}' is missing"
+            except SparsonaError as error:
+                found[name] = error.what
+        return found
+
     def drop(self, *names: str) -> None:
         """Remove files of an end that is not the end; the manifest first."""
         if self.seal is not None:

@@ -247,14 +247,14 @@ class RunConfig(Stopping):
     )
     partition: str = _sharing(
         _SPLIT.partition,
-        "how the data is shared out among the clients, a row of `sparsona data`; text is by speaker",
+        "how the data is distributed among the clients, a row of `sparsona data`; text is by speaker",
         flag=True,
         paths=("file",),
     )
     partition_seed: int | None = _sharing(
         None, "fixes the partition and the splits whatever the seed", none="the seed", flag=True, ge=0, le=MOST_SEED
     )
-    test: str = _sharing(_SPLIT.test, "what is tested on, a choice that `sparsona data` lists", flag=True)
+    test: str = _sharing(_SPLIT.test, "what clients are tested on, a choice that `sparsona data` lists", flag=True)
     data_rate: float = _sharing(
         _SPLIT.data_rate, "share of the examples (partition natural: of owners) used", cost=_SAY_SAMPLES, gt=0, le=1
     )
@@ -343,19 +343,19 @@ class RunConfig(Stopping):
     label_smoothing: float = _plan(0.0, "share of a label that is spread over all classes", ge=0, lt=1)
     transform: Annotated[tuple[str, ...], BeforeValidator(split_transforms), AfterValidator(check_transforms)] = _plan(
         (),
-        f"what messages go through, in order: {_any_of(card.example for card in TRANSFORMS.values())}",
+        f"transforms of messages, in order: {_any_of(card.example for card in TRANSFORMS.values())}",
         flag="--transform NAME ...",
         cost=True,
     )
     mean: Annotated[str, AfterValidator(check_mean)] = _plan(
         PLAIN,
-        f"how clients' updates become one, see docs/robustness.md: {_any_of(card.example for card in MEANS.values())}",
+        f"how updates are averaged, see docs/robustness.md: {_any_of(card.example for card in MEANS.values())}",
         flag="--mean NAME",
     )
     privacy: Annotated[str | None, AfterValidator(check_privacy)] = _plan(
         None,
-        "differential privacy: changes clipped to a norm, and noise of so many norms on each (local) or on their sum "
-        "(central): local:noise=1.0,clip=0.5 | central:noise=1.0,clip=0.5,delta=1e-5",
+        "differential privacy: changes are clipped to a norm, and noise is added to each (local) or to their "
+        "sum (central): local:noise=1.0,clip=0.5 | central:noise=1.0,clip=0.5,delta=1e-5",
         none="no noise, no epsilon",
         flag="--privacy KIND:...",
     )
@@ -410,7 +410,7 @@ class RunConfig(Stopping):
     )
     attack: Annotated[str | None, AfterValidator(check_attack)] = _plan(
         None,
-        "what a share of the clients does in place of what it should, see docs/robustness.md: "
+        "simulated attackers: what this share of the clients sends instead of its update, see docs/robustness.md: "
         f"{_any_of(card.example for card in ATTACKS.values())}",
         none="all are honest",
         flag="--attack NAME:RATE",
@@ -425,8 +425,8 @@ class RunConfig(Stopping):
     )
     on_divergence: Literal["drop", "stop"] = _plan(
         "drop",
-        "what becomes of a client whose training diverges: it is left out of that round, recorded and counted, or it "
-        "ends the run",
+        "what happens when a client's training diverges: it is left out of that round, recorded and counted, or the "
+        "run ends",
         flag=True,
         condition=True,
         cost="leave it out: every turn is charged as if it went well",
@@ -502,7 +502,7 @@ class RunConfig(Stopping):
     )
     late: Literal["drop", "partial"] = _plan(
         "drop",
-        "what becomes of clients that would not make the deadline: their update is lost, or they make fewer steps",
+        "what happens to clients that would miss the deadline: their update is lost, or they take fewer steps",
         condition=True,
         cost="leave it out: every client is charged as if it made the deadline",
     )

@@ -16,7 +16,7 @@ from sparsona.core.files import drafted_name
 from sparsona.runs.comparison import COMPARISON_FILE, check_member, read_comparison
 from sparsona.runs.failed import NAME as FAILED
 from sparsona.runs.failed import check_failed
-from sparsona.runs.files import check_plain, read_file, read_json, without_checksum
+from sparsona.runs.files import RESTORE, check_plain, read_file, read_json, without_checksum
 from sparsona.runs.folder import (
     CONFIG_FILE,
     ENDED,
@@ -34,6 +34,9 @@ from sparsona.runs.records import NAME as RECORDS
 
 SEARCH_FILE = "tune.json"
 OTHERS = {"lock", GUESTS_FILE, SERVER_FILE, "report.html"}  # written by us, and no part of a run's result
+NO_CHECKSUM = "no checksum of it was written, as by older versions"
+FINISHED = "finished"
+PLAYED = "a process is running this run: verify it again when it has stopped"
 _TRIES = 10  # to check a run between two of its checkpoints
 State = Literal["right", "wrong", "unknown"]
 
@@ -46,11 +49,13 @@ class Finding:
         file: its path in the folder that was checked.
         state: right, wrong, or unknown: nothing vouches for it.
         what: why it is wrong or unknown, or what was checked.
+        hint: what to do about a file that is wrong.
     """
 
     file: str
     state: State
     what: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,26 @@ class Verification:
     def is_right(self) -> bool:
         """Whether nothing is wrong."""
         return all(one.state != "wrong" for one in self.findings)
+
+    @property
+    def sentence(self) -> str:
+        """What was found, for a person: how many files are right, and whether the runs are finished."""
+        num = {state: sum(one.state == state for one in self.findings) for state in ("right", "wrong", "unknown")}
+        if num["wrong"]:
+            text = (
+                f"WRONG: {num['wrong']} of {len(self.findings)} files are not what was written, or do not belong here."
+            )
+        elif num["unknown"]:
+            text = f"nothing is wrong; {num['unknown']} of {len(self.findings)} files cannot be checked."
+        else:
+            text = f"right: all {len(self.findings)} files are what was written, and belong together."
+        ends = [one.what for one in self.findings if Path(one.file).name == MANIFEST.name and one.state == "right"]
+        unfinished = [end for end in ends if end != FINISHED]
+        if len(ends) == 1:
+            text += f" The run is {FINISHED}." if not unfinished else f" The run is {unfinished[0]}."
+        elif ends:
+            text += f" {len(ends) - len(unfinished)} of {len(ends)} runs are {FINISHED}."
+        return text
 
     def rows(self) -> list[dict[str, str]]:
         """A line for each finding."""
@@ -104,7 +129,7 @@ def verify(path: str | Path) -> Verification:
 
 def _search(path: Path) -> Iterator[Finding]:
     def read(file: Path) -> str:
-        return "" if "checksum" in without_checksum_or_none(file) else "made by a version that wrote no checksum"
+        return "" if "checksum" in without_checksum_or_none(file) else NO_CHECKSUM
 
     def without_checksum_or_none(file: Path) -> dict[str, Any]:
         values = read_json(file)
@@ -125,7 +150,7 @@ def _comparison(path: Path) -> Iterator[Finding]:
     try:
         planned = read_comparison(path)
     except SparsonaError as error:
-        yield Finding(COMPARISON_FILE, "wrong", error.what)
+        yield Finding(COMPARISON_FILE, "wrong", error.what, error.hint)
         return
     has_checksums = all("checksum" in entry for entry in read_json(path / COMPARISON_FILE, list))
     yield Finding(COMPARISON_FILE, "right" if has_checksums else "unknown", f"{len(planned)} runs")
@@ -144,7 +169,7 @@ def _comparison(path: Path) -> Iterator[Finding]:
 def _inside(folder: Path, path: Path, findings: Iterable[Finding]) -> Iterator[Finding]:
     name = folder.relative_to(path)
     for one in findings:
-        yield Finding(str(name / one.file), one.state, one.what)
+        yield Finding(str(name / one.file), one.state, one.what, one.hint)
 
 
 def _find(file: str, check: Callable[[], str | None]) -> Finding:
@@ -152,12 +177,19 @@ def _find(file: str, check: Callable[[], str | None]) -> Finding:
     try:
         why = check()
     except SparsonaError as error:
-        return Finding(file, "wrong", error.what)
+        return Finding(file, "wrong", error.what, _hint(file, error.hint))
+    except FileNotFoundError:
+        return Finding(file, "wrong", "it is missing", _hint(file))
     except OSError as error:
         return Finding(file, "wrong", f"it cannot be read: {error.strerror or error}")
     except Exception as error:  # of a file that is damaged in a way that nobody thought of
         return Finding(file, "wrong", f"it cannot be read: {type(error).__name__}: {error}")
     return Finding(file, "unknown", why) if why else Finding(file, "right")
+
+
+def _hint(file: str, otherwise: str = RESTORE) -> str:
+    """What to do about a file that is wrong. Results are made from the rest of a run."""
+    return "`sparsona resume` writes it again from the run's records and checkpoint" if file in ENDED else otherwise
 
 
 def _run(path: Path) -> list[Finding]:
@@ -169,7 +201,7 @@ def _run(path: Path) -> list[Finding]:
         found = list(_once(path))
         if all(one.state != "wrong" for one in found) or _content(path / MANIFEST) == before:
             return found
-    what = "a process plays this run: verify it when it has stopped"
+    what = PLAYED
     return [Finding(one.file, "unknown", what) if one.state == "wrong" else one for one in found]
 
 
@@ -181,21 +213,28 @@ def _content(path: Path) -> bytes | None:
 
 def _once(path: Path) -> Iterator[Finding]:
     if not (path / CONFIG_FILE).exists():
-        yield Finding(CONFIG_FILE, "wrong", f"'{path}' is not a run: it has no {CONFIG_FILE}")
+        yield Finding(
+            CONFIG_FILE,
+            "wrong",
+            f"it is missing: '{path}' is not a run",
+            "name the folder of a run, a comparison or a search",
+        )
         return
     manifest: Manifest | None = None
     try:
         manifest = find_manifest(path)
     except SparsonaError as error:
-        yield Finding(str(MANIFEST), "wrong", error.what)
+        yield Finding(str(MANIFEST), "wrong", error.what, error.hint)
         return
     seal = None if manifest is None else manifest.seal
     if manifest is None:
         yield Finding(str(MANIFEST), "unknown", "there is no checkpoint yet")
     elif seal is None:
-        yield Finding(str(MANIFEST), "unknown", "made by a version that did not seal runs: other files may be anything")
+        yield Finding(
+            str(MANIFEST), "unknown", "it has no checksums of the other files: the run was made by an older version"
+        )
     else:
-        at = "finished" if manifest.finished else f"reached round {manifest.completed}"
+        at = FINISHED if manifest.finished else f"not finished: its checkpoint is that of round {manifest.completed}"
         yield Finding(str(MANIFEST), "right", at)
     folder: RunFolder | None = None
     try:
@@ -203,25 +242,25 @@ def _once(path: Path) -> Iterator[Finding]:
     except SparsonaError as error:
         named = [name for name in (*STARTED, *ENDED, RECORDS) if str(path / name) in error.what]
         if not named or named[0] == RECORDS or seal is None or named[0] not in seal.files:  # else it is said below
-            yield Finding(named[0] if named else CONFIG_FILE, "wrong", error.what)
+            yield Finding(named[0] if named else CONFIG_FILE, "wrong", error.what, error.hint)
         elif all(one.state == "right" for one in _sealed(path, seal, named)):  # sealed, and not to be read still
-            yield Finding(named[0], "wrong", error.what)
+            yield Finding(named[0], "wrong", error.what, error.hint)
     else:
         edited = folder.edited_limits
-        what = f"edited limits: {', '.join(edited)}; they may be" if edited else ""
+        what = f"edited limits: {', '.join(edited)}; limits may be edited" if edited else ""
         yield Finding(CONFIG_FILE, "right" if folder.facts.config else "unknown", what)
     if seal is not None:
         yield from _sealed(path, seal, [name for name in (*STARTED, *ENDED) if name in seal.files])
     for name in (*STARTED, *ENDED):
         if (path / name).exists() and (seal is None or name not in seal.files):
             is_left = seal is not None and name in ENDED
-            yield Finding(name, "unknown", "left by a process that was killed: not used" if is_left else "not sealed")
+            yield Finding(name, "unknown", "left by a process that was killed: not used" if is_left else NO_CHECKSUM)
     if manifest is not None:
         yield from _checkpoint(path, manifest)
     if folder is not None and folder.records.exist:
         yield _records(folder, manifest)
     if (path / PROFILE).exists():
-        yield _find(PROFILE, lambda: None if "checksum" in read_profile(path) else "made without a checksum")
+        yield _find(PROFILE, lambda: None if "checksum" in read_profile(path) else NO_CHECKSUM)
     yield from _others(path)
 
 
@@ -239,7 +278,7 @@ def _checkpoint(path: Path, manifest: Manifest) -> Iterator[Finding]:
 
         def check(name: str = name, crc: str = crc) -> None:
             if f"{zlib.crc32(read_file(path / FOLDER / name)):08x}" != crc:
-                raise SparsonaError(f"it differs since round {manifest.completed}")
+                raise SparsonaError(f"it is not what was written in round {manifest.completed}", hint=RESTORE)
 
         found = _find(file, check)
         if found.state == "wrong":
@@ -252,12 +291,12 @@ def _checkpoint(path: Path, manifest: Manifest) -> Iterator[Finding]:
 def _records(folder: RunFolder, manifest: Manifest | None) -> Finding:
     seal = None if manifest is None or manifest.seal is None else manifest.seal.records
     if not (manifest is not None and manifest.finished) and is_used(folder.path):
-        return Finding(RECORDS, "unknown", "a process plays this run: verify it when it has stopped")
+        return Finding(RECORDS, "unknown", PLAYED)
 
     def check() -> str | None:
         if seal is None or manifest is None:
             folder.check_records()
-            return "not sealed"
+            return NO_CHECKSUM
         folder.records.compare(seal, manifest.completed, manifest.finished)
         return None
 
@@ -265,7 +304,7 @@ def _records(folder: RunFolder, manifest: Manifest | None) -> Finding:
     if found.state != "right" or seal is None:
         return found
     same = folder.records.is_file(seal.file)
-    return Finding(RECORDS, "right", "row by row" if same else "row by row; the file itself was written since")
+    return Finding(RECORDS, "right", "all rows" if same else "all rows; the file itself was written again since")
 
 
 def _others(path: Path) -> Iterator[Finding]:
@@ -281,7 +320,7 @@ def _others(path: Path) -> Iterator[Finding]:
                 ours = name in known if place == path else name == MANIFEST.name or is_checkpoint_file(name)
                 shown = ascii(entry.name)[1:-1] if place == path else f"{FOLDER}/{ascii(entry.name)[1:-1]}"
                 if not ours:
-                    yield Finding(shown, "unknown", "not of this run: it is neither read nor removed")
+                    yield Finding(shown, "unknown", "not part of this run: it is neither read nor removed")
                     continue
                 with suppress(FileNotFoundError):  # a process that plays the run has removed it
                     if not stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode) and name != FOLDER:

@@ -76,8 +76,8 @@ class Privacy:
         if self.kind == LOCAL:
             return f"each client clips its change to norm {self.clip:.4g} and adds {noise} before it is sent"
         return (
-            f"the server clips each client's change to norm {self.clip:.4g}, adds {noise} to their sum, and divides by "
-            "the number of clients wanted in a round; updates weigh the same"
+            f"the server clips each client's change to norm {self.clip:.4g} and adds {noise} to their sum. The sum is "
+            "divided by the number of clients wanted in a round; all weigh the same"
         )
 
 
