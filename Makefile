@@ -2,15 +2,20 @@
 # `requirements.lock` has the hashes of their files; people who install the package elsewhere keep their own torch.
 PYTHON ?= python3
 BIN := .venv/bin
+# Each process has a half of the tests, and takes from the other when it is done: few fixtures of files are made twice.
+TWO := -n 2 --dist worksteal
 LOCKS := pyproject.toml constraints.txt requirements.lock pip.lock
 
 # A new environment: pip itself, then everything but torch by its hash, then torch, whose build is the machine's affair.
+# pip would compile 16,000 files one after another, which takes longer than the rest; here all cores do, and tests are
+# left out. A file that does not compile is a template, as pip takes it, too.
 define environment
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'sparsona needs Python 3.11 or newer')"
 	$(PYTHON) -m venv $(1)
 	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r pip.lock
-	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
-	$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes --no-deps -r requirements.lock
+	$(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt torch
+	$(1)/bin/python -m compileall -qq -j 0 -x '/tests/' $(1)/lib || true
 endef
 
 .PHONY: help setup lock sbom run picture quick test test-all test-cluster test-flower fuzz lint check format docs notebooks bench clean
@@ -42,13 +47,13 @@ picture: setup  ## README's picture of the report, of the comparison of `make ru
 	$(BIN)/python docs/report_picture.py runs/picture
 
 quick: setup  ## what to run after every edit: the suite without its long tests, 90 s on two cores
-	$(BIN)/python -m pytest -n 2 -m "not slow and not network and not cluster and not flower and not long"
+	$(BIN)/python -m pytest $(TWO) -m "not slow and not network and not cluster and not flower and not long"
 
 test: setup  ## the suite, about eleven minutes on two cores
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest $(TWO)
 
 test-all: setup  ## the suite, and more kill points, methods and seeds of what it has already
-	$(BIN)/python -m pytest -n 2 -m "not network and not cluster and not flower"
+	$(BIN)/python -m pytest $(TWO) -m "not network and not cluster and not flower"
 
 test-cluster: .venv-cluster/ready  ## the tests of --executor ray, in an environment of their own
 	.venv-cluster/bin/python -m pytest -m cluster -W ignore::ResourceWarning  # Ray leaves files to the collector

@@ -29,7 +29,9 @@ def played(context, executor, rounds: int = 3, after_round=lambda index: None) -
         records.append([(turn.client, turn.tally, turn.traffic, turn.aggregated) for turn in record.turns])
         after_round(index)
     evaluations = star.evaluate(population, rounds)
-    scores = [(e.client, e.correct, e.count, e.loss, e.confusion.tolist()) for e in evaluations]
+    scores = [
+        (e.client, e.correct, e.count, e.loss, e.confusion.tolist(), sorted(e.metrics.items())) for e in evaluations
+    ]
     state = hashlib.sha256(repr((records, scores)).encode())
     for path, tensor in sorted(leaves((population.server, population.states)), key=lambda item: item[0]):
         state.update(path.encode() + tensor.cpu().numpy().tobytes())

@@ -21,13 +21,16 @@ LINES, MEMORY = battery(), memory()
 FIRST = {row.module: row.name for row in reversed(METHODS.values())}
 
 
-LEARN = {"fedavg", "fedspa", "dispfl"}  # with a server and without, dense and sparse: seconds each
+FEW = {"fedavg", "fedspa", "dispfl"}  # with a server and without, dense and sparse
+# For the other rows these are `slow`: `learns` takes seconds each, and tests/executors/test_executors_agree.py runs
+# every method together and alone, for more rounds and with more that must agree.
+FOR_FEW = {"learns", "clients_run_together_as_alone"}
 
 
 def properties():
     for name in LINES:
         for found in PROPERTIES if name in FIRST.values() else SHORT:
-            again = name not in LEARN and found == "learns"
+            again = name not in FEW and found in FOR_FEW
             yield pytest.param(name, found, id=f"{name}-{found}", marks=[pytest.mark.slow] if again else [])
 
 

@@ -23,7 +23,7 @@ def arrays(outputs=2):
 
 
 @pytest.mark.parametrize("executor", ["serial", "workers", "stacked"])
-def test_a_linear_model_is_recovered(tmp_path, executor):
+def test_a_linear_model_is_recovered(tmp_path, executor, forked_workers):
     x, y, weights = arrays()
     data = sp.federate(x, y, clients=4, partition="iid", seed=0)
     assert data.is_regression

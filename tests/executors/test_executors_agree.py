@@ -246,8 +246,15 @@ def on_two():
         executor.close()
 
 
+@pytest.fixture
+def quick_starts(request):
+    """Forks on a CPU: new processes import torch for seconds. The tests below start such."""
+    if DEVICE == "cpu":
+        request.getfixturevalue("forked_workers")
+
+
 @pytest.mark.parametrize(("name", "more"), [("fedspa", {}), ("dispfl", {}), ("fedalt", {"everyone_trains": True})])
-def test_two_devices_share_out_the_turns(on_two, name, more):
+def test_two_devices_share_out_the_turns(quick_starts, on_two, name, more):
     assert_agree(in_turn(name, json.dumps(more)), play(on_two, name, **more))
 
 

@@ -16,19 +16,70 @@ import textwrap
 import time
 from pathlib import Path
 
+import cloudpickle
+import numpy as np
 import pytest
+import torch
 from processes import rounds_recorded
 from small_runs import Deadly, Printing, context_of, evaluation_jobs, played
 from torch import nn
 
+import sparsona as sp
 from sparsona.core.errors import SparsonaError
 from sparsona.executors import EXECUTORS, choose, numeric_mode, ray_cluster
 from sparsona.executors.backlog import AHEAD, Backlog
 from sparsona.executors.ray_cluster import RayCluster, TurnTaker
 from sparsona.executors.serial import Serial
 from sparsona.executors.worker import open_answer
+from sparsona.experiment.build import make_config, make_context
 
 DEVICE = os.environ.get("SPARSONA_TEST_DEVICE", "cpu")
+
+
+def frozen():
+    """The first layer stays as it was passed: it is in no message, so every actor has to receive it with the task."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 10))
+    net[1].requires_grad_(False)
+    context = context_of("fedalt", model=net, device=DEVICE)
+    assert set(context.task.frozen) == {"1.weight", "1.bias"}
+    return context
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.image, self.words, self.last = nn.Linear(16, 4), nn.Embedding(6, 4), nn.Linear(8, 3)
+
+    def forward(self, image, words):
+        assert (image.shape[1:], words.dtype) == ((4, 4), torch.int64)
+        return self.last(torch.cat([self.image(image.flatten(1)), self.words(words).mean(1)], 1))
+
+
+def packed():
+    """Two inputs by name, of two types."""
+    targets = np.arange(60) % 3
+    images = np.random.default_rng(0).random((60, 4, 4), dtype=np.float32)
+    inputs = {"image": images, "words": np.stack([targets, targets + 3], 1)}
+    data = sp.federate(inputs, targets, clients=3, partition="iid")
+    config = make_config("fedspa", {"rounds": 3, "device": DEVICE, "batch_size": 8}, data, TwoInputs)
+    return make_context(config, data, TwoInputs)
+
+
+def functions():
+    """A loss and a metric that no other process can import."""
+    power = 2.0
+
+    def focal(outputs, targets):
+        entropy = nn.functional.cross_entropy(outputs, targets, reduction="none")
+        return (1 - torch.exp(-entropy)) ** power * entropy
+
+    def best_two(outputs, targets):
+        return (outputs.topk(2).indices == targets.unsqueeze(1)).any(1).double().mean()
+
+    return context_of("fedavg", loss=focal, metrics=["f1", best_two], device=DEVICE)
+
+
+TASKS = (frozen, packed, functions)
 
 
 # What needs no Ray.
@@ -40,7 +91,7 @@ class OneActor:
     def __init__(self, context, encodes: bool | None = None) -> None:
         self.encodes = context.encodes if encodes is None else encodes
         fields = ("task", "make_method", "plan", "capacities", "device", "precision")
-        recipe = pickle.dumps({name: getattr(context, name) for name in fields})
+        recipe = cloudpickle.dumps({name: getattr(context, name) for name in fields})
         data = pickle.loads(pickle.dumps(ray_cluster._to_arrays(context.federation)))
         for array in data[1:]:
             array.flags.writeable = False  # as in an object store
@@ -68,9 +119,21 @@ def test_an_actor_gives_the_bits_of_serial(method, encodes):
         assert played(context, executor) == expected
 
 
-def test_data_arrives_unchanged():
-    federation = context_of().federation
-    assert ray_cluster._from_arrays(*ray_cluster._to_arrays(federation)).digest() == federation.digest()
+@pytest.mark.parametrize("make", TASKS)
+def test_an_actor_has_the_frozen_parameters_packed_inputs_and_functions_of_a_task(make):
+    context = make()
+    with numeric_mode(context):
+        expected = played(context, Serial(context))
+    executor = OneActor(context)
+    with numeric_mode(context):
+        assert played(context, executor) == expected
+
+
+@pytest.mark.parametrize("make", [context_of, packed])
+def test_data_arrives_unchanged(make):
+    federation = make().federation
+    found = ray_cluster._from_arrays(*ray_cluster._to_arrays(federation))
+    assert (found.digest(), found.packing) == (federation.digest(), federation.packing)
 
 
 def test_without_the_extra(monkeypatch, say):
@@ -155,6 +218,13 @@ def pids(executor) -> list[int]:
 @pytest.mark.parametrize("method", ["fedspa", "dispfl", "pfedgate"])
 def test_same_bits_as_serial(cluster, method):
     context = context_of(method)
+    assert played(context, cluster(context)) == played(context, Serial(context))
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("make", TASKS)
+def test_same_bits_with_frozen_parameters_packed_inputs_and_functions(cluster, make):
+    context = make()
     assert played(context, cluster(context)) == played(context, Serial(context))
 
 
@@ -329,14 +399,19 @@ SCRIPT = """
     class Net(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.layer = torch.nn.Linear(64, 10)
+            self.first, self.layer = torch.nn.Linear(64, 20).requires_grad_(False), torch.nn.Linear(20, 10)
         def forward(self, x):
-            return self.layer(x.flatten(1))
+            return self.layer(self.first(x.flatten(1)).relu())
+    def loss(outputs, targets):
+        return torch.nn.functional.cross_entropy(outputs, targets, reduction="none", label_smoothing=0.1)
+    def best_two(outputs, targets):
+        return (outputs.topk(2).indices == targets.unsqueeze(1)).any(1).double().mean()
     before = dict(os.environ), signal.getsignal(signal.SIGTERM)
     for number, executor in enumerate(sys.argv[2:]):
         run = sp.train("fedspa", model=Net, clients=5, rounds=int(sys.argv[1]), epochs=1, executor=executor,
-                       device="cpu", out=str(number))
-        digest = hashlib.sha256(repr((run.curve(), run.summary["bytes"])).encode())
+                       device="cpu", out=str(number), loss=loss, metrics=[best_two])
+        measured = run.curve(), run.summary["bytes"], run.metric("best_two").tolist()
+        digest = hashlib.sha256(repr(measured).encode())
         for client in range(5):
             for tensor in run.personal_model(client).state_dict().values():
                 digest.update(tensor.numpy().tobytes())
@@ -376,7 +451,8 @@ def script(tmp_path, nodes):
 
 @pytest.mark.cluster
 def test_an_unguarded_script_starts_a_cluster_of_its_own(script):
-    """Its own class, twice in one process: the results of serial, and nothing left behind."""
+    """Its own class with frozen parameters, its own loss and metric, twice in one process: the results of serial, and
+    nothing left behind."""
     out, errors = script("2", "serial", "ray", "ray:local").communicate(timeout=200)
     first, serial, ray, again, last = out.split() or [errors]
     assert (first, last) == ("started", "finished")

@@ -181,14 +181,14 @@ def check(federations, tmp_path, monkeypatch, seed, method, options):
 
 
 @pytest.mark.parametrize(("method", "options"), CASES)
-@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3, 4))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))])
 def test_killed_at_any_place_it_comes_to_the_same_end(federations, tmp_path, monkeypatch, seed, method, options):
     fate, _ = check(federations, tmp_path, monkeypatch, seed, method, options)
     print(seed, len(fate.places), "kills:", fate.places)
 
 
 def test_each_start_gets_one_place_further(federations, tmp_path, monkeypatch):
-    made, undisturbed = federations("fedspa", **CASES[0][1])
+    made, undisturbed = federations("fedspa", rounds=2)  # few rounds: there is a start for every place in each
 
     class NextPlace(Fate):
         passed = 0

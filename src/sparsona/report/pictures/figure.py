@@ -102,9 +102,12 @@ class Picture:
 
     def _settle(self) -> None:
         """Lay the figure out once and round it: the solver's last digits differ from one time to the next."""
+        if (engine := self.figure.get_layout_engine()) is None:
+            return
         with style():
-            self.figure.draw_without_rendering()
-        self.figure.set_layout_engine("none")
+            engine.execute(self.figure)
+        # Not "none": for that placeholder, `savefig` draws everything twice.
+        self.figure.set_layout_engine(None)
         for axes in self.figure.axes:
             left, bottom, width, height = (round(value, 4) for value in axes.get_position(original=True).bounds)
             axes.set_position((left, bottom, width, height))
